@@ -1,0 +1,47 @@
+# run make help for the targets
+
+PYTHON ?= python3
+ARGS ?=
+
+# the NVIDIA driver decides which torch is installed
+REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
+INSTALLED := .venv/.installed-$(REQUIREMENTS)
+INSTALLED_DEV := .venv/.installed-requirements-dev.txt
+
+.PHONY: help train test clean
+
+help:
+	@echo "make train              train the tiny model on FrozenLake, on the CPU (settings: make train ARGS='--seed=1')"
+	@echo "make test               lint and run the tests"
+	@echo "make clean              remove .venv and caches; out/ stays"
+	@echo "make train ARGS=--help  all settings with their defaults"
+
+train: $(INSTALLED)
+	@.venv/bin/torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py $(ARGS)
+
+test: $(INSTALLED) $(INSTALLED_DEV)
+	.venv/bin/ruff check
+	.venv/bin/python -m pytest -q tests
+
+clean:
+	rm -rf .venv .pytest_cache .hypothesis .ruff_cache
+	find . -name __pycache__ -type d -not -path "./out/*" -prune -exec rm -rf {} +
+
+# Python's own check comes first, so that an old one ends in a sentence and not in a failing install
+.venv/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; install Python 3.10 or newer"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "error: Python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); try make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+		{ rm -rf .venv; echo "error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)"; exit 1; }
+
+# a stamp file per requirements file: pip runs again only when the file changed
+$(INSTALLED): $(REQUIREMENTS) requirements-common.txt | .venv/bin/python
+	@echo "installing torch and friends into .venv, about 2 minutes"
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -r $(REQUIREMENTS)
+	@touch $@
+
+$(INSTALLED_DEV): requirements-dev.txt | .venv/bin/python
+	@echo "installing the test tools into .venv"
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	@touch $@

@@ -1,0 +1,299 @@
+"""Settings of a run: every default lives in the Config dataclass below, once.
+
+A run takes any number of Python files and --key=value overrides, left to right, last wins:
+
+    python train.py config/frozenlake_ppo.py config/tiny.py --seed=1
+
+A config file is plain Python that assigns Config fields. Names with a leading "_", imported modules, functions and
+classes are ignored there; anything else that is not a field of Config is an error, as it is on the command line.
+"""
+
+import ast
+import difflib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run, with the defaults of the StarPO paper (arXiv 2504.20073) where it gives one."""
+
+    # run
+    out_dir: str = ""  # folder for metrics, samples, checkpoints; '' = out/<first config file>, plus _s<seed> if not 0
+    seed: int = 0  # >= 0; every random stream of the run derives from it
+    num_iterations: int = 200  # >= 0; rounds of rollout and update; 0 = evaluate the starting model only
+    eval_every: int = 10  # iterations between evaluations; 0 = only at the start and the end
+    save_every: int = 10  # iterations between checkpoints; 0 = only at the end
+    num_samples: int = 4  # >= 0; trajectories written as text per logged iteration
+    device: str = "auto"  # auto (cuda if there is one) | cpu | cuda
+    num_threads: int = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
+    # environment
+    env: str = "frozenlake"  # 'name' or 'name:key=value,...', see envs.py
+    observation: str = "grid"  # how the state is written: grid | coord | relations
+    think: bool = True  # True: the reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
+    max_turns: int = 5  # >= 1; K, replies per trajectory
+    actions_per_turn: int = 5  # >= 1; actions executed from one reply
+    actions_per_traj: int = 10  # >= actions_per_turn; actions executed in one trajectory
+    format_penalty: float = -0.1  # <= 0; added to the reward of a malformed turn
+    # model
+    model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, or 'tiny' (built in, random weights)
+    dtype: str = "auto"  # auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
+    init_from: str = ""  # folder of a model to start from, instead of model's weights and the warm start; '' = none
+    # rollout
+    engine: str = "torch"  # what samples the replies: torch
+    num_groups: int = 8  # >= 1; P, initial states per iteration
+    group_size: int = 16  # >= 1; N, trajectories per initial state
+    temperature: float = 1.0  # > 0; of sampling, and of the log-probabilities in the loss
+    max_response_tokens: int = 400  # >= 1; tokens of one reply
+    max_context_tokens: int = 3600  # >= max_response_tokens; tokens of one trajectory, prompts and replies
+    max_running: int = 128  # >= 1; trajectories decoded at once
+    # StarPO
+    estimator: str = "gae"  # of the advantages: gae (PPO, with a critic) | grpo (group mean and std, no critic)
+    gamma: float = 1.0  # 0..1; discount per token
+    lam: float = 1.0  # 0..1; lambda of GAE
+    filter_keep: float = 0.25  # > 0, <= 1; fraction of groups kept, highest in-group reward std first; 1.0 = no filter
+    clip_low: float = 0.2  # >= 0, < 1; the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.28  # > 0; see clip_low
+    value_clip: float = 0.5  # > 0; new values stay this close to the old ones, reward units
+    value_coef: float = 0.5  # >= 0; weight of the value loss
+    entropy_coef: float = 0.001  # >= 0; weight of the entropy bonus
+    kl_coef: float = 0.0  # >= 0; weight of the k3 estimate against the frozen start; 0 = no reference model
+    # update
+    batch_size: int = 32  # E, trajectories per optimizer step; divides the number the filter keeps
+    num_epochs: int = 1  # >= 1; passes over the kept trajectories of an iteration
+    micro_batch_tokens: int = 16384  # >= max_context_tokens; tokens of one forward and backward pass
+    learning_rate: float = 1e-6  # >= 0; AdamW, policy
+    critic_lr: float = 1e-5  # >= 0; AdamW, critic
+    adam_beta1: float = 0.9  # >= 0, < 1; policy and critic
+    adam_beta2: float = 0.999  # >= 0, < 1; policy and critic
+    weight_decay: float = 0.01  # >= 0; policy and critic
+    grad_clip: float = 1.0  # > 0; largest gradient norm
+    max_bad_steps: int = 5  # >= 1; optimizer steps in a row with a non-finite gradient before the run stops
+    # evaluation
+    eval_size: int = 256  # 1..256; held-out initial states, one trajectory each
+    eval_temperature: float = 0.5  # >= 0; 0 = greedy
+    # supervised warm start (sft.py)
+    sft_steps: int = 0  # >= 0; optimizer steps on clean demonstrations; 0 = no warm start
+    sft_noisy_steps: int = 0  # >= 0; optimizer steps on noisy demonstrations, after the clean ones
+    sft_batch_size: int = 16  # >= 1; demonstrations per step
+    sft_demos: int = 4096  # >= 1; different demonstrations in the data set
+    sft_lr: float = 1e-5  # >= 0; AdamW
+    sft_muon_lr: float = 0.0  # >= 0; Muon, for the matrices; 0 = AdamW for all parameters
+    sft_noisy_lr_scale: float = 0.25  # >= 0; learning rates are multiplied by this in the noisy steps
+    sft_actions: int = 3  # >= 1; a demonstration commits 1 to this many actions a turn, actions_per_turn at most
+    sft_noise: float = 0.6  # 0..1; probability that a noisy demonstration replaces a planned turn
+
+    def __post_init__(self) -> None:
+        for key, legal in CHOICES.items():
+            if getattr(self, key) not in legal:
+                raise ValueError(f"{key} must be one of {', '.join(legal)}, got {getattr(self, key)!r}")
+        for wanted, (is_legal, keys) in RANGES.items():
+            for key in keys.split():
+                if not (math.isfinite(getattr(self, key)) and is_legal(getattr(self, key))):
+                    raise ValueError(f"{key} must be {wanted}, got {getattr(self, key)}")
+        for low, high, reason in ORDERED:
+            if getattr(self, low) > getattr(self, high):
+                pair = f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
+                raise ValueError(f"{pair}: {reason}")
+        kept = max(1, int(self.filter_keep * self.num_groups)) * self.group_size
+        if self.batch_size > kept or kept % self.batch_size:
+            problem = "is more than" if self.batch_size > kept else "must divide"
+            product = f"filter_keep {self.filter_keep} of num_groups {self.num_groups}, group_size {self.group_size}"
+            raise ValueError(f"batch_size ({self.batch_size}) {problem} the {kept} trajectories kept ({product} each)")
+
+
+FIELD_TYPES: dict[str, Any] = {field.name: field.type for field in fields(Config)}
+CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
+    "observation": ("grid", "coord", "relations"),
+    "dtype": ("auto", "float32", "bfloat16"),
+    "engine": ("torch",),
+    "estimator": ("gae", "grpo"),
+}
+COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens
+    max_running batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size sft_demos sft_actions"""
+NOT_NEGATIVE = """seed num_iterations eval_every save_every num_samples num_threads value_coef entropy_coef kl_coef
+    learning_rate critic_lr weight_decay eval_temperature sft_steps sft_noisy_steps sft_lr sft_muon_lr
+    sft_noisy_lr_scale"""
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {  # every numeric field is in exactly one row
+    "1 or more": (lambda x: x >= 1, COUNTS),
+    "0 or more": (lambda x: x >= 0, NOT_NEGATIVE),
+    "0 or less": (lambda x: x <= 0, "format_penalty"),
+    "more than 0": (lambda x: x > 0, "temperature clip_high value_clip grad_clip"),
+    "between 0 and 1": (lambda x: 0 <= x <= 1, "gamma lam sft_noise"),
+    "at least 0 and less than 1": (lambda x: 0 <= x < 1, "clip_low adam_beta1 adam_beta2"),
+    "more than 0 and at most 1": (lambda x: 0 < x <= 1, "filter_keep"),
+    "between 1 and 256": (lambda x: 1 <= x <= 256, "eval_size"),
+}
+ORDERED = [
+    ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
+    ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
+    ("max_context_tokens", "micro_batch_tokens", "a trajectory must fit into one micro-batch"),
+]
+
+
+def load_config(argv: list[str], *, extra: dict[str, Any] | None = None) -> tuple[Config, dict, dict[str, str]]:
+    """Reads config files and --key=value overrides, left to right, last wins.
+
+    Args:
+        argv: what follows the script name, such as ["config/frozenlake_ppo.py", "--seed=1"].
+        extra: a script's own options with their defaults; they are legal on the command line only.
+    Returns:
+        config: the checked settings.
+        extras: one value per key of extra.
+        config_sources: for every field of Config where its value comes from: "default", a file, or "command line".
+    Raises ValueError or TypeError with the key, what is wanted, what was given, and by which source.
+    >>> config, extras, config_sources = load_config(["--seed=3", "--player=oracle"], extra={"player": ""})
+    >>> config.seed, extras, config_sources["seed"], config.out_dir
+    (3, {'player': 'oracle'}, 'command line', 'out/default_s3')
+    """
+    extras = dict(extra or {})
+    extra_types = {key: str | None if value is None else type(value) for key, value in extras.items()}
+    config_sources = dict.fromkeys(FIELD_TYPES, "default")
+    values: dict[str, Any] = {}
+    files = []
+    for arg in argv:
+        if arg.startswith("--") and "=" in arg:
+            key, text = arg[2:].split("=", 1)
+            wanted = _type_of(key, {**FIELD_TYPES, **extra_types}, "command line")
+            value = check_type(key, parse_text(text, wanted), wanted, "command line")
+            (extras if key in extra_types else values)[key] = value
+            config_sources |= {key: "command line"} if key in values else {}
+        elif arg.endswith(".py") and not arg.startswith("-"):
+            files.append(arg)
+            for key, value in _read_file(arg).items():
+                values[key] = check_type(key, value, _type_of(key, FIELD_TYPES, arg), arg)
+                config_sources[key] = arg
+        else:
+            raise ValueError(f"argument {arg!r} is neither a config/name.py file nor --key=value, such as --seed=1")
+    config = Config(**values)  # checks the ranges
+    out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"
+    if config.seed and not (config.out_dir and config_sources["out_dir"] == "command line"):
+        out_dir += f"_s{config.seed}"  # seeds of one config do not share a folder
+    return replace(config, out_dir=out_dir), extras, config_sources
+
+
+def parse_text(text: str, wanted: Any) -> Any:
+    """The value that a command line text stands for; text that fits nothing is returned as it is."""
+    options = _options(wanted)
+    if types.NoneType in options and text == "None":
+        return None
+    if str in options:
+        return text
+    if any(get_origin(option) is tuple for option in options):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def check_type(key: str, value: Any, wanted: Any, source: str) -> Any:
+    """The value as the wanted type: int becomes float, list becomes tuple, anything else is a TypeError."""
+    for option in _options(wanted):
+        if get_origin(option) is tuple:
+            if isinstance(value, (tuple, list)) and all(isinstance(part, str) for part in value):
+                return tuple(value)
+        elif type(value) is option:  # not isinstance: a bool is never an int here
+            return value
+        elif option is float and type(value) is int:
+            return float(value)
+    name = "bool (True or False)" if wanted is bool else wanted.__name__ if type(wanted) is type else str(wanted)
+    raise TypeError(f"{key} wants {name}, got {value!r} ({type(value).__name__}) from {source}")
+
+
+def _options(wanted: Any) -> tuple:
+    return get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
+
+
+def _type_of(key: str, known_types: dict[str, Any], source: str) -> Any:
+    if key in known_types:
+        return known_types[key]
+    near = difflib.get_close_matches(key, known_types, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the keys are {', '.join(known_types)}"
+    raise ValueError(f"unknown key {key!r} from {source}: {hint}")
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    """The settings that a config file assigns."""
+    if not Path(path).is_file():
+        raise ValueError(f"config file {path} does not exist")
+    names: dict[str, Any] = {"__file__": path, "__name__": "config"}
+    try:
+        exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), names)
+    except Exception as error:
+        raise ValueError(f"config file {path} fails with {type(error).__name__}: {error}") from error
+    names = {key: value for key, value in names.items() if not key.startswith("_")}
+    helpers = {key for key, value in names.items() if isinstance(value, types.ModuleType) or callable(value)}
+    return {key: value for key, value in names.items() if key not in helpers - set(FIELD_TYPES)}
+
+
+def describe(config: Config, sources: dict[str, str]) -> str:
+    """One line "key = value (source)" for each setting that was given, and for out_dir."""
+    keys = [key for key, source in sources.items() if source != "default" or key == "out_dir"]
+    return "\n".join(f"{key} = {getattr(config, key)!r} ({sources[key]})" for key in keys)
+
+
+def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) -> Path:
+    """Writes out_dir/config.json: the settings, their sources, the git commit and the command; returns its path."""
+    path = Path(out_dir, "config.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"config": asdict(config), "sources": sources, "git_commit": git_commit(), "launch": sys.argv}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def load_saved(path: str | Path) -> Config:
+    """Reads back a config.json (or the one in a folder); fields that it lacks take their defaults."""
+    path = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        saved = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not a saved config ({type(error).__name__}: {error})") from error
+    return Config(**{k: check_type(k, v, _type_of(k, FIELD_TYPES, str(path)), str(path)) for k, v in saved.items()})
+
+
+def git_commit() -> str | None:
+    """Commit of this code, with "-dirty" if tracked files differ from it; None without git or a repository."""
+    try:
+        git = ["git", "-C", str(Path(__file__).resolve().parent)]
+        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True).strip()
+        changes = subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"])
+        return commit + ("-dirty" if changes else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def help_text(doc: str) -> str:
+    """The script's own text, then every field with its default and comment, read from this file."""
+    source = Path(__file__).read_text(encoding="utf-8").split("class Config:")[1].split("def __post_init__")[0]
+    lines = [doc.strip(), "", "Settings and their defaults:"]
+    for line in source.splitlines():
+        if group := re.fullmatch(r"    # (.+)", line):
+            lines += ["", f"{group[1]}:"]
+        elif field := re.fullmatch(r"    (\w+): .+? = (.+?)  # (.+)", line):
+            lines.append(f"  --{field[1]}={field[2]}  # {field[3]}")
+    return "\n".join([*lines, "", "An error is one line; with NANORAGEN_TRACEBACK=1 it shows where it arose."])
+
+
+def fail_clearly(main: Callable[[list[str]], Any]) -> None:
+    """Runs main(sys.argv[1:]); a user's mistake ends as one line on stderr and exit code 2, without a traceback."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text(sys.modules[main.__module__].__doc__ or ""))
+        return
+    try:
+        main(sys.argv[1:])
+    except (ValueError, TypeError, OSError) as error:  # OSError includes FileNotFoundError
+        if os.environ.get("NANORAGEN_TRACEBACK") == "1":
+            raise
+        print("error:", " ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
+        sys.exit(2)

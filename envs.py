@@ -1,0 +1,791 @@
+"""Environments, their instances and reference plans; then the dialogue (prompt, parser, limits) that a policy sees.
+
+Part 1, dynamics: Bandit, FrozenLake and Sokoban behind one protocol (`Env`), plain Python and numpy.
+Part 2, instances: disjoint splits; an instance of the evaluation or held-out set is never drawn for training.
+Part 3, dialogue: `Episode` turns text into actions and back; it owns the turn limit and the format penalty.
+
+Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
+- members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
+- nothing depends on `hash()` or global random state, so a seed means the same instance in every process;
+- splits are disjoint by instance, not only by seed: small boards repeat;
+- the legend in the prompt is the one of the board shown, and every limit the prompt states is the one executed;
+- the format penalty is part of the turn's reward; unknown and surplus actions are reported back.
+
+    python envs.py frozenlake:success_rate=0.8 --seed=3       # print the prompt of one training instance
+"""
+
+import difflib
+import inspect
+import sys
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+SPLITS = ("train", "eval", "heldout")  # eval: the fixed prompts that are reported; heldout: for choosing settings
+SPLIT_SIZE = 256
+EVAL_SEED = 123
+OBSERVATIONS = ("grid", "coord", "relations")
+TRANSITIONS = 7  # purpose number that keeps transition noise apart from instance noise
+
+
+class Step(NamedTuple):
+    """What one action did. `terminated`: the game ended by its rules; `truncated`: the action budget ran out."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict  # success, valid (a legal action name), effective (something moved)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Part 1: dynamics
+
+
+class Env:
+    """The protocol. A subclass defines `actions`, `draw`, `_start`, `_move`, `observe`, `rules`, `plan`, `greedy`."""
+
+    actions: tuple[str, ...] = ()
+    repeats = False  # True: so few distinct prompts that splits cannot be disjoint (Bandit)
+
+    def __init__(self, *, observation: str = "grid", max_actions: int = 10):
+        if observation not in OBSERVATIONS:
+            raise ValueError(f"observation must be one of {', '.join(OBSERVATIONS)}, got {observation!r}")
+        self.observation_mode, self.max_actions = observation, max_actions
+
+    def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> str:
+        """Start the instance named by (split, seed); `member` of a group changes the transition noise only.
+
+        Args: seed: for "train" any integer or sequence of integers >= 0, for "eval" and "heldout" an index below 256.
+        Returns: the first observation. Raises: ValueError for an unknown split or an index outside of it.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+        path = [int(seed)] if isinstance(seed, (int, np.integer)) else [int(s) for s in seed]
+        return self.start(draw_instance(self, path, split), [TRANSITIONS, SPLITS.index(split), *path, member])
+
+    def start(self, instance: tuple, noise_seed: Sequence[int]) -> str:
+        """Start a given instance (as `draw` makes it) with transition noise from `noise_seed`."""
+        self.instance, self.rng = instance, np.random.default_rng(list(noise_seed))
+        self.num_actions, self.terminated = 0, False
+        self._start(instance)
+        return self.observe()
+
+    def step(self, action: str) -> Step:
+        """Execute one action. Any string is accepted: an unknown one, or one after the end, changes nothing."""
+        index = self._index.get(action.strip().lower(), -1)
+        if index < 0 or self.terminated or self.actions_left == 0:
+            info = {"success": False, "valid": False, "effective": False}
+            return Step(self.observe(), 0.0, self.terminated, self.actions_left == 0, info)
+        self.num_actions += 1
+        reward, self.terminated, success, effective = self._move(index)
+        truncated = self.actions_left == 0 and not self.terminated
+        info = {"success": success, "valid": True, "effective": effective}
+        return Step(self.observe(), reward, self.terminated, truncated, info)
+
+    @property
+    def _index(self) -> dict[str, int]:
+        return {name.lower(): i for i, name in enumerate(self.actions)}
+
+    @property
+    def actions_left(self) -> int:
+        return self.max_actions - self.num_actions
+
+    def statements(self) -> list[str]:
+        """True sentences about the current board; the demonstrations think these, and thoughts are checked by them."""
+        return []
+
+    def optimal_length(self) -> int | None:
+        """Actions of the shortest solution from here when every move goes as intended; None: unsolvable."""
+        raise NotImplementedError
+
+
+class Bandit(Env):
+    """Two arms known by name only. Low arm: 0.1 for sure; high arm: 1 with probability 0.25, else 0. One action."""
+
+    PAIRS = {  # (low arm, high arm); `*_test` pairs are for generalisation only
+        "phoenix": [("Phoenix", "Dragon")],
+        "trader": [("Trader", "Librarian")],
+        "engineer": [("Engineer", "Teacher")],
+        "teacher": [("Teacher", "Engineer")],
+        "librarian": [("Librarian", "Trader")],
+        "jobs": [
+            ("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"),
+            ("Accountant", "StockBroker"), ("Engineer", "RealEstateAgent"), ("Pharmacist", "Musician"), ("Clerk", "Freelancer"),
+            ("Technician", "Youtuber"), ("Planner", "Artist"), ("Postman", "Pilot"), ("Banker", "VentureCapitalist"),
+            ("Gardener", "Cryptominer"),
+        ],
+        "jobs_test": [
+            ("Receptionist", "Explorer"), ("Archivist", "Filmmaker"), ("Bookkeeper", "Consultant"),
+            ("SocialWorker", "Photographer"), ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
+            ("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator"),
+        ],
+    }  # fmt: skip
+    LOW, HIGH_PROB = 0.1, 0.25
+    repeats = True  # two prompts a pair: training and evaluation share them
+
+    def __init__(self, *, pair: str = "phoenix", **common):
+        super().__init__(**common)
+        if pair not in self.PAIRS:
+            raise ValueError(f"bandit pair must be one of {', '.join(self.PAIRS)}, got {pair!r}")
+        self.pair = pair
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        pairs = self.PAIRS[self.pair]
+        low, high = pairs[int(rng.integers(len(pairs)))]
+        return ("bandit", low, high, bool(rng.integers(2)))
+
+    def _start(self, instance: tuple) -> None:
+        _, self.low, self.high, swap = instance
+        self.actions = (self.high, self.low) if swap else (self.low, self.high)
+
+    def _move(self, index: int) -> tuple[float, bool, bool, bool]:
+        if self.actions[index] == self.low:
+            return self.LOW, True, False, True
+        return float(self.rng.random() < self.HIGH_PROB), True, True, True
+
+    def observe(self) -> str:
+        return f"Arms: {self.actions[0]}, {self.actions[1]}"
+
+    def rules(self) -> str:
+        return (
+            "Choose one of two arms by its name. Each pays by its own unknown distribution; choose the arm that pays "
+            "more on average."
+        )
+
+    def statements(self) -> list[str]:
+        return [f"The arms are {self.actions[0]} and {self.actions[1]}."]
+
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        return [self.high]
+
+    def greedy(self) -> str:
+        return self.low  # the arm whose name says nothing and whose payment is sure
+
+    def optimal_length(self) -> int:
+        return 1
+
+
+class Grid(Env):
+    """What FrozenLake and Sokoban share: cells numbered row by row, four moves, offsets in words."""
+
+    size: int
+
+    def _rowcol(self, cell: int) -> tuple[int, int]:
+        return divmod(cell, self.size)
+
+    def _offset(self, a: int, b: int, *, signs_only: bool = False) -> str:
+        """Where cell b lies as seen from cell a: '2 down 1 right', or 'down right' with `signs_only`."""
+        (ra, ca), (rb, cb) = self._rowcol(a), self._rowcol(b)
+        words = []
+        for delta, less, more in ((rb - ra, "up", "down"), (cb - ca, "left", "right")):
+            if delta:
+                words.append(("" if signs_only else f"{abs(delta)} ") + (more if delta > 0 else less))
+        return " ".join(words) or "here"
+
+    def _distance(self, a: int, b: int) -> int:
+        (ra, ca), (rb, cb) = self._rowcol(a), self._rowcol(b)
+        return abs(ra - rb) + abs(ca - cb)
+
+    def _place(self, cell: int) -> str:
+        row, col = self._rowcol(cell)
+        return f"({row + 1},{col + 1})"
+
+    def observe(self) -> str:
+        if self.observation_mode == "grid":
+            return self.render()
+        extra = self.coordinates() if self.observation_mode == "coord" else self.relations()
+        return f"{self.render()}\n{extra}"
+
+
+class FrozenLake(Grid):
+    """Walk from a random start to a random goal over ice with holes; a move slips to one side with some probability.
+
+    Boards are drawn as upstream draws them: every cell is ice with `frozen_prob`, start and goal differ, a path exists.
+    `success_rate` is the probability of the intended direction; the rest is shared by the two perpendicular ones.
+    """
+
+    actions = ("Left", "Down", "Right", "Up")
+    DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+
+    def __init__(self, *, size: int = 4, frozen_prob: float = 0.8, success_rate: float = 0.8, **common):
+        super().__init__(**common)
+        if not (2 <= size <= 9 and 0 < frozen_prob <= 1 and 0 < success_rate <= 1):
+            raise ValueError(
+                f"frozenlake wants 2 <= size <= 9, 0 < frozen_prob <= 1 and 0 < success_rate <= 1, "
+                f"got size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}"
+            )
+        self.size, self.frozen_prob, self.success_rate = size, frozen_prob, success_rate
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        cells = self.size * self.size
+        while True:
+            holes = set(np.flatnonzero(rng.random(cells) >= self.frozen_prob).tolist())
+            start, goal = (int(c) for c in rng.choice(cells, size=2, replace=False))
+            holes -= {start, goal}
+            if lake_distances(self.size, frozenset(holes), goal)[start] is not None:
+                return ("frozenlake", self.size, tuple(sorted(holes)), start, goal)
+
+    def _start(self, instance: tuple) -> None:
+        _, _, holes, self.player, self.goal = instance
+        self.holes = frozenset(holes)
+
+    def _move(self, index: int) -> tuple[float, bool, bool, bool]:
+        side = (1.0 - self.success_rate) / 2
+        u = self.rng.random()
+        turn = -1 if u < side else 1 if u < 2 * side else 0
+        before, self.player = self.player, lake_neighbour(self.size, self.player, (index + turn) % 4)
+        success = self.player == self.goal
+        return float(success), success or self.player in self.holes, success, self.player != before
+
+    def render(self) -> str:
+        def symbol(cell: int) -> str:
+            if cell == self.player:
+                return "√" if cell == self.goal else "X" if cell in self.holes else "P"
+            return "G" if cell == self.goal else "O" if cell in self.holes else "_"
+
+        return "\n".join(
+            "".join(symbol(r * self.size + c) for c in range(self.size)) for r in range(self.size)
+        )  # fmt: skip
+
+    def coordinates(self) -> str:
+        holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
+        return f"Player {self._place(self.player)}. Goal {self._place(self.goal)}. Holes {holes}."
+
+    def relations(self) -> str:
+        near = [h for h in sorted(self.holes) if 1 <= self._distance(self.player, h) <= 2]
+        holes = " ".join(f"Hole {self._offset(self.player, h)}." for h in near) or "No hole near."
+        return f"Goal {self._offset(self.player, self.goal)}. {holes}"
+
+    def rules(self) -> str:
+        chance = round(self.success_rate, 4)
+        slip = f"A move goes the chosen way with probability {chance}, else to one side."
+        slip = "A move always goes the chosen way." if chance == 1 else slip
+        extra = {
+            "grid": "",
+            "coord": " Places are (row,column), counted from 1 at the top left.",
+            "relations": " Below the board: the way to the goal, and to each hole within two moves.",
+        }[self.observation_mode]
+        return (
+            f"Walk over the ice from P to the goal G. A hole O ends the game. {slip}\n"
+            "Symbols: P you, _ ice, O hole, G goal." + extra
+        )
+
+    def statements(self) -> list[str]:
+        near = [lake_neighbour(self.size, self.player, i) for i in range(4)]
+        words = " ".join(n.lower() for n, cell in zip(self.actions, near, strict=True) if cell in self.holes)
+        goal = f"Goal {self._offset(self.player, self.goal, signs_only=True)}."
+        return [goal, f"Hole {words}." if words else "No hole."]
+
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        """The best commitment of at most `max_actions` moves: exact dynamic programming over the turns left."""
+        plans = lake_plans(self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions)
+        code, path = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left]), []
+        while code:
+            code, digit = divmod(code, 5)
+            path.append(self.actions[digit - 1])
+        return path[::-1]
+
+    def greedy(self) -> str:
+        """Walk to the goal blind to holes; where two directions approach it, the vertical one comes first."""
+        (row, col), (goal_row, goal_col) = self._rowcol(self.player), self._rowcol(self.goal)
+        if row != goal_row:
+            return "Down" if goal_row > row else "Up"
+        return "Right" if goal_col > col else "Left"
+
+    def optimal_length(self) -> int | None:
+        return lake_distances(self.size, self.holes, self.goal)[self.player]
+
+
+def lake_neighbour(size: int, cell: int, direction: int) -> int:
+    """The cell reached from `cell` by going Left, Down, Right, Up (0..3); the border stops the move."""
+    (row, col), (dr, dc) = divmod(cell, size), FrozenLake.DELTAS[direction]
+    return min(max(row + dr, 0), size - 1) * size + min(max(col + dc, 0), size - 1)
+
+
+@lru_cache(maxsize=4096)
+def lake_distances(size: int, holes: frozenset, goal: int) -> list[int | None]:
+    """Moves from every cell to the goal around the holes (None: no path), by breadth-first search."""
+    distance: list[int | None] = [None] * (size * size)
+    distance[goal], queue = 0, deque([goal])
+    while queue:
+        cell = queue.popleft()
+        for direction in range(4):
+            near = lake_neighbour(size, cell, direction)
+            if near not in holes and distance[near] is None:
+                distance[near] = distance[cell] + 1
+                queue.append(near)
+    return distance
+
+
+@lru_cache(maxsize=1024)
+def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: int, budget: int) -> np.ndarray:
+    """Optimal commitments: result[t, cell, actions left] is an action tuple in base 5 (digits 1..4), t turns left.
+
+    Value iteration over turns, V_t(s, a) = max over sequences q of 1..k actions of E[V_{t-1}(s', a - |q|)], where goal
+    and holes absorb. With k = 1 and as many turns as actions this is the closed-loop optimum. Ties: fewest actions
+    first, then the order Left, Down, Right, Up.
+    """
+    cells, side = size * size, (1.0 - success_rate) / 2
+    single = np.zeros((4, cells, cells))  # (action, from, to)
+    for action, cell in product(range(4), range(cells)):
+        if cell == goal or cell in holes:
+            single[action, cell, cell] = 1.0
+            continue
+        for turn, prob in ((-1, side), (0, success_rate), (1, side)):
+            single[action, cell, lake_neighbour(size, cell, (action + turn) % 4)] += prob
+    moves, codes = [single], [np.arange(1, 5)]  # moves[j - 1]: (4**j, from, to), one matrix per sequence of j actions
+    for _ in range(k - 1):
+        moves.append((moves[-1][:, None] @ single[None]).reshape(-1, cells, cells))
+        codes.append((codes[-1][:, None] * 5 + codes[0]).reshape(-1))
+    value = np.zeros((cells, budget + 1))
+    value[goal] = 1.0
+    plans = np.zeros((budget + 1, cells, budget + 1), dtype=np.int64)
+    for t in range(1, budget + 1):
+        best = np.full_like(value, -1.0)
+        for j, (move, code) in enumerate(zip(moves, codes, strict=True), start=1):
+            scores = (move @ value)[:, :, : budget + 1 - j]  # (4**j, from, actions left after)
+            better = scores.max(0) > best[:, j:] + 1e-9
+            best[:, j:] = np.where(better, scores.max(0), best[:, j:])
+            plans[t][:, j:] = np.where(better, code[scores.argmax(0)], plans[t][:, j:])
+        value = np.maximum(best, value)
+    return plans
+
+
+class Sokoban(Grid):
+    """Push every box onto a target. Rooms are made as upstream makes them: random walk, reverse play, player walk.
+
+    `search_depth` limits the reverse play (300 for the 6x6 room with one box, 10 for 8x8 with two, 30 for "newvocab").
+    """
+
+    actions = ("Up", "Down", "Left", "Right")
+    SYMBOLS = {"default": "#_O√XPS", "newvocab": "W.GCBA@"}  # wall, floor, target, box on it, box, you, you on target
+    MASKS = (((1, 0), (1, 1), (1, 2)), ((0, 1), (1, 1), (2, 1)), ((1, 0), (1, 1), (2, 1)),
+             ((1, 0), (1, 1), (2, 0), (2, 1)), ((1, 1), (1, 2), (2, 1)))  # fmt: skip
+
+    def __init__(
+        self, *, size: int = 6, boxes: int = 1, search_depth: int = 300, symbols: str = "default", **common
+    ):  # fmt: skip
+        super().__init__(**common)
+        if not (5 <= size <= 12 and 1 <= boxes <= 4 and search_depth >= 2):
+            raise ValueError(
+                f"sokoban wants 5 <= size <= 12, 1 <= boxes <= 4 and search_depth >= 2, "
+                f"got size={size}, boxes={boxes}, search_depth={search_depth}"
+            )
+        if symbols not in self.SYMBOLS:
+            raise ValueError(f"sokoban symbols must be one of {', '.join(self.SYMBOLS)}, got {symbols!r}")
+        self.size, self.num_boxes, self.search_depth, self.symbols = size, boxes, search_depth, symbols
+        self.deltas = (-size, size, -1, 1)
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        while True:
+            floor = self._topology(rng)
+            if len(floor) <= self.num_boxes + 1:
+                continue
+            cells = rng.permutation(sorted(floor)).tolist()
+            player, targets = cells[0], tuple(sorted(cells[1 : 1 + self.num_boxes]))
+            player, boxes, displacement = self._reverse_play(floor, player, targets)
+            if displacement == 0:
+                continue
+            player = self._random_walk(rng, floor, player, boxes, 0.8 if displacement == 1 else 0.5)
+            return ("sokoban", self.symbols, self.size, tuple(sorted(floor)), targets, player, tuple(sorted(boxes)))
+
+    def _topology(self, rng: np.random.Generator) -> set[int]:
+        """Floor cells of a random walk that stamps one of five masks on each of 1.7 * (height + width) steps."""
+        size, directions = self.size, ((1, 0), (0, 1), (-1, 0), (0, -1))
+        direction, (row, col) = directions[rng.integers(4)], rng.integers(1, size, size=2)
+        floor = set()
+        for _ in range(int(1.7 * 2 * size)):
+            if rng.random() < 0.35:
+                direction = directions[rng.integers(4)]
+            row, col = (min(max(int(x) + d, 1), size - 2) for x, d in zip((row, col), direction, strict=True))
+            for r, c in self.MASKS[rng.integers(5)]:
+                if 1 <= row - 1 + r <= size - 2 and 1 <= col - 1 + c <= size - 2:
+                    floor.add((row - 1 + r) * size + col - 1 + c)
+        return floor
+
+    def _reverse_play(self, floor: set[int], player: int, targets: tuple) -> tuple[int, tuple, int]:
+        """Depth-first reverse play, pulling whenever a box is behind; keep the state with the largest
+        (changes of the pulled box) * (total Manhattan displacement) among those where no target is covered."""
+        best, best_score, seen = (player, targets), 0, set()
+        stack = [(player, targets, -1, 0, self.search_depth - 1)]
+        while stack and len(seen) < 300_000:
+            player, boxes, last, swaps, ttl = stack.pop()
+            if ttl <= 0 or (player, boxes) in seen:
+                continue
+            seen.add((player, boxes))
+            score = swaps * sum(map(self._distance, boxes, targets))
+            if score > best_score and player not in targets and not set(boxes) & set(targets):
+                best, best_score = (player, boxes), score
+            for delta in reversed(self.deltas):
+                ahead, behind = player + delta, player - delta
+                if ahead not in floor or ahead in boxes:
+                    continue
+                if behind in boxes:
+                    i = boxes.index(behind)
+                    pulled = (*boxes[:i], player, *boxes[i + 1 :])
+                    stack.append((ahead, pulled, i, swaps + (i != last), ttl - 1))
+                else:
+                    stack.append((ahead, boxes, last, swaps, ttl - 1))
+        return *best, sum(map(self._distance, best[1], targets))
+
+    def _random_walk(self, rng: np.random.Generator, floor: set[int], player: int, boxes: tuple, prob: float) -> int:
+        """Up to three steps away from the box, so that the player does not always start next to it."""
+        visited = [player]
+        if rng.random() > prob:
+            return player
+        for _ in range(3):
+            options = [player + d for d in self.deltas if player + d in floor and player + d not in (*boxes, *visited)]
+            if not options:
+                break
+            player = options[rng.integers(len(options))]
+            visited.append(player)
+            if rng.random() > 0.5:
+                break
+        return player
+
+    def _start(self, instance: tuple) -> None:
+        _, _, _, floor, targets, self.player, self.boxes = instance
+        self.floor, self.targets = frozenset(floor), frozenset(targets)
+
+    def _move(self, index: int) -> tuple[float, bool, bool, bool]:
+        before = len(self.targets & set(self.boxes))
+        moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
+        if moved is not None:
+            self.player, self.boxes = moved
+        on_target = len(self.targets & set(self.boxes))
+        success = on_target == len(self.targets)
+        return -0.1 + (on_target - before) + 10.0 * success, success, success, moved is not None
+
+    def render(self) -> str:
+        wall, ground, target, box_on, box, you, you_on = self.SYMBOLS[self.symbols]
+
+        def symbol(cell: int) -> str:
+            goal = cell in self.targets
+            if cell == self.player:
+                return you_on if goal else you
+            if cell in self.boxes:
+                return box_on if goal else box
+            return target if goal else ground if cell in self.floor else wall
+
+        rows = range(0, self.size * self.size, self.size)
+        return "\n".join("".join(symbol(r + c) for c in range(self.size)) for r in rows)
+
+    def coordinates(self) -> str:
+        boxes, targets = (" ".join(self._place(c) for c in sorted(s)) for s in (self.boxes, self.targets))
+        return f"Player {self._place(self.player)}. Boxes {boxes}. Targets {targets}."
+
+    def _target_of(self, box: int) -> int:
+        """The target that the text names for a box: its own cell, or the nearest uncovered one (lowest cell first)."""
+        free = [box] if box in self.targets else sorted(self.targets - set(self.boxes)) or sorted(self.targets)
+        return min(free, key=lambda cell: self._distance(box, cell))
+
+    def _blocked(self, cell: int) -> str:
+        sides = zip(self.actions, self.deltas, strict=True)
+        return " ".join(n.lower() for n, d in sides if cell + d not in self.floor or cell + d in self.boxes) or "none"
+
+    def relations(self) -> str:
+        lines = [f"You blocked {self._blocked(self.player)}."]
+        for box in self.boxes:
+            lines.append(
+                f"Box {self._offset(self.player, box)}, its target {self._offset(box, self._target_of(box))}, "
+                f"blocked {self._blocked(box)}."
+            )
+        return "\n".join(lines)
+
+    def rules(self) -> str:
+        wall, ground, target, box_on, box, you, you_on = self.SYMBOLS[self.symbols]
+        extra = {
+            "grid": "",
+            "coord": " Places are (row,column), counted from 1 at the top left.",
+            "relations": " Below the board: the blocked sides of you and of the box, the way to the box, and from the "
+            "box to its target.",
+        }[self.observation_mode]
+        return (
+            "Push every box onto a target. Walk into a box to push it; it cannot be pulled, nor pushed into a wall or "
+            "a box. Reward -0.1 an action, 1 for a box on a target (-1 off it), 10 when all are.\n"
+            f"Symbols: {wall} wall, {ground} floor, {target} target, {box_on} box on target, {box} box, {you} you, "
+            f"{you_on} you on target." + extra
+        )
+
+    def statements(self) -> list[str]:
+        lines = []
+        for box in self.boxes:
+            where = self._offset(self.player, box, signs_only=True)
+            lines += [f"Box {where}.", f"Target {self._offset(box, self._target_of(box), signs_only=True)}."]
+        return lines
+
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        """The first `max_actions` moves of a shortest solution (breadth-first search); [] where none exists."""
+        path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
+        return [self.actions[i] for i in (path or ())[:max_actions]]
+
+    def greedy(self) -> str:
+        """One step ahead: least total distance of boxes to their targets, then of you to the nearest unplaced box.
+        Ties: the order Up, Down, Left, Right; moves that change nothing come last."""
+
+        def cost(index: int) -> tuple[int, int]:
+            moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
+            if moved is None:
+                return (10**6, 0)
+            player, boxes = moved
+            open_boxes = [b for b in boxes if b not in self.targets] or list(boxes)
+            return (
+                sum(min(self._distance(b, t) for t in self.targets) for b in boxes),
+                min(self._distance(player, b) for b in open_boxes),
+            )
+
+        return self.actions[min(range(4), key=cost)]
+
+    def optimal_length(self) -> int | None:
+        path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
+        return None if path is None else len(path)
+
+
+def sokoban_move(floor: frozenset, player: int, boxes: tuple, delta: int) -> tuple[int, tuple] | None:
+    """(player, boxes) after a move or push by `delta`, or None where it is blocked. Boxes stay sorted."""
+    ahead = player + delta
+    if ahead not in floor:
+        return None
+    if ahead in boxes:
+        beyond = ahead + delta
+        if beyond not in floor or beyond in boxes:
+            return None
+        boxes = tuple(sorted(beyond if b == ahead else b for b in boxes))
+    return ahead, boxes
+
+
+@lru_cache(maxsize=16384)
+def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: tuple, deltas: tuple) -> tuple | None:
+    """A shortest sequence of action indices that puts all boxes on targets, or None. Ties: action order."""
+    start = (player, boxes)
+    parent, queue = {start: None}, deque([start])
+    while queue:
+        state = queue.popleft()
+        if targets.issuperset(state[1]):
+            path = []
+            while parent[state] is not None:
+                state, index = parent[state]
+                path.append(index)
+            return tuple(reversed(path))
+        for index, delta in enumerate(deltas):
+            moved = sokoban_move(floor, *state, delta)
+            if moved is not None and moved not in parent:
+                parent[moved] = (state, index)
+                queue.append(moved)
+    return None
+
+
+ENVS = {"bandit": Bandit, "frozenlake": FrozenLake, "sokoban": Sokoban}
+
+
+def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
+    """Build an environment from 'name' or 'name:key=value,key=value'.
+
+    Raises: ValueError that names the unknown environment or key, what was expected, and near names.
+    >>> make_env("frozenlake:size=5,success_rate=1").size
+    5
+    """
+    name, _, options = spec.partition(":")
+    if name not in ENVS:
+        near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
+        raise ValueError(f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?")
+    parameters = inspect.signature(ENVS[name].__init__).parameters
+    legal = {k: p.default for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    kwargs = {}
+    for item in filter(None, options.split(",")):
+        key, _, value = item.partition("=")
+        if key not in legal:
+            near = difflib.get_close_matches(key, legal, n=3) or list(legal)
+            raise ValueError(f"unknown option {key!r} in env={spec!r}; {name} has {', '.join(near)}")
+        kind = type(legal[key])
+        try:
+            kwargs[key] = kind(value)
+        except ValueError as error:
+            raise ValueError(f"{key} in env={spec!r} must be {kind.__name__}, got {value!r}") from error
+    env = ENVS[name](**kwargs, observation=observation, max_actions=max_actions)
+    env.spec = spec
+    return env
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Part 2: instances
+
+
+@lru_cache(maxsize=64)
+def reserved_instances(spec: str) -> dict[str, tuple]:
+    """The 256 distinct evaluation instances of an environment and 256 other held-out ones, drawn from fixed seeds.
+
+    Where prompts repeat (Bandit) the instances are simply drawn, and training shares them.
+    """
+    env, taken, splits = make_env(spec), set(), {}
+    for split in ("eval", "heldout"):
+        rng = np.random.default_rng([EVAL_SEED, SPLITS.index(split)])
+        drawn = []
+        while len(drawn) < SPLIT_SIZE:
+            instance = env.draw(rng)
+            if env.repeats or instance not in taken:
+                taken.add(instance)
+                drawn.append(instance)
+        splits[split] = tuple(drawn)
+    return splits
+
+
+def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
+    """The instance of (split, seed path). Training draws repeat until the canonical key is not a reserved one."""
+    reserved = reserved_instances(env.spec)
+    if split != "train":
+        if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
+            raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {path}")
+        return reserved[split][path[0]]
+    rng = np.random.default_rng(list(path))
+    blocked = set() if env.repeats else {*reserved["eval"], *reserved["heldout"]}
+    while (instance := env.draw(rng)) in blocked:
+        pass
+    return instance
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Part 3: dialogue
+
+
+class Parsed(NamedTuple):
+    """A response taken apart. `well_formed`: exactly the promised tags in order and nothing outside of them."""
+
+    thought: str
+    actions: list[str]
+    well_formed: bool
+
+
+def parse_response(text: str, *, think: bool = True) -> Parsed:
+    """Read `<think>..</think><answer>a || b</answer>`; without `think` only the answer. Linear time, never raises.
+
+    >>> parse_response("<think>go</think><answer>Up || Left</answer>")
+    Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
+    """
+    thought, outside, found, rest = "", "", True, text
+    if think:
+        before, opened, rest = text.partition("<think>")
+        thought, closed, rest = rest.partition("</think>")
+        found, outside = bool(opened and closed), before
+    between, opened, rest = rest.partition("<answer>")
+    answer, closed, after = rest.partition("</answer>")
+    if not (found and opened and closed):
+        return Parsed("", [], False)
+    actions = [part.strip() for part in answer.split("||")]
+    return Parsed(thought.strip(), [a for a in actions if a], not (outside + between + after).strip())
+
+
+def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
+    """The text that `parse_response` reads back; used by demonstrations and reference players."""
+    return (f"<think>{thought}</think>" if think else "") + f"<answer>{' || '.join(actions)}</answer>"
+
+
+class Outcome(NamedTuple):
+    """What one turn did. `status` is None while the dialogue goes on; `user` is the next message ('' at the end)."""
+
+    user: str
+    reward: float  # environment reward plus format penalty
+    status: str | None  # success, failure, out_of_turns
+    info: dict  # actions, num_actions, valid, effective, format_ok, statements_true, statements_checked
+
+
+class Episode:
+    """One dialogue with an environment: builds the messages, executes the answers, keeps the limits."""
+
+    def __init__(
+        self, env: Env, *, think: bool = True, max_turns: int = 5, actions_per_turn: int = 5,
+        format_penalty: float = -0.1, max_response_tokens: int = 400,
+    ):  # fmt: skip
+        self.env, self.think, self.max_turns, self.actions_per_turn = env, think, max_turns, actions_per_turn
+        self.format_penalty, self.max_response_tokens = format_penalty, max_response_tokens
+
+    def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> tuple[str, str]:
+        """Returns (system message, first user message). The system message is the same for all instances."""
+        self.turn_idx = 0
+        return self.system(), self._turn_text(self.env.reset(seed, split=split, member=member), "")
+
+    def system(self) -> str:
+        form = format_response("your thoughts", ["first action", "second action"], think=self.think)
+        limits = f"At most {self.actions_per_turn} actions a turn, {self.env.max_actions} in all, {self.max_turns} turns."
+        if self.env.max_actions == 1:
+            form, limits = format_response("your thoughts", ["action"], think=self.think), "One action in all."
+        form = f"{form} in at most {self.max_response_tokens} tokens."
+        names = "" if self.env.repeats else f"Actions: {', '.join(self.env.actions)}. "
+        return f"{self.env.rules()}\n{names}{limits}\nReply exactly like {form}"
+
+    def _turn_text(self, observation: str, report: str) -> str:
+        left = self.env.actions_left
+        head = f"Turn {self.turn_idx + 1} of {self.max_turns}, {left} action{'s' * (left != 1)} left."
+        return f"{report}{head}\n{observation}"
+
+    def step(self, response: str) -> Outcome:
+        """Execute one response. Any text is accepted; what is not executed is reported in the next message."""
+        parsed = parse_response(response, think=self.think)
+        facts = self.env.statements()
+        allowed = min(self.actions_per_turn, self.env.actions_left)
+        reward, unknown, num_actions, num_effective, success, ended = 0.0, [], 0, 0, False, False
+        for action in parsed.actions[:allowed]:
+            step = self.env.step(action)
+            if not step.info["valid"]:
+                unknown.append(action)
+                continue
+            reward, num_actions = reward + step.reward, num_actions + 1
+            num_effective += step.info["effective"]
+            success, ended = step.info["success"], step.terminated or step.truncated
+            if ended:
+                break
+        surplus = len(parsed.actions) - allowed
+        format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
+        reward += 0.0 if format_ok else self.format_penalty
+        self.turn_idx += 1
+        status = ("success" if success else "failure") if ended else None
+        if status is None and self.turn_idx == self.max_turns:
+            status = "out_of_turns"
+        checked, true = check_thought(parsed.thought, facts)
+        info = {
+            "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
+            "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
+        }  # fmt: skip
+        report = self._report(reward, parsed, unknown, surplus, num_actions)
+        return Outcome("" if status else self._turn_text(self.env.observe(), report), reward, status, info)
+
+    def _report(self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int) -> str:
+        notes = [f"Reward {round(reward, 6):g}."]
+        if not parsed.well_formed:
+            notes.append("The reply was not in the required form.")
+        if unknown:
+            notes.append("Unknown action: " + ", ".join(f'"{name[:20]}"' for name in unknown[:3]) + ".")
+        if surplus > 0:
+            notes.append(f"Not executed, over the limit: {surplus}.")
+        if num_actions == 0:
+            notes.append("No action was executed; nothing changed.")
+        return " ".join(notes) + "\n"
+
+
+def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
+    """(checkable sentences, true ones): a sentence is checkable when it begins like a fact about the board.
+
+    >>> check_thought("Goal up. Hole left. I go.", ["Goal up.", "No hole."])
+    (2, 1)
+    """
+    subjects = {fact.split()[0] for fact in facts} | ({"Hole", "No"} if any("ole " in f for f in facts) else set())
+    sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
+    return len(sentences), sum(s in facts for s in sentences)
+
+
+def main(argv: list[str]) -> None:
+    spec = next((a for a in argv if not a.startswith("--")), "frozenlake")
+    options = dict(a[2:].split("=", 1) for a in argv if a.startswith("--") and "=" in a)
+    env = make_env(spec, observation=options.get("observation", "grid"))
+    episode = Episode(env)
+    print("\n\n".join(episode.reset(int(options.get("seed", 0)))))
+    print(f"\nshortest solution: {env.optimal_length()} actions, first turn of the optimal plan: {env.plan(5, 5)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

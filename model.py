@@ -1,0 +1,239 @@
+"""Policy and critic: loading, the tiny default and its tokenizer, the packed forward, log-probs without full logits.
+
+Both are Hugging Face Qwen2 models that run our attention function. A forward gets its tokens packed: the sequences of a
+micro-batch stand one after the other in one row, positions restart, and a *layout* object does the attention so that it
+never crosses a sequence. `PackedLayout` below serves training; the KV cache of `rollout.py` is the layout for decoding,
+so sampling and training run the same modules on the same weights.
+
+Shapes: T tokens of a packed micro-batch, R of them sampled (response) tokens, H hidden size, V vocabulary.
+"""
+
+import inspect
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.modeling_utils import AttentionInterface
+
+from envs import ENVS, OBSERVATIONS, Bandit, Episode, format_response, make_env
+
+IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TINY_SHAPE = dict(num_hidden_layers=3, hidden_size=96, intermediate_size=288, num_attention_heads=3,
+                  num_key_value_heads=1, max_position_embeddings=4096)  # fmt: skip
+TINY_VOCAB = 768
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# attention
+
+
+def _attention(module, query, key, value, attention_mask, *, layout, scaling, **_):
+    """What every layer calls: q (1, heads, T, D), k and v (1, kv_heads, T, D) -> (1, T, heads, D)."""
+    return layout.attend(module.layer_idx, query[0], key[0], value[0], scaling).unsqueeze(0), None
+
+
+AttentionInterface.register("layout", _attention)
+
+
+class PackedLayout:
+    """Causal attention inside each sequence of a pack: a loop of SDPA calls on CPU, one varlen kernel on CUDA."""
+
+    def __init__(self, lengths: list[int], device: torch.device):
+        self.lengths = lengths
+        if device.type == "cuda":
+            self.cu_seqlens = F.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).int()
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        if q.device.type == "cuda":
+            return _varlen_attention(q, k, v, self.cu_seqlens, max(self.lengths), scale)
+        pieces = [  # a batch axis of one, because only 4-D inputs reach the fused CPU kernel
+            F.scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=scale, enable_gqa=True)
+            for qs, ks, vs in zip(*(x[None].split(self.lengths, dim=2) for x in (q, k, v)), strict=True)
+        ]
+        return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # (T, heads, D)
+
+
+def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, scale: float) -> Tensor:
+    """torch's varlen kernel, with the argument names of the installed version (they changed in 2.12)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))  # (T, heads, D)
+    known = inspect.signature(varlen_attn).parameters
+    if "enable_gqa" not in known:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    options = {name: value for name, value in ({"scale": scale, "enable_gqa": True} | causal).items() if name in known}
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# log-probs
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """Log-prob of the target and entropy per position, a chunk of logits at a time; logits are recomputed backward.
+
+    With z = W h / temperature, p = softmax(z), H = -sum p log p:  d logp/dz = onehot - p  and  dH/dz = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int):
+        logprobs = torch.empty(hidden.shape[0], device=hidden.device)  # (R,)
+        entropy = torch.empty_like(logprobs)  # (R,)
+        for i in range(0, hidden.shape[0], chunk):
+            logp = ((hidden[i : i + chunk] @ weight.to(hidden.dtype).T).float() / temperature).log_softmax(-1)
+            logprobs[i : i + chunk] = logp.gather(1, targets[i : i + chunk, None])[:, 0]
+            entropy[i : i + chunk] = -(logp.exp() * logp).sum(-1)
+        ctx.save_for_backward(hidden, weight, targets, entropy)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
+        hidden, weight, targets, entropy = ctx.saved_tensors
+        w = weight.to(hidden.dtype)
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(w)
+        for i in range(0, hidden.shape[0], ctx.chunk):
+            rows = slice(i, i + ctx.chunk)
+            logp = ((hidden[rows] @ w.T).float() / ctx.temperature).log_softmax(-1)  # (chunk, V)
+            p = logp.exp()
+            grad_z = -p * (grad_logprobs[rows, None] + grad_entropy[rows, None] * (logp + entropy[rows, None]))
+            grad_z.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
+            grad_z = (grad_z / ctx.temperature).to(hidden.dtype)
+            grad_hidden[rows] = grad_z @ w
+            grad_weight.addmm_(grad_z.T, hidden[rows])
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+
+
+def chunked_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 4096
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), never holding (R, V).
+
+    Args: hidden (R, H) float; weight (V, H) float; targets (R,) int64; chunk: rows of logits held at a time.
+    Returns: logprobs (R,) and entropy (R,), float32, nats, both differentiable.
+    """
+    return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk)
+
+
+class Policy(nn.Module):
+    """A causal language model that scores the sampled tokens of packed sequences."""
+
+    def __init__(self, model: Qwen2ForCausalLM):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, ids: Tensor, position_ids: Tensor, lengths: list[int], response_index: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Args: ids, position_ids (T,) int64, packed; lengths: tokens per sequence; response_index (R,) int64: places
+        in the pack of the sampled tokens, each preceded by at least one token of its sequence.
+
+        Returns: logprobs (R,) of those tokens and entropy (R,) of the distributions they came from, nats."""
+        hidden = packed_hidden(self.model.model, ids, position_ids, lengths)  # (T, H)
+        # the logits at place t - 1 score token t
+        return chunked_logprobs(
+            hidden[response_index - 1], self.model.lm_head.weight, ids[response_index], temperature=temperature
+        )
+
+
+class Critic(nn.Module):
+    """The same backbone with a scalar head: V(state in which each sampled token was chosen)."""
+
+    def __init__(self, backbone: nn.Module):
+        super().__init__()
+        self.backbone = backbone
+        self.value_head = nn.Linear(backbone.config.hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, ids: Tensor, position_ids: Tensor, lengths: list[int], response_index: Tensor) -> Tensor:
+        """Arguments as in `Policy.forward`. Returns: values (R,), reward units."""
+        hidden = packed_hidden(self.backbone, ids, position_ids, lengths)  # (T, H)
+        return self.value_head(hidden[response_index - 1]).float()[:, 0]
+
+
+def packed_hidden(backbone: nn.Module, ids: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+    """Last hidden states (T, H) of packed sequences."""
+    layout = PackedLayout(lengths, ids.device)
+    return backbone(
+        input_ids=ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
+    ).last_hidden_state[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# loading and building
+
+
+def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """Load a Qwen2-family model (float32 master weights) and its tokenizer from a folder or the hub.
+
+    Raises: ValueError in one sentence when the folder is missing, the download fails or the architecture is another.
+    """
+    local = name.startswith((".", "/", "~", "out/")) or Path(name).is_dir()
+    if local and not (Path(name) / "config.json").is_file():
+        raise ValueError(f"model={name!r} is not a model folder: it has no config.json")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="layout")
+    except OSError as error:
+        raise ValueError(
+            f"model={name!r} could not be loaded or downloaded ({str(error).splitlines()[0]}). Give a folder with "
+            "--model=PATH, or add config/tiny.py to run with a model that is trained here."
+        ) from error
+    if model.config.model_type != "qwen2":
+        raise ValueError(f"model={name!r} is of type {model.config.model_type!r}; expected the Qwen2 family")
+    return model.to(device), tokenizer
+
+
+def build_tiny(seed: int) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """A Qwen2 of about 0.4 million parameters with random weights, and a tokenizer made from the environments' text."""
+    tokenizer = build_tiny_tokenizer()
+    config = Qwen2Config(
+        **TINY_SHAPE, vocab_size=TINY_VOCAB, tie_word_embeddings=True, attn_implementation="layout",
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(config), tokenizer
+
+
+def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE on text of all environments; a merge never crosses a word, a digit or a cell of a grid."""
+    words = Regex(r" ?</?[a-z]+>| ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s")
+    tokenizer = Tokenizer(models.BPE())
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(words, behavior="isolated"), to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TINY_VOCAB, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        special_tokens=[END_OF_TEXT, IM_START, IM_END],
+    )  # fmt: skip
+    tokenizer.train_from_iterator(_environment_text(), trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT)
+    fast.chat_template = CHATML
+    return fast
+
+
+def _environment_text() -> list[str]:
+    """Opening messages and plain replies of every environment and observation mode, the same on every machine."""
+    specs = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
+    specs += [name for name in ENVS if name != "bandit"] + ["sokoban:symbols=newvocab"]
+    texts = ["system user assistant"]
+    for spec in specs:
+        for observation in OBSERVATIONS:
+            env = make_env(spec, observation=observation)
+            episode = Episode(env)
+            for seed in range(10):
+                system, user = episode.reset([0, seed])
+                reply = format_response(" ".join(env.statements()), env.plan(3, 5))
+                outcome = episode.step(reply)
+                texts += [system, user, reply, outcome.user]
+    return texts

@@ -1,0 +1,430 @@
+"""Multi-turn rollouts, token in and token out: sampled ids are kept, observations appended, nothing is re-encoded.
+
+`collect` plays many episodes at once. It does not know how tokens are made: an *engine* has `add` (continue this token
+history), `step` (advance, return what finished) and `release`. As soon as a trajectory finishes its turn, its
+environment steps and its next turn joins the running batch; there is no barrier between turns.
+`TorchEngine` is such an engine in plain PyTorch: static KV cache kept over turns, only new tokens are prefilled, a first
+prompt shared by a group is prefilled once.
+
+Masks are by construction: `Turn.response_ids` holds exactly the tokens that the policy sampled (its end-of-turn token
+included); everything in `Turn.prompt_ids` was put there by us (a forced end-of-turn token included) and is not trained.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from configurator import Config
+from envs import Episode, make_env
+from model import IM_END, IM_START
+
+
+@dataclass
+class Turn:
+    """What was put before the sample, what was sampled, and what the environment made of it."""
+
+    prompt_ids: list[int]  # not trained: the first prompt, or the end of the last turn and the next observation
+    response_ids: list[int]  # sampled by the policy, its end-of-turn token included when it sampled one
+    logprobs: list[float]  # of response_ids under the sampler, after temperature, nats
+    reward: float = 0.0  # environment units, format penalty included; earned by this turn's response
+    text: str = ""  # the response decoded for the parser; never encoded again
+    observation: str = ""  # the user message that the response answers
+    info: dict = field(default_factory=dict)  # see envs.Outcome
+
+
+@dataclass
+class Trajectory:
+    """One episode. `status`: success, failure, out_of_turns or out_of_tokens."""
+
+    seed: tuple[int, ...]
+    member: int
+    turns: list[Turn] = field(default_factory=list)
+    status: str = ""
+    system: str = ""
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.response_ids)]
+
+    @property
+    def response_mask(self) -> list[bool]:
+        """True exactly on the tokens the policy sampled."""
+        return [flag for t in self.turns for flag in (*[False] * len(t.prompt_ids), *[True] * len(t.response_ids))]
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [lp for turn in self.turns for lp in turn.logprobs]
+
+    @property
+    def num_response_tokens(self) -> int:
+        return sum(len(turn.response_ids) for turn in self.turns)
+
+    @property
+    def score(self) -> float:
+        """Sum of turn rewards: the raw trajectory score that the filter and GRPO look at."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def success(self) -> bool:
+        return self.status == "success"
+
+    @property
+    def num_actions(self) -> int:
+        return sum(turn.info["num_actions"] for turn in self.turns)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# chat format
+
+
+class Chat:
+    """ChatML as token ids. Role marks are put by id, contents are encoded without special tokens: no text from the
+    environment or echoed from the policy can forge a role boundary."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.start, self.end = tokenizer.convert_tokens_to_ids([IM_START, IM_END])
+        if None in (self.start, self.end) or self.start == self.end:
+            raise ValueError(f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML (Qwen) tokenizer")
+        self.encode = lru_cache(maxsize=4096)(self._encode)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    def message(self, role: str, text: str) -> list[int]:
+        return [self.start, *self.encode(f"{role}\n"), *self.encode(text), self.end, *self.encode("\n")]
+
+    def opening(self, system: str, user: str) -> list[int]:
+        """The first prompt, up to and including the mark that opens the assistant's turn."""
+        return [*self.message("system", system), *self._reply_to(user)]
+
+    def following(self, user: str, *, closed: bool) -> list[int]:
+        """What comes between two responses. `closed`: the policy sampled its own end-of-turn token."""
+        return [*([] if closed else [self.end]), *self.encode("\n"), *self._reply_to(user)]
+
+    def _reply_to(self, user: str) -> list[int]:
+        return [*self.message("user", user), self.start, *self.encode("assistant\n")]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response without its end-of-turn token."""
+        ids = ids[:-1] if ids and ids[-1] == self.end else ids
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the multi-turn loop
+
+
+class Sample(NamedTuple):
+    """A finished response: `key` as given to `add`, sampled ids, their log-probs."""
+
+    key: int
+    ids: list[int]
+    logprobs: list[float]
+
+
+def make_episode(config: Config) -> Episode:
+    """A fresh dialogue with the environment that the config names."""
+    return Episode(
+        make_env(config.env, observation=config.observation, max_actions=config.actions_per_traj),
+        think=config.think, max_turns=config.max_turns, actions_per_turn=config.actions_per_turn,
+        format_penalty=config.format_penalty, max_response_tokens=config.max_response_tokens,
+    )  # fmt: skip
+
+
+def collect(
+    engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
+    split: str, temperature: float, noise_seed: Sequence[int], on_done: Callable[[], object] = lambda: None,
+) -> list[Trajectory]:  # fmt: skip
+    """Play one episode for each (instance seed, member) in `starts`, all at once.
+
+    Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
+        depend on which trajectories happen to run together. on_done: called when a trajectory ends.
+    Returns: trajectories in the order of `starts`. Raises: ValueError when a first prompt does not fit.
+    """
+    trajectories = [Trajectory(tuple(seed), member) for seed, member in starts]
+    episodes, users = [make_episode(config) for _ in starts], []
+    for trajectory, episode in zip(trajectories, episodes, strict=True):
+        trajectory.system, user = episode.reset(trajectory.seed, split=split, member=trajectory.member)
+        users.append(user)
+    history: list[list[int]] = [[] for _ in starts]  # every token so far
+    prompts: list[list[int]] = [[] for _ in starts]  # the tokens put before the response under way
+
+    def ask(i: int, prompt: list[int]) -> bool:
+        """Hand the next turn to the engine; False when nothing more fits into the context."""
+        room = min(config.max_response_tokens, config.max_context_tokens - len(history[i]) - len(prompt))
+        if room < 1:
+            return False
+        prompts[i] = prompt
+        history[i] += prompt
+        t = trajectories[i]
+        seed = (*noise_seed, *t.seed, t.member, len(t.turns))
+        engine.add(i, history[i], max_tokens=room, temperature=temperature, seed=seed)
+        return True
+
+    for i, trajectory in enumerate(trajectories):
+        prompt = chat.opening(trajectory.system, users[i])
+        if not ask(i, prompt):
+            raise ValueError(f"the first prompt has {len(prompt)} tokens; max_context_tokens={config.max_context_tokens}")
+    while engine.busy:
+        for sample in engine.step():
+            i, trajectory = sample.key, trajectories[sample.key]
+            history[i] += sample.ids
+            text = chat.decode(sample.ids)
+            outcome = episodes[i].step(text)
+            trajectory.turns.append(
+                Turn(prompts[i], sample.ids, sample.logprobs, outcome.reward, text, users[i], outcome.info)
+            )
+            trajectory.status, users[i] = outcome.status or "", outcome.user
+            closed = sample.ids[-1] == chat.end
+            if not trajectory.status and not ask(i, chat.following(outcome.user, closed=closed)):
+                trajectory.status = "out_of_tokens"
+            if trajectory.status:
+                engine.release(i)
+                on_done()
+    return trajectories
+
+
+def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over trajectories (see the metric glossary in README); fractions are over turns or statements."""
+    turns = [turn for t in trajectories for turn in t.turns]
+    checked = sum(turn.info["statements_checked"] for turn in turns)
+    n = len(trajectories)
+    return {
+        "success": sum(t.success for t in trajectories) / n,
+        "reward": sum(t.score for t in trajectories) / n,
+        "num_turns": len(turns) / n,
+        "num_actions": sum(t.num_actions for t in trajectories) / n,
+        "valid_frac": sum(turn.info["format_ok"] for turn in turns) / len(turns),
+        "effective_frac": sum(turn.info["effective"] for turn in turns) / len(turns),
+        "thought_true_frac": sum(turn.info["statements_true"] for turn in turns) / max(checked, 1),
+        "thoughts_per_turn": checked / len(turns),
+        "response_length": sum(t.num_response_tokens for t in trajectories) / n,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the in-process engine
+
+
+class TorchEngine:
+    """Batched decoding with a static KV cache (layers, rows, kv_heads, positions, D) that persists over turns.
+
+    Live rows are the first `len(self.rows)` of the cache, so a decode step works on contiguous views; a row that is
+    released is overwritten by the last one. A token is drawn by inverse CDF from one uniform number that depends on
+    the request's seed and the position only. It samples from the model object it is given: weights are never copied.
+    """
+
+    def __init__(self, model, *, eos_id: int, max_running: int, max_context_tokens: int):
+        config, device = model.config, next(model.parameters()).device
+        self.model, self.eos_id, self.max_running = model, eos_id, max_running
+        heads_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        shape = (config.num_hidden_layers, max_running, config.num_key_value_heads, max_context_tokens, heads_dim)
+        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        counters = torch.zeros(4, max_running, dtype=torch.long, device=device)
+        self.length, self.next_token, self.count, self.budget = counters
+        self.temperature = torch.ones(max_running, device=device)
+        self.noise, self.out_logprobs = torch.zeros(2, max_running, max_context_tokens, device=device)
+        self.out_ids = torch.zeros(max_running, max_context_tokens, dtype=torch.long, device=device)
+        self.rows: list[int] = []  # key of every live row
+        self.ids: dict[int, list[int]] = {}  # tokens of a live row whose keys and values are cached, by key
+        self.first_prompt: dict[tuple[int, ...], int] = {}  # first prompt -> key of a live row that has it cached
+        self.waiting: list[tuple] = []
+        self.num_steps = self.num_prefilled = self.num_sampled = 0  # what bench.py reports
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.rows or self.waiting)
+
+    def add(self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Sequence[int]) -> None:
+        """Ask for a response to the token history `ids`. A key that was added before must extend its own history."""
+        self.waiting.append((key, list(ids), max_tokens, temperature, seed))
+
+    def release(self, key: int) -> None:
+        """Forget a trajectory; the last live row moves into its place."""
+        row, last = self.rows.index(key), len(self.rows) - 1
+        self.first_prompt = {prompt: owner for prompt, owner in self.first_prompt.items() if owner != key}
+        del self.ids[key]
+        if row != last:
+            used = int(self.length[last])
+            for cache in (self.keys, self.values):
+                cache[:, row, :, :used] = cache[:, last, :, :used]
+            for state in (self.length, self.next_token, self.count, self.budget, self.temperature, self.noise,
+                          self.out_ids, self.out_logprobs):  # fmt: skip
+                state[row] = state[last]
+            self.rows[row] = self.rows[last]
+        self.rows.pop()
+
+    @torch.inference_mode()
+    def step(self) -> list[Sample]:
+        """Admit what waits, prefill its new tokens, then draw one token for every live row; return what finished."""
+        self._admit()
+        n = len(self.rows)
+        logits = self._forward(_DecodeLayout(self, n), self.next_token[:n], self.length[:n])  # (n, V)
+        self.length[:n] += 1
+        tokens, logprobs = self._draw(logits, n)
+        rows = torch.arange(n, device=tokens.device)
+        self.out_ids[rows, self.count[:n]] = tokens
+        self.out_logprobs[rows, self.count[:n]] = logprobs
+        self.count[:n] += 1
+        self.next_token[:n] = tokens
+        self.num_steps, self.num_sampled = self.num_steps + 1, self.num_sampled + n
+        done = ((tokens == self.eos_id) | (self.count[:n] == self.budget[:n])).nonzero()[:, 0].tolist()
+        return [self._finish(row) for row in done]
+
+    def _finish(self, row: int) -> Sample:
+        key, count = self.rows[row], int(self.count[row])
+        ids = self.out_ids[row, :count].tolist()
+        self.ids[key] += ids[:-1]  # the last sampled token has no keys and values yet; it is fed with the next prompt
+        return Sample(key, ids, self.out_logprobs[row, :count].tolist())
+
+    def _admit(self) -> None:
+        """Give rows to waiting requests and prefill all but the last of their new tokens."""
+        segments, copies, postponed = [], [], []
+        for key, ids, max_tokens, temperature, seed in self.waiting:
+            if key not in self.ids:
+                if len(self.rows) == self.max_running:
+                    postponed.append((key, ids, max_tokens, temperature, seed))
+                    continue
+                self.rows.append(key)
+                self.ids[key] = []
+            row, cached = self.rows.index(key), self.ids[key]
+            assert ids[: len(cached)] == cached, "a trajectory's history must extend what was sampled"
+            donor = self.first_prompt.setdefault(tuple(ids), key) if not cached else key
+            if donor != key:
+                copies.append((self.rows.index(donor), row, len(ids) - 1))
+            elif len(ids) - 1 > len(cached):
+                segments.append((row, len(cached), ids[len(cached) : -1]))
+            self.ids[key] = ids
+            self.length[row], self.next_token[row], self.count[row] = len(ids) - 1, ids[-1], 0
+            self.budget[row], self.temperature[row] = max_tokens, temperature
+            self.noise[row, :max_tokens] = torch.from_numpy(np.random.default_rng(seed).random(max_tokens, np.float32))
+        self.waiting = postponed
+        for part in _by_tokens(segments, 16384):
+            tokens = torch.tensor([t for _, _, new in part for t in new], device=self.length.device)
+            positions = torch.cat([torch.arange(start, start + len(new)) for _, start, new in part]).to(tokens.device)
+            self._forward(_PrefillLayout(self, part), tokens, positions, head=False)
+            self.num_prefilled += len(tokens)
+        for source, row, used in copies:
+            for cache in (self.keys, self.values):
+                cache[:, row, :, :used] = cache[:, source, :, :used]
+
+    def _forward(self, layout, tokens: Tensor, positions: Tensor, *, head: bool = True) -> Tensor | None:
+        hidden = self.model.model(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout
+        ).last_hidden_state[0]
+        return self.model.lm_head(hidden).float() if head else None
+
+    def _draw(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """One token per row from softmax(logits / temperature), arg max at temperature 0; and its log-prob."""
+        temperature = self.temperature[:n, None]
+        logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (n, V)
+        cdf = logp.exp().cumsum(-1)
+        u = self.noise[:n].gather(1, self.count[:n, None]) * cdf[:, -1:]
+        tokens = torch.searchsorted(cdf, u, right=True).clamp_max(logits.shape[-1] - 1)  # (n, 1)
+        tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))
+        return tokens[:, 0], logp.gather(1, tokens)[:, 0]
+
+
+def _by_tokens(segments: list[tuple], budget: int) -> list[list[tuple]]:
+    """Split prefill segments into forwards of at most `budget` tokens (at least one segment each)."""
+    parts, used = [], budget
+    for segment in segments:
+        if used + len(segment[2]) > budget:
+            parts.append([])
+            used = 0
+        parts[-1].append(segment)
+        used += len(segment[2])
+    return parts
+
+
+class _PrefillLayout:
+    """New tokens of several rows in one pack: store their keys and values, attend to everything cached of the row."""
+
+    def __init__(self, engine: TorchEngine, segments: list[tuple]):
+        self.engine, self.segments = engine, segments
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        pieces, at = [], 0
+        for row, start, new in self.segments:
+            end, piece = start + len(new), slice(at, at + len(new))
+            keys, values = self.engine.keys[layer_idx, row], self.engine.values[layer_idx, row]
+            keys[:, start:end], values[:, start:end] = k[:, piece], v[:, piece]
+            mask = torch.ones(len(new), end, dtype=torch.bool, device=q.device).tril(start) if start else None
+            pieces.append(
+                F.scaled_dot_product_attention(
+                    q[None, :, piece], keys[None, :, :end].to(q.dtype), values[None, :, :end].to(q.dtype),
+                    attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True,
+                )[0]
+            )  # fmt: skip
+            at += len(new)
+        return torch.cat(pieces, dim=1).transpose(0, 1)  # (T, heads, D)
+
+
+class _DecodeLayout:
+    """One new token for each of the first n rows; query heads that share a key head form one small batch."""
+
+    def __init__(self, engine: TorchEngine, n: int):
+        self.engine, self.rows, self.at = engine, torch.arange(n, device=engine.length.device), engine.length[:n]
+        self.span = int(self.at.max()) + 1  # the shortest attention span that all live rows need
+        beyond = torch.arange(self.span, device=self.at.device) > self.at[:, None]  # (n, span)
+        self.bias = torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, -torch.inf)[:, None, None]
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        n, (kv_heads, dim) = len(self.rows), (k.shape[0], q.shape[-1])
+        keys, values = self.engine.keys[layer_idx], self.engine.values[layer_idx]
+        for cache, new in ((keys, k), (values, v)):
+            cache[self.rows, :, self.at] = new.transpose(0, 1).to(cache.dtype)
+        keys, values = (cache[:n, :, : self.span].to(q.dtype) for cache in (keys, values))
+        q = q.transpose(0, 1).reshape(n, kv_heads, -1, dim)  # (n, kv_heads, group, D)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=self.bias.to(q.dtype), scale=scale)
+        return out.reshape(n, -1, dim)  # (n, heads, D)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# packing for training
+
+
+@dataclass
+class Batch:
+    """Trajectories packed one after the other. T tokens, R of them sampled."""
+
+    ids: Tensor  # (T,) int64
+    position_ids: Tensor  # (T,) int64, restart at 0 in every trajectory
+    lengths: list[int]  # tokens of each trajectory, sum T
+    response_index: Tensor  # (R,) int64, places of the sampled tokens
+
+
+def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu") -> Batch:
+    """Pack trajectories for `Policy` and `Critic`."""
+    lengths = [len(t.ids) for t in trajectories]
+    mask = torch.tensor([flag for t in trajectories for flag in t.response_mask])
+    return Batch(
+        torch.tensor([token for t in trajectories for token in t.ids], device=device),
+        torch.cat([torch.arange(n) for n in lengths]).to(device),
+        lengths,
+        mask.nonzero()[:, 0].to(device),
+    )
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of trajectories in packs of at most `max_tokens` tokens (a longer one stands alone), longest first.
+
+    >>> micro_batches([30, 10, 20, 40], 50)
+    [[3], [0, 2], [1]]
+    """
+    packs, used = [], max_tokens + 1
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if used + lengths[i] > max_tokens:
+            packs.append([])
+            used = 0
+        packs[-1].append(i)
+        used += lengths[i]
+    return packs

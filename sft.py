@@ -1,0 +1,170 @@
+"""Supervised fine-tuning on scripted demonstrations; the warm start of the tiny model.
+
+Demonstrations are whole dialogues in the exact format of the rollouts. The `<think>` text states what is true of the
+board; the answer commits 1 to `sft_actions` moves of the optimal plan. Two phases:
+1. clean: until the board is read (`sft_steps`);
+2. noisy: a short phase in which a turn is replaced with probability `sft_noise` by a move that does not look at the
+   board's dangers (`sft_noisy_steps`). It sets the starting success of RL: noise spoils the action, not the features.
+Measured on held-out instances apart from success: well-formed turns, and true statements in `<think>`.
+
+    python sft.py config/frozenlake_ppo.py config/tiny.py                    # what `make train` does first
+    python sft.py config/sokoban_ppo.py --model=PATH --sft_steps=200         # plain SFT of any Qwen2-family model
+"""
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from configurator import Config, fail_clearly, load_config
+from envs import format_response
+from model import Policy, build_tiny, load_model
+from rollout import Chat, TorchEngine, Trajectory, Turn, collect, make_episode, pack, summarize
+
+SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
+
+
+def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Trajectory:
+    """Play training instance `index` by plan, with a fraction `noise` of the turns spoiled; the response tokens are
+    what a policy would have sampled."""
+    seed = (config.seed, SEED_DEMOS, index)
+    episode, rng = make_episode(config), np.random.default_rng([*seed, int(noise > 0)])
+    trajectory = Trajectory(seed, 0)
+    trajectory.system, user = episode.reset(seed)
+    prompt = chat.opening(trajectory.system, user)
+    most = min(config.sft_actions, config.actions_per_turn)
+    while not trajectory.status:
+        k = min(int(rng.integers(1, most + 1)), episode.env.actions_left)
+        thought = " ".join(episode.env.statements()) if config.think else ""
+        actions = episode.env.plan(k, config.max_turns - episode.turn_idx)
+        if not actions or rng.random() < noise:
+            blind = rng.random() < 0.5
+            actions = [episode.env.greedy()] if blind else rng.choice(episode.env.actions, k).tolist()
+        text = format_response(thought, actions, think=config.think)
+        outcome = episode.step(text)
+        ids = [*chat.encode(text), chat.end]
+        trajectory.turns.append(Turn(prompt, ids, [], outcome.reward, text, user, outcome.info))
+        trajectory.status, user = outcome.status or "", outcome.user
+        prompt = chat.following(user, closed=True)
+        if len(trajectory.ids) + len(prompt) > config.max_context_tokens:
+            trajectory.status = trajectory.status or "out_of_tokens"
+    return trajectory
+
+
+def make_optimizers(policy: Policy, config: Config, scale: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks where `sft_muon_lr` is set, AdamW for everything else."""
+    matrices = [p for n, p in policy.named_parameters() if p.ndim == 2 and "layers" in n and config.sft_muon_lr]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in policy.parameters() if id(p) not in chosen]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=config.sft_lr * scale, betas=(0.9, 0.99), weight_decay=0.0)
+    ]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=config.sft_muon_lr * scale, weight_decay=0.0))
+    return optimizers
+
+
+def imitate(
+    policy: Policy, demos: Sequence[Trajectory], config: Config, *, steps: int, scale: float, name: str
+) -> float:
+    """Minimise the token mean of -log p over the response tokens; cosine schedule with a short warm-up.
+
+    Returns: loss of the last tenth of the steps, nats per token."""
+    device = next(policy.parameters()).device
+    optimizers = make_optimizers(policy, config, scale)
+    peaks = [group["lr"] for o in optimizers for group in o.param_groups]
+    rng = np.random.default_rng([config.seed, SEED_ORDER, len(demos)])
+    order = np.concatenate([rng.permutation(len(demos)) for _ in range(-(-steps * config.sft_batch_size // len(demos)))])
+    losses = []
+    bar = tqdm(range(steps), desc=name, unit="step", mininterval=2)
+    for step in bar:
+        ramp = min(1.0, (step + 1) / min(20, steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        for group, peak in zip((g for o in optimizers for g in o.param_groups), peaks, strict=True):
+            group["lr"] = peak * ramp
+        batch = pack([demos[i] for i in order[step * config.sft_batch_size :][: config.sft_batch_size]], device)
+        logprobs, _ = policy(batch.ids, batch.position_ids, batch.lengths, batch.response_index, 1.0)  # (R,)
+        loss = -logprobs.mean()
+        if not torch.isfinite(loss):
+            raise ValueError(f"{name}: the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr")
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+    return float(np.mean(losses[-max(1, steps // 10) :]))
+
+
+def probe(model, chat: Chat, config: Config, size: int = 256) -> dict[str, float]:
+    """Held-out instances (not the evaluation prompts) at the evaluation temperature and at T=1."""
+    engine = TorchEngine(model, eos_id=chat.end, max_running=config.max_running, max_context_tokens=config.max_context_tokens)
+    report = {}
+    for temperature in (config.eval_temperature, 1.0):
+        played = collect(engine, chat, config, [((i,), 0) for i in range(size)], split="heldout",
+                         temperature=temperature, noise_seed=(config.seed, SEED_PROBE))  # fmt: skip
+        keys = ("success", "valid_frac", "thought_true_frac", "num_turns", "num_actions")
+        report |= {f"{k}@T={temperature:g}": round(v, 4) for k, v in summarize(played).items() if k in keys}
+    return report
+
+
+def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
+    """Train (or find in the cache) the supervised start of a config; returns the folder with `clean/`, `start/`
+    (Hugging Face models) and report.json. The key covers every setting and source file that the result depends on."""
+    used = {k: v for k, v in asdict(config).items() if k.startswith("sft_") or k in (
+        "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
+        "model", "init_from", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature")}  # fmt: skip
+    here = Path(__file__).parent
+    sources = [(here / name).read_bytes() for name in ("envs.py", "model.py", "rollout.py", "sft.py")]
+    digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode() + b"".join(sources) + torch.__version__.encode())
+    folder = Path(root) / digest.hexdigest()[:12]
+    if (folder / "report.json").is_file():
+        print(f"warm start: found in {folder}")
+        return folder
+    began, partial = time.process_time(), folder.with_suffix(".partial")
+    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    tiny = config.model == "tiny" and not config.init_from
+    model, tokenizer = build_tiny(config.seed) if tiny else load_model(config.init_from or config.model)
+    policy, chat = Policy(model.to(device)), Chat(tokenizer)
+    report = {"config": used, "parameters": sum(p.numel() for p in model.parameters())}
+    shutil.rmtree(partial, ignore_errors=True)
+    for stage, steps, noise, scale in (
+        ("clean", config.sft_steps, 0.0, 1.0),
+        ("start", config.sft_noisy_steps, config.sft_noise, config.sft_noisy_lr_scale),
+    ):
+        if steps:
+            count = min(config.sft_demos, steps * config.sft_batch_size)
+            demos = [demonstration(config, chat, i, noise=noise) for i in range(count)]
+            report[f"{stage}_demo_success"] = sum(d.success for d in demos) / len(demos)
+            report[f"{stage}_loss"] = imitate(policy, demos, config, steps=steps, scale=scale, name=f"sft {stage}")
+        report[stage] = probe(model, chat, config)
+        print(f"warm start, {stage}: {report[stage]}", flush=True)
+        model.save_pretrained(partial / stage)
+        tokenizer.save_pretrained(partial / stage)
+    report["cpu_s"] = round(time.process_time() - began, 1)
+    (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    print(f"warm start: {report['parameters']:,} parameters, {report['cpu_s']} CPU-seconds, written to {folder}")
+    return folder
+
+
+def main(argv: list[str]) -> None:
+    config, _, _ = load_config(argv)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    if not config.sft_steps + config.sft_noisy_steps:
+        raise ValueError("nothing to do: sft_steps and sft_noisy_steps are 0; give --sft_steps=N or add config/tiny.py")
+    warm_start(config)
+
+
+if __name__ == "__main__":
+    fail_clearly(main)

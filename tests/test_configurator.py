@@ -1,0 +1,481 @@
+"""Settings: files and command line go through one check, and every mistake gets a sentence that names it.
+
+Run with:  python -m pytest -q tests/test_configurator.py
+"""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Optional, Union
+
+import pytest
+
+import configurator
+from configurator import Config, check_type, describe, help_text, load_config, load_saved, parse_text, save_config
+
+ROOT = Path(configurator.__file__).resolve().parent
+EXPERIMENTS = sorted(
+    f"{env}_{estimator}" for env in ("bandit", "sokoban", "frozenlake") for estimator in ("ppo", "grpo")
+)
+OVERLAYS = ["frozenlake_det", "frozenlake_v1", "starpo_vanilla", "tiny"]
+
+
+def load(*argv):
+    return load_config(list(argv))[0]
+
+
+def config_file(folder, text, name="mine.py"):
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def shipped(name):
+    return str(ROOT / "config" / f"{name}.py")
+
+
+# ---- what is accepted ----
+
+
+def test_defaults():
+    config, extras, sources = load_config([])
+    assert replace(config, out_dir="") == Config()
+    assert extras == {} and set(sources.values()) == {"default"} and set(sources) == set(asdict(config))
+
+
+def test_file_then_command_line_last_wins(tmp_path):
+    path = config_file(tmp_path, "seed = 1\nlearning_rate = 2e-6\n")
+    config, _, sources = load_config(["--seed=7", "--gamma=0.5", path, "--learning_rate=3e-6"])
+    assert (config.seed, config.gamma, config.learning_rate) == (1, 0.5, 3e-6)
+    assert sources["seed"] == path
+    assert sources["gamma"] == sources["learning_rate"] == "command line" and sources["lam"] == "default"
+
+
+def test_later_file_wins(tmp_path):
+    first, second = config_file(tmp_path, "seed = 1", "a.py"), config_file(tmp_path, "seed = 2", "b.py")
+    assert load(first, second).seed == 2
+    assert load(second, first).seed == 1
+
+
+def test_int_is_fine_for_float(tmp_path):
+    for config in (load("--learning_rate=1"), load(config_file(tmp_path, "learning_rate = 1"))):
+        assert config.learning_rate == 1.0 and type(config.learning_rate) is float
+
+
+def test_text_stays_text_on_the_command_line():
+    assert load("--model=123").model == "123"
+    assert load("--model=None").model == "None"
+    assert load("--init_from=").init_from == ""
+
+
+def test_split_at_the_first_equals_sign():
+    assert load("--env=bandit:pair=phoenix,x=1").env == "bandit:pair=phoenix,x=1"
+
+
+def test_bool_from_the_command_line():
+    assert load("--think=False").think is False and load("--think=True").think is True
+
+
+def test_negative_and_exponent_numbers():
+    assert load("--format_penalty=-0.2").format_penalty == -0.2
+    assert load("--learning_rate=1e-6").learning_rate == 1e-6
+
+
+def test_file_helpers_are_ignored(tmp_path):
+    text = "import math, time\nfrom pathlib import Path\n_base = 4\ndef twice(x):\n    return 2 * x\n"
+    text += "class Helper:\n    pass\nnum_groups = twice(_base)\nseed = math.floor(3.7)\n"
+    config = load(config_file(tmp_path, text))
+    assert (config.num_groups, config.seed) == (8, 3)
+
+
+@pytest.mark.parametrize("wanted", [float | None, Optional[float], Union[None, float]])  # noqa: UP007, UP045
+def test_optional_takes_none_and_its_type(wanted):
+    assert check_type("key", parse_text("None", wanted), wanted, "command line") is None
+    assert check_type("key", parse_text("2", wanted), wanted, "command line") == 2.0
+    assert parse_text("None", str | None) is None and parse_text("x", str | None) == "x"
+    with pytest.raises(TypeError, match=r"key wants .*, got 'x' \(str\) from command line"):
+        check_type("key", parse_text("x", wanted), wanted, "command line")
+
+
+def test_tuple_of_text():
+    wanted = tuple[str, ...]
+    assert parse_text("a, b", wanted) == ("a", "b") and parse_text("", wanted) == ()
+    assert check_type("key", ["a", "b"], wanted, "f.py") == ("a", "b") == check_type("key", ("a", "b"), wanted, "f.py")
+    for wrong in (["a", 1], "a,b", None):
+        with pytest.raises(TypeError, match="key wants tuple.* from f.py"):
+            check_type("key", wrong, wanted, "f.py")
+
+
+def test_extra_options_are_returned_apart():
+    argv = ["--player=oracle", "--episodes=3", "--plain=True", "--note=x", "--seed=1"]
+    extra = {"player": "", "json": "", "episodes": 1, "plain": False, "note": None}
+    config, extras, sources = load_config(argv, extra=extra)
+    assert extras == {"player": "oracle", "json": "", "episodes": 3, "plain": True, "note": "x"}
+    assert config.seed == 1 and "player" not in sources
+    assert extra["player"] == ""  # the caller's dict is unchanged
+
+
+# ---- what is refused, and in which words ----
+
+
+def test_unknown_key_on_the_command_line_names_the_nearest():
+    with pytest.raises(ValueError, match="unknown key 'learing_rate' from command line: did you mean learning_rate"):
+        load("--learing_rate=1e-6")
+
+
+def test_unknown_key_in_a_file_names_the_file(tmp_path):
+    path = config_file(tmp_path, "learing_rate = 1e-3")
+    with pytest.raises(ValueError) as error:
+        load(path)
+    assert f"unknown key 'learing_rate' from {path}: did you mean learning_rate" in str(error.value)
+
+
+def test_up_to_three_near_names():
+    with pytest.raises(ValueError) as error:
+        load("--sft_step=1")
+    hint = str(error.value).split("did you mean ")[1]
+    assert "sft_steps" in hint and hint.count(" or ") <= 2
+
+
+def test_all_keys_when_nothing_is_near():
+    with pytest.raises(ValueError) as error:
+        load("--lr=1e-6")
+    assert "unknown key 'lr' from command line: the keys are out_dir, seed, " in str(error.value)
+    assert all(field.name in str(error.value) for field in fields(Config))
+
+
+def test_near_names_include_extra_options():
+    with pytest.raises(ValueError, match="unknown key 'playr' from command line: did you mean player"):
+        load_config(["--playr=oracle"], extra={"player": ""})
+
+
+def test_extra_options_are_for_the_command_line_only(tmp_path):
+    path = config_file(tmp_path, "player = 'oracle'")
+    with pytest.raises(ValueError, match="unknown key 'player' from .*mine.py"):
+        load_config([path], extra={"player": ""})
+    with pytest.raises(TypeError, match=r"episodes wants int, got 'many' \(str\) from command line"):
+        load_config(["--episodes=many"], extra={"episodes": 1})
+
+
+def test_the_parsers_own_variables_are_no_keys():
+    for key in ("key", "arg", "values", "__name__", ""):
+        with pytest.raises(ValueError, match=f"unknown key '{key}' from command line"):
+            load(f"--{key}=abc")
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--batch_size=16.0", "batch_size wants int, got 16.0 (float) from command line"),
+        ("--batch_size=True", "batch_size wants int, got True (bool) from command line"),
+        ("--batch_size=", "batch_size wants int, got '' (str) from command line"),
+        ("--batch_size=None", "batch_size wants int, got None (NoneType) from command line"),
+        ("--think=1", "think wants bool (True or False), got 1 (int) from command line"),
+        ("--think=true", "think wants bool (True or False), got 'true' (str) from command line"),
+        ("--learning_rate=abc", "learning_rate wants float, got 'abc' (str) from command line"),
+        ("--learning_rate=True", "learning_rate wants float, got True (bool) from command line"),
+        ("--seed=1=2", "seed wants int, got '1=2' (str) from command line"),
+    ],
+)
+def test_wrong_type_on_the_command_line(argument, message):
+    with pytest.raises(TypeError) as error:
+        load(argument)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("batch_size = '32'", "batch_size wants int, got '32' (str) from "),
+        ("batch_size = True", "batch_size wants int, got True (bool) from "),
+        ("model = 123", "model wants str, got 123 (int) from "),
+        ("model = None", "model wants str, got None (NoneType) from "),
+        ("learning_rate = float", "learning_rate wants float, got <class 'float'> (type) from "),
+    ],
+)
+def test_wrong_type_in_a_file(tmp_path, line, message):
+    path = config_file(tmp_path, line)
+    with pytest.raises(TypeError) as error:
+        load(path)
+    assert str(error.value) == message + path
+
+
+@pytest.mark.parametrize("argument", ["--seed", "seed=1", "-seed=1", "seed", "--verbose", "config/tiny", ""])
+def test_argument_of_no_known_form(argument):
+    with pytest.raises(ValueError) as error:
+        load(argument)
+    assert str(error.value).startswith(f"argument {argument!r} is neither a config/name.py file nor --key=value")
+    assert "--seed=1" in str(error.value)
+
+
+def test_missing_file():
+    with pytest.raises(ValueError, match="config file config/no_such.py does not exist"):
+        load("config/no_such.py")
+
+
+@pytest.mark.parametrize(
+    "text, cause, words",
+    [
+        ("seed = 1 / 0", ZeroDivisionError, "ZeroDivisionError: division by zero"),
+        ("seed = (", SyntaxError, "SyntaxError: '(' was never closed"),
+        ("seed = sead", NameError, "NameError: name 'sead' is not defined"),
+    ],
+)
+def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, words):
+    path = config_file(tmp_path, text)
+    with pytest.raises(ValueError) as error:
+        load(path)
+    assert f"config file {path} fails with {words}" in str(error.value)
+    assert isinstance(error.value.__cause__, cause)
+
+
+# ---- ranges ----
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--group_size=0", "group_size must be 1 or more, got 0"),
+        ("--actions_per_turn=0", "actions_per_turn must be 1 or more, got 0"),
+        ("--seed=-1", "seed must be 0 or more, got -1"),
+        ("--temperature=0", "temperature must be more than 0, got 0.0"),
+        ("--eval_temperature=-0.1", "eval_temperature must be 0 or more, got -0.1"),
+        ("--filter_keep=0", "filter_keep must be more than 0 and at most 1, got 0.0"),
+        ("--filter_keep=1.5", "filter_keep must be more than 0 and at most 1, got 1.5"),
+        ("--format_penalty=0.1", "format_penalty must be 0 or less, got 0.1"),
+        ("--gamma=1.1", "gamma must be between 0 and 1, got 1.1"),
+        ("--adam_beta2=1", "adam_beta2 must be at least 0 and less than 1, got 1.0"),
+        ("--eval_size=257", "eval_size must be between 1 and 256, got 257"),
+        ("--learning_rate=1e999", "learning_rate must be 0 or more, got inf"),
+        ("--engine=sglang", "engine must be one of torch, got 'sglang'"),
+        ("--estimator=ppo", "estimator must be one of gae, grpo, got 'ppo'"),
+        ("--observation=image", "observation must be one of grid, coord, relations, got 'image'"),
+        ("--device=tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ("--dtype=float16", "dtype must be one of auto, float32, bfloat16, got 'float16'"),
+    ],
+)
+def test_range(argument, message):
+    with pytest.raises(ValueError) as error:
+        load(argument)
+    assert str(error.value) == message
+
+
+def test_ranges_hold_for_files_and_for_direct_use(tmp_path):
+    with pytest.raises(ValueError, match="group_size must be 1 or more, got 0"):
+        load(config_file(tmp_path, "group_size = 0"))
+    with pytest.raises(ValueError, match="group_size must be 1 or more, got 0"):
+        Config(group_size=0)
+    with pytest.raises(ValueError, match="learning_rate must be 0 or more, got nan"):
+        Config(learning_rate=math.nan)
+
+
+def test_every_number_has_one_range():
+    ranged = [key for _, keys in configurator.RANGES.values() for key in keys.split()]
+    assert sorted(ranged) == sorted(field.name for field in fields(Config) if field.type in (int, float))
+
+
+def test_batch_is_no_more_than_the_filter_keeps():
+    # 8 groups * 0.25 = 2 groups of 16 = 32 trajectories
+    with pytest.raises(ValueError) as error:
+        load("--batch_size=64")
+    assert "batch_size (64) is more than the 32 trajectories kept" in str(error.value)
+    assert "filter_keep 0.25 of num_groups 8, group_size 16 each" in str(error.value)
+    assert load("--batch_size=64", "--filter_keep=0.5").batch_size == 64
+    # 2 groups * 0.25 is less than one group, and one is kept all the same
+    assert load("--num_groups=2", "--batch_size=16").num_groups == 2
+
+
+def test_batch_divides_what_the_filter_keeps():
+    # 12 groups * 0.25 = 3 groups of 16 = 48 trajectories; a second batch of 32 would lack 16
+    with pytest.raises(ValueError, match=r"batch_size \(32\) must divide the 48 trajectories kept"):
+        load("--num_groups=12")
+    assert load("--num_groups=12", "--batch_size=24").batch_size == 24
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--actions_per_turn=11", r"actions_per_turn \(11\) must not exceed actions_per_traj \(10\)"),
+        ("--max_response_tokens=4000", r"max_response_tokens \(4000\) must not exceed max_context_tokens \(3600\)"),
+        ("--micro_batch_tokens=3599", r"max_context_tokens \(3600\) must not exceed micro_batch_tokens \(3599\)"),
+    ],
+)
+def test_pairs_that_contradict(argument, message):
+    with pytest.raises(ValueError, match=message):
+        load(argument)
+
+
+# ---- out_dir ----
+
+
+def test_out_dir(tmp_path):
+    assert load().out_dir == "out/default"
+    assert load("--seed=2").out_dir == "out/default_s2"
+    first, second = config_file(tmp_path, "", "first.py"), config_file(tmp_path, "", "second.py")
+    assert load(first, second).out_dir == "out/first"
+    assert load(first, "--seed=1").out_dir == "out/first_s1"
+    assert load(first, "--seed=1", "--out_dir=out/mine").out_dir == "out/mine"
+    assert load(config_file(tmp_path, "out_dir = 'out/file'"), "--seed=1").out_dir == "out/file_s1"
+
+
+# ---- shipped configs ----
+
+
+def test_every_shipped_config_is_known():
+    assert sorted(path.stem for path in (ROOT / "config").glob("*.py")) == sorted(EXPERIMENTS + OVERLAYS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_loads_alone_and_tiny(name):
+    env, algorithm = name.split("_")
+    config, small = load(shipped(name)), load(shipped(name), shipped("tiny"))
+    assert config.env.split(":")[0] == small.env.split(":")[0] == env
+    assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
+    assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
+    assert (config.num_groups * config.group_size, config.batch_size) == (128, 32)  # as the headers say
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_overlay_loads_on_an_experiment(name):
+    base, config = load(shipped("frozenlake_ppo")), load(shipped("frozenlake_ppo"), shipped(name))
+    changed = {key for key, value in asdict(config).items() if value != getattr(base, key)}
+    assert changed and "out_dir" not in changed and "estimator" not in changed
+
+
+def test_ppo_and_grpo_differ_in_the_estimator_only():
+    for env in ("bandit", "sokoban", "frozenlake"):
+        ppo, grpo = load(shipped(f"{env}_ppo")), load(shipped(f"{env}_grpo"))
+        assert replace(ppo, estimator="grpo", out_dir=grpo.out_dir) == grpo
+
+
+# ---- saving and printing ----
+
+
+def test_save_and_load_again(tmp_path):
+    config, _, sources = load_config([shipped("bandit_grpo"), "--seed=5", "--kl_coef=0.25"])
+    path = save_config(config, sources, tmp_path / "run")
+    assert load_saved(path) == load_saved(tmp_path / "run") == config
+    record = json.loads(path.read_text())
+    assert set(record) == {"config", "sources", "git_commit", "launch"}
+    assert record["sources"]["kl_coef"] == "command line" and record["launch"] == sys.argv
+
+
+def test_saved_config_with_mistakes(tmp_path):
+    path = tmp_path / "config.json"
+    for text, message in [
+        ('{"config": {"sead": 1}}', "unknown key 'sead' from .*config.json: did you mean seed"),
+        ('{"config": {"group_size": 0}}', "group_size must be 1 or more, got 0"),
+        ("{", "config.json is not a saved config .JSONDecodeError"),
+        ("{}", "config.json is not a saved config .KeyError: 'config'"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_saved(path)
+    with pytest.raises(ValueError, match="nothing is not a saved config .FileNotFoundError"):
+        load_saved(tmp_path / "nothing")
+    path.write_text('{"config": {"seed": 3}}')
+    assert load_saved(path) == Config(seed=3)
+
+
+def git(folder, *args):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.check_output(["git", *identity, *args], cwd=folder, text=True).strip()
+
+
+def test_git_commit_and_dirty(tmp_path, monkeypatch):
+    monkeypatch.setattr(configurator, "__file__", str(tmp_path / "configurator.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert configurator.git_commit() is None  # no repository
+    (tmp_path / "configurator.py").write_text("# one\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert configurator.git_commit() == commit
+    (tmp_path / "configurator.py").write_text("# two\n")
+    assert configurator.git_commit() == f"{commit}-dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert configurator.git_commit() is None  # no git
+
+
+def test_describe_shows_what_was_given():
+    path = shipped("frozenlake_grpo")
+    config, _, sources = load_config([path, "--seed=1"])
+    assert describe(config, sources).splitlines() == [
+        "out_dir = 'out/frozenlake_grpo_s1' (default)",
+        "seed = 1 (command line)",
+        f"env = 'frozenlake:size=4,frozen_prob=0.8,success_rate=0.8' ({path})",
+        f"estimator = 'grpo' ({path})",
+    ]
+
+
+def test_every_field_has_a_comment_and_is_in_the_help():
+    text = help_text("What the script does.")
+    assert text.startswith("What the script does.")
+    for field in fields(Config):
+        lines = [line for line in text.splitlines() if line.startswith(f"  --{field.name}=")]
+        assert len(lines) == 1, field.name
+        shown, comment = lines[0].split("  # ", 1)
+        assert shown.strip() != "" and len(comment) > 10, field.name
+        default = shown.split("=", 1)[1].strip('"')
+        assert check_type(field.name, parse_text(default, field.type), field.type, "help") == field.default
+    for group in ("run", "environment", "model", "rollout", "StarPO", "update", "evaluation"):
+        assert f"\n{group}:\n" in text
+
+
+# ---- scripts ----
+
+SCRIPT = '''"""What this script is for."""
+from configurator import fail_clearly, load_config
+
+def main(argv):
+    config, _, _ = load_config(argv)
+    if config.seed == 9:
+        open("/no/such/file")
+    if config.seed == 8:
+        raise ValueError("first line\\nsecond line")
+    print("seed", config.seed)
+
+if __name__ == "__main__":
+    fail_clearly(main)
+'''
+
+
+def run_script(folder, *argv, **env):
+    (folder / "script.py").write_text(SCRIPT)
+    env = {"PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([sys.executable, "script.py", *argv], cwd=folder, env=env, capture_output=True, text=True)
+
+
+def test_script_runs(tmp_path):
+    done = run_script(tmp_path, "--seed=4")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "seed 4\n", "")
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--sead=1", "error: unknown key 'sead' from command line: did you mean seed?\n"),
+        ("--seed=x", "error: seed wants int, got 'x' (str) from command line\n"),
+        ("--seed=9", "error: [Errno 2] No such file or directory: '/no/such/file'\n"),
+        ("--seed=8", "error: first line second line\n"),
+    ],
+)
+def test_script_fails_in_one_line(tmp_path, argument, message):
+    done = run_script(tmp_path, argument)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+def test_script_shows_the_traceback_on_request(tmp_path):
+    done = run_script(tmp_path, "--sead=1", NANORAGEN_TRACEBACK="1")
+    assert done.returncode == 1 and "Traceback" in done.stderr and "ValueError: unknown key 'sead'" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_script_help(tmp_path, flag):
+    done = run_script(tmp_path, "--nonsense", flag)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("What this script is for.")
+    assert all(f"--{field.name}=" in done.stdout for field in fields(Config))
