@@ -18,7 +18,7 @@ import difflib
 import inspect
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -107,24 +107,18 @@ class Env:
 class Bandit(Env):
     """Two arms known by name only. Low arm: 0.1 for sure; high arm: 1 with probability 0.25, else 0. One action."""
 
-    PAIRS = {  # (low arm, high arm); `*_test` pairs are for generalisation only
-        "phoenix": [("Phoenix", "Dragon")],
-        "trader": [("Trader", "Librarian")],
-        "engineer": [("Engineer", "Teacher")],
-        "teacher": [("Teacher", "Engineer")],
-        "librarian": [("Librarian", "Trader")],
-        "jobs": [
-            ("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"),
-            ("Accountant", "StockBroker"), ("Engineer", "RealEstateAgent"), ("Pharmacist", "Musician"), ("Clerk", "Freelancer"),
-            ("Technician", "Youtuber"), ("Planner", "Artist"), ("Postman", "Pilot"), ("Banker", "VentureCapitalist"),
-            ("Gardener", "Cryptominer"),
-        ],
-        "jobs_test": [
-            ("Receptionist", "Explorer"), ("Archivist", "Filmmaker"), ("Bookkeeper", "Consultant"),
-            ("SocialWorker", "Photographer"), ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
-            ("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator"),
-        ],
-    }  # fmt: skip
+    PAIRS = {  # low arm/high arm; `jobs_test` is for generalisation only
+        "phoenix": "Phoenix/Dragon",
+        "trader": "Trader/Librarian",
+        "engineer": "Engineer/Teacher",
+        "teacher": "Teacher/Engineer",
+        "librarian": "Librarian/Trader",
+        "jobs": "Teacher/Trader Nurse/StartupFounder Librarian/Investor Accountant/StockBroker "
+        "Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber Planner/Artist "
+        "Postman/Pilot Banker/VentureCapitalist Gardener/Cryptominer",
+        "jobs_test": "Receptionist/Explorer Archivist/Filmmaker Bookkeeper/Consultant SocialWorker/Photographer "
+        "Mechanic/GameDesigner Secretary/Entrepreneur Cashier/DataScientist CivilServant/StartupAccelerator",
+    }
     LOW, HIGH_PROB = 0.1, 0.25
     repeats = True  # two prompts a pair: training and evaluation share them
 
@@ -135,8 +129,8 @@ class Bandit(Env):
         self.pair = pair
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        pairs = self.PAIRS[self.pair]
-        low, high = pairs[int(rng.integers(len(pairs)))]
+        pairs = self.PAIRS[self.pair].split()
+        low, high = pairs[rng.integers(len(pairs))].split("/")
         return ("bandit", low, high, bool(rng.integers(2)))
 
     def _start(self, instance: tuple) -> None:
@@ -195,6 +189,9 @@ class Grid(Env):
         row, col = self._rowcol(cell)
         return f"({row + 1},{col + 1})"
 
+    def _rows(self, symbol: Callable[[int], str]) -> str:
+        return "\n".join("".join(symbol(r * self.size + c) for c in range(self.size)) for r in range(self.size))
+
     def observe(self) -> str:
         if self.observation_mode == "grid":
             return self.render()
@@ -215,10 +212,8 @@ class FrozenLake(Grid):
     def __init__(self, *, size: int = 4, frozen_prob: float = 0.8, success_rate: float = 0.8, **common):
         super().__init__(**common)
         if not (2 <= size <= 9 and 0 < frozen_prob <= 1 and 0 < success_rate <= 1):
-            raise ValueError(
-                f"frozenlake wants 2 <= size <= 9, 0 < frozen_prob <= 1 and 0 < success_rate <= 1, "
-                f"got size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}"
-            )
+            given = f"size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}"
+            raise ValueError(f"frozenlake wants size 2..9, 0 < frozen_prob <= 1, 0 < success_rate <= 1, got {given}")
         self.size, self.frozen_prob, self.success_rate = size, frozen_prob, success_rate
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -248,9 +243,7 @@ class FrozenLake(Grid):
                 return "√" if cell == self.goal else "X" if cell in self.holes else "P"
             return "G" if cell == self.goal else "O" if cell in self.holes else "_"
 
-        return "\n".join(
-            "".join(symbol(r * self.size + c) for c in range(self.size)) for r in range(self.size)
-        )  # fmt: skip
+        return self._rows(symbol)
 
     def coordinates(self) -> str:
         holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
@@ -268,12 +261,9 @@ class FrozenLake(Grid):
         extra = {
             "grid": "",
             "coord": " Places are (row,column), counted from 1 at the top left.",
-            "relations": " Below the board: the way to the goal, and to each hole within two moves.",
+            "relations": " Below the board: the way to the goal and to each hole within two moves.",
         }[self.observation_mode]
-        return (
-            f"Walk over the ice from P to the goal G. A hole O ends the game. {slip}\n"
-            "Symbols: P you, _ ice, O hole, G goal." + extra
-        )
+        return f"You are P. Walk over the ice _ to the goal G; a hole O ends the game. {slip}{extra}"
 
     def statements(self) -> list[str]:
         near = [lake_neighbour(self.size, self.player, i) for i in range(4)]
@@ -367,15 +357,11 @@ class Sokoban(Grid):
     MASKS = (((1, 0), (1, 1), (1, 2)), ((0, 1), (1, 1), (2, 1)), ((1, 0), (1, 1), (2, 1)),
              ((1, 0), (1, 1), (2, 0), (2, 1)), ((1, 1), (1, 2), (2, 1)))  # fmt: skip
 
-    def __init__(
-        self, *, size: int = 6, boxes: int = 1, search_depth: int = 300, symbols: str = "default", **common
-    ):  # fmt: skip
+    def __init__(self, *, size: int = 6, boxes: int = 1, search_depth: int = 300, symbols: str = "default", **common):
         super().__init__(**common)
         if not (5 <= size <= 12 and 1 <= boxes <= 4 and search_depth >= 2):
-            raise ValueError(
-                f"sokoban wants 5 <= size <= 12, 1 <= boxes <= 4 and search_depth >= 2, "
-                f"got size={size}, boxes={boxes}, search_depth={search_depth}"
-            )
+            given = f"size={size}, boxes={boxes}, search_depth={search_depth}"
+            raise ValueError(f"sokoban wants size 5..12, boxes 1..4 and search_depth >= 2, got {given}")
         if symbols not in self.SYMBOLS:
             raise ValueError(f"sokoban symbols must be one of {', '.join(self.SYMBOLS)}, got {symbols!r}")
         self.size, self.num_boxes, self.search_depth, self.symbols = size, boxes, search_depth, symbols
@@ -472,8 +458,7 @@ class Sokoban(Grid):
                 return box_on if goal else box
             return target if goal else ground if cell in self.floor else wall
 
-        rows = range(0, self.size * self.size, self.size)
-        return "\n".join("".join(symbol(r + c) for c in range(self.size)) for r in rows)
+        return self._rows(symbol)
 
     def coordinates(self) -> str:
         boxes, targets = (" ".join(self._place(c) for c in sorted(s)) for s in (self.boxes, self.targets))
@@ -491,10 +476,8 @@ class Sokoban(Grid):
     def relations(self) -> str:
         lines = [f"You blocked {self._blocked(self.player)}."]
         for box in self.boxes:
-            lines.append(
-                f"Box {self._offset(self.player, box)}, its target {self._offset(box, self._target_of(box))}, "
-                f"blocked {self._blocked(box)}."
-            )
+            target = self._offset(box, self._target_of(box))
+            lines.append(f"Box {self._offset(self.player, box)}, its target {target}, blocked {self._blocked(box)}.")
         return "\n".join(lines)
 
     def rules(self) -> str:
@@ -506,10 +489,9 @@ class Sokoban(Grid):
             "box to its target.",
         }[self.observation_mode]
         return (
-            "Push every box onto a target. Walk into a box to push it; it cannot be pulled, nor pushed into a wall or "
-            "a box. Reward -0.1 an action, 1 for a box on a target (-1 off it), 10 when all are.\n"
-            f"Symbols: {wall} wall, {ground} floor, {target} target, {box_on} box on target, {box} box, {you} you, "
-            f"{you_on} you on target." + extra
+            f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target is "
+            f"{box_on}. Walk into a box to push it; a wall {wall} or another box behind it stops the push. Floor is "
+            f"{ground}. Reward -0.1 an action, 1 for a box on a target (-1 off it), 10 when all are.{extra}"
         )
 
     def statements(self) -> list[str]:
@@ -534,10 +516,8 @@ class Sokoban(Grid):
                 return (10**6, 0)
             player, boxes = moved
             open_boxes = [b for b in boxes if b not in self.targets] or list(boxes)
-            return (
-                sum(min(self._distance(b, t) for t in self.targets) for b in boxes),
-                min(self._distance(player, b) for b in open_boxes),
-            )
+            total = sum(min(self._distance(b, t) for t in self.targets) for b in boxes)
+            return total, min(self._distance(player, b) for b in open_boxes)
 
         return self.actions[min(range(4), key=cost)]
 
@@ -710,10 +690,11 @@ class Episode:
         return self.system(), self._turn_text(self.env.reset(seed, split=split, member=member), "")
 
     def system(self) -> str:
-        form = format_response("your thoughts", ["first action", "second action"], think=self.think)
-        limits = f"At most {self.actions_per_turn} actions a turn, {self.env.max_actions} in all, {self.max_turns} turns."
-        if self.env.max_actions == 1:
-            form, limits = format_response("your thoughts", ["action"], think=self.think), "One action in all."
+        form = format_response("thoughts", ["action", "action"], think=self.think)
+        most, budget = self.actions_per_turn, self.env.max_actions
+        limits = f"At most {most} actions a turn, {budget} in all; {self.max_turns} turns."
+        if budget == 1:
+            form, limits = format_response("thoughts", ["action"], think=self.think), "One action in all."
         form = f"{form} in at most {self.max_response_tokens} tokens."
         names = "" if self.env.repeats else f"Actions: {', '.join(self.env.actions)}. "
         return f"{self.env.rules()}\n{names}{limits}\nReply exactly like {form}"

@@ -1,4 +1,4 @@
-"""Multi-turn rollouts, token in and token out: sampled ids are kept, observations appended, nothing is re-encoded.
+"""Multi-turn rollouts, token in and token out: sampled ids are kept and nothing is ever re-encoded.
 
 `collect` plays many episodes at once. It does not know how tokens are made: an *engine* has `add` (continue this token
 history), `step` (advance, return what finished) and `release`. As soon as a trajectory finishes its turn, its
@@ -171,7 +171,8 @@ def collect(
     for i, trajectory in enumerate(trajectories):
         prompt = chat.opening(trajectory.system, users[i])
         if not ask(i, prompt):
-            raise ValueError(f"the first prompt has {len(prompt)} tokens; max_context_tokens={config.max_context_tokens}")
+            limit = config.max_context_tokens
+            raise ValueError(f"the first prompt has {len(prompt)} tokens and max_context_tokens is {limit}; raise it")
     while engine.busy:
         for sample in engine.step():
             i, trajectory = sample.key, trajectories[sample.key]
@@ -386,6 +387,13 @@ class _DecodeLayout:
         q = q.transpose(0, 1).reshape(n, kv_heads, -1, dim)  # (n, kv_heads, group, D)
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=self.bias.to(q.dtype), scale=scale)
         return out.reshape(n, -1, dim)  # (n, heads, D)
+
+
+def make_engine(config: Config, model, chat: Chat) -> TorchEngine:
+    """The engine that the config names, sampling from `model` itself."""
+    return TorchEngine(
+        model, eos_id=chat.end, max_running=config.max_running, max_context_tokens=config.max_context_tokens
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -27,9 +27,11 @@ from tqdm import tqdm
 from configurator import Config, fail_clearly, load_config
 from envs import format_response
 from model import Policy, build_tiny, load_model
-from rollout import Chat, TorchEngine, Trajectory, Turn, collect, make_episode, pack, summarize
+from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
 
 SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
+CACHE_KEYS = set("""seed env observation think max_turns actions_per_turn actions_per_traj format_penalty model init_from
+    max_response_tokens max_context_tokens grad_clip eval_temperature""".split())  # with sft_*: what the start depends on
 
 
 def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Trajectory:
@@ -82,7 +84,8 @@ def imitate(
     optimizers = make_optimizers(policy, config, scale)
     peaks = [group["lr"] for o in optimizers for group in o.param_groups]
     rng = np.random.default_rng([config.seed, SEED_ORDER, len(demos)])
-    order = np.concatenate([rng.permutation(len(demos)) for _ in range(-(-steps * config.sft_batch_size // len(demos)))])
+    epochs = -(-steps * config.sft_batch_size // len(demos))
+    order = np.concatenate([rng.permutation(len(demos)) for _ in range(epochs)])
     losses = []
     bar = tqdm(range(steps), desc=name, unit="step", mininterval=2)
     for step in bar:
@@ -106,8 +109,7 @@ def imitate(
 
 def probe(model, chat: Chat, config: Config, size: int = 256) -> dict[str, float]:
     """Held-out instances (not the evaluation prompts) at the evaluation temperature and at T=1."""
-    engine = TorchEngine(model, eos_id=chat.end, max_running=config.max_running, max_context_tokens=config.max_context_tokens)
-    report = {}
+    engine, report = make_engine(config, model, chat), {}
     for temperature in (config.eval_temperature, 1.0):
         played = collect(engine, chat, config, [((i,), 0) for i in range(size)], split="heldout",
                          temperature=temperature, noise_seed=(config.seed, SEED_PROBE))  # fmt: skip
@@ -119,9 +121,7 @@ def probe(model, chat: Chat, config: Config, size: int = 256) -> dict[str, float
 def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
     """Train (or find in the cache) the supervised start of a config; returns the folder with `clean/`, `start/`
     (Hugging Face models) and report.json. The key covers every setting and source file that the result depends on."""
-    used = {k: v for k, v in asdict(config).items() if k.startswith("sft_") or k in (
-        "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
-        "model", "init_from", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature")}  # fmt: skip
+    used = {key: value for key, value in asdict(config).items() if key.startswith("sft_") or key in CACHE_KEYS}
     here = Path(__file__).parent
     sources = [(here / name).read_bytes() for name in ("envs.py", "model.py", "rollout.py", "sft.py")]
     digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode() + b"".join(sources) + torch.__version__.encode())

@@ -1,0 +1,195 @@
+"""Score a policy, or a reference player, on the 256 fixed prompts of an environment that training never draws.
+
+    python eval.py out/frozenlake_ppo --json=scores.json             # the newest checkpoint of a run
+    python eval.py config/frozenlake_ppo.py --model=PATH             # any Qwen2-family model
+    python eval.py config/frozenlake_ppo.py --player=optimal         # reference players: random, greedy, optimal
+
+Sampling at T=0.5 under the limits of the config (5 turns). `--split=heldout` scores 256 other instances: choose
+settings there. `--jsonl=PATH` writes the trajectories, each reward next to the action that earned it. Success rates
+come with a 95 % Wilson interval; instances and transition noise are the same for every policy and player, so rows can
+be paired.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from configurator import Config, fail_clearly, load_config, load_saved
+from envs import SPLITS, format_response
+from model import Policy, load_model
+from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, micro_batches, pack, summarize
+
+SEED_EVAL = 21
+PLAYERS = ("random", "greedy", "optimal")
+COLUMNS = ("reward", "num_turns", "num_actions", "valid_frac", "effective_frac", "entropy", "response_length")
+
+
+def wilson_interval(num_success: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % interval of a success rate (Wilson 1927).
+
+    >>> tuple(round(x, 3) for x in wilson_interval(8, 10))
+    (0.49, 0.943)
+    """
+    p, zz = num_success / n, z * z / n
+    centre, half = (p + zz / 2) / (1 + zz), z * math.sqrt(p * (1 - p) / n + zz / (4 * n)) / (1 + zz)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def paired_bootstrap(a: np.ndarray, b: np.ndarray, *, draws: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
+    """Mean of a - b with a 95 % bootstrap interval over instances (columns) and, where there are several, seeds (rows).
+
+    Args: a, b: (S, n) successes on the same instances; b may be (1, n), a player without seeds."""
+    difference = np.asarray(a, float) - np.asarray(b, float)  # (S, n)
+    (num_seeds, n), rng = difference.shape, np.random.default_rng(seed)
+    means = []
+    for _ in range(draws):
+        rows = rng.integers(num_seeds, size=num_seeds)
+        means.append(difference[rows][:, rng.integers(n, size=n)].mean())
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(difference.mean()), float(low), float(high)
+
+
+def play_reference(config: Config, player: str, *, split: str = "eval") -> list[Trajectory]:
+    """Let a reference player answer through the same dialogue. `optimal` commits the best plan of at most
+    `actions_per_turn` actions; `greedy` and `random` decide every action anew, one a turn (see `closed_loop`)."""
+    trajectories = []
+    for index in range(config.eval_size):
+        trajectory, episode = Trajectory((index,), 0), make_episode(config)
+        trajectory.system, user = episode.reset((index,), split=split)
+        rng = np.random.default_rng([SEED_EVAL, index])
+        while not trajectory.status:
+            if player == "random":
+                actions = [str(rng.choice(episode.env.actions))]
+            elif player == "greedy":
+                actions = [episode.env.greedy()]
+            else:
+                plan = episode.env.plan(config.actions_per_turn, config.max_turns - episode.turn_idx)
+                actions = plan or [episode.env.greedy()]
+            text = format_response("", actions, think=config.think)
+            outcome = episode.step(text)
+            trajectory.turns.append(Turn([], [], [], outcome.reward, text, user, outcome.info))
+            trajectory.status, user = outcome.status or "", outcome.user
+        trajectories.append(trajectory)
+    return trajectories
+
+
+def closed_loop(config: Config) -> Config:
+    """The same action budget with one action a turn and as many turns as actions: a decision per action."""
+    return replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
+
+
+def reference_rows(config: Config, players: Sequence[str] = PLAYERS, *, split: str = "eval") -> dict[str, list]:
+    """Name -> trajectories of the players: each closed-loop, and optimal under the turn limit at 1, 2, 5 actions."""
+    rows = {f"{name}, closed loop": play_reference(closed_loop(config), name, split=split) for name in players}
+    if "optimal" in players:
+        for k in sorted({1, 2, 5} & set(range(1, config.actions_per_turn + 1))):
+            limited = replace(config, actions_per_turn=k)
+            rows[f"optimal, {k} a turn"] = play_reference(limited, "optimal", split=split)
+    return rows
+
+
+def evaluate(
+    config: Config, engine, chat: Chat, policy: Policy, *, split: str = "eval"
+) -> tuple[dict[str, float], list[Trajectory]]:
+    """Play the fixed prompts once each; the sampling noise is fixed as well.
+
+    Returns: the means of `rollout.summarize` with entropy (nats per response token, at the evaluation temperature),
+    and the trajectories in the order of the prompts."""
+    starts = [((i,), 0) for i in range(config.eval_size)]
+    with tqdm(total=len(starts), desc=f"eval {split}", unit="traj", leave=False, mininterval=1) as bar:
+        played = collect(engine, chat, config, starts, split=split, temperature=config.eval_temperature,
+                         noise_seed=(SEED_EVAL,), on_done=bar.update)  # fmt: skip
+    device, total = next(policy.parameters()).device, 0.0
+    with torch.no_grad():
+        for indices in micro_batches([len(t.ids) for t in played], config.micro_batch_tokens):
+            b = pack([played[i] for i in indices], device)
+            temperature = config.eval_temperature or 1.0
+            total += policy(b.ids, b.position_ids, b.lengths, b.response_index, temperature)[1].sum().item()
+    return summarize(played) | {"entropy": total / sum(t.num_response_tokens for t in played)}, played
+
+
+def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
+    """Markdown: one line per policy or player; success in % with its 95 % interval."""
+    head = ["", "success % [95 %]", "reward", "turns", "actions", "valid", "effective", "entropy", "tokens"]
+    lines = [head, ["---"] * len(head)]
+    for name, (metrics, played) in rows.items():
+        low, high = wilson_interval(sum(t.success for t in played), len(played))
+        cells = [f"{100 * metrics['success']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"]
+        cells += [f"{metrics[key]:.2f}" if metrics.get(key) else "-" for key in COLUMNS]
+        lines.append([name, *cells])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
+
+
+def trajectory_record(trajectory: Trajectory) -> dict:
+    """A trajectory as plain data: every turn with the reward that its own actions earned."""
+    turns = [
+        {"observation": t.observation, "response": t.text, **t.info, "reward": t.reward, "tokens": len(t.response_ids)}
+        for t in trajectory.turns
+    ]
+    summary = {key: getattr(trajectory, key) for key in ("seed", "member", "status", "success", "score", "system")}
+    return summary | {"turns": turns}
+
+
+def write_jsonl(path: str | Path, trajectories: Sequence[Trajectory]) -> None:
+    lines = (json.dumps(trajectory_record(t), ensure_ascii=False) for t in trajectories)
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def newest_checkpoint(out_dir: str | Path) -> Path | None:
+    """The complete checkpoint of a run with the highest iteration, or None."""
+    states = sorted(Path(out_dir).glob("checkpoint-??????/state.json"))
+    return states[-1].parent if states else None
+
+
+def main(argv: list[str]) -> None:
+    run = argv[0] if argv and Path(argv[0]).is_dir() else ""
+    extra = {"player": "", "json": "", "jsonl": "", "split": "eval"}
+    config, options, sources = load_config(argv[bool(run) :], extra=extra)
+    if run:
+        given = {key: getattr(config, key) for key, source in sources.items() if source != "default"}
+        checkpoint = newest_checkpoint(run)
+        if checkpoint is None:
+            raise ValueError(f"{run} holds no checkpoint of a run; expected a folder that train.py wrote")
+        config = replace(load_saved(run), **({"model": str(checkpoint / "policy"), "init_from": ""} | given))
+    if options["split"] not in SPLITS[1:]:
+        raise ValueError(f"split must be eval or heldout, got {options['split']!r}")
+    if options["player"] and options["player"] not in PLAYERS:
+        raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    began, split = time.process_time(), options["split"]
+    if options["player"]:
+        played = reference_rows(config, [options["player"]], split=split)
+        rows = {name: (summarize(trajectories), trajectories) for name, trajectories in played.items()}
+    else:
+        if config.model == "tiny":
+            raise ValueError("model='tiny' has no trained weights yet: give a run folder, or --model=PATH")
+        device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+        model, tokenizer = load_model(config.model, device=device)
+        chat = Chat(tokenizer)
+        rows = {config.model: evaluate(config, make_engine(config, model, chat), chat, Policy(model), split=split)}
+    print(table(rows))
+    print(f"{config.env}, {config.eval_size} {split} prompts, T={config.eval_temperature}, "
+          f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
+    if options["json"]:
+        scores = {}
+        for name, (metrics, played) in rows.items():
+            successes = [int(t.success) for t in played]
+            interval = wilson_interval(sum(successes), len(successes))
+            scores[name] = metrics | {"n": len(successes), "interval": interval, "successes": successes}
+        Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+    if options["jsonl"]:
+        write_jsonl(options["jsonl"], [t for _, trajectories in rows.values() for t in trajectories])
+
+
+if __name__ == "__main__":
+    fail_clearly(main)

@@ -1,0 +1,405 @@
+"""StarPO: multi-turn reinforcement learning of a language-model agent, whole trajectories as the unit.
+
+One iteration: play P groups of N trajectories, keep the groups whose outcomes vary most, turn rewards into advantages,
+take clipped policy-gradient steps, hand the weights to the engine. How this differs from the paper (arXiv 2504.20073):
+see the docstring of starpo.py.
+
+    torchrun --standalone train.py config/frozenlake_ppo.py                    # Qwen2.5-0.5B-Instruct, on a GPU
+    torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py     # the same on a laptop CPU
+    python train.py config/sokoban_grpo.py config/tiny.py --seed=1 --clip_high=0.2
+
+A run continues from its newest checkpoint when it is started again with the same out_dir.
+"""
+
+import copy
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import starpo
+from configurator import Config, describe, fail_clearly, load_config, load_saved, save_config
+from eval import evaluate, newest_checkpoint, reference_rows, table, trajectory_record, write_jsonl
+from model import Critic, Policy, load_model
+from rollout import Chat, Trajectory, collect, make_engine, micro_batches, pack, summarize
+from sft import warm_start
+
+SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE = 31, 32, 33  # purposes of the random streams
+MAY_CHANGE = {"num_iterations", "eval_every", "save_every", "num_samples", "out_dir"}  # when a run is continued
+EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# set-up
+
+
+def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
+    """Threads, device and compute type. Raises: ValueError for what this machine cannot do."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"train.py runs in one process, got WORLD_SIZE={os.environ['WORLD_SIZE']}")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch sees no GPU; use --device=cpu, with config/tiny.py for its speed")
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    torch.use_deterministic_algorithms(config.device == "cpu")
+    device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+    wants_bfloat16 = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
+    return device, torch.bfloat16 if wants_bfloat16 else torch.float32
+
+
+def open_run(config: Config, sources: dict[str, str]) -> Path | None:
+    """Create out_dir, or check that it belongs to this config. Returns: the checkpoint to continue from, or None."""
+    out_dir = Path(config.out_dir)
+    if (out_dir / "config.json").is_file():
+        saved, wanted = asdict(load_saved(out_dir)), asdict(config)
+        changed = [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]
+        if changed:
+            differences = ", ".join(f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed)
+            raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); give another --out_dir")
+    elif out_dir.is_dir() and any(out_dir.iterdir()):
+        raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
+    save_config(config, sources, out_dir)
+    return newest_checkpoint(out_dir)
+
+
+class Log:
+    """metrics.jsonl and TensorBoard from one dict; after the first row a new or a missing key is an error."""
+
+    def __init__(self, out_dir: Path, step: int):
+        self.path, self.keys = out_dir / "metrics.jsonl", None
+        kept = [line for line in self._lines() if json.loads(line)["step"] <= step]  # rows after the checkpoint go
+        self.path.write_text("".join(kept), encoding="utf-8")
+        self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=step + 1)
+
+    def _lines(self) -> list[str]:
+        return self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
+
+    def write(self, row: dict[str, float | None]) -> None:
+        self.keys = self.keys or row.keys()
+        if row.keys() != self.keys:
+            raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        for key, value in row.items():
+            if value is not None:
+                self.board.add_scalar(key, value, int(row["step"]))
+        self.board.flush()
+
+
+def adamw(module: torch.nn.Module, config: Config, learning_rate: float) -> torch.optim.AdamW:
+    betas = (config.adam_beta1, config.adam_beta2)
+    return torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=betas, weight_decay=config.weight_decay)
+
+
+class Learner:
+    """Everything that training changes, and the frozen reference where KL is on."""
+
+    def __init__(self, config: Config, model, tokenizer, device: torch.device, dtype: torch.dtype):
+        self.config, self.tokenizer, self.device, self.dtype = config, tokenizer, device, dtype
+        self.policy = Policy(model)
+        self.critic = Critic(copy.deepcopy(model.model)).to(device) if config.estimator == "gae" else None
+        self.ref = copy.deepcopy(self.policy).requires_grad_(False) if config.kl_coef else None
+        self.optimizers = {"policy": adamw(self.policy, config, config.learning_rate)}
+        if self.critic:
+            self.optimizers["critic"] = adamw(self.critic, config, config.critic_lr)
+        self.step = self.bad_steps = 0
+
+    def autocast(self):
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def save(self, out_dir: Path) -> None:
+        """Write checkpoint-STEP (policy as a Hugging Face folder) beside the old one, then drop the old one."""
+        final, partial = out_dir / f"checkpoint-{self.step:06d}", out_dir / "checkpoint.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        self.policy.model.save_pretrained(partial / "policy")
+        self.tokenizer.save_pretrained(partial / "policy")
+        if self.critic:
+            save_file(self.critic.state_dict(), partial / "critic.safetensors")
+        torch.save({name: o.state_dict() for name, o in self.optimizers.items()}, partial / "optimizers.pt")
+        (partial / "state.json").write_text(json.dumps({"step": self.step, "bad_steps": self.bad_steps}))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in out_dir.glob("checkpoint-??????"):
+            if old != final:
+                shutil.rmtree(old)
+
+    def load(self, checkpoint: Path) -> None:
+        """Continue from `save`; the policy itself was already loaded from the checkpoint's folder."""
+        if self.critic:
+            self.critic.load_state_dict(load_file(checkpoint / "critic.safetensors", device=str(self.device)))
+        states = torch.load(checkpoint / "optimizers.pt", map_location=self.device, weights_only=True)
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(states[name])
+        state = json.loads((checkpoint / "state.json").read_text())
+        self.step, self.bad_steps = state["step"], state["bad_steps"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# one iteration
+
+
+def play(config: Config, engine, chat: Chat, step: int) -> list[Trajectory]:
+    """P groups of N trajectories: members share the instance, and differ in transition and sampling noise."""
+    starts = [
+        ((config.seed, SEED_INSTANCES, step, group), member)
+        for group in range(config.num_groups)
+        for member in range(config.group_size)
+    ]
+    return collect(engine, chat, config, starts, split="train", temperature=config.temperature,
+                   noise_seed=(config.seed, SEED_SAMPLING, step))  # fmt: skip
+
+
+def score_tokens(learner: Learner, module, kept: Sequence[Trajectory], *args) -> Tensor:
+    """`module` without gradient on packed trajectories; (R,) in the order of `kept`."""
+    results: list[Tensor] = [torch.empty(0)] * len(kept)
+    with torch.no_grad(), learner.autocast():
+        for indices in micro_batches([len(t.ids) for t in kept], learner.config.micro_batch_tokens):
+            chosen = [kept[i] for i in indices]
+            b = pack(chosen, learner.device)
+            out = module(b.ids, b.position_ids, b.lengths, b.response_index, *args)
+            out = out[0] if isinstance(out, tuple) else out
+            for i, piece in zip(indices, out.split([t.num_response_tokens for t in chosen]), strict=True):
+                results[i] = piece
+    return torch.cat(results)
+
+
+def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) -> dict[str, Tensor]:
+    """Advantages and what else the losses need, per response token of the kept trajectories, each (R,).
+
+    old_logprobs are the sampler's own: one model, one temperature, so they equal a trainer forward (tested to 1e-4)."""
+    config, lengths = learner.config, [t.num_response_tokens for t in kept]
+    targets = {"old_logprobs": torch.tensor([lp for t in kept for lp in t.logprobs], device=learner.device)}
+    if learner.ref:
+        targets["ref_logprobs"] = score_tokens(learner, learner.ref, kept, config.temperature)
+    if learner.critic:
+        targets["old_values"] = score_tokens(learner, learner.critic, kept)
+        turn_rewards = [[turn.reward for turn in t.turns] for t in kept]
+        turn_lengths = [[len(turn.response_ids) for turn in t.turns] for t in kept]
+        rewards = starpo.token_rewards(turn_rewards, turn_lengths).to(learner.device)
+        advantages, returns = starpo.gae(rewards, targets["old_values"], lengths, config.gamma, config.lam)
+        targets |= {"advantages": starpo.whiten(advantages), "returns": returns}
+    else:
+        per_trajectory = starpo.grpo_advantages(scores, config.group_size)
+        targets["advantages"] = starpo.broadcast_to_tokens(per_trajectory, lengths).to(learner.device)
+    return targets
+
+
+def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of a micro-batch, already divided by the `num_tokens` of its mini-batch; metrics are sums over tokens."""
+    config, packed = learner.config, (batch.ids, batch.position_ids, batch.lengths, batch.response_index)
+    with learner.autocast():
+        logprobs, entropy = learner.policy(*packed, config.temperature)  # (R,)
+    clip = dict(clip_low=config.clip_low, clip_high=config.clip_high)
+    loss, metrics = starpo.policy_loss(logprobs, t["old_logprobs"], t["advantages"], **clip, num_tokens=num_tokens)
+    metrics |= {"pg_loss": loss.detach() * num_tokens, "entropy": entropy.detach().sum()}
+    loss = loss - config.entropy_coef * entropy.sum() / num_tokens
+    if learner.ref:
+        kl = starpo.kl_penalty(logprobs, t["ref_logprobs"], "k3")  # (R,)
+        loss = loss + config.kl_coef * kl.sum() / num_tokens
+        metrics["kl_ref"] = kl.detach().sum()
+    if learner.critic:
+        with learner.autocast():
+            values = learner.critic(*packed)  # (R,)
+        vf_loss, vf_metrics = starpo.value_loss(
+            values, t["old_values"], t["returns"], value_clip=config.value_clip, num_tokens=num_tokens
+        )
+        loss = loss + config.value_coef * vf_loss
+        metrics |= vf_metrics | {"vf_loss": vf_loss.detach() * num_tokens}
+    return loss, metrics
+
+
+def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
+    """Clip and step policy and critic; a non-finite gradient or loss skips the step and is counted."""
+    modules = {"policy": learner.policy, "critic": learner.critic}
+    norms = {
+        name: torch.nn.utils.clip_grad_norm_(modules[name].parameters(), learner.config.grad_clip)
+        for name in learner.optimizers
+    }
+    finite = all(torch.isfinite(x).all() for x in (*norms.values(), *metrics.values()))
+    learner.bad_steps = 0 if finite else learner.bad_steps + 1
+    if learner.bad_steps >= learner.config.max_bad_steps:
+        raise ValueError(
+            f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps in a row (iteration "
+            f"{learner.step + 1}); lower learning_rate or critic_lr. The last checkpoint is intact."
+        )
+    for optimizer in learner.optimizers.values():
+        if finite:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {f"grad_norm_{name}" if name != "policy" else "grad_norm": norm.item() for name, norm in norms.items()}
+
+
+def update(learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tensor]) -> dict[str, float]:
+    """Shuffled mini-batches of `batch_size` trajectories, micro-batches by tokens, one denominator per mini-batch.
+
+    Returns: means over the response tokens of all steps; gradient norms are means over steps."""
+    config, device = learner.config, learner.device
+    lengths = [t.num_response_tokens for t in kept]
+    pieces = {key: value.split(lengths) for key, value in targets.items()}
+    sums, norms, tokens = {}, [], 0
+    for epoch in range(config.num_epochs):
+        order = np.random.default_rng([config.seed, SEED_SHUFFLE, learner.step, epoch]).permutation(len(kept))
+        for mini in np.array_split(order, range(config.batch_size, len(order), config.batch_size)):
+            num_tokens = sum(lengths[i] for i in mini)
+            step_metrics: dict[str, Tensor] = {}
+            for micro in micro_batches([len(kept[i].ids) for i in mini], config.micro_batch_tokens):
+                chosen = mini[micro]
+                part = {key: torch.cat([piece[i] for i in chosen]) for key, piece in pieces.items()}
+                loss, metrics = losses(learner, pack([kept[i] for i in chosen], device), part, num_tokens)
+                loss.backward()
+                step_metrics = {key: step_metrics.get(key, 0.0) + value for key, value in metrics.items()}
+            norms.append(optimizer_step(learner, step_metrics))
+            tokens += num_tokens
+            sums = {key: sums.get(key, 0.0) + value.item() for key, value in step_metrics.items()}
+    means = {key: value / tokens for key, value in sums.items()}
+    means |= {key: sum(norm[key] for norm in norms) / len(norms) for key in norms[0]}
+    if learner.critic:
+        means["explained_variance"] = starpo.explained_variance(targets["old_values"], targets["returns"])
+    return means
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the run
+
+
+def describe_step(row: dict, total: int) -> str:
+    """The printed line of an iteration."""
+    number = lambda key, digits: f"{row[key]:.{digits}f}" if row[key] is not None else "-"  # noqa: E731
+    return (
+        f"{row['step']:4.0f}/{total} reward {number('reward', 2)} success {number('success', 2)} "
+        f"std {number('in_group_reward_std', 2)} kept {row['kept_groups']:.0f} entropy {number('entropy', 3)} "
+        f"gnorm {number('grad_norm', 2)} len {number('response_length', 0)} "
+        f"s: rollout {row['rollout_s']:.2f} update {row['update_s']:.2f} cpu {row['cpu_s']:.2f}"
+        + (f" | eval {number('eval_success', 3)}" if row["eval_success"] is not None else "")
+    )
+
+
+def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], count: int) -> None:
+    """Append `count` trajectories as text, spread over the groups."""
+    if not count:
+        return
+    with path.open("a", encoding="utf-8") as file:
+        for trajectory in trajectories[:: max(1, len(trajectories) // count)][:count]:
+            record = trajectory_record(trajectory)
+            file.write(f"=== iteration {step}, {record['status']}, score {record['score']:.2f}\n{record['system']}\n")
+            for turn in record["turns"]:
+                file.write(f"--- user\n{turn['observation']}\n")
+                file.write(f"--- assistant (reward {turn['reward']:g})\n{turn['response']}\n")
+
+
+def start_folders(config: Config) -> dict[str, str]:
+    """Models to score before RL; the last one is where RL starts."""
+    if not config.sft_steps + config.sft_noisy_steps:
+        return {"start": config.init_from or config.model}
+    folder = warm_start(config)
+    stages = ["clean"] * bool(config.sft_noisy_steps) + ["start"]
+    return {f"{stage} warm start" if stage == "clean" else "start": str(folder / stage) for stage in stages}
+
+
+def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
+    """The evaluation table with the reference players, and where everything was written."""
+    players = {name: (summarize(played), played) for name, played in reference_rows(config).items()}
+    text = table(players | rows)
+    (out_dir / "scores.md").write_text(text + "\n", encoding="utf-8")
+    successes = {name: [int(t.success) for t in played] for name, (_, played) in (players | rows).items()}
+    (out_dir / "scores.json").write_text(json.dumps(successes) + "\n", encoding="utf-8")
+    print(f"\n{config.env}: {config.eval_size} fixed prompts never trained on, T={config.eval_temperature}\n{text}\n")
+    print(f"wrote {out_dir}/: metrics.jsonl, tensorboard/, samples.txt, eval_start.jsonl, eval_final.jsonl, "
+          f"scores.md, scores.json, {newest_checkpoint(out_dir).name}/policy (Hugging Face format)")  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    config, _, sources = load_config(argv)
+    device, dtype = set_up(config)
+    out_dir = Path(config.out_dir)
+    checkpoint = open_run(config, sources)
+    print(describe(config, sources), flush=True)
+    folders = start_folders(config)
+    model, tokenizer = load_model(str(checkpoint / "policy") if checkpoint else folders["start"], device=device)
+    learner, chat = Learner(config, model, tokenizer, device, dtype), Chat(tokenizer)
+    if checkpoint:
+        learner.load(checkpoint)
+        if learner.step >= config.num_iterations and (out_dir / "scores.md").is_file():
+            print((out_dir / "scores.md").read_text())
+            print(f"{out_dir} is finished at iteration {learner.step}. To start a new run, give --seed=N or "
+                  "--out_dir=PATH; to go on, --num_iterations=N.")  # fmt: skip
+            return
+        print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
+    engine = make_engine(config, model, chat)
+    log = Log(out_dir, learner.step)
+
+    # -- score every starting point (again after a restart: the rows of the final table are cheap and not stored)
+    rows = {}
+    for name, folder in folders.items():
+        start_model = load_model(folder, device=device)[0]
+        rows[name] = evaluate(config, make_engine(config, start_model, chat), chat, Policy(start_model))
+        print(f"{name}: success {rows[name][0]['success']:.3f} on {config.eval_size} fixed prompts", flush=True)
+    write_jsonl(out_dir / "eval_start.jsonl", rows["start"][1])
+    del start_model
+
+    bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1)
+    while learner.step < config.num_iterations:
+        clock, cpu = time.perf_counter(), time.process_time()
+
+        # -- collect
+        trajectories = play(config, engine, chat, learner.step)
+        rollout_s = time.perf_counter() - clock
+
+        # -- filter: the groups whose raw scores vary most
+        scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)
+        successes = torch.tensor([float(t.success) for t in trajectories])
+        groups = starpo.filter_groups(scores, config.group_size, config.filter_keep)
+        members = (groups[:, None] * config.group_size + torch.arange(config.group_size)).flatten()
+        kept = [trajectories[i] for i in members]
+
+        # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
+        step_metrics = dict.fromkeys(METRICS_OF_UPDATE)
+        if kept:
+            targets = token_targets(learner, kept, scores[members].float())
+            step_metrics |= update(learner, kept, targets)
+        else:
+            tqdm.write(f"iteration {learner.step + 1}: all members of every group scored the same; update skipped")
+        learner.step += 1
+        update_s, cpu_s = time.perf_counter() - clock - rollout_s, time.process_time() - cpu
+
+        # -- evaluate, log, checkpoint
+        last = learner.step == config.num_iterations
+        evals = dict.fromkeys(f"eval_{key}" for key in EVAL_KEYS)
+        if last or (config.eval_every and learner.step % config.eval_every == 0):
+            rows["after RL"] = evaluate(config, engine, chat, learner.policy)
+            evals = {f"eval_{key}": rows["after RL"][0][key] for key in EVAL_KEYS}
+        row = {"step": learner.step, "kept_groups": len(groups), "kept_trajectories": len(kept)}
+        row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
+        row |= step_metrics | evals | {"bad_steps": learner.bad_steps}
+        row |= {"rollout_s": rollout_s, "update_s": update_s, "cpu_s": cpu_s}
+        if last or (config.save_every and learner.step % config.save_every == 0):
+            learner.save(out_dir)
+        log.write(row)
+        if evals["eval_success"] is not None:
+            write_samples(out_dir / "samples.txt", learner.step, trajectories, config.num_samples)
+        tqdm.write(describe_step(row, config.num_iterations))
+        bar.update()
+    bar.close()
+    if "after RL" not in rows:  # everything was done before an interruption, but the report
+        rows["after RL"] = evaluate(config, engine, chat, learner.policy)
+    write_jsonl(out_dir / "eval_final.jsonl", rows["after RL"][1])
+    final_report(config, rows, out_dir)
+
+
+METRICS_OF_UPDATE = (
+    "pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "vf_loss", "vf_clipfrac", "grad_norm", "grad_norm_critic",
+    "explained_variance",
+)  # fmt: skip
+
+if __name__ == "__main__":
+    fail_clearly(main)
