@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.modeling_utils import AttentionInterface
@@ -28,6 +28,9 @@ CHATML = (
 TINY_SHAPE = dict(num_hidden_layers=3, hidden_size=96, intermediate_size=288, num_attention_heads=3,
                   num_key_value_heads=1, max_position_embeddings=4096)  # fmt: skip
 TINY_VOCAB = 768
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -206,17 +209,23 @@ def build_tiny(seed: int) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
 
 
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE on text of all environments; a merge never crosses a word, a digit or a cell of a grid."""
-    words = Regex(r" ?</?[a-z]+>| ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s")
-    tokenizer = Tokenizer(models.BPE())
+    """Byte-level BPE on text of all environments; a merge never crosses a word, a digit or a cell of a grid.
+
+    Those finer borders are used while merges are learned. The tokenizer itself splits by Qwen2's pattern, because
+    transformers puts that pattern into every tokenizer of a Qwen2 model that AutoTokenizer loads: ids are the same."""
+    borders = Regex(r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(words, behavior="isolated"), to_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer, tokenizer.decoder = normalizers.NFC(), decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(borders, "isolated"), to_bytes])
+    units = [*(f"<{slash}{tag}>" for tag in ("think", "answer") for slash in ("", "/")), *(f" {d}" for d in range(10))]
     trainer = trainers.BpeTrainer(
-        vocab_size=TINY_VOCAB, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        vocab_size=TINY_VOCAB - len(units), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
         special_tokens=[END_OF_TEXT, IM_START, IM_END],
     )  # fmt: skip
     tokenizer.train_from_iterator(_environment_text(), trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"), to_bytes])
+    tokenizer.add_tokens([AddedToken(unit, normalized=False) for unit in units])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT)
     fast.chat_template = CHATML
     return fast

@@ -3,8 +3,8 @@
 `collect` plays many episodes at once. It does not know how tokens are made: an *engine* has `add` (continue this token
 history), `step` (advance, return what finished) and `release`. As soon as a trajectory finishes its turn, its
 environment steps and its next turn joins the running batch; there is no barrier between turns.
-`TorchEngine` is such an engine in plain PyTorch: static KV cache kept over turns, only new tokens are prefilled, a first
-prompt shared by a group is prefilled once.
+`TorchEngine` is such an engine in plain PyTorch: its static KV cache is kept over turns, only new tokens are prefilled,
+and a first prompt that a group shares is prefilled once.
 
 Masks are by construction: `Turn.response_ids` holds exactly the tokens that the policy sampled (its end-of-turn token
 included); everything in `Turn.prompt_ids` was put there by us (a forced end-of-turn token included) and is not trained.

@@ -30,8 +30,10 @@ from model import Policy, build_tiny, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
 
 SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
-CACHE_KEYS = set("""seed env observation think max_turns actions_per_turn actions_per_traj format_penalty model init_from
-    max_response_tokens max_context_tokens grad_clip eval_temperature""".split())  # with sft_*: what the start depends on
+CACHE_KEYS = (  # with sft_*: the settings that the start depends on
+    "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
+    "model", "init_from", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature",
+)  # fmt: skip
 
 
 def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Trajectory:

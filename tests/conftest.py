@@ -1,4 +1,83 @@
+"""What several test files share: the path to the code, one thread, and a small model in place of the tiny one."""
+
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+import pytest
+import torch
+
+import model
+import rollout
+import sft
+from configurator import Config
+
+torch.set_num_threads(1)  # one order of additions, and a core for others
+
+SMALL_SHAPE = dict(num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=2,
+                   num_key_value_heads=1, max_position_embeddings=4096)  # fmt: skip
+# answers of a few tokens, three turns, four moves: a trajectory is about 320 tokens
+SMALL_RUN = dict(
+    model="tiny", device="cpu", num_threads=1, env="frozenlake:success_rate=0.8", observation="relations", think=False,
+    max_turns=3, actions_per_turn=2, actions_per_traj=6, max_response_tokens=12, max_context_tokens=420,
+    micro_batch_tokens=4096, max_running=64, num_groups=2, group_size=4, batch_size=4, filter_keep=0.5, eval_size=8,
+    learning_rate=1e-3, critic_lr=1e-3, num_iterations=2, eval_every=2, save_every=2, num_samples=1,
+)  # fmt: skip
+
+
+def small_config(**changes) -> Config:
+    return Config(**(SMALL_RUN | changes))
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tiny model's own tokenizer; building it draws boards, so it is built once."""
+    return model.build_tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def chat(tokenizer):
+    return rollout.Chat(tokenizer)
+
+
+@pytest.fixture
+def small_shape(monkeypatch, tokenizer):
+    """`model.build_tiny` makes 2 layers of width 32."""
+    monkeypatch.setattr(model, "TINY_SHAPE", SMALL_SHAPE)
+    monkeypatch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
+
+
+@pytest.fixture
+def random_model(small_shape):
+    """Small, with weights large enough that a token depends visibly on everything before it."""
+    built = model.build_tiny(0)[0]
+    with torch.no_grad():
+        for name, weight in built.named_parameters():
+            if weight.ndim == 2:
+                weight.mul_(8.0)
+            elif "norm" not in name:
+                weight.normal_(std=0.2)  # biases of q, k and v start at 0
+    return built
+
+
+@pytest.fixture(scope="session")
+def trained_folder(tmp_path_factory, tokenizer):
+    """A small model after 50 steps of imitation: about every second reply is well formed, so scores vary."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "TINY_SHAPE", SMALL_SHAPE)
+        patch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
+        built = model.build_tiny(0)[0]
+    config = small_config(sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2)
+    chat = rollout.Chat(tokenizer)
+    demos = [sft.demonstration(config, chat, i, noise=0.0) for i in range(128)]
+    sft.imitate(model.Policy(built), demos, config, steps=50, scale=1.0, name="small start")
+    folder = tmp_path_factory.mktemp("small_start")
+    built.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def trained_model(trained_folder):
+    return model.load_model(str(trained_folder))[0]
