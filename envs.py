@@ -30,6 +30,8 @@ SPLIT_SIZE = 256
 EVAL_SEED = 123
 OBSERVATIONS = ("grid", "coord", "relations")
 TRANSITIONS = 7  # purpose number that keeps transition noise apart from instance noise
+MAX_DRAWS = 20_000  # attempts to draw an instance before the options are called impossible
+TIE_BREAK, HURRY = 1e-6, 0.05  # cost of an action in FrozenLake's plans: of the optimal player, in demonstrations
 
 
 class Step(NamedTuple):
@@ -99,6 +101,10 @@ class Env:
         """True sentences about the current board; the demonstrations think these, and thoughts are checked by them."""
         return []
 
+    def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
+        """What a supervised demonstration does here: the optimal plan, where there is something to be seen."""
+        return self.plan(max_actions, turns_left)
+
     def optimal_length(self) -> int | None:
         """Actions of the shortest solution from here when every move goes as intended; None: unsolvable."""
         raise NotImplementedError
@@ -122,8 +128,8 @@ class Bandit(Env):
     LOW, HIGH_PROB = 0.1, 0.25
     repeats = True  # two prompts a pair: training and evaluation share them
 
-    def __init__(self, *, pair: str = "phoenix", **common):
-        super().__init__(**common)
+    def __init__(self, *, pair: str = "phoenix", observation: str = "grid", max_actions: int = 1):
+        super().__init__(observation=observation, max_actions=1)  # the game is one choice
         if pair not in self.PAIRS:
             raise ValueError(f"bandit pair must be one of {', '.join(self.PAIRS)}, got {pair!r}")
         self.pair = pair
@@ -156,6 +162,9 @@ class Bandit(Env):
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         return [self.high]
+
+    def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
+        return [self.actions[rng.integers(2)]]  # nothing on the screen tells which arm is better: RL has to find out
 
     def greedy(self) -> str:
         return self.low  # the arm whose name says nothing and whose payment is sure
@@ -271,9 +280,14 @@ class FrozenLake(Grid):
         goal = f"Goal {self._offset(self.player, self.goal, signs_only=True)}."
         return [goal, f"Hole {words}." if words else "No hole."]
 
-    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+    def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
+        """The optimal plan if an action cost 5 % of the goal: a point or two worse than optimal, and far simpler."""
+        return self.plan(max_actions, turns_left, action_cost=HURRY)
+
+    def plan(self, max_actions: int, turns_left: int, *, action_cost: float = TIE_BREAK) -> list[str]:
         """The best commitment of at most `max_actions` moves: exact dynamic programming over the turns left."""
-        plans = lake_plans(self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions)
+        rules = (self.size, self.holes, self.goal, self.success_rate)
+        plans = lake_plans(*rules, max_actions, self.max_actions, action_cost)
         code, path = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left]), []
         while code:
             code, digit = divmod(code, 5)
@@ -313,12 +327,14 @@ def lake_distances(size: int, holes: frozenset, goal: int) -> list[int | None]:
 
 
 @lru_cache(maxsize=1024)
-def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: int, budget: int) -> np.ndarray:
+def lake_plans(
+    size: int, holes: frozenset, goal: int, success_rate: float, k: int, budget: int, action_cost: float
+) -> np.ndarray:
     """Optimal commitments: result[t, cell, actions left] is an action tuple in base 5 (digits 1..4), t turns left.
 
-    Value iteration over turns, V_t(s, a) = max over sequences q of 1..k actions of E[V_{t-1}(s', a - |q|)], where goal
-    and holes absorb. With k = 1 and as many turns as actions this is the closed-loop optimum. Ties: fewest actions
-    first, then the order Left, Down, Right, Up.
+    Value iteration over turns, V_t(s, a) = max over sequences q of 1..k actions of E[V_{t-1}(s', a - |q|)] - cost |q|,
+    where goal and holes absorb. With k = 1 and as many turns as actions this is the closed-loop optimum. Ties: the
+    shortest sequence, then the order Left, Down, Right, Up.
     """
     cells, side = size * size, (1.0 - success_rate) / 2
     single = np.zeros((4, cells, cells))  # (action, from, to)
@@ -329,16 +345,18 @@ def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: i
         for turn, prob in ((-1, side), (0, success_rate), (1, side)):
             single[action, cell, lake_neighbour(size, cell, (action + turn) % 4)] += prob
     moves, codes = [single], [np.arange(1, 5)]  # moves[j - 1]: (4**j, from, to), one matrix per sequence of j actions
-    for _ in range(k - 1):
+    for _ in range(min(k, budget) - 1):
         moves.append((moves[-1][:, None] @ single[None]).reshape(-1, cells, cells))
         codes.append((codes[-1][:, None] * 5 + codes[0]).reshape(-1))
     value = np.zeros((cells, budget + 1))
     value[goal] = 1.0
+    alive = np.ones((cells, 1))
+    alive[[goal, *holes]] = 0.0
     plans = np.zeros((budget + 1, cells, budget + 1), dtype=np.int64)
     for t in range(1, budget + 1):
         best = np.full_like(value, -1.0)
         for j, (move, code) in enumerate(zip(moves, codes, strict=True), start=1):
-            scores = (move @ value)[:, :, : budget + 1 - j]  # (4**j, from, actions left after)
+            scores = (move @ value)[:, :, : budget + 1 - j] - action_cost * j * alive  # (4**j, from, actions left after)
             better = scores.max(0) > best[:, j:] + 1e-9
             best[:, j:] = np.where(better, scores.max(0), best[:, j:])
             plans[t][:, j:] = np.where(better, code[scores.argmax(0)], plans[t][:, j:])
@@ -368,7 +386,7 @@ class Sokoban(Grid):
         self.deltas = (-size, size, -1, 1)
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        while True:
+        for _ in range(MAX_DRAWS):
             floor = self._topology(rng)
             if len(floor) <= self.num_boxes + 1:
                 continue
@@ -379,6 +397,8 @@ class Sokoban(Grid):
                 continue
             player = self._random_walk(rng, floor, player, boxes, 0.8 if displacement == 1 else 0.5)
             return ("sokoban", self.symbols, self.size, tuple(sorted(floor)), targets, player, tuple(sorted(boxes)))
+        raise ValueError(f"no sokoban room with size={self.size}, boxes={self.num_boxes}, search_depth="
+                         f"{self.search_depth} in {MAX_DRAWS} attempts; use a larger room, fewer boxes or more depth")
 
     def _topology(self, rng: np.random.Generator) -> set[int]:
         """Floor cells of a random walk that stamps one of five masks on each of 1.7 * (height + width) steps."""
@@ -604,29 +624,31 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     """
     env, taken, splits = make_env(spec), set(), {}
     for split in ("eval", "heldout"):
-        rng = np.random.default_rng([EVAL_SEED, SPLITS.index(split)])
-        drawn = []
+        rng, drawn = np.random.default_rng([EVAL_SEED, SPLITS.index(split)]), []
         while len(drawn) < SPLIT_SIZE:
-            instance = env.draw(rng)
-            if env.repeats or instance not in taken:
-                taken.add(instance)
-                drawn.append(instance)
+            drawn.append(_draw_outside(env, rng, set() if env.repeats else taken))
+            taken.add(drawn[-1])
         splits[split] = tuple(drawn)
     return splits
 
 
+def _draw_outside(env: Env, rng: np.random.Generator, taken: set) -> tuple:
+    """An instance that is not in `taken`."""
+    for _ in range(MAX_DRAWS):
+        if (instance := env.draw(rng)) not in taken:
+            return instance
+    raise ValueError(f"env={env.spec!r} has too few different instances to keep {len(taken)} apart from training")
+
+
 def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
-    """The instance of (split, seed path). Training draws repeat until the canonical key is not a reserved one."""
+    """The instance of (split, seed path); instances are tuples that serve as their own canonical keys."""
     reserved = reserved_instances(env.spec)
     if split != "train":
         if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
             raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {path}")
         return reserved[split][path[0]]
-    rng = np.random.default_rng(list(path))
     blocked = set() if env.repeats else {*reserved["eval"], *reserved["heldout"]}
-    while (instance := env.draw(rng)) in blocked:
-        pass
-    return instance
+    return _draw_outside(env, np.random.default_rng(list(path)), blocked)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -634,7 +656,7 @@ def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
 
 
 class Parsed(NamedTuple):
-    """A response taken apart. `well_formed`: exactly the promised tags in order and nothing outside of them."""
+    """A response taken apart. `well_formed`: the promised tags in order and nothing outside of them."""
 
     thought: str
     actions: list[str]
@@ -671,7 +693,7 @@ class Outcome(NamedTuple):
     user: str
     reward: float  # environment reward plus format penalty
     status: str | None  # success, failure, out_of_turns
-    info: dict  # actions, num_actions, valid, effective, format_ok, statements_true, statements_checked
+    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true
 
 
 class Episode:
@@ -740,7 +762,8 @@ class Episode:
         if not parsed.well_formed:
             notes.append("The reply was not in the required form.")
         if unknown:
-            notes.append("Unknown action: " + ", ".join(f'"{name[:20]}"' for name in unknown[:3]) + ".")
+            names = (" ".join(name.split())[:20] for name in unknown[:3])
+            notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in names) + ".")
         if surplus > 0:
             notes.append(f"Not executed, over the limit: {surplus}.")
         if num_actions == 0:
@@ -754,7 +777,7 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     >>> check_thought("Goal up. Hole left. I go.", ["Goal up.", "No hole."])
     (2, 1)
     """
-    subjects = {fact.split()[0] for fact in facts} | ({"Hole", "No"} if any("ole " in f for f in facts) else set())
+    subjects = {fact.split()[0] for fact in facts} | ({"Hole", "No"} if any("ole" in f for f in facts) else set())
     sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
     return len(sentences), sum(s in facts for s in sentences)
 

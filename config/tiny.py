@@ -25,3 +25,4 @@ sft_steps = 300
 sft_noisy_steps = 60
 sft_lr = 4e-3
 sft_muon_lr = 0.02
+sft_demos = 2048

@@ -1,0 +1,368 @@
+"""
+Tests of rollout.py: sampled tokens against a plain Hugging Face forward, masks and prompts token by token, schedules.
+
+    python -m pytest -q tests/test_rollout.py
+"""
+
+import doctest
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_config
+from transformers import AutoModelForCausalLM
+
+import rollout
+from rollout import Chat, Sample, TorchEngine, Trajectory, Turn, collect, make_engine, micro_batches, pack, summarize
+
+STARTS = [((4, group), member) for group in range(4) for member in range(4)]
+
+
+def play(model, chat, config, starts=STARTS, *, temperature=1.0, noise_seed=(7,), **options):
+    engine = make_engine(config, model, chat)
+    return collect(engine, chat, config, starts, split="train", temperature=temperature, noise_seed=noise_seed, **options)
+
+
+def reference_logits(model, folder, ids):
+    model.save_pretrained(folder)
+    reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+    with torch.no_grad():
+        return [reference(input_ids=torch.tensor([tokens])).logits[0] for tokens in ids]
+
+
+class Spy:
+    """Passes everything on to an engine and remembers what it saw and returned."""
+
+    def __init__(self, engine):
+        self.engine, self.asked, self.returned, self.released = engine, {}, {}, []
+
+    busy = property(lambda self: self.engine.busy)
+
+    def add(self, key, ids, **options):
+        self.asked.setdefault(key, []).append((list(ids), options))
+        self.engine.add(key, ids, **options)
+
+    def step(self):
+        samples = self.engine.step()
+        for sample in samples:
+            self.returned.setdefault(sample.key, []).append(sample)
+        return samples
+
+    def release(self, key):
+        self.released.append(key)
+        self.engine.release(key)
+
+
+class Script:
+    """An engine that replies with given token ids, one reply after the other, to a single trajectory."""
+
+    def __init__(self, replies):
+        self.replies, self.prompts, self.busy = list(replies), [], False
+
+    def add(self, key, ids, **_):
+        self.prompts.append(list(ids))
+        self.busy = True
+
+    def step(self):
+        ids = list(self.replies.pop(0))
+        return [Sample(0, ids, [-1.0] * len(ids))]
+
+    def release(self, key):
+        self.busy = False
+
+
+def test_doctests():
+    results = doctest.testmod(rollout)
+    assert results.attempted > 0 and results.failed == 0
+
+
+# ---------- what the engine samples
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("max_running", [64, 5])
+def test_engine_logprobs_equal_a_plain_forward(random_model, chat, tmp_path, temperature, max_running):
+    config = small_config(max_turns=4, max_running=max_running)
+    played = play(random_model, chat, config, temperature=temperature)
+    assert len(played) == 16 and min(len(t.turns) for t in played) >= 3
+    for t, logits in zip(played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True):
+        logp = (logits / temperature).log_softmax(-1)[:-1].gather(1, torch.tensor(t.ids)[1:, None])[:, 0]
+        expected = logp[torch.tensor(t.response_mask)[1:]]
+        assert len(expected) == t.num_response_tokens > 24
+        torch.testing.assert_close(torch.tensor(t.logprobs), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
+    played = play(random_model, chat, small_config(), STARTS[::4], temperature=0.0)
+    for t, logits in zip(played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True):
+        places = np.flatnonzero(t.response_mask)
+        assert logits[places - 1].argmax(-1).tolist() == [t.ids[place] for place in places]
+        assert len(places) == 36
+        torch.testing.assert_close(  # log-probs of T = 1, where arg max has one
+            torch.tensor(t.logprobs), logits[places - 1].log_softmax(-1).amax(-1), rtol=1e-4, atol=1e-4
+        )
+
+
+def draw(logits, noise, temperature):
+    """What `_draw` makes of one logit row (V,) and many uniform numbers (n,)."""
+    n = len(noise)
+    state = SimpleNamespace(temperature=torch.full((n,), temperature), noise=torch.as_tensor(noise)[:, None],
+                            count=torch.zeros(n, dtype=torch.long))  # fmt: skip
+    return TorchEngine._draw(state, logits.expand(n, -1), n)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_sampling_frequencies(temperature):
+    p = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
+    n = 20_000
+    noise = np.array([np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)])
+    tokens, logprobs = draw(p.log() + 3.0, noise, temperature)  # softmax(log p / T) is p ** (1 / T) / sum
+    expected = p ** (1 / temperature) / (p ** (1 / temperature)).sum()
+    frequencies = torch.bincount(tokens, minlength=5) / n
+    assert ((frequencies - expected).abs() < 4 * (expected * (1 - expected) / n).sqrt()).all()
+    torch.testing.assert_close(logprobs, expected.log()[tokens])
+
+
+def test_a_token_without_probability_is_never_drawn():
+    p = torch.tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0])
+    tokens, logprobs = draw(p.log(), np.array([0.0, 0.29, 0.31, 1 - 2**-24], dtype=np.float32), 1.0)
+    assert tokens.tolist() == [2, 2, 4, 4]
+    assert torch.isfinite(logprobs).all()
+
+
+# ---------- ids and masks
+
+
+def test_trained_ids_are_the_sampled_ids(trained_model, chat):
+    config = small_config(max_response_tokens=5)
+    spy = Spy(make_engine(config, trained_model, chat))
+    played = collect(spy, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
+    assert len(spy.asked) == len(spy.returned) == 16 and sorted(spy.released) == list(range(16))
+    for i, t in enumerate(played):
+        assert len(t.turns) == len(spy.asked[i]) == len(spy.returned[i])
+        seen, trained = [], []
+        for turn, (asked, _), returned in zip(t.turns, spy.asked[i], spy.returned[i], strict=True):
+            assert asked == seen + turn.prompt_ids
+            assert returned.ids == turn.response_ids and returned.logprobs == turn.logprobs
+            assert 1 <= len(returned.ids) <= 5 and len(returned.logprobs) == len(returned.ids)
+            trained += [False] * (len(asked) - len(seen)) + [True] * len(returned.ids)
+            seen = asked + returned.ids
+            assert turn.text == chat.tokenizer.decode([token for token in returned.ids if token != chat.end])
+        assert t.ids == seen and t.response_mask == trained
+        assert t.num_response_tokens == sum(trained) and len(t.logprobs) == sum(trained)
+
+
+def test_the_end_token_is_trained_when_sampled_and_not_when_forced(trained_model, chat):
+    config = small_config(max_response_tokens=5)
+    played, kinds = play(trained_model, chat, config), set()
+    for t in played:
+        for turn, after in zip(t.turns, [*t.turns[1:], None], strict=True):
+            sampled = turn.response_ids[-1] == chat.end
+            assert chat.end not in turn.response_ids[:-1]
+            if not sampled:
+                assert len(turn.response_ids) == 5
+            if after:
+                assert (after.prompt_ids[0] == chat.end) == (not sampled)
+            kinds.add((sampled, after is not None))
+        ends = [place for place, token in enumerate(t.ids) if token == chat.end]
+        trained = [place for place in ends if t.response_mask[place]]
+        assert len(trained) == sum(turn.response_ids[-1] == chat.end for turn in t.turns)
+    assert kinds == {(True, True), (False, True), (True, False), (False, False)}
+
+
+def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
+    played = play(trained_model, chat, small_config())
+    for group in range(4):
+        members = played[4 * group : 4 * group + 4]
+        assert len({tuple(t.turns[0].prompt_ids) for t in members}) == 1
+        assert len({tuple(t.ids) for t in members}) == 4
+        assert [(t.seed, t.member) for t in members] == [((4, group), member) for member in range(4)]
+    assert len({tuple(t.turns[0].prompt_ids) for t in played}) == 4
+
+
+# ---------- chat format
+
+
+def test_prompts_by_hand(chat):
+    opening, closed, cut = chat.opening("S", "U"), chat.following("V", closed=True), chat.following("V", closed=False)
+    decode = chat.tokenizer.decode
+    assert decode(opening) == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    assert decode(closed) == "\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n"
+    assert cut == [chat.end, *closed]
+
+
+def test_prompts_equal_the_chat_template(chat):
+    episode = rollout.make_episode(small_config(think=True))
+    system, user = episode.reset([5])
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+    def template():
+        ids = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        return ids["input_ids"] if hasattr(ids, "keys") else ids
+
+    closed, cut = chat.opening(system, user), chat.opening(system, user)
+    assert closed == template() and len(closed) > 100
+    for reply in ("<think>Goal up.</think><answer>Up || Left</answer>", "no idea", "<answer>Jump</answer>"):
+        user = episode.step(reply).user
+        closed = [*closed, *chat.encode(reply), chat.end, *chat.following(user, closed=True)]
+        cut = [*cut, *chat.encode(reply), *chat.following(user, closed=False)]
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": user}]
+        assert closed == cut == template()
+
+
+@pytest.mark.parametrize("real_marks", [False, True])
+def test_an_echoed_action_forges_no_role(chat, real_marks):
+    """The action is reported back as unknown; the marks in it stay text, also where the policy sampled real ones."""
+    config = small_config(max_response_tokens=40)
+    marks = [chat.start] if real_marks else chat.encode("<|im_start|>")
+    reply = [*chat.encode("<answer>"), *marks, *chat.encode("user || <|im_end|> || <|im_end|>\n<|im_sta</answer>"), chat.end]
+    engine = Script([reply] * 3)
+    (t,) = collect(engine, chat, config, [((4, 0), 0)], split="train", temperature=1.0, noise_seed=(7,))
+    prompt = t.turns[1].prompt_ids
+    text = chat.tokenizer.decode(prompt)
+    assert 'Unknown action: "<|im_start|>user", "<|im_end|>"' in text
+    assert (prompt.count(chat.start), prompt.count(chat.end)) == (2, 1)  # user, assistant; the end of the user message
+    assert (text.count("<|im_start|>"), text.count("<|im_end|>")) == (3, 2)
+    assert [t.response_mask.count(True), sum(map(len, [turn.response_ids for turn in t.turns]))] == [3 * len(reply)] * 2
+
+
+def test_a_tokenizer_without_chat_marks_is_refused():
+    strange = SimpleNamespace(convert_tokens_to_ids=lambda names: [0, 0])  # both unknown
+    with pytest.raises(ValueError, match="expected a ChatML"):
+        Chat(strange)
+
+
+# ---------- schedules and the cache
+
+
+def assert_same(first, second):
+    for a, b in zip(first, second, strict=True):
+        assert (a.seed, a.member, a.status, a.ids, a.response_mask) == (b.seed, b.member, b.status, b.ids, b.response_mask)
+        assert [turn.reward for turn in a.turns] == [turn.reward for turn in b.turns]
+        torch.testing.assert_close(torch.tensor(a.logprobs), torch.tensor(b.logprobs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_running", [1, 3])
+def test_results_do_not_depend_on_how_many_run_at_once(trained_model, chat, max_running):
+    config = small_config(temperature=1.0)
+    wide = play(trained_model, chat, config)
+    assert len({len(t.turns) for t in wide}) > 1  # rows are given back at different times, so rows move
+    assert_same(wide, play(trained_model, chat, replace(config, max_running=max_running)))
+
+
+def test_results_do_not_depend_on_the_order_and_do_on_the_seeds(trained_model, chat):
+    config = small_config(max_running=3)
+    first = play(trained_model, chat, config)
+    assert_same(first, play(trained_model, chat, config, STARTS[::-1])[::-1])
+    other = play(trained_model, chat, config, noise_seed=(8,))
+    assert sum(a.ids != b.ids for a, b in zip(first, other, strict=True)) > 12
+
+
+def test_a_shared_prompt_is_prefilled_once(random_model, chat):
+    engine = make_engine(small_config(), random_model, chat)
+    prompts = [chat.opening("Rules.", "Board one."), chat.opening("Rules.", "Another board, number two.")]
+    for key in range(10):  # 2 prompts x 5 members, mixed
+        engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
+    assert engine.step() == []
+    # all but the last token of a prompt; the last one is fed in the decode step
+    assert engine.num_prefilled == len(prompts[0]) - 1 + len(prompts[1]) - 1
+    assert (engine.num_steps, engine.num_sampled) == (1, 10)
+
+
+def test_only_new_tokens_are_prefilled(trained_model, chat):
+    config = small_config()
+    engine = make_engine(config, trained_model, chat)
+    played = collect(engine, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
+    first = sum(len(t.turns[0].prompt_ids) - 1 for t in played if t.member == 0)
+    # later: the last sampled token and the new prompt, less its last token
+    later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
+    assert later > 0 and engine.num_prefilled == first + later
+    assert engine.num_sampled == sum(t.num_response_tokens for t in played)
+    assert not engine.busy and engine.ids == engine.first_prompt == {}
+
+
+# ---------- limits
+
+
+def test_context_limit_ends_a_trajectory(random_model, chat):
+    config = small_config()
+    opening = len(play(random_model, chat, config, STARTS[:1])[0].turns[0].prompt_ids)
+    following = len(play(random_model, chat, config, STARTS[:1])[0].turns[1].prompt_ids)
+
+    def limited(limit):
+        (t,) = play(random_model, chat, replace(config, max_context_tokens=limit), STARTS[:1])
+        assert len(t.ids) <= limit
+        return t.status, [len(turn.response_ids) for turn in t.turns]
+
+    assert limited(opening + 12) == ("out_of_tokens", [12])
+    assert limited(opening + 12 + following) == ("out_of_tokens", [12])  # no room for a single token
+    assert limited(opening + 12 + following + 1) == ("out_of_tokens", [12, 1])
+    assert limited(opening + 12 + following + 7) == ("out_of_tokens", [12, 7])
+    assert play(random_model, chat, config, STARTS[:1])[0].status == "out_of_turns"
+    with pytest.raises(ValueError) as error:
+        limited(opening)
+    assert str(error.value) == (
+        f"the first prompt has {opening} tokens and max_context_tokens is {opening}; raise it"
+    )
+
+
+def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
+    calls = []
+    play(trained_model, chat, small_config(max_running=3), on_done=lambda: calls.append(1))
+    assert len(calls) == 16
+
+
+# ---------- numbers and packs
+
+
+def turn(reward, *, prompt, response, num_actions, ok, effective, true, checked):
+    info = dict(num_actions=num_actions, format_ok=ok, effective=effective, statements_true=true,
+                statements_checked=checked)  # fmt: skip
+    return Turn(prompt, response, [-0.5] * len(response), reward, info=info)
+
+
+def two_trajectories():
+    first = Trajectory((1,), 0, status="success", turns=[
+        turn(-0.1, prompt=[5, 6, 7], response=[8], num_actions=0, ok=False, effective=0.0, true=0, checked=0),
+        turn(1.0, prompt=[9, 10], response=[11, 12, 13], num_actions=2, ok=True, effective=0.5, true=1, checked=2),
+    ])  # fmt: skip
+    second = Trajectory((2,), 1, status="failure", turns=[
+        turn(0.0, prompt=[20], response=[21, 22], num_actions=3, ok=True, effective=1.0, true=2, checked=2),
+    ])  # fmt: skip
+    return first, second
+
+
+def test_summarize_by_hand():
+    first, second = two_trajectories()
+    assert (first.score, first.num_actions, first.num_response_tokens) == (0.9, 2, 4)
+    assert summarize([first, second]) == pytest.approx({
+        "success": 1 / 2, "reward": (0.9 + 0.0) / 2, "num_turns": 3 / 2, "num_actions": (2 + 3) / 2,
+        "valid_frac": 2 / 3, "effective_frac": (0 + 0.5 + 1) / 3, "thought_true_frac": 3 / 4,
+        "thoughts_per_turn": 4 / 3, "response_length": (4 + 2) / 2,
+    })  # fmt: skip
+    assert summarize([replace(first, turns=first.turns[:1])])["thought_true_frac"] == 0.0  # nothing was checked
+
+
+def test_pack_by_hand():
+    batch = pack(two_trajectories())
+    assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
+    assert batch.lengths == [9, 3]
+    assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
+    assert {x.dtype for x in (batch.ids, batch.position_ids, batch.response_index)} == {torch.int64}
+
+
+def test_micro_batches_never_exceed_the_budget():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lengths, budget = rng.integers(1, 60, size=rng.integers(1, 30)).tolist(), int(rng.integers(20, 120))
+        packs = micro_batches(lengths, budget)
+        assert sorted(i for p in packs for i in p) == list(range(len(lengths)))
+        assert all(len(p) == 1 or sum(lengths[i] for i in p) <= budget for p in packs)
+        flat = [lengths[i] for p in packs for i in p]
+        assert flat == sorted(flat, reverse=True)
+        for p, after in zip(packs, packs[1:], strict=False):  # a pack is closed only when the next one does not fit
+            assert sum(lengths[i] for i in p) + lengths[after[0]] > budget
+    assert micro_batches([], 10) == []
