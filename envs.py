@@ -1,22 +1,14 @@
-"""Environments, their instances and reference plans; then the dialogue (prompt, parser, limits) that a policy sees.
-
-Part 1, dynamics: Bandit, FrozenLake and Sokoban behind one protocol (`Env`), plain Python and numpy.
-Part 2, instances: disjoint splits; an instance of the evaluation or held-out set is never drawn for training.
-Part 3, dialogue: `Episode` turns text into actions and back; it owns the turn limit and the format penalty.
+"""Environments: Bandit, FrozenLake and Sokoban behind one protocol (`Env`), their instances and their optimal plans.
 
 Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
 - members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
 - nothing depends on `hash()` or global random state, so a seed means the same instance in every process;
-- splits are disjoint by instance, not only by seed: small boards repeat;
-- the legend in the prompt is the one of the board shown, and every limit the prompt states is the one executed;
-- the format penalty is part of the turn's reward; unknown and surplus actions are reported back.
-
-    python envs.py frozenlake:success_rate=0.8 --seed=3       # print the prompt of one training instance
+- splits are disjoint by instance, not only by seed: small boards repeat, and an instance of the evaluation or held-out
+  set of an environment is never drawn for its training.
 """
 
 import difflib
 import inspect
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -45,7 +37,7 @@ class Step(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Part 1: dynamics
+# dynamics
 
 
 class Env:
@@ -79,7 +71,8 @@ class Env:
 
     def step(self, action: str) -> Step:
         """Execute one action. Any string is accepted: an unknown one, or one after the end, changes nothing."""
-        index = self._index.get(action.strip().lower(), -1)
+        names = [name.lower() for name in self.actions]
+        index = names.index(action.strip().lower()) if action.strip().lower() in names else -1
         if index < 0 or self.terminated or self.actions_left == 0:
             info = {"success": False, "valid": False, "effective": False}
             return Step(self.observe(), 0.0, self.terminated, self.actions_left == 0, info)
@@ -88,10 +81,6 @@ class Env:
         truncated = self.actions_left == 0 and not self.terminated
         info = {"success": success, "valid": True, "effective": effective}
         return Step(self.observe(), reward, self.terminated, truncated, info)
-
-    @property
-    def _index(self) -> dict[str, int]:
-        return {name.lower(): i for i, name in enumerate(self.actions)}
 
     @property
     def actions_left(self) -> int:
@@ -115,16 +104,14 @@ class Bandit(Env):
 
     PAIRS = {  # low arm/high arm; `jobs_test` is for generalisation only
         "phoenix": "Phoenix/Dragon",
-        "trader": "Trader/Librarian",
-        "engineer": "Engineer/Teacher",
-        "teacher": "Teacher/Engineer",
-        "librarian": "Librarian/Trader",
+        "trader": "Trader/Librarian", "engineer": "Engineer/Teacher",
+        "teacher": "Teacher/Engineer", "librarian": "Librarian/Trader",
         "jobs": "Teacher/Trader Nurse/StartupFounder Librarian/Investor Accountant/StockBroker "
         "Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber Planner/Artist "
         "Postman/Pilot Banker/VentureCapitalist Gardener/Cryptominer",
         "jobs_test": "Receptionist/Explorer Archivist/Filmmaker Bookkeeper/Consultant SocialWorker/Photographer "
         "Mechanic/GameDesigner Secretary/Entrepreneur Cashier/DataScientist CivilServant/StartupAccelerator",
-    }
+    }  # fmt: skip
     LOW, HIGH_PROB = 0.1, 0.25
     repeats = True  # two prompts a pair: training and evaluation share them
 
@@ -198,14 +185,17 @@ class Grid(Env):
         row, col = self._rowcol(cell)
         return f"({row + 1},{col + 1})"
 
+    def _legend(self, relations: str) -> str:
+        """What the system message says about the text under the grid."""
+        coord = " Places are (row,column), counted from 1 at the top left."
+        return {"grid": "", "coord": coord, "relations": f" Below the board: {relations}."}[self.observation_mode]
+
     def _rows(self, symbol: Callable[[int], str]) -> str:
         return "\n".join("".join(symbol(r * self.size + c) for c in range(self.size)) for r in range(self.size))
 
     def observe(self) -> str:
-        if self.observation_mode == "grid":
-            return self.render()
-        extra = self.coordinates() if self.observation_mode == "coord" else self.relations()
-        return f"{self.render()}\n{extra}"
+        extra = {"grid": str, "coord": self.coordinates, "relations": self.relations}[self.observation_mode]()
+        return f"{self.render()}\n{extra}".rstrip()
 
 
 class FrozenLake(Grid):
@@ -258,27 +248,28 @@ class FrozenLake(Grid):
         holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
         return f"Player {self._place(self.player)}. Goal {self._place(self.goal)}. Holes {holes}."
 
+    def _neighbours(self) -> dict[str, str]:
+        """What lies one move away: direction -> ice, hole or edge."""
+        cells = {name: lake_neighbour(self.size, self.player, i) for i, name in enumerate(self.actions)}
+        kinds = {True: "hole", False: "ice"}
+        return {n: "edge" if c == self.player else kinds[c in self.holes] for n, c in cells.items()}
+
     def relations(self) -> str:
-        near = [h for h in sorted(self.holes) if 1 <= self._distance(self.player, h) <= 2]
-        holes = " ".join(f"Hole {self._offset(self.player, h)}." for h in near) or "No hole near."
-        return f"Goal {self._offset(self.player, self.goal)}. {holes}"
+        near = ", ".join(f"{name} {kind}" for name, kind in self._neighbours().items())
+        far = [h for h in sorted(self.holes) if self._distance(self.player, h) == 2]
+        holes = "".join(f" Hole {self._offset(self.player, h)}." for h in far)
+        return f"Goal {self._offset(self.player, self.goal)}. {near}.{holes}"
 
     def rules(self) -> str:
-        chance = round(self.success_rate, 4)
-        slip = f"A move goes the chosen way with probability {chance}, else to one side."
-        slip = "A move always goes the chosen way." if chance == 1 else slip
-        extra = {
-            "grid": "",
-            "coord": " Places are (row,column), counted from 1 at the top left.",
-            "relations": " Below the board: the way to the goal and to each hole within two moves.",
-        }[self.observation_mode]
+        slip = f"A move goes the chosen way with probability {round(self.success_rate, 4)}, else to one side."
+        slip = "A move always goes the chosen way." if self.success_rate == 1 else slip
+        extra = self._legend("the way to the goal, what lies next to you, and the holes two moves away")
         return f"You are P. Walk over the ice _ to the goal G; a hole O ends the game. {slip}{extra}"
 
     def statements(self) -> list[str]:
-        near = [lake_neighbour(self.size, self.player, i) for i in range(4)]
-        words = " ".join(n.lower() for n, cell in zip(self.actions, near, strict=True) if cell in self.holes)
-        goal = f"Goal {self._offset(self.player, self.goal, signs_only=True)}."
-        return [goal, f"Hole {words}." if words else "No hole."]
+        goal = self._offset(self.player, self.goal, signs_only=True)
+        near = {word: kind for word, kind in self._neighbours().items() if word.lower() in goal.split()}
+        return [f"Goal {goal}.", ", ".join(f"{word} {kind}" for word, kind in near.items()) + "."]
 
     def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
         """The optimal plan if an action cost 5 % of the goal: a point or two worse than optimal, and far simpler."""
@@ -296,10 +287,7 @@ class FrozenLake(Grid):
 
     def greedy(self) -> str:
         """Walk to the goal blind to holes; where two directions approach it, the vertical one comes first."""
-        (row, col), (goal_row, goal_col) = self._rowcol(self.player), self._rowcol(self.goal)
-        if row != goal_row:
-            return "Down" if goal_row > row else "Up"
-        return "Right" if goal_col > col else "Left"
+        return self._offset(self.player, self.goal, signs_only=True).split()[0].capitalize()
 
     def optimal_length(self) -> int | None:
         return lake_distances(self.size, self.holes, self.goal)[self.player]
@@ -356,9 +344,10 @@ def lake_plans(
     for t in range(1, budget + 1):
         best = np.full_like(value, -1.0)
         for j, (move, code) in enumerate(zip(moves, codes, strict=True), start=1):
-            scores = (move @ value)[:, :, : budget + 1 - j] - action_cost * j * alive  # (4**j, from, actions left after)
-            better = scores.max(0) > best[:, j:] + 1e-9
-            best[:, j:] = np.where(better, scores.max(0), best[:, j:])
+            scores = (move @ value)[:, :, : budget + 1 - j] - action_cost * j * alive  # (4**j, from, left after)
+            top = scores.max(0)
+            better = top > best[:, j:] + 1e-9
+            best[:, j:] = np.where(better, top, best[:, j:])
             plans[t][:, j:] = np.where(better, code[scores.argmax(0)], plans[t][:, j:])
         value = np.maximum(best, value)
     return plans
@@ -502,12 +491,7 @@ class Sokoban(Grid):
 
     def rules(self) -> str:
         wall, ground, target, box_on, box, you, you_on = self.SYMBOLS[self.symbols]
-        extra = {
-            "grid": "",
-            "coord": " Places are (row,column), counted from 1 at the top left.",
-            "relations": " Below the board: the blocked sides of you and of the box, the way to the box, and from the "
-            "box to its target.",
-        }[self.observation_mode]
+        extra = self._legend("the blocked sides of you and of the box, the way to it, and from it to its target")
         return (
             f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target is "
             f"{box_on}. Walk into a box to push it; a wall {wall} or another box behind it stops the push. Floor is "
@@ -515,16 +499,12 @@ class Sokoban(Grid):
         )
 
     def statements(self) -> list[str]:
-        lines = []
-        for box in self.boxes:
-            where = self._offset(self.player, box, signs_only=True)
-            lines += [f"Box {where}.", f"Target {self._offset(box, self._target_of(box), signs_only=True)}."]
-        return lines
+        ways = [way for b in self.boxes for way in (("Box", self.player, b), ("Target", b, self._target_of(b)))]
+        return [f"{name} {self._offset(a, b, signs_only=True)}." for name, a, b in ways]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The first `max_actions` moves of a shortest solution (breadth-first search); [] where none exists."""
-        path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
-        return [self.actions[i] for i in (path or ())[:max_actions]]
+        return [self.actions[i] for i in (self._solution() or ())[:max_actions]]
 
     def greedy(self) -> str:
         """One step ahead: least total distance of boxes to their targets, then of you to the nearest unplaced box.
@@ -542,8 +522,10 @@ class Sokoban(Grid):
         return self.actions[min(range(4), key=cost)]
 
     def optimal_length(self) -> int | None:
-        path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
-        return None if path is None else len(path)
+        return None if self._solution() is None else len(self._solution())
+
+    def _solution(self) -> tuple | None:
+        return sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
 
 
 def sokoban_move(floor: frozenset, player: int, boxes: tuple, delta: int) -> tuple[int, tuple] | None:
@@ -613,7 +595,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Part 2: instances
+# instances
 
 
 @lru_cache(maxsize=64)
@@ -649,147 +631,3 @@ def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
         return reserved[split][path[0]]
     blocked = set() if env.repeats else {*reserved["eval"], *reserved["heldout"]}
     return _draw_outside(env, np.random.default_rng(list(path)), blocked)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Part 3: dialogue
-
-
-class Parsed(NamedTuple):
-    """A response taken apart. `well_formed`: the promised tags in order and nothing outside of them."""
-
-    thought: str
-    actions: list[str]
-    well_formed: bool
-
-
-def parse_response(text: str, *, think: bool = True) -> Parsed:
-    """Read `<think>..</think><answer>a || b</answer>`; without `think` only the answer. Linear time, never raises.
-
-    >>> parse_response("<think>go</think><answer>Up || Left</answer>")
-    Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
-    """
-    thought, outside, found, rest = "", "", True, text
-    if think:
-        before, opened, rest = text.partition("<think>")
-        thought, closed, rest = rest.partition("</think>")
-        found, outside = bool(opened and closed), before
-    between, opened, rest = rest.partition("<answer>")
-    answer, closed, after = rest.partition("</answer>")
-    if not (found and opened and closed):
-        return Parsed("", [], False)
-    actions = [part.strip() for part in answer.split("||")]
-    return Parsed(thought.strip(), [a for a in actions if a], not (outside + between + after).strip())
-
-
-def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
-    """The text that `parse_response` reads back; used by demonstrations and reference players."""
-    return (f"<think>{thought}</think>" if think else "") + f"<answer>{' || '.join(actions)}</answer>"
-
-
-class Outcome(NamedTuple):
-    """What one turn did. `status` is None while the dialogue goes on; `user` is the next message ('' at the end)."""
-
-    user: str
-    reward: float  # environment reward plus format penalty
-    status: str | None  # success, failure, out_of_turns
-    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true
-
-
-class Episode:
-    """One dialogue with an environment: builds the messages, executes the answers, keeps the limits."""
-
-    def __init__(
-        self, env: Env, *, think: bool = True, max_turns: int = 5, actions_per_turn: int = 5,
-        format_penalty: float = -0.1, max_response_tokens: int = 400,
-    ):  # fmt: skip
-        self.env, self.think, self.max_turns, self.actions_per_turn = env, think, max_turns, actions_per_turn
-        self.format_penalty, self.max_response_tokens = format_penalty, max_response_tokens
-
-    def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> tuple[str, str]:
-        """Returns (system message, first user message). The system message is the same for all instances."""
-        self.turn_idx = 0
-        return self.system(), self._turn_text(self.env.reset(seed, split=split, member=member), "")
-
-    def system(self) -> str:
-        form = format_response("thoughts", ["action", "action"], think=self.think)
-        most, budget = self.actions_per_turn, self.env.max_actions
-        limits = f"At most {most} actions a turn, {budget} in all; {self.max_turns} turns."
-        if budget == 1:
-            form, limits = format_response("thoughts", ["action"], think=self.think), "One action in all."
-        form = f"{form} in at most {self.max_response_tokens} tokens."
-        names = "" if self.env.repeats else f"Actions: {', '.join(self.env.actions)}. "
-        return f"{self.env.rules()}\n{names}{limits}\nReply exactly like {form}"
-
-    def _turn_text(self, observation: str, report: str) -> str:
-        left = self.env.actions_left
-        head = f"Turn {self.turn_idx + 1} of {self.max_turns}, {left} action{'s' * (left != 1)} left."
-        return f"{report}{head}\n{observation}"
-
-    def step(self, response: str) -> Outcome:
-        """Execute one response. Any text is accepted; what is not executed is reported in the next message."""
-        parsed = parse_response(response, think=self.think)
-        facts = self.env.statements()
-        allowed = min(self.actions_per_turn, self.env.actions_left)
-        reward, unknown, num_actions, num_effective, success, ended = 0.0, [], 0, 0, False, False
-        for action in parsed.actions[:allowed]:
-            step = self.env.step(action)
-            if not step.info["valid"]:
-                unknown.append(action)
-                continue
-            reward, num_actions = reward + step.reward, num_actions + 1
-            num_effective += step.info["effective"]
-            success, ended = step.info["success"], step.terminated or step.truncated
-            if ended:
-                break
-        surplus = len(parsed.actions) - allowed
-        format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
-        reward += 0.0 if format_ok else self.format_penalty
-        self.turn_idx += 1
-        status = ("success" if success else "failure") if ended else None
-        if status is None and self.turn_idx == self.max_turns:
-            status = "out_of_turns"
-        checked, true = check_thought(parsed.thought, facts)
-        info = {
-            "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
-            "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
-        }  # fmt: skip
-        report = self._report(reward, parsed, unknown, surplus, num_actions)
-        return Outcome("" if status else self._turn_text(self.env.observe(), report), reward, status, info)
-
-    def _report(self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int) -> str:
-        notes = [f"Reward {round(reward, 6):g}."]
-        if not parsed.well_formed:
-            notes.append("The reply was not in the required form.")
-        if unknown:
-            names = (" ".join(name.split())[:20] for name in unknown[:3])
-            notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in names) + ".")
-        if surplus > 0:
-            notes.append(f"Not executed, over the limit: {surplus}.")
-        if num_actions == 0:
-            notes.append("No action was executed; nothing changed.")
-        return " ".join(notes) + "\n"
-
-
-def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
-    """(checkable sentences, true ones): a sentence is checkable when it begins like a fact about the board.
-
-    >>> check_thought("Goal up. Hole left. I go.", ["Goal up.", "No hole."])
-    (2, 1)
-    """
-    subjects = {fact.split()[0] for fact in facts} | ({"Hole", "No"} if any("ole" in f for f in facts) else set())
-    sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
-    return len(sentences), sum(s in facts for s in sentences)
-
-
-def main(argv: list[str]) -> None:
-    spec = next((a for a in argv if not a.startswith("--")), "frozenlake")
-    options = dict(a[2:].split("=", 1) for a in argv if a.startswith("--") and "=" in a)
-    env = make_env(spec, observation=options.get("observation", "grid"))
-    episode = Episode(env)
-    print("\n\n".join(episode.reset(int(options.get("seed", 0)))))
-    print(f"\nshortest solution: {env.optimal_length()} actions, first turn of the optimal plan: {env.plan(5, 5)}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -22,7 +22,8 @@ import torch
 from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config, load_saved
-from envs import SPLITS, format_response
+from dialogue import format_response
+from envs import SPLITS
 from model import Policy, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, micro_batches, pack, summarize
 

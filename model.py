@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
-from envs import ENVS, OBSERVATIONS, Bandit, Episode, format_response, make_env
+from dialogue import Episode, format_response
+from envs import ENVS, OBSERVATIONS, Bandit, make_env
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHATML = (

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configurator import Config
-from envs import Episode, make_env
+from dialogue import Episode
+from envs import make_env
 from model import IM_END, IM_START
 
 

@@ -14,6 +14,7 @@ Measured on held-out instances apart from success: well-formed turns, and true s
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config
-from envs import format_response
+from dialogue import format_response
 from model import Policy, build_tiny, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
 
@@ -125,13 +126,13 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
     (Hugging Face models) and report.json. The key covers every setting and source file that the result depends on."""
     used = {key: value for key, value in asdict(config).items() if key.startswith("sft_") or key in CACHE_KEYS}
     here = Path(__file__).parent
-    sources = [(here / name).read_bytes() for name in ("envs.py", "model.py", "rollout.py", "sft.py")]
+    sources = [(here / name).read_bytes() for name in ("envs.py", "dialogue.py", "model.py", "rollout.py", "sft.py")]
     digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode() + b"".join(sources) + torch.__version__.encode())
     folder = Path(root) / digest.hexdigest()[:12]
     if (folder / "report.json").is_file():
         print(f"warm start: found in {folder}")
         return folder
-    began, partial = time.process_time(), folder.with_suffix(".partial")
+    began, partial = time.process_time(), folder.with_suffix(f".{os.getpid()}")
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     tiny = config.model == "tiny" and not config.init_from
     model, tokenizer = build_tiny(config.seed) if tiny else load_model(config.init_from or config.model)
@@ -153,8 +154,8 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
         tokenizer.save_pretrained(partial / stage)
     report["cpu_s"] = round(time.process_time() - began, 1)
     (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    if not folder.is_dir():  # another run may have made the same start in the meantime
+        partial.rename(folder)
     print(f"warm start: {report['parameters']:,} parameters, {report['cpu_s']} CPU-seconds, written to {folder}")
     return folder
 

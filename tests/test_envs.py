@@ -24,8 +24,10 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dialogue
 import envs
-from envs import Episode, check_thought, format_response, make_env, parse_response
+from dialogue import Episode, check_thought, format_response, parse_response
+from envs import make_env
 
 LAKE_V1 = "frozenlake:frozen_prob=0.8,success_rate=0.3333333333333333"
 LAKE_V2 = "frozenlake:frozen_prob=0.9,success_rate=0.8"

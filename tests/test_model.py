@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+import dialogue
 import envs
 import model
 import rollout
@@ -249,14 +250,13 @@ def test_loading_returns_the_same_weights_and_runs_our_attention(random_model, t
 
 def environment_texts():
     """Other instances than those the tokenizer was made from."""
-    texts = []
-    specs = [f"bandit:pair={pair}" for pair in envs.Bandit.PAIRS] + ["frozenlake", "sokoban", "sokoban:symbols=newvocab"]
-    for spec in specs:
+    texts, bandits = [], [f"bandit:pair={pair}" for pair in envs.Bandit.PAIRS]
+    for spec in [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]:
         for observation in envs.OBSERVATIONS:
-            episode = envs.Episode(envs.make_env(spec, observation=observation))
+            episode = dialogue.Episode(envs.make_env(spec, observation=observation))
             texts += episode.reset([92, 5])
             thought = " ".join(episode.env.statements())
-            texts += [envs.format_response(thought, episode.env.plan(3, 5)), episode.step("nonsense").user]
+            texts += [dialogue.format_response(thought, episode.env.plan(3, 5)), episode.step("nonsense").user]
     assert len(texts) > 100
     return texts
 

@@ -1,0 +1,153 @@
+"""The dialogue between a policy and an environment: prompt, parser, limits, format penalty. No dynamics here.
+
+What the prompt promises is what is executed: every limit it states is enforced, and unknown, surplus and malformed
+answers are reported back in the next turn. The format penalty is part of the reward of the turn that earned it, unlike
+RAGEN's, which is added to the trajectory's score and never shown. The policy's text is parsed, never rewritten.
+
+    python dialogue.py frozenlake:success_rate=0.8 --observation=relations --seed=3     # print one prompt
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from configurator import fail_clearly
+from envs import Env, make_env
+
+
+class Parsed(NamedTuple):
+    """A response taken apart. `well_formed`: the promised tags in order and nothing outside of them."""
+
+    thought: str
+    actions: list[str]
+    well_formed: bool
+
+
+def parse_response(text: str, *, think: bool = True) -> Parsed:
+    """Read `<think>..</think><answer>a || b</answer>`; without `think` only the answer. Linear time, never raises.
+
+    >>> parse_response("<think>go</think><answer>Up || Left</answer>")
+    Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
+    """
+    thought, outside, found, rest = "", "", True, text
+    if think:
+        before, opened, rest = text.partition("<think>")
+        thought, closed, rest = rest.partition("</think>")
+        found, outside = bool(opened and closed), before
+    between, opened, rest = rest.partition("<answer>")
+    answer, closed, after = rest.partition("</answer>")
+    if not (found and opened and closed):
+        return Parsed("", [], False)
+    actions = [part.strip() for part in answer.split("||")]
+    return Parsed(thought.strip(), [a for a in actions if a], not (outside + between + after).strip())
+
+
+def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
+    """The text that `parse_response` reads back; used by demonstrations and reference players."""
+    return (f"<think>{thought}</think>" if think else "") + f"<answer>{' || '.join(actions)}</answer>"
+
+
+class Outcome(NamedTuple):
+    """What one turn did. `status` is None while the dialogue goes on; `user` is the next message ('' at the end)."""
+
+    user: str
+    reward: float  # environment reward plus format penalty
+    status: str | None  # success, failure, out_of_turns
+    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true
+
+
+class Episode:
+    """One dialogue with an environment: builds the messages, executes the answers, keeps the limits."""
+
+    def __init__(
+        self, env: Env, *, think: bool = True, max_turns: int = 5, actions_per_turn: int = 5,
+        format_penalty: float = -0.1, max_response_tokens: int = 400,
+    ):  # fmt: skip
+        self.env, self.think, self.max_turns, self.actions_per_turn = env, think, max_turns, actions_per_turn
+        self.format_penalty, self.max_response_tokens = format_penalty, max_response_tokens
+
+    def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> tuple[str, str]:
+        """Returns (system message, first user message). The system message is the same for all instances."""
+        self.turn_idx = 0
+        return self.system(), self._turn_text(self.env.reset(seed, split=split, member=member), "")
+
+    def system(self) -> str:
+        form = format_response("thoughts", ["action", "action"], think=self.think)
+        most, budget = self.actions_per_turn, self.env.max_actions
+        limits = f"At most {most} actions a turn, {budget} in all; {self.max_turns} turns."
+        if budget == 1:
+            form, limits = format_response("thoughts", ["action"], think=self.think), "One action in all."
+        form = f"{form} in at most {self.max_response_tokens} tokens."
+        names = "" if self.env.repeats else f"Actions: {', '.join(self.env.actions)}. "
+        return f"{self.env.rules()}\n{names}{limits}\nReply exactly like {form}"
+
+    def _turn_text(self, observation: str, report: str) -> str:
+        left = self.env.actions_left
+        head = f"Turn {self.turn_idx + 1} of {self.max_turns}, {left} action{'s' * (left != 1)} left."
+        return f"{report}{head}\n{observation}"
+
+    def step(self, response: str) -> Outcome:
+        """Execute one response. Any text is accepted; what is not executed is reported in the next message."""
+        parsed = parse_response(response, think=self.think)
+        facts = self.env.statements()
+        allowed = min(self.actions_per_turn, self.env.actions_left)
+        reward, unknown, num_actions, num_effective, success, ended = 0.0, [], 0, 0, False, False
+        for action in parsed.actions[:allowed]:
+            step = self.env.step(action)
+            if not step.info["valid"]:
+                unknown.append(action)
+                continue
+            reward, num_actions = reward + step.reward, num_actions + 1
+            num_effective += step.info["effective"]
+            success, ended = step.info["success"], step.terminated or step.truncated
+            if ended:
+                break
+        surplus = len(parsed.actions) - allowed
+        format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
+        reward += 0.0 if format_ok else self.format_penalty
+        self.turn_idx += 1
+        status = ("success" if success else "failure") if ended else None
+        if status is None and self.turn_idx == self.max_turns:
+            status = "out_of_turns"
+        subjects = {fact.split()[0] for fact in facts} | set(self.env.actions)
+        checked, true = check_thought(parsed.thought, facts, subjects)
+        info = {
+            "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
+            "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
+        }  # fmt: skip
+        report = self._report(reward, parsed, unknown, surplus, num_actions)
+        return Outcome("" if status else self._turn_text(self.env.observe(), report), reward, status, info)
+
+    def _report(self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int) -> str:
+        notes = [f"Reward {round(reward, 6):g}."]
+        if not parsed.well_formed:
+            notes.append("The reply was not in the required form.")
+        if unknown:
+            names = (" ".join(name.split())[:20] for name in unknown[:3])
+            notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in names) + ".")
+        if surplus > 0:
+            notes.append(f"Not executed, over the limit: {surplus}.")
+        if num_actions == 0:
+            notes.append("No action was executed; nothing changed.")
+        return " ".join(notes) + "\n"
+
+
+def check_thought(thought: str, facts: list[str], subjects: set[str]) -> tuple[int, int]:
+    """(checkable sentences, true ones): a sentence is checkable when it begins with a subject that facts have.
+
+    >>> check_thought("Goal up. Down hole. I go.", ["Goal up.", "Up ice."], {"Goal", "Up", "Down"})
+    (2, 1)
+    """
+    sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
+    return len(sentences), sum(s in facts for s in sentences)
+
+
+def main(argv: list[str]) -> None:
+    options = dict(a[2:].split("=", 1) for a in argv if a.startswith("--") and "=" in a)
+    spec = next((a for a in argv if not a.startswith("--")), "frozenlake")
+    env = make_env(spec, observation=options.get("observation", "grid"))
+    print("\n\n".join(Episode(env).reset(int(options.get("seed", 0)))))
+    print(f"\nshortest solution: {env.optimal_length()} actions, first turn of the optimal plan: {env.plan(5, 5)}")
+
+
+if __name__ == "__main__":
+    fail_clearly(main)

@@ -1,0 +1,123 @@
+"""Run the experiments behind the tables in README; finished rows are JSON files, so a second call does only the rest.
+
+    python reproduce.py learning                    # every run of the learning table, two at a time
+    python reproduce.py learning --jobs=1 --only=frozenlake_ppo
+    python reproduce.py learning --dry_run=True     # print the commands
+
+A run is train.py with its own out_dir, so one that was interrupted continues. Its result goes to
+docs/results/learning/, and the table made of all results to docs/results/learning.md. Nothing is committed.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from configurator import fail_clearly, git_commit, load_config
+from eval import paired_bootstrap, wilson_interval
+
+LEARNING = {  # name -> (config files, seeds)
+    "frozenlake_ppo": (("config/frozenlake_ppo.py", "config/tiny.py"), (0, 1, 2)),
+    "frozenlake_grpo": (("config/frozenlake_grpo.py", "config/tiny.py"), (0, 1, 2)),
+    "frozenlake_det_ppo": (("config/frozenlake_ppo.py", "config/frozenlake_det.py", "config/tiny.py"), (0,)),
+    "bandit_ppo": (("config/bandit_ppo.py", "config/tiny.py"), (0,)),
+    "sokoban_ppo": (("config/sokoban_ppo.py", "config/tiny.py"), (0,)),
+}
+RESULTS = Path("docs/results")
+STAGES = ("clean warm start", "start", "after RL")
+
+
+def command(name: str, seed: int) -> list[str]:
+    files, _ = LEARNING[name]
+    return ["train.py", *files, f"--seed={seed}", f"--out_dir=out/learning/{name}_s{seed}"]
+
+
+def run(name: str, seed: int) -> str:
+    """Train one seed unless its result is there; returns a line about it."""
+    target, out_dir = RESULTS / "learning" / f"{name}_s{seed}.json", Path(f"out/learning/{name}_s{seed}")
+    if target.is_file():
+        return f"{target}: already there"
+    began = time.time()
+    log = Path(f"{out_dir}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        code = subprocess.run([sys.executable, *command(name, seed)], stdout=output, stderr=output).returncode
+    if code:
+        return f"{name} seed {seed}: failed with exit code {code}, see {log}"
+    steps = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+    result = {
+        "command": "python " + " ".join(command(name, seed)),
+        "git_commit": git_commit(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "iterations": len(steps),
+        "cpu_s_per_iteration": float(np.mean([s["cpu_s"] for s in steps])),
+        "curve": {s["step"]: s["eval_success"] for s in steps if s["eval_success"] is not None},
+        "successes": json.loads((out_dir / "scores.json").read_text()),
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(result) + "\n")
+    return f"{target}: written after {time.time() - began:.0f} s"
+
+
+def percent(mean: float, low: float, high: float) -> str:
+    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def learning_table() -> str:
+    """Markdown of all finished rows: success per stage and player, and paired differences on the same instances."""
+    lines = [
+        "Success in % [95 % interval] on 256 fixed prompts that training never draws, T=0.5. Differences are paired on",
+        "the same instances with a bootstrap interval over instances (one seed) or over seeds and instances (all).", "",
+        "| run | " + " | ".join(STAGES) + " | RL - start | RL - clean | RL - greedy | CPU-s/iteration |",
+        "|---|" + "---|" * 7,
+    ]  # fmt: skip
+    players = ["", "Reference players on the same instances, success in %:", ""]
+    for name, (_, seeds) in LEARNING.items():
+        paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in seeds) if p.is_file()]
+        results = [json.loads(p.read_text()) for p in paths]
+        chosen = [(p.stem, [r]) for p, r in zip(paths, results, strict=True)]
+        chosen += [(f"{name}, {len(results)} seeds", results)] if len(results) > 1 else []
+        for label, rows in chosen:
+            score = {key: np.array([r["successes"][key] for r in rows]) for key in rows[0]["successes"]}
+            cells = []
+            for stage in STAGES:
+                pooled = score.get(stage)
+                interval = wilson_interval(pooled.sum(), pooled.size) if pooled is not None else None
+                cells.append(percent(pooled.mean(), *interval) if interval else "-")
+            for other in ("start", "clean warm start", "greedy, closed loop"):
+                known = other in score
+                cells.append(percent(*paired_bootstrap(score["after RL"], score[other])) if known else "-")
+            cells.append(f"{np.mean([r['cpu_s_per_iteration'] for r in rows]):.2f}")
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+        if results:
+            rates = {k: np.mean(s) for k, s in results[0]["successes"].items() if k not in STAGES}
+            players.append(f"- {name}: " + "; ".join(f"{k} {100 * rate:.1f}" for k, rate in rates.items()))
+    return "\n".join([*lines, *players]) + "\n"
+
+
+def main(argv: list[str]) -> None:
+    if not argv or argv[0] != "learning":
+        raise ValueError(f"give the name of a table: learning; got {argv[:1] or 'nothing'}")
+    _, options, _ = load_config(argv[1:], extra={"jobs": 2, "only": "", "dry_run": False})
+    jobs = [(name, seed) for name, (_, seeds) in LEARNING.items() for seed in seeds if options["only"] in name]
+    if not jobs:
+        raise ValueError(f"--only={options['only']} matches none of {', '.join(LEARNING)}")
+    if options["dry_run"]:
+        print("\n".join("python " + " ".join(command(*job)) for job in jobs))
+        return
+    with ThreadPoolExecutor(options["jobs"]) as pool:
+        for line in pool.map(lambda job: run(*job), jobs):
+            print(line, flush=True)
+    text = learning_table()
+    (RESULTS / "learning.md").write_text(f"Made by `python reproduce.py learning`.\n\n{text}")
+    print(text)
+
+
+if __name__ == "__main__":
+    fail_clearly(main)

@@ -1,0 +1,543 @@
+"""
+Tests of train.py: runs that repeat and continue bit by bit, micro-batches, gradients of masked tokens, bad steps. CPU.
+
+    python -m pytest -q tests/test_train.py
+"""
+
+import copy
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL_RUN, small_config
+from safetensors.torch import load_file
+
+import model
+import rollout
+import sft
+import starpo
+import train
+from rollout import Trajectory, Turn, make_engine, pack
+
+RUN = SMALL_RUN | dict(num_groups=4)  # the filter keeps 2 groups of 4: two optimizer steps of 4 trajectories
+KEYS = """
+    step kept_groups kept_trajectories success reward num_turns num_actions valid_frac effective_frac
+    thought_true_frac thoughts_per_turn response_length in_group_reward_mean in_group_reward_std in_group_reward_max
+    zero_std_frac pass@4 pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
+    explained_variance eval_success eval_reward eval_valid_frac eval_entropy eval_response_length bad_steps
+    rollout_s update_s cpu_s
+""".split()  # noqa: SIM905
+OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
+OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restore_determinism():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def run(out_dir, start, **changes):
+    """train.main on the small settings, from the model in folder `start`. Returns: the rows of metrics.jsonl."""
+    settings = RUN | dict(init_from=str(start)) | changes
+    file = Path(f"{out_dir}.py")
+    file.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
+    train.main([str(file), f"--out_dir={out_dir}"])
+    return rows_of(out_dir)
+
+
+def rows_of(out_dir):
+    return [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(rows):
+    return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in rows]
+
+
+def assert_same_checkpoint(first, second):
+    """Weights and optimizer states, bit by bit."""
+    (a,), (b,) = (list(Path(folder).glob("checkpoint-*")) for folder in (first, second))
+    assert a.name == b.name
+    assert {p.name for p in a.iterdir()} == {p.name for p in b.iterdir()}
+    for file in sorted(a.rglob("*.safetensors")):
+        x, y = load_file(file), load_file(b / file.relative_to(a))
+        assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x), file.name
+    x, y = (torch.load(folder / "optimizers.pt") for folder in (a, b))
+    assert x.keys() == y.keys()
+    for name in x:
+        for i, state in x[name]["state"].items():
+            assert all(torch.equal(state[key], y[name]["state"][i][key]) for key in state)
+
+
+def make_learner(start, *, bias=False, **changes):
+    config = small_config(**(dict(num_groups=4) | changes))
+    weights, tokenizer = model.load_model(str(start))
+    learner = train.Learner(config, weights, tokenizer, torch.device("cpu"), torch.float32)
+    if learner.critic and bias:  # a head of zeros would hide mistakes in the values
+        torch.nn.init.normal_(learner.critic.value_head.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    return learner
+
+
+def played_and_targets(learner):
+    """Two groups with variance, and their targets."""
+    config, chat = learner.config, rollout.Chat(learner.tokenizer)
+    played = train.play(config, make_engine(config, learner.policy.model, chat), chat, 0)
+    scores = torch.tensor([t.score for t in played], dtype=torch.float64)
+    groups = starpo.filter_groups(scores, 4, 0.5)
+    assert len(groups) == 2
+    members = [4 * group + i for group in groups.tolist() for i in range(4)]
+    kept = [played[i] for i in members]
+    return kept, train.token_targets(learner, kept, scores[members].float())
+
+
+# ---------- whole runs
+
+
+@pytest.fixture(scope="module")
+def gae_run(trained_folder, tmp_path_factory):
+    """Four iterations with a critic, evaluated after 2 and 4."""
+    out_dir = tmp_path_factory.mktemp("runs") / "gae"
+    return out_dir, run(out_dir, trained_folder, num_iterations=4)
+
+
+def test_rows_of_a_run(gae_run):
+    _, rows = gae_run
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert sorted(row) == sorted(KEYS)
+        missing = {key for key, value in row.items() if value is None}
+        assert missing == {"kl_ref"} | (set() if row["step"] % 2 == 0 else OF_EVAL)
+        assert all(math.isfinite(value) for value in row.values() if value is not None)
+        assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
+        assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3 and row["entropy"] > 0.01
+    assert rows[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)  # the critic says 0 everywhere
+
+
+def test_files_of_a_run(gae_run, trained_folder):
+    out_dir, _ = gae_run
+    names = {path.name for path in out_dir.iterdir()}
+    assert names == {
+        "config.json", "metrics.jsonl", "tensorboard", "samples.txt", "eval_start.jsonl", "eval_final.jsonl",
+        "scores.md", "scores.json", "checkpoint-000004",
+    }  # fmt: skip
+    weights, tokenizer = model.load_model(str(out_dir / "checkpoint-000004" / "policy"))
+    start = model.load_model(str(trained_folder))[0]
+    assert all(not torch.equal(a, b) for a, b in zip(weights.parameters(), start.parameters(), strict=True))
+    assert tokenizer.convert_tokens_to_ids(["<|im_end|>"]) == [2]
+    scores = json.loads((out_dir / "scores.json").read_text())
+    assert list(scores) == [
+        "random, closed loop", "greedy, closed loop", "optimal, closed loop", "optimal, 1 a turn", "optimal, 2 a turn",
+        "start", "after RL",
+    ]  # fmt: skip
+    final = [json.loads(line) for line in (out_dir / "eval_final.jsonl").read_text().splitlines()]
+    assert scores["after RL"] == [int(record["success"]) for record in final] and len(final) == 6
+    samples = (out_dir / "samples.txt").read_text()
+    assert samples.count("=== iteration") == 2 and "=== iteration 2, " in samples and "--- assistant (reward" in samples
+
+
+@pytest.fixture(scope="module")
+def first_half(trained_folder, tmp_path_factory):
+    """The same settings, two iterations only."""
+    out_dir = tmp_path_factory.mktemp("runs") / "half"
+    return out_dir, run(out_dir, trained_folder, num_iterations=2)
+
+
+def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(gae_run, first_half, trained_folder, tmp_path):
+    assert untimed(first_half[1]) == untimed(gae_run[1][:2])
+    other = run(tmp_path / "other", trained_folder, num_iterations=1, seed=1)
+    assert other[0]["entropy"] != gae_run[1][0]["entropy"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_four_iterations_equal_two_and_a_continuation(gae_run, first_half, trained_folder, tmp_path, capsys, killed):
+    """`killed`: while iteration 4 was being saved, with the row of iteration 3 written."""
+    (whole, rows), out_dir = gae_run, tmp_path / "out"
+    shutil.copytree(first_half[0], out_dir)
+    if killed:
+        shutil.copytree(whole / "checkpoint-000004", out_dir / "checkpoint.partial")
+        (out_dir / "checkpoint.partial" / "state.json").unlink()
+        with (out_dir / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(rows[2]) + "\n")
+    capsys.readouterr()
+    both = run(out_dir, trained_folder, num_iterations=4)
+    assert f"continuing {out_dir} from iteration 2" in capsys.readouterr().out
+    assert untimed(both) == untimed(rows)
+    assert_same_checkpoint(whole, out_dir)
+    for name in ("eval_final.jsonl", "scores.json", "samples.txt"):
+        assert (out_dir / name).read_text() == (whole / name).read_text()
+
+
+def test_grpo_run_continues_too(trained_folder, tmp_path):
+    grpo = dict(estimator="grpo", num_epochs=2, eval_every=1)
+    rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **grpo)
+    assert sorted(rows[0]) == sorted(KEYS)
+    assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {"kl_ref"}
+    assert not list((tmp_path / "whole").rglob("critic*"))
+    run(tmp_path / "split", trained_folder, num_iterations=1, **grpo)
+    assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **grpo)) == untimed(rows)
+    assert_same_checkpoint(tmp_path / "whole", tmp_path / "split")
+
+
+KL = dict(estimator="grpo", kl_coef=0.1, batch_size=8, eval_every=1)  # one optimizer step an iteration
+
+
+@pytest.fixture(scope="module")
+def kl_run(trained_folder, tmp_path_factory):
+    return run(tmp_path_factory.mktemp("runs") / "kl", trained_folder, num_iterations=2, **KL)
+
+
+def test_kl_is_measured_against_the_start(kl_run):
+    assert abs(kl_run[0]["kl_ref"]) < 1e-8  # the policy still is the reference
+    assert kl_run[1]["kl_ref"] > 1e-5
+
+
+def test_the_sampler_always_has_the_newest_weights(kl_run):
+    """With one optimizer step an iteration the policy of the update is the one that sampled: every ratio is 1."""
+    assert all(row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0 for row in kl_run)
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: a continued run takes the checkpoint as the reference of the KL term")
+def test_kl_is_measured_against_the_start_after_a_continuation(kl_run, trained_folder, tmp_path):
+    run(tmp_path / "split", trained_folder, num_iterations=1, **KL)
+    assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **KL)) == untimed(kl_run)
+
+
+def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, tmp_path, capsys):
+    random_model.save_pretrained(tmp_path / "random")
+    tokenizer.save_pretrained(tmp_path / "random")
+    # no reply has the form, and that costs nothing: all scores are 0
+    rows = run(tmp_path / "out", tmp_path / "random", format_penalty=0.0, weight_decay=0.1)
+    assert "iteration 1: all members of every group scored the same; update skipped" in capsys.readouterr().out
+    assert len(rows) == 2
+    for row in rows:
+        assert sorted(row) == sorted(KEYS)
+        assert (row["kept_groups"], row["kept_trajectories"], row["zero_std_frac"], row["bad_steps"]) == (0, 0, 1.0, 0)
+        assert {key for key, value in row.items() if value is None} - OF_EVAL == set(train.METRICS_OF_UPDATE)
+    after = model.load_model(str(tmp_path / "out" / "checkpoint-000002" / "policy"))[0]
+    assert all(torch.equal(a, b) for a, b in zip(after.parameters(), random_model.parameters(), strict=True))
+
+
+def test_warm_start_comes_first(small_shape, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sft, "probe", lambda *_: {})
+    run(tmp_path / "run", "", num_iterations=1, sft_steps=2, sft_noisy_steps=1, sft_batch_size=2, sft_lr=1e-2)
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert list(scores)[-3:] == ["clean warm start", "start", "after RL"]
+    assert len(list((tmp_path / "out" / "warm_start").iterdir())) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: the closing line names a checkpoint, and there is none")
+def test_no_iterations_evaluate_the_start_only(trained_folder, tmp_path):
+    assert run(tmp_path / "out", trained_folder, num_iterations=0) == []
+    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert scores["start"] == scores["after RL"]
+
+
+# ---------- starting and stopping
+
+
+def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
+    out_dir, rows = gae_run
+    capsys.readouterr()
+    assert run(out_dir, trained_folder, num_iterations=4) == rows  # nothing was added
+    out = capsys.readouterr().out
+    assert f"{out_dir} is finished at iteration 4. To start a new run, give --seed=N" in out
+    assert (out_dir / "scores.md").read_text() in out
+
+
+def test_the_folder_of_another_run_is_refused(gae_run, trained_folder):
+    out_dir, rows = gae_run
+    with pytest.raises(ValueError) as error:
+        run(out_dir, trained_folder, num_iterations=4, gamma=0.5, seed=3)
+    assert str(error.value) == (
+        f"out_dir={str(out_dir)!r} holds another run (seed is 0 there and 3 here, gamma is 1.0 there and 0.5 here); "
+        "give another --out_dir"
+    )
+    assert rows_of(out_dir) == rows and json.loads((out_dir / "config.json").read_text())["config"]["seed"] == 0
+
+
+def test_a_folder_with_something_else_is_refused(trained_folder, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("mine")
+    with pytest.raises(ValueError, match="out_dir='.+' is not empty and holds no run; give another --out_dir"):
+        run(tmp_path / "notes", trained_folder)
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
+
+
+def test_more_than_one_process_is_refused(trained_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="train.py runs in one process, got WORLD_SIZE=2"):
+        run(tmp_path / "out", trained_folder)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device='cuda', but torch sees no GPU"):
+        train.set_up(small_config(device="cuda"))
+    assert train.set_up(small_config(device="auto", dtype="bfloat16")) == (torch.device("cpu"), torch.bfloat16)
+    assert train.set_up(small_config(device="auto")) == (torch.device("cpu"), torch.float32)
+
+
+def test_log_drops_rows_after_the_checkpoint_and_fixes_the_keys(tmp_path):
+    log = train.Log(tmp_path, 0)
+    for step in (1, 2, 3):
+        log.write({"step": step, "x": None if step == 1 else 0.5})
+    log = train.Log(tmp_path, 2)
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
+    log.write({"step": 3, "x": 1.0})
+    with pytest.raises(ValueError, match=r"metric keys changed during the run: \['x', 'y'\]"):
+        log.write({"step": 4, "y": 1.0})
+    assert rows_of(tmp_path)[2:] == [{"step": 3, "x": 1.0}]
+
+
+# ---------- targets
+
+
+def small_trajectory(rewards, lengths):
+    turns = [Turn([1, 3, 4], list(range(5, 5 + n)), [-0.5 * (i + 1) for i in range(n)], reward)
+             for reward, n in zip(rewards, lengths, strict=True)]  # fmt: skip
+    return Trajectory((0,), 0, turns)
+
+
+def test_targets_by_hand(trained_folder):
+    kept = [small_trajectory([-0.1, 1.0], [2, 1]), small_trajectory([0.0], [2])]
+    scores = torch.tensor([0.9, 0.0])
+    old = [-0.5, -1.0, -0.5, -0.5, -1.0]
+
+    targets = train.token_targets(make_learner(trained_folder), kept, scores)
+    assert targets.keys() == {"old_logprobs", "old_values", "advantages", "returns"}
+    assert targets["old_logprobs"].tolist() == old and targets["old_values"].tolist() == [0.0] * 5
+    # gamma = lam = 1 and values 0: what is still to come, (0.9, 0.9, 1, 0, 0): mean 0.56, unbiased variance 0.271333...
+    torch.testing.assert_close(targets["returns"], torch.tensor([0.9, 0.9, 1.0, 0.0, 0.0]))
+    spread = math.sqrt((2 * 0.34**2 + 0.44**2 + 2 * 0.56**2) / 4)
+    expected = torch.tensor([0.34, 0.34, 0.44, -0.56, -0.56]) / spread
+    torch.testing.assert_close(targets["advantages"], expected, rtol=1e-5, atol=1e-6)
+
+    learner = make_learner(trained_folder, estimator="grpo", group_size=2, batch_size=2)
+    targets = train.token_targets(learner, kept, scores)
+    assert targets.keys() == {"old_logprobs", "advantages"}
+    # mean 0.45, unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2): +-1 / sqrt(2)
+    expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
+    torch.testing.assert_close(targets["advantages"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
+    learner = make_learner(trained_folder, bias=True)
+    kept, targets = played_and_targets(learner)
+    assert len({len(t.ids) for t in kept}) > 1  # packs are sorted by length
+    for micro_batch_tokens in (640, 100_000):
+        learner.config = replace(learner.config, micro_batch_tokens=micro_batch_tokens)
+        values = train.score_tokens(learner, learner.critic, kept)
+        logprobs = train.score_tokens(learner, learner.policy, kept, 1.0)
+        with torch.no_grad():
+            for module, scores, *rest in ((learner.critic, values), (learner.policy, logprobs, 1.0)):
+                alone = []
+                for t in kept:
+                    b = pack([t])
+                    out = module(b.ids, b.position_ids, b.lengths, b.response_index, *rest)
+                    alone.append(out[0] if rest else out)
+                torch.testing.assert_close(scores, torch.cat(alone), rtol=1e-5, atol=1e-5)
+        assert values.std() > 1e-3
+        torch.testing.assert_close(logprobs, targets["old_logprobs"], rtol=1e-4, atol=1e-4)  # the sampler's
+
+
+# ---------- the update
+
+
+def captured_update(start, monkeypatch, **changes):
+    """One update; returns its metrics and the gradients of its first optimizer step."""
+    learner = make_learner(start, bias=True, **changes)
+    kept, targets = played_and_targets(learner)
+    if "ref_logprobs" in targets:
+        targets["ref_logprobs"] = targets["ref_logprobs"] - 0.3  # a reference that differs
+    targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(torch.arange(len(targets["old_logprobs"])))
+    steps, step = [], train.optimizer_step
+
+    def spy(learner, metrics):
+        modules = [m for m in (learner.policy, learner.critic) if m is not None]
+        steps.append([p.grad.clone() for m in modules for p in m.parameters()])
+        return step(learner, metrics)
+
+    monkeypatch.setattr(train, "optimizer_step", spy)
+    metrics = train.update(learner, kept, targets)
+    monkeypatch.undo()
+    return metrics, steps
+
+
+@pytest.mark.parametrize("estimator, kl_coef, entropy_coef", [("gae", 0.0, 0.001), ("grpo", 0.1, 0.1)])
+def test_micro_batches_change_nothing(trained_folder, monkeypatch, estimator, kl_coef, entropy_coef):
+    changes = dict(estimator=estimator, kl_coef=kl_coef, entropy_coef=entropy_coef, batch_size=8, temperature=0.7)
+    small, [in_small] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=640, **changes)
+    large, [in_large] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=100_000, **changes)
+    assert small.keys() == large.keys() and {"pg_loss", "grad_norm", "entropy", "approx_kl"} <= small.keys()
+    assert small == pytest.approx(large, rel=1e-5, abs=1e-5)
+    assert small["grad_norm"] > 0.01 and small["approx_kl"] > 1e-4
+    for a, b in zip(in_small, in_large, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatch):
+    learner = make_learner(trained_folder, num_epochs=3)
+    kept, targets = played_and_targets(learner)
+    packs, losses = [], train.losses
+
+    def spy(learner, batch, t, num_tokens):
+        packs.append((batch, num_tokens, t))
+        return losses(learner, batch, t, num_tokens)
+
+    monkeypatch.setattr(train, "losses", spy)
+    train.update(learner, kept, targets)
+    names = {tuple(t.ids): i for i, t in enumerate(kept)}
+    assert len(names) == 8 and len(packs) == 3 * 2
+    lengths = [t.num_response_tokens for t in kept]
+    pieces = {key: value.split(lengths) for key, value in targets.items()}
+    orders = []
+    for batch, num_tokens, t in packs:
+        chosen = [names[tuple(ids.tolist())] for ids in batch.ids.split(batch.lengths)]
+        assert num_tokens == sum(lengths[i] for i in chosen)
+        for key, value in t.items():  # targets belong to the trajectories of the pack
+            assert torch.equal(value, torch.cat([pieces[key][i] for i in chosen]))
+        orders.append(chosen)
+    epochs = [[set(orders[2 * e]), set(orders[2 * e + 1])] for e in range(3)]
+    assert all(a | b == set(range(8)) for a, b in epochs)
+    assert any(epoch != epochs[0] for epoch in epochs) and epochs[0] != [{0, 1, 2, 3}, {4, 5, 6, 7}]  # shuffled
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator):
+    """d loss / d hidden is zero in every row that does not choose a sampled token."""
+    learner = make_learner(trained_folder, bias=True, estimator=estimator, kl_coef=0.1, entropy_coef=0.1)
+    kept, targets = played_and_targets(learner)
+    hidden, packed_hidden = [], model.packed_hidden
+
+    def spy(*args):
+        hidden.append(packed_hidden(*args))
+        hidden[-1].retain_grad()
+        return hidden[-1]
+
+    monkeypatch.setattr(model, "packed_hidden", spy)
+    loss, _ = train.losses(learner, pack(kept), targets, len(targets["advantages"]))
+    loss.backward()
+    mask = torch.tensor([flag for t in kept for flag in t.response_mask])
+    chooses = torch.cat([mask[1:], torch.tensor([False])])  # the row before a sampled token
+    assert len(hidden) == (2 if estimator == "gae" else 1)
+    for rows in hidden:
+        assert rows.grad.shape == (len(mask), 32)
+        assert (rows.grad[~chooses] == 0).all()
+        assert (rows.grad[chooses].abs().amax(1) > 0).all()
+
+
+def test_prompt_text_is_not_trained(trained_folder):
+    """The loss does not read prompt tokens as targets: only what they do to the sampled tokens' states counts."""
+    learner = make_learner(trained_folder, estimator="grpo")
+    kept, targets = played_and_targets(learner)
+    batch = pack(kept)
+    weight = learner.policy.model.lm_head.weight
+    untied = torch.nn.Parameter(weight.detach().clone())
+    learner.policy.model.lm_head.weight = untied
+    targets["advantages"] = torch.ones_like(targets["advantages"])
+    learner.config = replace(learner.config, entropy_coef=0.0)
+    loss, _ = train.losses(learner, batch, targets, len(targets["advantages"]))
+    loss.backward()
+    # by hand at ratio 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
+    with torch.no_grad():
+        hidden = model.packed_hidden(learner.policy.model.model, batch.ids, batch.position_ids, batch.lengths)
+        h, y = hidden[batch.response_index - 1], batch.ids[batch.response_index]
+        error = torch.nn.functional.one_hot(y, 768) - (h @ untied.T).softmax(-1)
+        expected = -(error.T @ h) / len(y)
+    torch.testing.assert_close(untied.grad, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_loss_moves_probability_towards_advantage(trained_folder):
+    learner = make_learner(trained_folder, estimator="grpo", learning_rate=1e-5, batch_size=8)
+    kept, targets = played_and_targets(learner)
+    before = train.score_tokens(learner, learner.policy, kept, 1.0)
+    train.update(learner, kept, targets)
+    gain = train.score_tokens(learner, learner.policy, kept, 1.0) - before
+    assert (gain * targets["advantages"]).mean() > 0
+
+
+# ---------- steps that are not finite
+
+
+def state_of(learner):
+    return [p.detach().clone() for m in (learner.policy, learner.critic) for p in m.parameters()]
+
+
+def unchanged(learner, before):
+    return all(torch.equal(a, b) for a, b in zip(state_of(learner), before, strict=True))
+
+
+@pytest.mark.parametrize("where", ["loss", "policy gradient", "critic gradient"])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkeypatch, where):
+    learner = make_learner(trained_folder, batch_size=8, max_bad_steps=3)
+    kept, targets = played_and_targets(learner)
+    before = state_of(learner)
+    policy_loss = starpo.policy_loss
+    if where == "loss":
+        monkeypatch.setattr(starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {}))
+    else:
+        module = learner.policy.model.model.norm if where == "policy gradient" else learner.critic.value_head
+        hook = module.weight.register_hook(lambda grad: grad * math.inf)
+    for count in (1, 2):
+        train.update(learner, kept, targets)
+        assert learner.bad_steps == count and unchanged(learner, before)
+        assert all(p.grad is None for p in learner.policy.parameters())  # nothing is left for the next step
+    with pytest.raises(ValueError) as error:
+        train.update(learner, kept, targets)
+    assert str(error.value) == (
+        "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); lower learning_rate or "
+        "critic_lr. The last checkpoint is intact."
+    )
+    assert unchanged(learner, before)
+
+    learner.bad_steps = 2
+    monkeypatch.undo()
+    if where != "loss":
+        hook.remove()
+    for optimizer in learner.optimizers.values():
+        optimizer.zero_grad()
+    train.update(learner, kept, targets)
+    assert learner.bad_steps == 0 and not unchanged(learner, before)  # only steps in a row count
+
+
+def test_a_run_of_bad_steps_stops_and_leaves_the_checkpoint(trained_folder, tmp_path, monkeypatch):
+    settings = dict(batch_size=8, max_bad_steps=2, save_every=1)
+    run(tmp_path / "out", trained_folder, num_iterations=1, **settings)
+    checkpoint = tmp_path / "out" / "checkpoint-000001" / "policy" / "model.safetensors"
+    before = checkpoint.read_bytes()
+    policy_loss = starpo.policy_loss
+    monkeypatch.setattr(starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {}))
+    with pytest.raises(ValueError, match=r"not finite in 2 optimizer steps in a row \(iteration 3\)"):
+        run(tmp_path / "out", trained_folder, num_iterations=9, **settings)
+    rows = rows_of(tmp_path / "out")
+    assert [row["bad_steps"] for row in rows] == [0, 1]
+    assert math.isnan(rows[1]["pg_loss"]) and math.isnan(rows[1]["grad_norm"])
+    after = load_file(tmp_path / "out" / "checkpoint-000002" / "policy" / "model.safetensors")
+    (tmp_path / "before.safetensors").write_bytes(before)
+    assert all(torch.equal(value, after[key]) for key, value in load_file(tmp_path / "before.safetensors").items())
+
+
+# ---------- checkpoints
+
+
+def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
+    learner = make_learner(trained_folder, bias=True)
+    kept, targets = played_and_targets(learner)
+    train.update(learner, kept, targets)
+    learner.step, learner.bad_steps = 7, 1
+    learner.save(tmp_path)
+    other = make_learner(tmp_path / "checkpoint-000007" / "policy")
+    other.load(tmp_path / "checkpoint-000007")
+    assert (other.step, other.bad_steps) == (7, 1) and unchanged(other, state_of(learner))
+    for each in (learner, other):  # the same next step, so the optimizers agree too
+        train.update(each, kept, copy.deepcopy(targets))
+    assert unchanged(other, state_of(learner))
+    learner.step = 8
+    learner.save(tmp_path)
+    assert [p.name for p in tmp_path.glob("checkpoint*")] == ["checkpoint-000008"]
