@@ -108,8 +108,7 @@ class Episode:
         status = ("success" if success else "failure") if ended else None
         if status is None and self.turn_idx == self.max_turns:
             status = "out_of_turns"
-        subjects = {fact.split()[0] for fact in facts} | set(self.env.actions)
-        checked, true = check_thought(parsed.thought, facts, subjects)
+        checked, true = check_thought(parsed.thought, facts)
         info = {
             "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
             "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
@@ -131,12 +130,13 @@ class Episode:
         return " ".join(notes) + "\n"
 
 
-def check_thought(thought: str, facts: list[str], subjects: set[str]) -> tuple[int, int]:
-    """(checkable sentences, true ones): a sentence is checkable when it begins with a subject that facts have.
+def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
+    """(checkable sentences, true ones): a sentence is checkable when it begins like a fact about the board.
 
-    >>> check_thought("Goal up. Down hole. I go.", ["Goal up.", "Up ice."], {"Goal", "Up", "Down"})
+    >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
     """
+    subjects = {fact.split()[0] for fact in facts}
     sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
     return len(sentences), sum(s in facts for s in sentences)
 

@@ -248,28 +248,26 @@ class FrozenLake(Grid):
         holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
         return f"Player {self._place(self.player)}. Goal {self._place(self.goal)}. Holes {holes}."
 
-    def _neighbours(self) -> dict[str, str]:
-        """What lies one move away: direction -> ice, hole or edge."""
-        cells = {name: lake_neighbour(self.size, self.player, i) for i, name in enumerate(self.actions)}
-        kinds = {True: "hole", False: "ice"}
-        return {n: "edge" if c == self.player else kinds[c in self.holes] for n, c in cells.items()}
+    def _neighbours(self) -> str:
+        """What lies one move to the left, down, right, up: ice, hole, goal or edge."""
+        cells = [lake_neighbour(self.size, self.player, i) for i in range(4)]
+        kinds = {self.player: "edge", self.goal: "goal"} | dict.fromkeys(self.holes, "hole")
+        return " ".join(kinds.get(cell, "ice") for cell in cells)
 
     def relations(self) -> str:
-        near = ", ".join(f"{name} {kind}" for name, kind in self._neighbours().items())
         far = [h for h in sorted(self.holes) if self._distance(self.player, h) == 2]
         holes = "".join(f" Hole {self._offset(self.player, h)}." for h in far)
-        return f"Goal {self._offset(self.player, self.goal)}. {near}.{holes}"
+        return f"Goal {self._offset(self.player, self.goal)}.{holes} Next {self._neighbours()}."
 
     def rules(self) -> str:
         slip = f"A move goes the chosen way with probability {round(self.success_rate, 4)}, else to one side."
         slip = "A move always goes the chosen way." if self.success_rate == 1 else slip
-        extra = self._legend("the way to the goal, what lies next to you, and the holes two moves away")
+        extra = self._legend("the way to the goal, the holes two moves away, and what is next to you, left to up")
         return f"You are P. Walk over the ice _ to the goal G; a hole O ends the game. {slip}{extra}"
 
     def statements(self) -> list[str]:
         goal = self._offset(self.player, self.goal, signs_only=True)
-        near = {word: kind for word, kind in self._neighbours().items() if word.lower() in goal.split()}
-        return [f"Goal {goal}.", ", ".join(f"{word} {kind}" for word, kind in near.items()) + "."]
+        return [f"Next {self._neighbours()}.", f"Goal {goal}."]
 
     def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
         """The optimal plan if an action cost 5 % of the goal: a point or two worse than optimal, and far simpler."""
@@ -478,20 +476,22 @@ class Sokoban(Grid):
         free = [box] if box in self.targets else sorted(self.targets - set(self.boxes)) or sorted(self.targets)
         return min(free, key=lambda cell: self._distance(box, cell))
 
-    def _blocked(self, cell: int) -> str:
-        sides = zip(self.actions, self.deltas, strict=True)
-        return " ".join(n.lower() for n, d in sides if cell + d not in self.floor or cell + d in self.boxes) or "none"
+    def _around(self, cell: int) -> str:
+        """What lies up, down, left, right of a cell: wall, box, you, target or floor."""
+        kinds = dict.fromkeys(self.targets, "target") | dict.fromkeys(self.boxes, "box") | {self.player: "you"}
+        cells = [cell + delta for delta in self.deltas]
+        return " ".join(kinds.get(c, "floor") if c in self.floor else "wall" for c in cells)
 
     def relations(self) -> str:
-        lines = [f"You blocked {self._blocked(self.player)}."]
+        lines = []
         for box in self.boxes:
             target = self._offset(box, self._target_of(box))
-            lines.append(f"Box {self._offset(self.player, box)}, its target {target}, blocked {self._blocked(box)}.")
-        return "\n".join(lines)
+            lines.append(f"Box {self._offset(self.player, box)}, its target {target}, around it {self._around(box)}.")
+        return "\n".join([*lines, f"Next {self._around(self.player)}."])
 
     def rules(self) -> str:
         wall, ground, target, box_on, box, you, you_on = self.SYMBOLS[self.symbols]
-        extra = self._legend("the blocked sides of you and of the box, the way to it, and from it to its target")
+        extra = self._legend("the way to the box, from it to its target, and what is around it and you, up to right")
         return (
             f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target is "
             f"{box_on}. Walk into a box to push it; a wall {wall} or another box behind it stops the push. Floor is "
@@ -500,7 +500,8 @@ class Sokoban(Grid):
 
     def statements(self) -> list[str]:
         ways = [way for b in self.boxes for way in (("Box", self.player, b), ("Target", b, self._target_of(b)))]
-        return [f"{name} {self._offset(a, b, signs_only=True)}." for name, a, b in ways]
+        next_to = f"Next {self._around(self.player)}."
+        return [next_to, *(f"{name} {self._offset(a, b, signs_only=True)}." for name, a, b in ways)]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The first `max_actions` moves of a shortest solution (breadth-first search); [] where none exists."""

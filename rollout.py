@@ -309,10 +309,10 @@ class TorchEngine:
             self.budget[row], self.temperature[row] = max_tokens, temperature
             self.noise[row, :max_tokens] = torch.from_numpy(np.random.default_rng(seed).random(max_tokens, np.float32))
         self.waiting = postponed
-        for part in _by_tokens(segments, 16384):
-            tokens = torch.tensor([t for _, _, new in part for t in new], device=self.length.device)
-            positions = torch.cat([torch.arange(start, start + len(new)) for _, start, new in part]).to(tokens.device)
-            self._forward(_PrefillLayout(self, part), tokens, positions, head=False)
+        if segments:
+            tokens = torch.tensor([t for _, _, new in segments for t in new], device=self.length.device)
+            positions = torch.cat([torch.arange(start, start + len(new)) for _, start, new in segments])
+            self._forward(_PrefillLayout(self, segments), tokens, positions.to(tokens.device), head=False)
             self.num_prefilled += len(tokens)
         for source, row, used in copies:
             for cache in (self.keys, self.values):
@@ -333,18 +333,6 @@ class TorchEngine:
         tokens = torch.searchsorted(cdf, u, right=True).clamp_max(logits.shape[-1] - 1)  # (n, 1)
         tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))
         return tokens[:, 0], logp.gather(1, tokens)[:, 0]
-
-
-def _by_tokens(segments: list[tuple], budget: int) -> list[list[tuple]]:
-    """Split prefill segments into forwards of at most `budget` tokens (at least one segment each)."""
-    parts, used = [], budget
-    for segment in segments:
-        if used + len(segment[2]) > budget:
-            parts.append([])
-            used = 0
-        parts[-1].append(segment)
-        used += len(segment[2])
-    return parts
 
 
 class _PrefillLayout:

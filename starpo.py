@@ -1,21 +1,16 @@
 """
 StarPO and StarPO-S as pure functions on tensors: filter, advantages, losses, KL estimators, metrics.
 
-A trajectory tau = (s_0, a_0, r_0, s_1, ..., a_{K-1}, r_{K-1}) alternates observations s_k with sampled texts a_k
-(reasoning and answer, token by token). StarPO maximises the expected return of whole trajectories,
-
-    J(theta) = E_{tau ~ pi_theta} [ sum_k r_k ],
-
-with the clipped surrogate over the response tokens y_t, t = 1..R, of P prompts x N rollouts:
+StarPO maximises the expected return E[sum_k r_k] of whole trajectories tau = (s_0, a_0, r_0, s_1, ...), which alternate
+observations s_k and sampled texts a_k, with the clipped surrogate over the response tokens y_t, t = 1..R:
 
     ratio_t  = pi_theta(y_t | everything before it) / pi_old(y_t | everything before it)
     L_policy = -1/R sum_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
     PPO:  A_t = whitened sum_l (gamma lam)^l delta_{t+l},  delta_t = r_t + gamma V_{t+1} - V_t  (gae, whiten)
     GRPO: A_t = (R(tau) - mean_group R) / (std_group R + 1e-6), the same for every token of tau (grpo_advantages)
 
-StarPO-S adds the uncertainty filter: only the share `keep` of the prompts x with the largest U(x) = std over the
-N rollouts of R(tau) is trained on (filter_groups), next to a critic, a larger clip_high and no KL term.
-Source: RAGEN, https://arxiv.org/abs/2504.20073 (StarPO, its PPO and GRPO forms, and StarPO-S).
+StarPO-S adds the uncertainty filter (only the share `keep` of the prompts with the largest std of R(tau) over their
+N rollouts is trained on), a larger clip_high and no KL term. Source: RAGEN, https://arxiv.org/abs/2504.20073.
 
 Layout: whatever belongs to tokens is a flat (R,) tensor over RESPONSE tokens only, those the policy sampled (its
 end-of-sequence tokens included), trajectories one after the other; `lengths` says how many belong to each. Index r
@@ -26,9 +21,8 @@ What differs from the paper and from RAGEN's code:
 - Response tokens only. The paper optimises every token; RAGEN's first default trained on the environment's text.
 - One token-level denominator for the whole mini-batch, passed in. The paper averages per trajectory first (eq. 4);
   RAGEN averages per micro-batch, so that its result depends on the micro-batch size.
-- GAE steps over the observation between two turns, so gamma and lam count sampled tokens, and rewards sit on the
-  last token of their turn. RAGEN v1 runs through observation tokens valued 0 and rewards the last token only, so
-  that late tokens are credited with early rewards too.
+- GAE steps over the observation between two turns, so gamma and lam count sampled tokens; rewards sit on the last
+  token of their turn, not of the trajectory.
 - The filter ranks raw scores; RAGEN ranks scores after its in-group normalisation, if that is on.
 - With keep < 1 a group without variance is never kept, so fewer groups (even none) may remain.
 - GAE advantages are whitened once over all kept response tokens of the iteration, not per mini-batch.
@@ -134,8 +128,7 @@ def grpo_advantages(scores: Tensor, group_size: int) -> Tensor:
 def broadcast_to_tokens(per_traj: Tensor, lengths: list[int] | Tensor) -> Tensor:
     """Repeat one number per trajectory over the response tokens of that trajectory.
 
-    Args: per_traj (B,); lengths, B counts of response tokens.
-    Returns: (R,), R = sum of lengths, dtype of per_traj.
+    Args: per_traj (B,); lengths, B counts of response tokens. Returns: (R,), R = sum of lengths, dtype of per_traj.
     Raises: ValueError if the number of lengths is not B or one is negative. Source: as grpo_advantages.
     >>> broadcast_to_tokens(torch.tensor([1.0, -1.0]), [3, 1]).tolist()
     [1.0, 1.0, 1.0, -1.0]
@@ -150,8 +143,8 @@ def token_rewards(turn_rewards: list[list[float]], turn_lengths: list[list[int]]
     """Put each turn's reward on the last response token of that turn, 0 elsewhere.
 
     Args: turn_rewards[b][k], reward of turn k of trajectory b; turn_lengths[b][k], its response tokens, >= 1.
-    Returns: (R,) float32, reward units.
-    Raises: ValueError if a turn has no token or the two lists do not match. Source: r_k of arXiv 2504.20073.
+    Returns: (R,) float32, reward units. Source: r_k of arXiv 2504.20073.
+    Raises: ValueError if a turn has no token or the two lists do not match.
     >>> token_rewards([[0.5, 0.0], [1.0]], [[2, 1], [1]]).tolist()
     [0.0, 0.5, 0.0, 1.0]
     """
@@ -209,8 +202,7 @@ def whiten(x: Tensor) -> Tensor:
 
     Args: x (R,) float, for GAE the advantages of all kept response tokens of the iteration (of all ranks).
     Returns: (R,) dtype of x, (x - mean) / (std + 1e-8); only x - mean if R < 2 or x has no variance.
-    Raises: ValueError if x is not 1-D.
-    Source: detail 7 of https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
+    Raises: ValueError if x is not 1-D. Source: detail 7 of https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
     >>> whiten(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [-1.0, 0.0, 1.0]
     """
@@ -310,8 +302,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 no better than a constant.
 
-    Args: values (R,), returns (R,), reward units.
-    Returns: float <= 1; 0.0 (never NaN) when the returns have no variance.
+    Args: values (R,), returns (R,), reward units. Returns: float <= 1; 0.0 (never NaN) without variance in returns.
     Raises: ValueError if shapes differ. Source: CleanRL's PPO metrics, https://docs.cleanrl.dev/rl-algorithms/ppo/.
     >>> explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
     0.75

@@ -77,12 +77,10 @@ class Log:
 
     def __init__(self, out_dir: Path, step: int):
         self.path, self.keys = out_dir / "metrics.jsonl", None
-        kept = [line for line in self._lines() if json.loads(line)["step"] <= step]  # rows after the checkpoint go
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]  # rows after the checkpoint go
         self.path.write_text("".join(kept), encoding="utf-8")
         self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=step + 1)
-
-    def _lines(self) -> list[str]:
-        return self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
 
     def write(self, row: dict[str, float | None]) -> None:
         self.keys = self.keys or row.keys()

@@ -24,7 +24,6 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import dialogue
 import envs
 from dialogue import Episode, check_thought, format_response, parse_response
 from envs import make_env
@@ -36,7 +35,6 @@ SIMPLE = "sokoban"
 LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 
-NO_HOLE = "No hole."  # the statement that no hole touches the player
 
 # size 4, start (1,1), goal (3,4), holes (1,3) (2,2) (4,1); cells are numbered row by row from 0
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
@@ -619,43 +617,47 @@ def test_greedy_by_hand():
 
 
 def test_lake_observation_modes_by_hand():
-    # holes at distance 1 or 2 from (1,1): (1,3) is 2 right, (2,2) is 1 down 1 right; (4,1) is 3 away
+    # holes at distance 2 from (1,1): (1,3) is 2 right, (2,2) is 1 down 1 right; (4,1) is 3 away
     text = on_lake(LAKE_BOARD, observation="relations").observe()
-    assert text == LAKE_BOARD + "\nGoal 2 down 3 right. Hole 2 right. Hole 1 down 1 right."
+    # next to (1,1), left, down, right, up: border, ice, ice, border
+    assert text == LAKE_BOARD + "\nGoal 2 down 3 right. Hole 2 right. Hole 1 down 1 right. Next edge ice ice edge."
     text = on_lake(LAKE_BOARD, observation="coord").observe()
     assert text == LAKE_BOARD + "\nPlayer (1,1). Goal (3,4). Holes (1,3) (2,2) (4,1)."
     assert on_lake(LAKE_BOARD).observe() == LAKE_BOARD
     far = on_lake("P___\n____\n____\n_G_O", observation="relations")
-    assert far.observe().split("\n")[-1] == "Goal 3 down 1 right. No hole near."
+    assert far.observe().split("\n")[-1] == "Goal 3 down 1 right. Next edge ice ice edge."
     none = on_lake("_G__\n____\n_P__\n____", observation="coord")
     assert none.observe().split("\n")[-1] == "Player (3,2). Goal (1,2). Holes none."
 
 
 def test_lake_statements_by_hand():
     env = on_lake(LAKE_BOARD)
-    assert env.statements() == ["Goal down right.", NO_HOLE]
+    assert env.statements() == ["Next edge ice ice edge.", "Goal down right."]
     env.step("Right")  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
-    assert env.statements() == ["Goal down right.", "Hole down right."]
+    assert env.statements() == ["Next ice hole hole edge.", "Goal down right."]
     env = on_lake("G__\n_P_\n_O_")
-    assert env.statements() == ["Goal up left.", "Hole down."]
+    assert env.statements() == ["Next ice hole ice ice.", "Goal up left."]
 
 
 def test_room_observation_modes_by_hand():
-    # you at (4,3): the box above blocks Up. The box at (3,3): only the wall at (3,4) blocks it.
+    # around you at (4,3) and around the box at (3,3): up, down, left, right
     text = in_room(ROOM_BOARD, observation="relations").observe()
-    assert text == ROOM_BOARD + "\nYou blocked up.\nBox 1 up, its target 1 up 1 left, blocked right."
+    assert text == ROOM_BOARD + (
+        "\nBox 1 up, its target 1 up 1 left, around it floor you floor wall.\nNext box floor floor floor."
+    )
     text = in_room(ROOM_BOARD, observation="coord").observe()
     assert text == ROOM_BOARD + "\nPlayer (4,3). Boxes (3,3). Targets (2,2)."
-    assert in_room(ROOM_BOARD).statements() == ["Box up.", "Target up left."]
+    assert in_room(ROOM_BOARD).statements() == ["Next box floor floor floor.", "Box up.", "Target up left."]
     # two boxes, one on its target: "here" for that one; the other is led to the free target, not to the nearer one
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (
-        "\nYou blocked none."
-        "\nBox 2 up, its target 2 down 2 right, blocked up right."
-        "\nBox 2 up 1 right, its target here, blocked up left."
+        "\nBox 2 up, its target 2 down 2 right, around it wall floor floor box."
+        "\nBox 2 up 1 right, its target here, around it wall floor box floor."
+        "\nNext floor floor floor floor."
     )
-    assert env.statements() == ["Box up.", "Target down right.", "Box up right.", "Target here."]
+    boxes = ["Box up.", "Target down right.", "Box up right.", "Target here."]
+    assert env.statements() == ["Next floor floor floor floor.", *boxes]
 
 
 def direction_words(board, here, there):
@@ -664,6 +666,14 @@ def direction_words(board, here, there):
     (r, c), (r2, c2) = ((next((i, line.index(s)) for i, line in enumerate(lines) if s in line)) for s in (here, there))
     words = ["down"] * (r2 > r) + ["up"] * (r2 < r) + ["right"] * (c2 > c) + ["left"] * (c2 < c)
     return " ".join(words) or "here"
+
+
+def neighbours(board, symbol, border):
+    """The symbols up, down, left, right of a symbol in the board text; `border` outside of it."""
+    lines = board.split("\n")
+    rows = [border * (len(lines[0]) + 2), *(border + line + border for line in lines), border * (len(lines[0]) + 2)]
+    r, c = next((i, row.index(symbol)) for i, row in enumerate(rows) if symbol in row)
+    return [rows[r - 1][c], rows[r + 1][c], rows[r][c - 1], rows[r][c + 1]]
 
 
 def test_statements_are_true_and_counted():
@@ -679,30 +689,23 @@ def test_statements_are_true_and_counted():
                 continue
             if spec == SIMPLE:
                 box, target = direction_words(board, "P", "X"), direction_words(board, "X", "O")
-                assert facts == [f"Box {box}.", f"Target {target}."]
+                names = {"#": "wall", "_": "floor", "O": "target", "X": "box"}
+                around = [names[symbol] for symbol in neighbours(board, "P", "#")]
+                assert facts == [f"Next {' '.join(around)}.", f"Box {box}.", f"Target {target}."]
             else:
-                assert facts[0] == f"Goal {direction_words(board, 'P', 'G')}."
-                rows = [" " * 6, *(f" {row} " for row in board.split("\n")), " " * 6]
-                r = next(i for i, row in enumerate(rows) if "P" in row)
-                c = rows[r].index("P")
-                around = {"left": rows[r][c - 1], "down": rows[r + 1][c], "right": rows[r][c + 1], "up": rows[r - 1][c]}
-                holes = [word for word, symbol in around.items() if symbol == "O"]
-                assert facts[1] == (f"Hole {' '.join(holes)}." if holes else NO_HOLE)
-            assert check_thought(" ".join(facts), facts) == (2, 2)
+                names = {" ": "edge", "_": "ice", "O": "hole", "G": "goal"}
+                up, down, left, right = (names[symbol] for symbol in neighbours(board, "P", " "))
+                goal = direction_words(board, "P", "G")
+                assert facts == [f"Next {left} {down} {right} {up}.", f"Goal {goal}."]
+            assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
 
 
 def test_check_thought_by_hand():
-    facts = ["Goal up.", "Hole left."]
-    # begins like a fact: Goal up (true), Hole left (true), Hole right (false), no hole (false); "I go" is no claim
-    assert check_thought(f"Goal up. Hole left. I go. Hole right. {NO_HOLE}", facts) == (4, 2)
-    # no hole is next to the player: naming one is a false claim, not idle talk
-    assert check_thought("Goal up. Hole left. I go.", ["Goal up.", NO_HOLE]) == (2, 1)
-    assert check_thought(f"Goal up. {NO_HOLE}", ["Goal up.", NO_HOLE]) == (2, 2)
-    assert check_thought("Goal down", facts) == (1, 0)
+    facts = ["Next ice hole.", "Goal up."]
+    # begins like a fact: Goal up (true), Next ice hole (true), Next hole hole (false); "I go" is no claim
+    assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
-    assert check_thought("I think so. ... ", facts) == (0, 0)
-    assert check_thought("Box up. Target here.", ["Box up.", "Target left."]) == (2, 1)
-    assert check_thought("Anything at all.", []) == (0, 0)
+
 
 
 # where the rules name each symbol
