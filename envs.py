@@ -266,8 +266,10 @@ class FrozenLake(Grid):
         return f"You are P. Walk over the ice _ to the goal G; a hole O ends the game. {slip}{extra}"
 
     def statements(self) -> list[str]:
-        goal = self._offset(self.player, self.goal, signs_only=True)
-        return [f"Next {self._neighbours()}.", f"Goal {goal}."]
+        goal, near = self._offset(self.player, self.goal, signs_only=True), self._neighbours()
+        kinds = dict(zip(("left", "down", "right", "up"), near.split(), strict=True))
+        way = " ".join(word for word in goal.split() if kinds.get(word) not in ("hole", None))
+        return [f"Next {near}.", f"Goal {goal}.", f"Way {way or 'blocked'}."]
 
     def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
         """The optimal plan if an action cost 5 % of the goal: a point or two worse than optimal, and far simpler."""

@@ -123,7 +123,8 @@ def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
     for name, (metrics, played) in rows.items():
         low, high = wilson_interval(sum(t.success for t in played), len(played))
         cells = [f"{100 * metrics['success']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"]
-        cells += [f"{metrics[key]:.2f}" if metrics.get(key) else "-" for key in COLUMNS]
+        known = metrics if metrics["response_length"] else {k: v for k, v in metrics.items() if k != "response_length"}
+        cells += [f"{known[key]:.2f}" if key in known else "-" for key in COLUMNS]
         lines.append([name, *cells])
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)

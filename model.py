@@ -74,8 +74,8 @@ def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longe
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     options = {name: value for name, value in ({"scale": scale, "enable_gqa": True} | causal).items() if name in known}
-    q, k, v = (x.contiguous() for x in (q, k, v))
-    return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest, **options)
+    low = (x.to(torch.bfloat16).contiguous() for x in (q, k, v))  # the kernel takes 16 bits only
+    return varlen_attn(*low, cu_seqlens, cu_seqlens, longest, longest, **options).to(q.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _environment_text() -> list[str]:
     """Opening messages and plain replies of every environment and observation mode, the same on every machine."""
     specs = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     specs += [name for name in ENVS if name != "bandit"] + ["sokoban:symbols=newvocab"]
-    texts = ["system user assistant"]
+    texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     for spec in specs:
         for observation in OBSERVATIONS:
             env = make_env(spec, observation=observation)

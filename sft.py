@@ -49,7 +49,8 @@ def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Tr
     while not trajectory.status:
         k = min(int(rng.integers(1, most + 1)), episode.env.actions_left)
         thought = " ".join(episode.env.statements()) if config.think else ""
-        actions = episode.env.demonstrate(k, config.max_turns - episode.turn_idx, rng)
+        turns_left = config.max_turns - episode.turn_idx
+        actions = episode.env.demonstrate(k, turns_left, rng) or episode.env.demonstrate(most, turns_left, rng)
         if not actions or rng.random() < noise:
             blind = rng.random() < 0.5
             actions = [episode.env.greedy()] if blind else rng.choice(episode.env.actions, k).tolist()

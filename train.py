@@ -13,6 +13,7 @@ A run continues from its newest checkpoint when it is started again with the sam
 
 import copy
 import json
+import math
 import os
 import shutil
 import time
@@ -87,7 +88,7 @@ class Log:
         if row.keys() != self.keys:
             raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({k: v if v is None or math.isfinite(v) else None for k, v in row.items()}) + "\n")
         for key, value in row.items():
             if value is not None:
                 self.board.add_scalar(key, value, int(row["step"]))
@@ -102,11 +103,11 @@ def adamw(module: torch.nn.Module, config: Config, learning_rate: float) -> torc
 class Learner:
     """Everything that training changes, and the frozen reference where KL is on."""
 
-    def __init__(self, config: Config, model, tokenizer, device: torch.device, dtype: torch.dtype):
+    def __init__(self, config: Config, model, tokenizer, device: torch.device, dtype: torch.dtype, ref_model=None):
         self.config, self.tokenizer, self.device, self.dtype = config, tokenizer, device, dtype
         self.policy = Policy(model)
         self.critic = Critic(copy.deepcopy(model.model)).to(device) if config.estimator == "gae" else None
-        self.ref = copy.deepcopy(self.policy).requires_grad_(False) if config.kl_coef else None
+        self.ref = Policy(ref_model).requires_grad_(False) if ref_model else None
         self.optimizers = {"policy": adamw(self.policy, config, config.learning_rate)}
         if self.critic:
             self.optimizers["critic"] = adamw(self.critic, config, config.critic_lr)
@@ -228,7 +229,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if learner.bad_steps >= learner.config.max_bad_steps:
         raise ValueError(
             f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps in a row (iteration "
-            f"{learner.step + 1}); lower learning_rate or critic_lr. The last checkpoint is intact."
+            f"{learner.step + 1}); lower learning_rate or critic_lr. Checkpoints of earlier iterations are untouched."
         )
     for optimizer in learner.optimizers.values():
         if finite:
@@ -312,8 +313,8 @@ def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
     successes = {name: [int(t.success) for t in played] for name, (_, played) in (players | rows).items()}
     (out_dir / "scores.json").write_text(json.dumps(successes) + "\n", encoding="utf-8")
     print(f"\n{config.env}: {config.eval_size} fixed prompts never trained on, T={config.eval_temperature}\n{text}\n")
-    print(f"wrote {out_dir}/: metrics.jsonl, tensorboard/, samples.txt, eval_start.jsonl, eval_final.jsonl, "
-          f"scores.md, scores.json, {newest_checkpoint(out_dir).name}/policy (Hugging Face format)")  # fmt: skip
+    files = sorted(p.name for p in out_dir.iterdir())
+    print(f"wrote {out_dir}/: {', '.join(files)}; the policy is in Hugging Face format")
 
 
 def main(argv: list[str]) -> None:
@@ -324,7 +325,8 @@ def main(argv: list[str]) -> None:
     print(describe(config, sources), flush=True)
     folders = start_folders(config)
     model, tokenizer = load_model(str(checkpoint / "policy") if checkpoint else folders["start"], device=device)
-    learner, chat = Learner(config, model, tokenizer, device, dtype), Chat(tokenizer)
+    ref_model = load_model(folders["start"], device=device)[0] if config.kl_coef else None
+    learner, chat = Learner(config, model, tokenizer, device, dtype, ref_model), Chat(tokenizer)
     if checkpoint:
         learner.load(checkpoint)
         if learner.step >= config.num_iterations and (out_dir / "scores.md").is_file():
@@ -380,9 +382,9 @@ def main(argv: list[str]) -> None:
         row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
         row |= step_metrics | evals | {"bad_steps": learner.bad_steps}
         row |= {"rollout_s": rollout_s, "update_s": update_s, "cpu_s": cpu_s}
+        log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
         if last or (config.save_every and learner.step % config.save_every == 0):
             learner.save(out_dir)
-        log.write(row)
         if evals["eval_success"] is not None:
             write_samples(out_dir / "samples.txt", learner.step, trajectories, config.num_samples)
         tqdm.write(describe_step(row, config.num_iterations))

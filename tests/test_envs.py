@@ -632,11 +632,11 @@ def test_lake_observation_modes_by_hand():
 
 def test_lake_statements_by_hand():
     env = on_lake(LAKE_BOARD)
-    assert env.statements() == ["Next edge ice ice edge.", "Goal down right."]
+    assert env.statements() == ["Next edge ice ice edge.", "Goal down right.", "Way down right."]
     env.step("Right")  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
-    assert env.statements() == ["Next ice hole hole edge.", "Goal down right."]
+    assert env.statements() == ["Next ice hole hole edge.", "Goal down right.", "Way blocked."]
     env = on_lake("G__\n_P_\n_O_")
-    assert env.statements() == ["Next ice hole ice ice.", "Goal up left."]
+    assert env.statements() == ["Next ice hole ice ice.", "Goal up left.", "Way up left."]
 
 
 def test_room_observation_modes_by_hand():
@@ -696,7 +696,9 @@ def test_statements_are_true_and_counted():
                 names = {" ": "edge", "_": "ice", "O": "hole", "G": "goal"}
                 up, down, left, right = (names[symbol] for symbol in neighbours(board, "P", " "))
                 goal = direction_words(board, "P", "G")
-                assert facts == [f"Next {left} {down} {right} {up}.", f"Goal {goal}."]
+                around = {"left": left, "down": down, "right": right, "up": up}
+                way = " ".join(word for word in goal.split() if around[word] != "hole") or "blocked"
+                assert facts == [f"Next {left} {down} {right} {up}.", f"Goal {goal}.", f"Way {way}."]
             assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
 
 

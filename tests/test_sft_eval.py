@@ -76,7 +76,6 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
         assert a.turns[0].text.split("</think>")[0] == b.turns[0].text.split("</think>")[0]
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a blind move where k moves a turn cannot reach the goal in time")
 def test_a_clean_demonstration_enters_no_hole_without_slip(chat):
     config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
     demos = [sft.demonstration(config, chat, i, noise=0.0) for i in range(60)]

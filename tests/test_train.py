@@ -182,9 +182,6 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "split")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: the checkpoint is written before the row, so the row can be missing for good"
-)
 def test_no_row_is_lost_between_checkpoint_and_log(first_half, trained_folder, tmp_path, monkeypatch):
     write = train.Log.write
 
@@ -218,7 +215,6 @@ def test_the_sampler_always_has_the_newest_weights(kl_run):
     assert all(row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0 for row in kl_run)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a continued run takes the checkpoint as the reference of the KL term")
 def test_kl_is_measured_against_the_start_after_a_continuation(kl_run, trained_folder, tmp_path):
     run(tmp_path / "split", trained_folder, num_iterations=1, **KL)
     assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **KL)) == untimed(kl_run)
@@ -248,7 +244,6 @@ def test_warm_start_comes_first(small_shape, tmp_path, monkeypatch):
     assert len(list((tmp_path / "out" / "warm_start").iterdir())) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the closing line names a checkpoint, and there is none")
 def test_no_iterations_evaluate_the_start_only(trained_folder, tmp_path):
     assert run(tmp_path / "out", trained_folder, num_iterations=0) == []
     scores = json.loads((tmp_path / "out" / "scores.json").read_text())
