@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class Config:
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, or 'tiny' (built in, random weights)
     dtype: str = "auto"  # auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
-    init_from: str = ""  # folder of a model to start from, instead of model's weights and the warm start; '' = none
     # rollout
     engine: str = "torch"  # what samples the replies: torch
     num_groups: int = 8  # >= 1; P, initial states per iteration
@@ -111,7 +110,7 @@ class Config:
             raise ValueError(f"batch_size ({self.batch_size}) {problem} the {kept} trajectories kept ({product} each)")
 
 
-FIELD_TYPES: dict[str, Any] = {field.name: field.type for field in fields(Config)}
+FIELD_TYPES: dict[str, type] = {field.name: field.type for field in fields(Config)}
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "observation": ("grid", "coord", "relations"),
@@ -144,20 +143,17 @@ ORDERED = [
 def load_config(argv: list[str], *, extra: dict[str, Any] | None = None) -> tuple[Config, dict, dict[str, str]]:
     """Reads config files and --key=value overrides, left to right, last wins.
 
-    Args:
-        argv: what follows the script name, such as ["config/frozenlake_ppo.py", "--seed=1"].
-        extra: a script's own options with their defaults; they are legal on the command line only.
-    Returns:
-        config: the checked settings.
-        extras: one value per key of extra.
-        config_sources: for every field of Config where its value comes from: "default", a file, or "command line".
+    Args: argv: what follows the script name, such as ["config/frozenlake_ppo.py", "--seed=1"]; extra: a script's own
+        options with their defaults, legal on the command line only.
+    Returns: the checked settings; one value per key of extra; for every field of Config where its value comes from,
+        "default", a file, or "command line".
     Raises ValueError or TypeError with the key, what is wanted, what was given, and by which source.
     >>> config, extras, config_sources = load_config(["--seed=3", "--player=oracle"], extra={"player": ""})
     >>> config.seed, extras, config_sources["seed"], config.out_dir
     (3, {'player': 'oracle'}, 'command line', 'out/default_s3')
     """
     extras = dict(extra or {})
-    extra_types = {key: str | None if value is None else type(value) for key, value in extras.items()}
+    extra_types = {key: type(value) for key, value in extras.items()}
     config_sources = dict.fromkeys(FIELD_TYPES, "default")
     values: dict[str, Any] = {}
     files = []
@@ -182,37 +178,22 @@ def load_config(argv: list[str], *, extra: dict[str, Any] | None = None) -> tupl
     return replace(config, out_dir=out_dir), extras, config_sources
 
 
-def parse_text(text: str, wanted: Any) -> Any:
+def parse_text(text: str, wanted: type) -> Any:
     """The value that a command line text stands for; text that fits nothing is returned as it is."""
-    options = _options(wanted)
-    if types.NoneType in options and text == "None":
-        return None
-    if str in options:
-        return text
-    if any(get_origin(option) is tuple for option in options):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
-        return ast.literal_eval(text)
+        return text if wanted is str else ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
 
 
-def check_type(key: str, value: Any, wanted: Any, source: str) -> Any:
-    """The value as the wanted type: int becomes float, list becomes tuple, anything else is a TypeError."""
-    for option in _options(wanted):
-        if get_origin(option) is tuple:
-            if isinstance(value, (tuple, list)) and all(isinstance(part, str) for part in value):
-                return tuple(value)
-        elif type(value) is option:  # not isinstance: a bool is never an int here
-            return value
-        elif option is float and type(value) is int:
-            return float(value)
-    name = "bool (True or False)" if wanted is bool else wanted.__name__ if type(wanted) is type else str(wanted)
+def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
+    """The value as the wanted type: an int becomes a float where one is wanted, anything else is a TypeError."""
+    if type(value) is wanted:  # not isinstance: a bool is never an int here
+        return value
+    if wanted is float and type(value) is int:
+        return float(value)
+    name = "bool (True or False)" if wanted is bool else wanted.__name__
     raise TypeError(f"{key} wants {name}, got {value!r} ({type(value).__name__}) from {source}")
-
-
-def _options(wanted: Any) -> tuple:
-    return get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
 
 
 def _type_of(key: str, known_types: dict[str, Any], source: str) -> Any:

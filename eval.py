@@ -161,7 +161,7 @@ def main(argv: list[str]) -> None:
         checkpoint = newest_checkpoint(run)
         if checkpoint is None:
             raise ValueError(f"{run} holds no checkpoint of a run; expected a folder that train.py wrote")
-        config = replace(load_saved(run), **({"model": str(checkpoint / "policy"), "init_from": ""} | given))
+        config = replace(load_saved(run), **({"model": str(checkpoint / "policy")} | given))
     if options["split"] not in SPLITS[1:]:
         raise ValueError(f"split must be eval or heldout, got {options['split']!r}")
     if options["player"] and options["player"] not in PLAYERS:

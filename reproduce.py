@@ -70,13 +70,10 @@ def percent(mean: float, low: float, high: float) -> str:
 
 
 def learning_table() -> str:
-    """Markdown of all finished rows: success per stage and player, and paired differences on the same instances."""
-    lines = [
-        "Success in % [95 % interval] on 256 fixed prompts that training never draws, T=0.5. Differences are paired on",
-        "the same instances with a bootstrap interval over instances (one seed) or over seeds and instances (all).", "",
-        "| run | " + " | ".join(STAGES) + " | RL - start | RL - clean | RL - greedy | CPU-s/iteration |",
-        "|---|" + "---|" * 7,
-    ]  # fmt: skip
+    """Markdown of all finished rows: success in % [95 % Wilson interval] per stage, and differences paired on the same
+    instances with a bootstrap interval, over instances for one seed and over seeds and instances for all."""
+    head = " | ".join(["run", *STAGES, "RL - start", "RL - clean", "RL - greedy", "CPU-s/iteration"])
+    lines = [f"| {head} |", "|---" * 8 + "|"]
     players = ["", "Reference players on the same instances, success in %:", ""]
     for name, (_, seeds) in LEARNING.items():
         paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in seeds) if p.is_file()]
@@ -87,12 +84,11 @@ def learning_table() -> str:
             score = {key: np.array([r["successes"][key] for r in rows]) for key in rows[0]["successes"]}
             cells = []
             for stage in STAGES:
-                pooled = score.get(stage)
-                interval = wilson_interval(pooled.sum(), pooled.size) if pooled is not None else None
-                cells.append(percent(pooled.mean(), *interval) if interval else "-")
+                s = score.get(stage)
+                cells.append("-" if s is None else percent(s.mean(), *wilson_interval(s.sum(), s.size)))
             for other in ("start", "clean warm start", "greedy, closed loop"):
-                known = other in score
-                cells.append(percent(*paired_bootstrap(score["after RL"], score[other])) if known else "-")
+                s = score.get(other)
+                cells.append("-" if s is None else percent(*paired_bootstrap(score["after RL"], s)))
             cells.append(f"{np.mean([r['cpu_s_per_iteration'] for r in rows]):.2f}")
             lines.append(f"| {label} | {' | '.join(cells)} |")
         if results:
@@ -115,7 +111,7 @@ def main(argv: list[str]) -> None:
         for line in pool.map(lambda job: run(*job), jobs):
             print(line, flush=True)
     text = learning_table()
-    (RESULTS / "learning.md").write_text(f"Made by `python reproduce.py learning`.\n\n{text}")
+    (RESULTS / "learning.md").write_text(text)
     print(text)
 
 

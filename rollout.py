@@ -75,10 +75,6 @@ class Trajectory:
     def success(self) -> bool:
         return self.status == "success"
 
-    @property
-    def num_actions(self) -> int:
-        return sum(turn.info["num_actions"] for turn in self.turns)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # chat format
@@ -202,7 +198,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "success": sum(t.success for t in trajectories) / n,
         "reward": sum(t.score for t in trajectories) / n,
         "num_turns": len(turns) / n,
-        "num_actions": sum(t.num_actions for t in trajectories) / n,
+        "num_actions": sum(turn.info["num_actions"] for turn in turns) / n,
         "valid_frac": sum(turn.info["format_ok"] for turn in turns) / len(turns),
         "effective_frac": sum(turn.info["effective"] for turn in turns) / len(turns),
         "thought_true_frac": sum(turn.info["statements_true"] for turn in turns) / max(checked, 1),

@@ -33,7 +33,7 @@ from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, 
 SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
 CACHE_KEYS = (  # with sft_*: the settings that the start depends on
     "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
-    "model", "init_from", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature",
+    "model", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature",
 )  # fmt: skip
 
 
@@ -41,7 +41,8 @@ def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Tr
     """Play training instance `index` by plan, with a fraction `noise` of the turns spoiled; the response tokens are
     what a policy would have sampled."""
     seed = (config.seed, SEED_DEMOS, index)
-    episode, rng = make_episode(config), np.random.default_rng([*seed, int(noise > 0)])
+    # the last number is not 0, because numpy seeds [a, b, c] and [a, b, c, 0] alike, and the first draws the instance
+    episode, rng = make_episode(config), np.random.default_rng([*seed, 1 + (noise > 0)])
     trajectory = Trajectory(seed, 0)
     trajectory.system, user = episode.reset(seed)
     prompt = chat.opening(trajectory.system, user)
@@ -135,8 +136,7 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
         return folder
     began, partial = time.process_time(), folder.with_suffix(f".{os.getpid()}")
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
-    tiny = config.model == "tiny" and not config.init_from
-    model, tokenizer = build_tiny(config.seed) if tiny else load_model(config.init_from or config.model)
+    model, tokenizer = build_tiny(config.seed) if config.model == "tiny" else load_model(config.model)
     policy, chat = Policy(model.to(device)), Chat(tokenizer)
     report = {"config": used, "parameters": sum(p.numel() for p in model.parameters())}
     shutil.rmtree(partial, ignore_errors=True)

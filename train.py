@@ -74,7 +74,7 @@ def open_run(config: Config, sources: dict[str, str]) -> Path | None:
 
 
 class Log:
-    """metrics.jsonl and TensorBoard from one dict; after the first row a new or a missing key is an error."""
+    """metrics.jsonl and TensorBoard from one dict; a row with other keys than the first is an error."""
 
     def __init__(self, out_dir: Path, step: int):
         self.path, self.keys = out_dir / "metrics.jsonl", None
@@ -271,16 +271,16 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tens
 # the run
 
 
+PRINTED = {  # key: digits
+    "reward": 2, "success": 2, "in_group_reward_std": 2, "kept_groups": 0, "entropy": 3, "grad_norm": 2,
+    "response_length": 0, "rollout_s": 2, "update_s": 2, "cpu_s": 2, "eval_success": 3,
+}  # fmt: skip
+
+
 def describe_step(row: dict, total: int) -> str:
     """The printed line of an iteration."""
-    number = lambda key, digits: f"{row[key]:.{digits}f}" if row[key] is not None else "-"  # noqa: E731
-    return (
-        f"{row['step']:4.0f}/{total} reward {number('reward', 2)} success {number('success', 2)} "
-        f"std {number('in_group_reward_std', 2)} kept {row['kept_groups']:.0f} entropy {number('entropy', 3)} "
-        f"gnorm {number('grad_norm', 2)} len {number('response_length', 0)} "
-        f"s: rollout {row['rollout_s']:.2f} update {row['update_s']:.2f} cpu {row['cpu_s']:.2f}"
-        + (f" | eval {number('eval_success', 3)}" if row["eval_success"] is not None else "")
-    )
+    parts = [f"{key} {row[key]:.{digits}f}" for key, digits in PRINTED.items() if row[key] is not None]
+    return f"{row['step']:4d}/{total} {' | '.join(parts)}"
 
 
 def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], count: int) -> None:
@@ -299,7 +299,7 @@ def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], cou
 def start_folders(config: Config) -> dict[str, str]:
     """Models to score before RL; the last one is where RL starts."""
     if not config.sft_steps + config.sft_noisy_steps:
-        return {"start": config.init_from or config.model}
+        return {"start": config.model}
     folder = warm_start(config)
     stages = ["clean"] * bool(config.sft_noisy_steps) + ["start"]
     return {f"{stage} warm start" if stage == "clean" else "start": str(folder / stage) for stage in stages}

@@ -1,7 +1,5 @@
 # StarPO-S with PPO on Sokoban, 6x6 rooms with one box: no randomness, but a wrong push cannot be undone.
 # Launch:  torchrun --standalone train.py config/sokoban_ppo.py
-#
-# 8 groups * 16 trajectories = 128 per iteration; 2 groups kept = 32 trajectories = one optimizer step
 # 5 turns * 5 actions would be 25, but a trajectory ends after 10 actions (the default)
 
 env = "sokoban:size=6,boxes=1,search_depth=300"

@@ -43,7 +43,7 @@ def restore_determinism():
 
 def run(out_dir, start, **changes):
     """train.main on the small settings, from the model in folder `start`. Returns: the rows of metrics.jsonl."""
-    settings = RUN | dict(init_from=str(start)) | changes
+    settings = RUN | dict(model=str(start)) | changes
     file = Path(f"{out_dir}.py")
     file.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
     train.main([str(file), f"--out_dir={out_dir}"])
