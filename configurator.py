@@ -1,11 +1,8 @@
 """Settings of a run: every default lives in the Config dataclass below, once.
 
-A run takes any number of Python files and --key=value overrides, left to right, last wins:
-
-    python train.py config/frozenlake_ppo.py config/tiny.py --seed=1
-
-A config file is plain Python that assigns Config fields. Names with a leading "_", imported modules, functions and
-classes are ignored there; anything else that is not a field of Config is an error, as it is on the command line.
+A run takes any number of Python files and --key=value overrides, left to right, last wins. A config file assigns fields
+of Config in plain Python; names with a leading "_", modules, functions and classes are ignored in it. Anything else
+that is not a field is an error, there as on the command line.
 """
 
 import ast

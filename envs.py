@@ -27,12 +27,12 @@ TIE_BREAK, HURRY = 1e-6, 0.05  # cost of an action in FrozenLake's plans: of the
 
 
 class Step(NamedTuple):
-    """What one action did. `terminated`: the game ended by its rules; `truncated`: the action budget ran out."""
+    """What one action did."""
 
     observation: str
     reward: float
-    terminated: bool
-    truncated: bool
+    terminated: bool  # the game ended by its rules
+    truncated: bool  # the action budget ran out
     info: dict  # success, valid (a legal action name), effective (something moved)
 
 
@@ -41,7 +41,9 @@ class Step(NamedTuple):
 
 
 class Env:
-    """The protocol. A subclass defines `actions`, `draw`, `_start`, `_move`, `observe`, `rules`, `plan`, `greedy`."""
+    """The protocol. A subclass defines `actions`, `draw`, `_start`, `_move`, `observe`, `rules`, `greedy`, `plan` (best
+    commitment of at most k actions), `statements` (true sentences about the board; thoughts are checked by them) and
+    `optimal_length` (actions of a shortest solution when every move goes as intended; None: unsolvable)."""
 
     actions: tuple[str, ...] = ()
     repeats = False  # True: so few distinct prompts that splits cannot be disjoint (Bandit)
@@ -86,17 +88,9 @@ class Env:
     def actions_left(self) -> int:
         return self.max_actions - self.num_actions
 
-    def statements(self) -> list[str]:
-        """True sentences about the current board; the demonstrations think these, and thoughts are checked by them."""
-        return []
-
     def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
         """What a supervised demonstration does here: the optimal plan, where there is something to be seen."""
         return self.plan(max_actions, turns_left)
-
-    def optimal_length(self) -> int | None:
-        """Actions of the shortest solution from here when every move goes as intended; None: unsolvable."""
-        raise NotImplementedError
 
 
 class Bandit(Env):
@@ -139,10 +133,8 @@ class Bandit(Env):
         return f"Arms: {self.actions[0]}, {self.actions[1]}"
 
     def rules(self) -> str:
-        return (
-            "Choose one of two arms by its name. Each pays by its own unknown distribution; choose the arm that pays "
-            "more on average."
-        )
+        end = "choose the arm that pays more on average."
+        return f"Choose one of two arms by its name. Each pays by its own unknown distribution; {end}"
 
     def statements(self) -> list[str]:
         return [f"The arms are {self.actions[0]} and {self.actions[1]}."]
@@ -165,25 +157,20 @@ class Grid(Env):
 
     size: int
 
-    def _rowcol(self, cell: int) -> tuple[int, int]:
-        return divmod(cell, self.size)
-
     def _offset(self, a: int, b: int, *, signs_only: bool = False) -> str:
         """Where cell b lies as seen from cell a: '2 down 1 right', or 'down right' with `signs_only`."""
-        (ra, ca), (rb, cb) = self._rowcol(a), self._rowcol(b)
-        words = []
+        (ra, ca), (rb, cb), words = divmod(a, self.size), divmod(b, self.size), []
         for delta, less, more in ((rb - ra, "up", "down"), (cb - ca, "left", "right")):
             if delta:
                 words.append(("" if signs_only else f"{abs(delta)} ") + (more if delta > 0 else less))
         return " ".join(words) or "here"
 
     def _distance(self, a: int, b: int) -> int:
-        (ra, ca), (rb, cb) = self._rowcol(a), self._rowcol(b)
+        (ra, ca), (rb, cb) = divmod(a, self.size), divmod(b, self.size)
         return abs(ra - rb) + abs(ca - cb)
 
     def _place(self, cell: int) -> str:
-        row, col = self._rowcol(cell)
-        return f"({row + 1},{col + 1})"
+        return f"({cell // self.size + 1},{cell % self.size + 1})"
 
     def _legend(self, relations: str) -> str:
         """What the system message says about the text under the grid."""
@@ -216,10 +203,9 @@ class FrozenLake(Grid):
         self.size, self.frozen_prob, self.success_rate = size, frozen_prob, success_rate
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        cells = self.size * self.size
         while True:
-            holes = set(np.flatnonzero(rng.random(cells) >= self.frozen_prob).tolist())
-            start, goal = (int(c) for c in rng.choice(cells, size=2, replace=False))
+            holes = set(np.flatnonzero(rng.random(self.size**2) >= self.frozen_prob).tolist())
+            start, goal = (int(c) for c in rng.choice(self.size**2, size=2, replace=False))
             holes -= {start, goal}
             if lake_distances(self.size, frozenset(holes), goal)[start] is not None:
                 return ("frozenlake", self.size, tuple(sorted(holes)), start, goal)
@@ -229,8 +215,7 @@ class FrozenLake(Grid):
         self.holes = frozenset(holes)
 
     def _move(self, index: int) -> tuple[float, bool, bool, bool]:
-        side = (1.0 - self.success_rate) / 2
-        u = self.rng.random()
+        side, u = (1.0 - self.success_rate) / 2, self.rng.random()
         turn = -1 if u < side else 1 if u < 2 * side else 0
         before, self.player = self.player, lake_neighbour(self.size, self.player, (index + turn) % 4)
         success = self.player == self.goal
@@ -268,8 +253,9 @@ class FrozenLake(Grid):
     def statements(self) -> list[str]:
         goal, near = self._offset(self.player, self.goal, signs_only=True), self._neighbours()
         kinds = dict(zip(("left", "down", "right", "up"), near.split(), strict=True))
-        way = " ".join(word for word in goal.split() if kinds.get(word) not in ("hole", None))
-        return [f"Next {near}.", f"Goal {goal}.", f"Way {way or 'blocked'}."]
+        safe = [word for word, kind in kinds.items() if kind in ("ice", "goal")]
+        way = " ".join(word for word in goal.split() if word in safe)
+        return [f"Next {near}.", f"Goal {goal}.", f"Way {way}." if way else f"Detour {' '.join(safe) or 'none'}."]
 
     def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
         """The optimal plan if an action cost 5 % of the goal: a point or two worse than optimal, and far simpler."""
@@ -336,9 +322,8 @@ def lake_plans(
     for _ in range(min(k, budget) - 1):
         moves.append((moves[-1][:, None] @ single[None]).reshape(-1, cells, cells))
         codes.append((codes[-1][:, None] * 5 + codes[0]).reshape(-1))
-    value = np.zeros((cells, budget + 1))
-    value[goal] = 1.0
-    alive = np.ones((cells, 1))
+    value, alive = np.zeros((cells, budget + 1)), np.ones((cells, 1))
+    value[goal], value[list(holes)] = 1.0, -1e-4  # running out of turns is a little better than falling
     alive[[goal, *holes]] = 0.0
     plans = np.zeros((budget + 1, cells, budget + 1), dtype=np.int64)
     for t in range(1, budget + 1):

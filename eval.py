@@ -162,12 +162,10 @@ def main(argv: list[str]) -> None:
         if checkpoint is None:
             raise ValueError(f"{run} holds no checkpoint of a run; expected a folder that train.py wrote")
         config = replace(load_saved(run), **({"model": str(checkpoint / "policy")} | given))
-    if options["split"] not in SPLITS[1:]:
-        raise ValueError(f"split must be eval or heldout, got {options['split']!r}")
-    if options["player"] and options["player"] not in PLAYERS:
-        raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    for key, legal in (("split", SPLITS[1:]), ("player", ("", *PLAYERS))):
+        if options[key] not in legal:
+            raise ValueError(f"{key} must be one of {', '.join(filter(None, legal))}, got {options[key]!r}")
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
     began, split = time.process_time(), options["split"]
     if options["player"]:
         played = reference_rows(config, [options["player"]], split=split)
@@ -185,9 +183,8 @@ def main(argv: list[str]) -> None:
     if options["json"]:
         scores = {}
         for name, (metrics, played) in rows.items():
-            successes = [int(t.success) for t in played]
-            interval = wilson_interval(sum(successes), len(successes))
-            scores[name] = metrics | {"n": len(successes), "interval": interval, "successes": successes}
+            wins, n = [int(t.success) for t in played], len(played)
+            scores[name] = metrics | {"n": n, "interval": wilson_interval(sum(wins), n), "successes": wins}
         Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
     if options["jsonl"]:
         write_jsonl(options["jsonl"], [t for _, trajectories in rows.values() for t in trajectories])

@@ -1,11 +1,9 @@
-"""Run the experiments behind the tables in README; finished rows are JSON files, so a second call does only the rest.
+"""Run the experiments behind the tables in README; an interrupted run continues, a finished one is not repeated.
 
-    python reproduce.py learning                    # every run of the learning table, two at a time
-    python reproduce.py learning --jobs=1 --only=frozenlake_ppo
-    python reproduce.py learning --dry_run=True     # print the commands
+    python reproduce.py learning                                 # every run of the learning table, two at a time
+    python reproduce.py learning --jobs=1 --only=frozenlake_ppo  # --dry_run=True prints the commands
 
-A run is train.py with its own out_dir, so one that was interrupted continues. Its result goes to
-docs/results/learning/, and the table made of all results to docs/results/learning.md. Nothing is committed.
+Results are JSON under docs/results/learning/, the table of all is docs/results/learning.md. Nothing is committed.
 """
 
 import json

@@ -1,13 +1,10 @@
 """Multi-turn rollouts, token in and token out: sampled ids are kept and nothing is ever re-encoded.
 
 `collect` plays many episodes at once. It does not know how tokens are made: an *engine* has `add` (continue this token
-history), `step` (advance, return what finished) and `release`. As soon as a trajectory finishes its turn, its
-environment steps and its next turn joins the running batch; there is no barrier between turns.
-`TorchEngine` is such an engine in plain PyTorch: its static KV cache is kept over turns, only new tokens are prefilled,
-and a first prompt that a group shares is prefilled once.
-
-Masks are by construction: `Turn.response_ids` holds exactly the tokens that the policy sampled (its end-of-turn token
-included); everything in `Turn.prompt_ids` was put there by us (a forced end-of-turn token included) and is not trained.
+history), `step` (advance, return what finished) and `release`. When a trajectory finishes its turn, its environment
+steps and its next turn joins the running batch: no barrier between turns. `TorchEngine` is such an engine in plain
+PyTorch, with a KV cache that is kept over turns. Masks are by construction: `Turn.response_ids` is what the policy
+sampled, its end-of-turn token included; `Turn.prompt_ids` was put there by us, a forced one included: not trained.
 """
 
 from collections.abc import Callable, Sequence
@@ -268,9 +265,8 @@ class TorchEngine:
         logits = self._forward(_DecodeLayout(self, n), self.next_token[:n], self.length[:n])  # (n, V)
         self.length[:n] += 1
         tokens, logprobs = self._draw(logits, n)
-        rows = torch.arange(n, device=tokens.device)
-        self.out_ids[rows, self.count[:n]] = tokens
-        self.out_logprobs[rows, self.count[:n]] = logprobs
+        self.out_ids[:n].scatter_(1, self.count[:n, None], tokens[:, None])
+        self.out_logprobs[:n].scatter_(1, self.count[:n, None], logprobs[:, None])
         self.count[:n] += 1
         self.next_token[:n] = tokens
         self.num_steps, self.num_sampled = self.num_steps + 1, self.num_sampled + n
@@ -376,9 +372,8 @@ class _DecodeLayout:
 
 def make_engine(config: Config, model, chat: Chat) -> TorchEngine:
     """The engine that the config names, sampling from `model` itself."""
-    return TorchEngine(
-        model, eos_id=chat.end, max_running=config.max_running, max_context_tokens=config.max_context_tokens
-    )
+    sizes = dict(max_running=config.max_running, max_context_tokens=config.max_context_tokens)
+    return TorchEngine(model, eos_id=chat.end, **sizes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

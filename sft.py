@@ -17,7 +17,6 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -71,17 +70,12 @@ def make_optimizers(policy: Policy, config: Config, scale: float) -> list[torch.
     matrices = [p for n, p in policy.named_parameters() if p.ndim == 2 and "layers" in n and config.sft_muon_lr]
     chosen = {id(p) for p in matrices}
     others = [p for p in policy.parameters() if id(p) not in chosen]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=config.sft_lr * scale, betas=(0.9, 0.99), weight_decay=0.0)
-    ]
-    if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=config.sft_muon_lr * scale, weight_decay=0.0))
-    return optimizers
+    adamw = torch.optim.AdamW(others, lr=config.sft_lr * scale, betas=(0.9, 0.99), weight_decay=0.0)
+    muon = [torch.optim.Muon(matrices, lr=config.sft_muon_lr * scale, weight_decay=0.0)] if matrices else []
+    return [adamw, *muon]
 
 
-def imitate(
-    policy: Policy, demos: Sequence[Trajectory], config: Config, *, steps: int, scale: float, name: str
-) -> float:
+def imitate(policy: Policy, demos: list[Trajectory], config: Config, *, steps: int, scale: float, name: str) -> float:
     """Minimise the token mean of -log p over the response tokens; cosine schedule with a short warm-up.
 
     Returns: loss of the last tenth of the steps, nats per token."""
@@ -163,8 +157,7 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
 
 def main(argv: list[str]) -> None:
     config, _, _ = load_config(argv)
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
     if not config.sft_steps + config.sft_noisy_steps:
         raise ValueError("nothing to do: sft_steps and sft_noisy_steps are 0; give --sft_steps=N or add config/tiny.py")
     warm_start(config)

@@ -1,5 +1,4 @@
-"""
-StarPO and StarPO-S as pure functions on tensors: filter, advantages, losses, KL estimators, metrics.
+"""StarPO and StarPO-S as pure functions on tensors: filter, advantages, losses, KL estimators, metrics.
 
 StarPO maximises the expected return E[sum_k r_k] of whole trajectories tau = (s_0, a_0, r_0, s_1, ...), which alternate
 observations s_k and sampled texts a_k, with the clipped surrogate over the response tokens y_t, t = 1..R:
@@ -37,7 +36,6 @@ NOISE = 1e-6  # spread below NOISE * scale is rounding of float sums (0.1 + 0.2 
 
 
 def _check_vectors(num_tokens: int = 1, **tensors: Tensor) -> None:
-    """Raise unless all tensors are 1-D and of one length, and num_tokens can divide a loss."""
     if num_tokens < 1:
         raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
     shapes = {name: tuple(x.shape) for name, x in tensors.items()}
@@ -46,7 +44,6 @@ def _check_vectors(num_tokens: int = 1, **tensors: Tensor) -> None:
 
 
 def _check_lengths(lengths: list[int] | Tensor) -> list[int]:
-    """The lengths as plain ints (a sync point if they are on a GPU); raise if one is negative."""
     counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
     if any(n < 0 for n in counts):
         raise ValueError(f"lengths must be >= 0, got {counts}")
@@ -113,8 +110,7 @@ def grpo_advantages(scores: Tensor, group_size: int) -> Tensor:
     """Group-relative advantages, (score - group mean) / (group std + 1e-6).
 
     Args: scores (B,) float, trajectory scores; group_size N.
-    Returns: (B,) dtype of scores, no unit; 0 for N = 1 and for groups without variance. broadcast_to_tokens
-        gives every token the advantage of its trajectory.
+    Returns: (B,) dtype of scores, no unit; 0 for N = 1 and for groups without variance.
     Raises: ValueError as group_stats. Source: GRPO, https://arxiv.org/abs/2402.03300 (outcome supervision).
     >>> grpo_advantages(torch.tensor([0.0, 1.0, 2.0]), group_size=3).tolist()  # mean 1, std 1
     [-0.9999989867210388, 0.0, 0.9999989867210388]
@@ -164,8 +160,8 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation along the response tokens of each trajectory.
 
-    The step after the last token of a turn is the first token of the next turn. Nothing is bootstrapped past the
-    end: the turn and action limits are part of the task and shown in the prompt, so running out is a real end.
+    The step after the last token of a turn is the first token of the next turn. Nothing is bootstrapped past the end:
+    turn and action limits are part of the task and shown in the prompt, so running out is a real end.
 
     Args: rewards (R,), values (R,) float, V of the state in which the token was sampled, reward units; lengths, B
         counts summing to R; gamma, lam in [0, 1], per response token.
@@ -219,10 +215,8 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective, -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), summed / num_tokens.
 
-    num_tokens counts the response tokens of the whole mini-batch, all micro-batches and ranks, so losses and
-    gradients of micro-batches add up (ranks: sum, not average).
-
-    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) before the update; advantages (R,); num_tokens >= 1.
+    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) before the update; advantages (R,); num_tokens >= 1,
+        response tokens of the whole mini-batch, so that losses and gradients of micro-batches (and ranks) add up.
     Returns: loss, scalar; metrics, SUMS over the R tokens without gradient, to be divided once by the caller:
         clipfrac (tokens whose clipped term is strictly smaller), approx_kl (k3 of KL(old || new), nats).
     Raises: ValueError if shapes differ, clip_low is not in [0, 1], clip_high < 0 or num_tokens < 1.
@@ -241,11 +235,8 @@ def policy_loss(
     unclipped = ratio * advantages  # (R,)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages  # (R,)
     loss = -torch.minimum(unclipped, clipped).sum() / num_tokens
-    metrics = {
-        "clipfrac": (clipped < unclipped).sum().to(loss.dtype),
-        "approx_kl": (torch.expm1(log_ratio) - log_ratio).sum().detach(),
-    }
-    return loss, metrics
+    clipfrac, approx_kl = (clipped < unclipped).sum().to(loss.dtype), (torch.expm1(log_ratio) - log_ratio).sum()
+    return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl.detach()}
 
 
 def value_loss(
@@ -276,9 +267,8 @@ def value_loss(
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Estimate KL(policy || reference) per token from tokens that the policy sampled.
 
-    With d = logprobs - ref_logprobs: "k1" d, "k2" d^2 / 2, "k3" exp(-d) - 1 + d. k1 and k3 are unbiased, k3 is never
-    negative. As a LOSS they differ: k1 has zero expected gradient (E[grad log pi] = 0) and only fits into the
-    reward; k2 has the gradient of KL(policy || reference); k3 that of KL(reference || policy).
+    With d = logprobs - ref_logprobs: "k1" d, "k2" d^2 / 2, "k3" exp(-d) - 1 + d. As a LOSS k1 has no expected gradient
+    and only fits into the reward; k2 has the gradient of KL(policy || reference), k3 that of KL(reference || policy).
 
     Args: logprobs (R,), ref_logprobs (R,), nats; estimator "k1", "k2" or "k3".
     Returns: (R,) nats, with gradient in logprobs; d is clamped to [-20, 20] so that exp stays finite.

@@ -37,6 +37,8 @@ from sft import warm_start
 
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE = 31, 32, 33  # purposes of the random streams
 MAY_CHANGE = {"num_iterations", "eval_every", "save_every", "num_samples", "out_dir"}  # when a run is continued
+METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
+    explained_variance"""  # None in an iteration without an update, or where they do not apply
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 
 
@@ -50,8 +52,7 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
         raise ValueError(f"train.py runs in one process, got WORLD_SIZE={os.environ['WORLD_SIZE']}")
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda', but torch sees no GPU; use --device=cpu, with config/tiny.py for its speed")
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.use_deterministic_algorithms(config.device == "cpu")
     device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
     wants_bfloat16 = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
@@ -95,11 +96,6 @@ class Log:
         self.board.flush()
 
 
-def adamw(module: torch.nn.Module, config: Config, learning_rate: float) -> torch.optim.AdamW:
-    betas = (config.adam_beta1, config.adam_beta2)
-    return torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=betas, weight_decay=config.weight_decay)
-
-
 class Learner:
     """Everything that training changes, and the frozen reference where KL is on."""
 
@@ -108,9 +104,10 @@ class Learner:
         self.policy = Policy(model)
         self.critic = Critic(copy.deepcopy(model.model)).to(device) if config.estimator == "gae" else None
         self.ref = Policy(ref_model).requires_grad_(False) if ref_model else None
-        self.optimizers = {"policy": adamw(self.policy, config, config.learning_rate)}
+        shared = dict(betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay)
+        self.optimizers = {"policy": torch.optim.AdamW(self.policy.parameters(), config.learning_rate, **shared)}
         if self.critic:
-            self.optimizers["critic"] = adamw(self.critic, config, config.critic_lr)
+            self.optimizers["critic"] = torch.optim.AdamW(self.critic.parameters(), config.critic_lr, **shared)
         self.step = self.bad_steps = 0
 
     def autocast(self):
@@ -198,8 +195,8 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tu
     config, packed = learner.config, (batch.ids, batch.position_ids, batch.lengths, batch.response_index)
     with learner.autocast():
         logprobs, entropy = learner.policy(*packed, config.temperature)  # (R,)
-    clip = dict(clip_low=config.clip_low, clip_high=config.clip_high)
-    loss, metrics = starpo.policy_loss(logprobs, t["old_logprobs"], t["advantages"], **clip, num_tokens=num_tokens)
+    options = dict(clip_low=config.clip_low, clip_high=config.clip_high, num_tokens=num_tokens)
+    loss, metrics = starpo.policy_loss(logprobs, t["old_logprobs"], t["advantages"], **options)
     metrics |= {"pg_loss": loss.detach() * num_tokens, "entropy": entropy.detach().sum()}
     loss = loss - config.entropy_coef * entropy.sum() / num_tokens
     if learner.ref:
@@ -209,9 +206,8 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tu
     if learner.critic:
         with learner.autocast():
             values = learner.critic(*packed)  # (R,)
-        vf_loss, vf_metrics = starpo.value_loss(
-            values, t["old_values"], t["returns"], value_clip=config.value_clip, num_tokens=num_tokens
-        )
+        options = dict(value_clip=config.value_clip, num_tokens=num_tokens)
+        vf_loss, vf_metrics = starpo.value_loss(values, t["old_values"], t["returns"], **options)
         loss = loss + config.value_coef * vf_loss
         metrics |= vf_metrics | {"vf_loss": vf_loss.detach() * num_tokens}
     return loss, metrics
@@ -285,10 +281,8 @@ def describe_step(row: dict, total: int) -> str:
 
 def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], count: int) -> None:
     """Append `count` trajectories as text, spread over the groups."""
-    if not count:
-        return
     with path.open("a", encoding="utf-8") as file:
-        for trajectory in trajectories[:: max(1, len(trajectories) // count)][:count]:
+        for trajectory in trajectories[:: max(1, len(trajectories) // max(1, count))][:count]:
             record = trajectory_record(trajectory)
             file.write(f"=== iteration {step}, {record['status']}, score {record['score']:.2f}\n{record['system']}\n")
             for turn in record["turns"]:
@@ -331,8 +325,8 @@ def main(argv: list[str]) -> None:
         learner.load(checkpoint)
         if learner.step >= config.num_iterations and (out_dir / "scores.md").is_file():
             print((out_dir / "scores.md").read_text())
-            print(f"{out_dir} is finished at iteration {learner.step}. To start a new run, give --seed=N or "
-                  "--out_dir=PATH; to go on, --num_iterations=N.")  # fmt: skip
+            hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
+            print(f"{out_dir} is finished at iteration {learner.step}. {hint}")
             return
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
     engine = make_engine(config, model, chat)
@@ -345,7 +339,6 @@ def main(argv: list[str]) -> None:
         rows[name] = evaluate(config, make_engine(config, start_model, chat), chat, Policy(start_model))
         print(f"{name}: success {rows[name][0]['success']:.3f} on {config.eval_size} fixed prompts", flush=True)
     write_jsonl(out_dir / "eval_start.jsonl", rows["start"][1])
-    del start_model
 
     bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1)
     while learner.step < config.num_iterations:
@@ -363,7 +356,7 @@ def main(argv: list[str]) -> None:
         kept = [trajectories[i] for i in members]
 
         # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
-        step_metrics = dict.fromkeys(METRICS_OF_UPDATE)
+        step_metrics = dict.fromkeys(METRICS_OF_UPDATE.split())
         if kept:
             targets = token_targets(learner, kept, scores[members].float())
             step_metrics |= update(learner, kept, targets)
@@ -395,11 +388,6 @@ def main(argv: list[str]) -> None:
     write_jsonl(out_dir / "eval_final.jsonl", rows["after RL"][1])
     final_report(config, rows, out_dir)
 
-
-METRICS_OF_UPDATE = (
-    "pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "vf_loss", "vf_clipfrac", "grad_norm", "grad_norm_critic",
-    "explained_variance",
-)  # fmt: skip
 
 if __name__ == "__main__":
     fail_clearly(main)

@@ -1,5 +1,4 @@
 # StarPO-S with GRPO on the two-armed bandit: bandit_ppo.py without the critic.
-# Launch:  torchrun --standalone train.py config/bandit_grpo.py
 
 env = "bandit:pair=phoenix"
 estimator = "grpo"

@@ -1,6 +1,4 @@
 # StarPO-S with GRPO on FrozenLake, 4x4, slippery: frozenlake_ppo.py without the critic.
-# Launch:  torchrun --standalone train.py config/frozenlake_grpo.py
-# The advantage of every token of a trajectory is (return - group mean) / group std.
 
 env = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
 estimator = "grpo"

@@ -3,9 +3,7 @@
 # Launch on a laptop:  torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py
 # 8 groups * 16 trajectories = 128 trajectories per iteration
 # the filter keeps 25% of the groups: 2 * 16 = 32 trajectories = one optimizer step of batch_size 32
-# 200 iterations = 25,600 trajectories sampled, 200 optimizer steps
-# An action succeeds with probability 0.8; otherwise the agent slips to one of the two sides.
-# frozenlake_v1.py and frozenlake_det.py change the probability.
+# 200 iterations = 25,600 trajectories sampled, 200 optimizer steps; success_rate: a move goes as intended
 
 env = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
 estimator = "gae"

@@ -6,8 +6,6 @@
 model = "tiny"
 device = "cpu"
 num_threads = 1  # one thread adds up numbers in one order: two runs with one seed agree to the last bit
-
-# short observations and replies
 observation = "relations"
 max_response_tokens = 40
 max_context_tokens = 768
@@ -20,9 +18,8 @@ critic_lr = 5e-4
 adam_beta2 = 0.99
 weight_decay = 0.0
 
-# supervised warm start
-sft_steps = 300
-sft_noisy_steps = 60
+sft_steps = 240
+sft_noisy_steps = 40
 sft_lr = 4e-3
 sft_muon_lr = 0.02
 sft_demos = 2048

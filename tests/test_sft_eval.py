@@ -245,7 +245,8 @@ def test_players_rank_as_they_should():
         played = play_reference(config, player)
         assert [t.seed for t in played] == [(i,) for i in range(64)]
         assert all(turn.info["format_ok"] and turn.info["num_actions"] == 1 for t in played for turn in t.turns)
-        assert all(t.status in ("success", "failure", "out_of_turns") and t.num_actions <= 10 for t in played)
+        assert {t.status for t in played} <= {"success", "failure", "out_of_turns"}
+        assert all(sum(turn.info["num_actions"] for turn in t.turns) <= 10 for t in played)
         rates[player] = summarize(played)["success"]
     assert rates["optimal"] >= rates["greedy"] >= rates["random"] and rates["optimal"] > rates["random"] + 0.3
 
@@ -353,7 +354,6 @@ def test_table_by_hand():
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a measured zero (reward 0) is printed as '-', as if unknown")
 def test_a_measured_zero_is_a_number():
     played = [replace(t, turns=[replace(turn, reward=0.0) for turn in t.turns]) for t in played_by_hand()]
     (line,) = table({"us": (summarize(played), played)}).split("\n")[2:]
@@ -401,7 +401,7 @@ def test_eval_of_a_player(tmp_path, capsys):
 
 @pytest.mark.parametrize("argv, message", [
     (["--player=oracle"], "player must be one of random, greedy, optimal, got 'oracle'"),
-    (["--split=train"], "split must be eval or heldout, got 'train'"),
+    (["--split=train"], "split must be one of eval, heldout, got 'train'"),
     (["--model=tiny"], "model='tiny' has no trained weights yet: give a run folder, or --model=PATH"),
     (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
     (["no/such/run"], "argument 'no/such/run' is neither a config/name.py file nor --key=value, such as --seed=1"),

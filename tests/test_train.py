@@ -230,7 +230,7 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         assert (row["kept_groups"], row["kept_trajectories"], row["zero_std_frac"], row["bad_steps"]) == (0, 0, 1.0, 0)
-        assert {key for key, value in row.items() if value is None} - OF_EVAL == set(train.METRICS_OF_UPDATE)
+        assert {key for key, value in row.items() if value is None} - OF_EVAL == set(train.METRICS_OF_UPDATE.split())
     after = model.load_model(str(tmp_path / "out" / "checkpoint-000002" / "policy"))[0]
     assert all(torch.equal(a, b) for a, b in zip(after.parameters(), random_model.parameters(), strict=True))
 
@@ -238,7 +238,7 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
 def test_warm_start_comes_first(small_shape, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sft, "probe", lambda *_: {})
-    run(tmp_path / "run", "", num_iterations=1, sft_steps=2, sft_noisy_steps=1, sft_batch_size=2, sft_lr=1e-2)
+    run(tmp_path / "run", "tiny", num_iterations=1, sft_steps=2, sft_noisy_steps=1, sft_batch_size=2, sft_lr=1e-2)
     scores = json.loads((tmp_path / "run" / "scores.json").read_text())
     assert list(scores)[-3:] == ["clean warm start", "start", "after RL"]
     assert len(list((tmp_path / "out" / "warm_start").iterdir())) == 1
@@ -505,7 +505,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkey
         train.update(learner, kept, targets)
     assert str(error.value) == (
         "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); lower learning_rate or "
-        "critic_lr. The last checkpoint is intact."
+        "critic_lr. Checkpoints of earlier iterations are untouched."
     )
     assert unchanged(learner, before)
 
