@@ -45,7 +45,6 @@ class Config:
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, or 'tiny' (built in, random weights)
     dtype: str = "auto"  # auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
     # rollout
-    engine: str = "torch"  # what samples the replies: torch
     num_groups: int = 8  # >= 1; P, initial states per iteration
     group_size: int = 16  # >= 1; N, trajectories per initial state
     temperature: float = 1.0  # > 0; of sampling, and of the log-probabilities in the loss
@@ -112,7 +111,6 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "observation": ("grid", "coord", "relations"),
     "dtype": ("auto", "float32", "bfloat16"),
-    "engine": ("torch",),
     "estimator": ("gae", "grpo"),
 }
 COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens

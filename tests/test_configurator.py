@@ -230,7 +230,6 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
         ("--adam_beta2=1", "adam_beta2 must be at least 0 and less than 1, got 1.0"),
         ("--eval_size=257", "eval_size must be between 1 and 256, got 257"),
         ("--learning_rate=1e999", "learning_rate must be 0 or more, got inf"),
-        ("--engine=sglang", "engine must be one of torch, got 'sglang'"),
         ("--estimator=ppo", "estimator must be one of gae, grpo, got 'ppo'"),
         ("--observation=image", "observation must be one of grid, coord, relations, got 'image'"),
         ("--device=tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
