@@ -30,7 +30,7 @@ class Config:
     num_iterations: int = 200  # >= 0; rounds of rollout and update; 0 = evaluate the starting model only
     eval_every: int = 10  # iterations between evaluations; 0 = only at the start and the end
     save_every: int = 10  # iterations between checkpoints; 0 = only at the end
-    num_samples: int = 4  # >= 0; trajectories written as text per logged iteration
+    num_samples: int = 4  # >= 0; trajectories written as text per evaluated iteration
     device: str = "auto"  # auto (cuda if there is one) | cpu | cuda
     num_threads: int = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
     # environment
@@ -63,7 +63,7 @@ class Config:
     entropy_coef: float = 0.001  # >= 0; weight of the entropy bonus
     kl_coef: float = 0.0  # >= 0; weight of the k3 estimate against the frozen start; 0 = no reference model
     # update
-    batch_size: int = 32  # E, trajectories per optimizer step; divides the number the filter keeps
+    batch_size: int = 32  # E, trajectories per optimizer step; at most what the filter can keep
     num_epochs: int = 1  # >= 1; passes over the kept trajectories of an iteration
     micro_batch_tokens: int = 16384  # >= max_context_tokens; tokens of one forward and backward pass
     learning_rate: float = 1e-6  # >= 0; AdamW, policy
@@ -99,11 +99,11 @@ class Config:
             if getattr(self, low) > getattr(self, high):
                 pair = f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
                 raise ValueError(f"{pair}: {reason}")
-        kept = max(1, int(self.filter_keep * self.num_groups)) * self.group_size
-        if self.batch_size > kept or kept % self.batch_size:
-            problem = "is more than" if self.batch_size > kept else "must divide"
+        kept = max(1, int(self.filter_keep * self.num_groups + 1e-9)) * self.group_size
+        kept *= self.group_size > 1 or self.filter_keep == 1  # a group of one has no variance: the filter drops it
+        if self.batch_size > kept:
             product = f"filter_keep {self.filter_keep} of num_groups {self.num_groups}, group_size {self.group_size}"
-            raise ValueError(f"batch_size ({self.batch_size}) {problem} the {kept} trajectories kept ({product} each)")
+            raise ValueError(f"batch_size ({self.batch_size}) is more than the {kept} trajectories kept ({product})")
 
 
 FIELD_TYPES: dict[str, type] = {field.name: field.type for field in fields(Config)}
@@ -200,7 +200,6 @@ def _type_of(key: str, known_types: dict[str, Any], source: str) -> Any:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    """The settings that a config file assigns."""
     if not Path(path).is_file():
         raise ValueError(f"config file {path} does not exist")
     names: dict[str, Any] = {"__file__": path, "__name__": "config"}
@@ -268,7 +267,7 @@ def fail_clearly(main: Callable[[list[str]], Any]) -> None:
         return
     try:
         main(sys.argv[1:])
-    except (ValueError, TypeError, OSError) as error:  # OSError includes FileNotFoundError
+    except (ValueError, TypeError, OSError, OverflowError) as error:  # OSError includes FileNotFoundError
         if os.environ.get("NANORAGEN_TRACEBACK") == "1":
             raise
         print("error:", " ".join(str(error).split()) or type(error).__name__, file=sys.stderr)

@@ -109,8 +109,8 @@ class Bandit(Env):
     LOW, HIGH_PROB = 0.1, 0.25
     repeats = True  # two prompts a pair: training and evaluation share them
 
-    def __init__(self, *, pair: str = "phoenix", observation: str = "grid", max_actions: int = 1):
-        super().__init__(observation=observation, max_actions=1)  # the game is one choice
+    def __init__(self, *, pair: str = "phoenix", **common):
+        super().__init__(**(common | {"max_actions": 1}))  # the game is one choice
         if pair not in self.PAIRS:
             raise ValueError(f"bandit pair must be one of {', '.join(self.PAIRS)}, got {pair!r}")
         self.pair = pair
@@ -173,7 +173,6 @@ class Grid(Env):
         return f"({cell // self.size + 1},{cell % self.size + 1})"
 
     def _legend(self, relations: str) -> str:
-        """What the system message says about the text under the grid."""
         coord = " Places are (row,column), counted from 1 at the top left."
         return {"grid": "", "coord": coord, "relations": f" Below the board: {relations}."}[self.observation_mode]
 
@@ -603,7 +602,6 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set) -> tuple:
-    """An instance that is not in `taken`."""
     for _ in range(MAX_DRAWS):
         if (instance := env.draw(rng)) not in taken:
             return instance

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import fail_clearly, git_commit, load_config
+from configurator import fail_clearly, load_config
 from eval import paired_bootstrap, wilson_interval
 
 LEARNING = {  # name -> (config files, seeds)
@@ -51,14 +51,13 @@ def run(name: str, seed: int) -> str:
     steps = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     result = {
         "command": "python " + " ".join(command(name, seed)),
-        "git_commit": git_commit(),
+        "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "iterations": len(steps),
         "cpu_s_per_iteration": float(np.mean([s["cpu_s"] for s in steps])),
         "curve": {s["step"]: s["eval_success"] for s in steps if s["eval_success"] is not None},
         "successes": json.loads((out_dir / "scores.json").read_text()),
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(result) + "\n")
     return f"{target}: written after {time.time() - began:.0f} s"
 
@@ -90,21 +89,25 @@ def learning_table() -> str:
             cells.append(f"{np.mean([r['cpu_s_per_iteration'] for r in rows]):.2f}")
             lines.append(f"| {label} | {' | '.join(cells)} |")
         if results:
-            rates = {k: np.mean(s) for k, s in results[0]["successes"].items() if k not in STAGES}
-            players.append(f"- {name}: " + "; ".join(f"{k} {100 * rate:.1f}" for k, rate in rates.items()))
+            wins = {k: s for k, s in results[0]["successes"].items() if k not in STAGES}
+            rates = (f"{k} {percent(np.mean(s), *wilson_interval(sum(s), len(s)))}" for k, s in wins.items())
+            players.append(f"- {name}: {'; '.join(rates)}")
     return "\n".join([*lines, *players]) + "\n"
 
 
 def main(argv: list[str]) -> None:
     if not argv or argv[0] != "learning":
         raise ValueError(f"give the name of a table: learning; got {argv[:1] or 'nothing'}")
-    _, options, _ = load_config(argv[1:], extra={"jobs": 2, "only": "", "dry_run": False})
+    _, options, sources = load_config(argv[1:], extra={"jobs": 2, "only": "", "dry_run": False})
+    if set(sources.values()) != {"default"}:
+        raise ValueError("the settings of the runs are fixed here; only --jobs, --only and --dry_run are options")
     jobs = [(name, seed) for name, (_, seeds) in LEARNING.items() for seed in seeds if options["only"] in name]
     if not jobs:
         raise ValueError(f"--only={options['only']} matches none of {', '.join(LEARNING)}")
     if options["dry_run"]:
         print("\n".join("python " + " ".join(command(*job)) for job in jobs))
         return
+    (RESULTS / "learning").mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options["jobs"]) as pool:
         for line in pool.map(lambda job: run(*job), jobs):
             print(line, flush=True)

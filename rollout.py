@@ -33,7 +33,7 @@ class Turn:
     reward: float = 0.0  # environment units, format penalty included; earned by this turn's response
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
-    info: dict = field(default_factory=dict)  # see envs.Outcome
+    info: dict = field(default_factory=dict)  # see dialogue.Outcome
 
 
 @dataclass
@@ -232,7 +232,7 @@ class TorchEngine:
         self.ids: dict[int, list[int]] = {}  # tokens of a live row whose keys and values are cached, by key
         self.first_prompt: dict[tuple[int, ...], int] = {}  # first prompt -> key of a live row that has it cached
         self.waiting: list[tuple] = []
-        self.num_steps = self.num_prefilled = self.num_sampled = 0  # what bench.py reports
+        self.num_prefilled = 0  # prompt tokens computed so far
 
     @property
     def busy(self) -> bool:
@@ -269,7 +269,6 @@ class TorchEngine:
         self.out_logprobs[:n].scatter_(1, self.count[:n, None], logprobs[:, None])
         self.count[:n] += 1
         self.next_token[:n] = tokens
-        self.num_steps, self.num_sampled = self.num_steps + 1, self.num_sampled + n
         done = ((tokens == self.eos_id) | (self.count[:n] == self.budget[:n])).nonzero()[:, 0].tolist()
         return [self._finish(row) for row in done]
 

@@ -1,9 +1,9 @@
 """Supervised fine-tuning on scripted demonstrations; the warm start of the tiny model.
 
 Demonstrations are whole dialogues in the exact format of the rollouts. The `<think>` text states what is true of the
-board; the answer commits 1 to `sft_actions` moves of the optimal plan. Two phases:
+board; the answer commits 1 to `sft_actions` moves of a (nearly) optimal plan, in Bandit any arm. Two phases:
 1. clean: until the board is read (`sft_steps`);
-2. noisy: a short phase in which a turn is replaced with probability `sft_noise` by a move that does not look at the
+2. noisy: a short phase in which a turn is replaced with probability `sft_noise` by moves that do not look at the
    board's dangers (`sft_noisy_steps`). It sets the starting success of RL: noise spoils the action, not the features.
 Measured on held-out instances apart from success: well-formed turns, and true statements in `<think>`.
 
@@ -32,7 +32,7 @@ from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, 
 SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
 CACHE_KEYS = (  # with sft_*: the settings that the start depends on
     "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
-    "model", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature",
+    "model", "device", "num_threads", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature",
 )  # fmt: skip
 
 
@@ -140,7 +140,8 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
     ):
         if steps:
             count = min(config.sft_demos, steps * config.sft_batch_size)
-            demos = [demonstration(config, chat, i, noise=noise) for i in range(count)]
+            numbers = tqdm(range(count), desc=f"demonstrations {stage}", mininterval=2)
+            demos = [demonstration(config, chat, i, noise=noise) for i in numbers]
             report[f"{stage}_demo_success"] = sum(d.success for d in demos) / len(demos)
             report[f"{stage}_loss"] = imitate(policy, demos, config, steps=steps, scale=scale, name=f"sft {stage}")
         report[stage] = probe(model, chat, config)

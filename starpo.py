@@ -61,7 +61,6 @@ def _as_groups(scores: Tensor, group_size: int) -> Tensor:
 
 
 def _full_precision(x: Tensor) -> Tensor:
-    """bf16 and fp16 become float32; float32 and float64 stay."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

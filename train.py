@@ -1,8 +1,7 @@
 """StarPO: multi-turn reinforcement learning of a language-model agent, whole trajectories as the unit.
 
 One iteration: play P groups of N trajectories, keep the groups whose outcomes vary most, turn rewards into advantages,
-take clipped policy-gradient steps, hand the weights to the engine. How this differs from the paper (arXiv 2504.20073):
-see the docstring of starpo.py.
+take clipped policy-gradient steps. How this differs from the paper (arXiv 2504.20073): see starpo.py.
 
     torchrun --standalone train.py config/frozenlake_ppo.py                    # Qwen2.5-0.5B-Instruct, on a GPU
     torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py     # the same on a laptop CPU
@@ -59,8 +58,8 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
     return device, torch.bfloat16 if wants_bfloat16 else torch.float32
 
 
-def open_run(config: Config, sources: dict[str, str]) -> Path | None:
-    """Create out_dir, or check that it belongs to this config. Returns: the checkpoint to continue from, or None."""
+def open_run(config: Config) -> Path | None:
+    """Check that out_dir is free or belongs to this config. Returns: the checkpoint to continue from, or None."""
     out_dir = Path(config.out_dir)
     if (out_dir / "config.json").is_file():
         saved, wanted = asdict(load_saved(out_dir)), asdict(config)
@@ -70,7 +69,6 @@ def open_run(config: Config, sources: dict[str, str]) -> Path | None:
             raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); give another --out_dir")
     elif out_dir.is_dir() and any(out_dir.iterdir()):
         raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
-    save_config(config, sources, out_dir)
     return newest_checkpoint(out_dir)
 
 
@@ -80,7 +78,7 @@ class Log:
     def __init__(self, out_dir: Path, step: int):
         self.path, self.keys = out_dir / "metrics.jsonl", None
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]  # rows after the checkpoint go
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         self.path.write_text("".join(kept), encoding="utf-8")
         self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=step + 1)
 
@@ -172,9 +170,11 @@ def score_tokens(learner: Learner, module, kept: Sequence[Trajectory], *args) ->
 def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) -> dict[str, Tensor]:
     """Advantages and what else the losses need, per response token of the kept trajectories, each (R,).
 
-    old_logprobs are the sampler's own: one model, one temperature, so they equal a trainer forward (tested to 1e-4)."""
+    In float32 old_logprobs are the sampler's own, which equal a trainer forward (tested to 1e-4)."""
     config, lengths = learner.config, [t.num_response_tokens for t in kept]
     targets = {"old_logprobs": torch.tensor([lp for t in kept for lp in t.logprobs], device=learner.device)}
+    if learner.dtype != torch.float32:  # the sampler computes in another precision
+        targets["old_logprobs"] = score_tokens(learner, learner.policy, kept, config.temperature)
     if learner.ref:
         targets["ref_logprobs"] = score_tokens(learner, learner.ref, kept, config.temperature)
     if learner.critic:
@@ -225,7 +225,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if learner.bad_steps >= learner.config.max_bad_steps:
         raise ValueError(
             f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps in a row (iteration "
-            f"{learner.step + 1}); lower learning_rate or critic_lr. Checkpoints of earlier iterations are untouched."
+            f"{learner.step + 1}); lower learning_rate or critic_lr, with another --out_dir."
         )
     for optimizer in learner.optimizers.values():
         if finite:
@@ -292,7 +292,7 @@ def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], cou
 
 def start_folders(config: Config) -> dict[str, str]:
     """Models to score before RL; the last one is where RL starts."""
-    if not config.sft_steps + config.sft_noisy_steps:
+    if config.model != "tiny" and not config.sft_steps + config.sft_noisy_steps:
         return {"start": config.model}
     folder = warm_start(config)
     stages = ["clean"] * bool(config.sft_noisy_steps) + ["start"]
@@ -306,7 +306,7 @@ def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
     (out_dir / "scores.md").write_text(text + "\n", encoding="utf-8")
     successes = {name: [int(t.success) for t in played] for name, (_, played) in (players | rows).items()}
     (out_dir / "scores.json").write_text(json.dumps(successes) + "\n", encoding="utf-8")
-    print(f"\n{config.env}: {config.eval_size} fixed prompts never trained on, T={config.eval_temperature}\n{text}\n")
+    print(f"\n{config.env}: {config.eval_size} fixed prompts, T={config.eval_temperature}\n{text}\n")
     files = sorted(p.name for p in out_dir.iterdir())
     print(f"wrote {out_dir}/: {', '.join(files)}; the policy is in Hugging Face format")
 
@@ -315,22 +315,21 @@ def main(argv: list[str]) -> None:
     config, _, sources = load_config(argv)
     device, dtype = set_up(config)
     out_dir = Path(config.out_dir)
-    checkpoint = open_run(config, sources)
+    checkpoint = open_run(config)
     print(describe(config, sources), flush=True)
-    folders = start_folders(config)
+    if checkpoint and int(checkpoint.name[-6:]) >= config.num_iterations and (out_dir / "scores.md").is_file():
+        print((out_dir / "scores.md").read_text())
+        hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
+        print(f"{out_dir} is finished at iteration {int(checkpoint.name[-6:])}. {hint}")
+        return
+    folders = json.loads((out_dir / "starts.json").read_text()) if checkpoint else start_folders(config)
     model, tokenizer = load_model(str(checkpoint / "policy") if checkpoint else folders["start"], device=device)
     ref_model = load_model(folders["start"], device=device)[0] if config.kl_coef else None
     learner, chat = Learner(config, model, tokenizer, device, dtype, ref_model), Chat(tokenizer)
     if checkpoint:
         learner.load(checkpoint)
-        if learner.step >= config.num_iterations and (out_dir / "scores.md").is_file():
-            print((out_dir / "scores.md").read_text())
-            hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
-            print(f"{out_dir} is finished at iteration {learner.step}. {hint}")
-            return
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
     engine = make_engine(config, model, chat)
-    log = Log(out_dir, learner.step)
 
     # -- score every starting point (again after a restart: the rows of the final table are cheap and not stored)
     rows = {}
@@ -338,7 +337,11 @@ def main(argv: list[str]) -> None:
         start_model = load_model(folder, device=device)[0]
         rows[name] = evaluate(config, make_engine(config, start_model, chat), chat, Policy(start_model))
         print(f"{name}: success {rows[name][0]['success']:.3f} on {config.eval_size} fixed prompts", flush=True)
+    save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
+    (out_dir / "starts.json").write_text(json.dumps(folders))
+    (out_dir / "scores.md").unlink(missing_ok=True)
     write_jsonl(out_dir / "eval_start.jsonl", rows["start"][1])
+    log = Log(out_dir, learner.step)
 
     bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1)
     while learner.step < config.num_iterations:

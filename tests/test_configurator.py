@@ -267,11 +267,11 @@ def test_batch_is_no_more_than_the_filter_keeps():
     assert load("--num_groups=2", "--batch_size=16").num_groups == 2
 
 
-def test_batch_divides_what_the_filter_keeps():
-    # 12 groups * 0.25 = 3 groups of 16 = 48 trajectories; a second batch of 32 would lack 16
-    with pytest.raises(ValueError, match=r"batch_size \(32\) must divide the 48 trajectories kept"):
-        load("--num_groups=12")
-    assert load("--num_groups=12", "--batch_size=24").batch_size == 24
+def test_a_group_of_one_is_never_kept():
+    with pytest.raises(ValueError, match=r"batch_size \(1\) is more than the 0 trajectories kept"):
+        load("--group_size=1", "--batch_size=1")
+    assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
+    assert load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464  # 29 groups of 16
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,6 @@ def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     assert engine.step() == []
     # all but the last token of a prompt; the last one is fed in the decode step
     assert engine.num_prefilled == len(prompts[0]) - 1 + len(prompts[1]) - 1
-    assert (engine.num_steps, engine.num_sampled) == (1, 10)
 
 
 def test_only_new_tokens_are_prefilled(trained_model, chat):
@@ -280,7 +279,6 @@ def test_only_new_tokens_are_prefilled(trained_model, chat):
     # later: the last sampled token and the new prompt, less its last token
     later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
     assert later > 0 and engine.num_prefilled == first + later
-    assert engine.num_sampled == sum(t.num_response_tokens for t in played)
     assert not engine.busy and engine.ids == engine.first_prompt == {}
 
 
