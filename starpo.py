@@ -51,7 +51,6 @@ def _check_lengths(lengths: list[int] | Tensor) -> list[int]:
 
 
 def _as_groups(scores: Tensor, group_size: int) -> Tensor:
-    """scores (B,) as float64 (P, N); raise if they do not divide into groups or are not finite."""
     _check_vectors(scores=scores)
     if group_size < 1 or len(scores) == 0 or len(scores) % group_size:
         raise ValueError(f"cannot divide {len(scores)} scores into groups of group_size={group_size}")

@@ -121,7 +121,7 @@ def test_files_of_a_run(gae_run, trained_folder):
     out_dir, _ = gae_run
     names = {path.name for path in out_dir.iterdir()}
     assert names == {
-        "config.json", "metrics.jsonl", "tensorboard", "samples.txt", "eval_start.jsonl", "eval_final.jsonl",
+        "config.json", "metrics.jsonl", "tensorboard", "samples.txt", "eval_start.jsonl", "eval_final.jsonl", "starts.json",
         "scores.md", "scores.json", "checkpoint-000004",
     }  # fmt: skip
     weights, tokenizer = model.load_model(str(out_dir / "checkpoint-000004" / "policy"))
@@ -505,7 +505,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkey
         train.update(learner, kept, targets)
     assert str(error.value) == (
         "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); lower learning_rate or "
-        "critic_lr. Checkpoints of earlier iterations are untouched."
+        "critic_lr, with another --out_dir."
     )
     assert unchanged(learner, before)
 
