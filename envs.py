@@ -253,8 +253,8 @@ class FrozenLake(Grid):
         goal, near = self._offset(self.player, self.goal, signs_only=True), self._neighbours()
         kinds = dict(zip(("left", "down", "right", "up"), near.split(), strict=True))
         safe = [word for word, kind in kinds.items() if kind in ("ice", "goal")]
-        way = [word for word in goal.split() if word in safe] or safe  # around the holes where they are in the way
-        return [f"Next {near}.", f"Goal {goal}.", f"Way {' '.join(way) or 'none'}."]
+        way = " ".join(word for word in goal.split() if word in safe)
+        return [f"Next {near}.", f"Goal {goal}.", f"Way {way}." if way else f"Detour {' '.join(safe) or 'none'}."]
 
     def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
         """The optimal plan if an action cost 5 % of the goal: a point or two worse than optimal, and far simpler."""

@@ -12,8 +12,8 @@ max_context_tokens = 768
 micro_batch_tokens = 4096
 eval_every = 20
 
-# a small model takes larger steps; at 5e-4 the thoughts stop being true within 20 iterations
-learning_rate = 1.5e-4
+# a small model takes larger steps; at 2e-4 the thoughts stop being true
+learning_rate = 1e-4
 critic_lr = 5e-4
 adam_beta2 = 0.99
 weight_decay = 0.0

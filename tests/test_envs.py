@@ -634,7 +634,7 @@ def test_lake_statements_by_hand():
     env = on_lake(LAKE_BOARD)
     assert env.statements() == ["Next edge ice ice edge.", "Goal down right.", "Way down right."]
     env.step("Right")  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
-    assert env.statements() == ["Next ice hole hole edge.", "Goal down right.", "Way left."]
+    assert env.statements() == ["Next ice hole hole edge.", "Goal down right.", "Detour left."]
     env = on_lake("G__\n_P_\n_O_")
     assert env.statements() == ["Next ice hole ice ice.", "Goal up left.", "Way up left."]
 
@@ -699,7 +699,8 @@ def test_statements_are_true_and_counted():
                 around = {"left": left, "down": down, "right": right, "up": up}
                 way = " ".join(word for word in goal.split() if around[word] != "hole")
                 detour = " ".join(word for word, kind in around.items() if kind == "ice") or "none"
-                assert facts == [f"Next {left} {down} {right} {up}.", f"Goal {goal}.", f"Way {way or detour}."]
+                move = f"Way {way}." if way else f"Detour {detour}."
+                assert facts == [f"Next {left} {down} {right} {up}.", f"Goal {goal}.", move]
             assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
 
 
