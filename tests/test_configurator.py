@@ -261,7 +261,7 @@ def test_batch_is_no_more_than_the_filter_keeps():
     with pytest.raises(ValueError) as error:
         load("--batch_size=64")
     assert "batch_size (64) is more than the 32 trajectories kept" in str(error.value)
-    assert "filter_keep 0.25 of num_groups 8, group_size 16 each" in str(error.value)
+    assert "filter_keep 0.25 of num_groups 8, group_size 16" in str(error.value)
     assert load("--batch_size=64", "--filter_keep=0.5").batch_size == 64
     # 2 groups * 0.25 is less than one group, and one is kept all the same
     assert load("--num_groups=2", "--batch_size=16").num_groups == 2
