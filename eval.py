@@ -1,4 +1,4 @@
-"""Score a policy, or a reference player, on the 256 fixed prompts of an environment that training never draws.
+"""Score a policy, or a reference player, on the 256 fixed prompts that training never draws (Bandit shares its two).
 
     python eval.py out/frozenlake_ppo --json=scores.json             # the newest checkpoint of a run
     python eval.py config/frozenlake_ppo.py --model=PATH             # any Qwen2-family model
