@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -74,7 +75,8 @@ class Config:
     grad_clip: float = 1.0  # > 0; largest gradient norm
     max_bad_steps: int = 5  # >= 1; optimizer steps in a row with a non-finite gradient before the run stops
     # evaluation
-    eval_size: int = 256  # 1..256; held-out initial states, one trajectory each
+    eval_split: str = "eval"  # eval: the 256 prompts that are reported; heldout: 256 others, to choose settings on
+    eval_size: int = 256  # 1..256; initial states that training never draws, one trajectory each
     eval_temperature: float = 0.5  # >= 0; 0 = greedy
     # supervised warm start (sft.py)
     sft_steps: int = 0  # >= 0; optimizer steps on clean demonstrations; 0 = no warm start
@@ -112,6 +114,7 @@ CHOICES = {
     "observation": ("grid", "coord", "relations"),
     "dtype": ("auto", "float32", "bfloat16"),
     "estimator": ("gae", "grpo"),
+    "eval_split": ("eval", "heldout"),
 }
 COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens
     max_running batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size sft_demos sft_actions"""
@@ -270,5 +273,9 @@ def fail_clearly(main: Callable[[list[str]], Any]) -> None:
     except (ValueError, TypeError, OSError, OverflowError) as error:  # OSError includes FileNotFoundError
         if os.environ.get("NANORAGEN_TRACEBACK") == "1":
             raise
-        print("error:", " ".join(str(error).split()) or type(error).__name__, file=sys.stderr)
+        sentence = " ".join(str(error).split()) or type(error).__name__
+        print("error:", sentence, file=sys.stderr)
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun adds a report of its own, which then ends with this
+            record = {"message": f"error: {sentence}", "timestamp": int(time.time())}
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(record), encoding="utf-8")
         sys.exit(2)

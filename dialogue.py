@@ -3,15 +3,12 @@
 What the prompt promises is what is executed: every limit it states is enforced, and unknown, surplus and malformed
 answers are reported back in the next turn. The format penalty is part of the reward of the turn that earned it, unlike
 RAGEN's, which is added to the trajectory's score and never shown. The policy's text is parsed, never rewritten.
-
-    python dialogue.py frozenlake:success_rate=0.8 --observation=relations --seed=3     # print one prompt
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from configurator import fail_clearly
-from envs import Env, make_env
+from envs import Env
 
 
 class Parsed(NamedTuple):
@@ -71,14 +68,11 @@ class Episode:
         return self.system(), self._turn_text(self.env.reset(seed, split=split, member=member), "")
 
     def system(self) -> str:
-        form = format_response("thoughts", ["action", "action"], think=self.think)
-        most, budget = self.actions_per_turn, self.env.max_actions
-        limits = f"At most {most} actions a turn, {budget} in all; {self.max_turns} turns."
-        if budget == 1:
-            form, limits = format_response("thoughts", ["action"], think=self.think), "One action in all."
-        form = f"{form} in at most {self.max_response_tokens} tokens."
+        most = min(self.actions_per_turn, self.env.max_actions)
+        form = format_response("thoughts", ["action"] * min(most, 2), think=self.think)
         names = "" if self.env.repeats else f"Actions: {', '.join(self.env.actions)}. "
-        return f"{self.env.rules()}\n{names}{limits}\nReply exactly like {form}"
+        limits = f"{names}At most {most} action{'s' * (most > 1)} a turn."
+        return f"{self.env.rules()}\n{limits}\nReply {form} in at most {self.max_response_tokens} tokens."
 
     def _turn_text(self, observation: str, report: str) -> str:
         left = self.env.actions_left
@@ -139,15 +133,3 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     subjects = {fact.split()[0] for fact in facts}
     sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
     return len(sentences), sum(s in facts for s in sentences)
-
-
-def main(argv: list[str]) -> None:
-    options = dict(a[2:].split("=", 1) for a in argv if a.startswith("--") and "=" in a)
-    spec = next((a for a in argv if not a.startswith("--")), "frozenlake")
-    env = make_env(spec, observation=options.get("observation", "grid"))
-    print("\n\n".join(Episode(env).reset(int(options.get("seed", 0)))))
-    print(f"\nshortest solution: {env.optimal_length()} actions, first turn of the optimal plan: {env.plan(5, 5)}")
-
-
-if __name__ == "__main__":
-    fail_clearly(main)

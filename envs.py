@@ -23,7 +23,7 @@ EVAL_SEED = 123
 OBSERVATIONS = ("grid", "coord", "relations")
 TRANSITIONS = 7  # purpose number that keeps transition noise apart from instance noise
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options are called impossible
-TIE_BREAK, HURRY = 1e-6, 0.05  # cost of an action in FrozenLake's plans: of the optimal player, in demonstrations
+TIE_BREAK = 1e-6  # cost of an action in FrozenLake's plans
 
 
 class Step(NamedTuple):
@@ -36,8 +36,7 @@ class Step(NamedTuple):
     info: dict  # success, valid (a legal action name), effective (something moved)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# dynamics
+# ---------- dynamics
 
 
 class Env:
@@ -88,9 +87,9 @@ class Env:
     def actions_left(self) -> int:
         return self.max_actions - self.num_actions
 
-    def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
+    def demonstrate(self, max_actions: int, rng: np.random.Generator) -> list[str]:
         """What a supervised demonstration does here: the optimal plan, where there is something to be seen."""
-        return self.plan(max_actions, turns_left)
+        return self.plan(max_actions, self.actions_left)
 
 
 class Bandit(Env):
@@ -142,7 +141,7 @@ class Bandit(Env):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         return [self.high]
 
-    def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
+    def demonstrate(self, max_actions: int, rng: np.random.Generator) -> list[str]:
         return [self.actions[rng.integers(2)]]  # nothing on the screen tells which arm is better: RL has to find out
 
     def greedy(self) -> str:
@@ -232,38 +231,51 @@ class FrozenLake(Grid):
         holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
         return f"Player {self._place(self.player)}. Goal {self._place(self.goal)}. Holes {holes}."
 
-    def _neighbours(self) -> str:
-        """What lies one move to the left, down, right, up: ice, hole, goal or edge."""
+    def _around(self) -> tuple[dict[str, str], list[str]]:
+        """What lies one move to the left, down, right, up: ice, hole, goal or edge; and which moves lead nearer."""
         cells = [lake_neighbour(self.size, self.player, i) for i in range(4)]
         kinds = {self.player: "edge", self.goal: "goal"} | dict.fromkeys(self.holes, "hole")
-        return " ".join(kinds.get(cell, "ice") for cell in cells)
+        around = {name.lower(): kinds.get(cell, "ice") for name, cell in zip(self.actions, cells, strict=True)}
+        return around, [word for word in self._offset(self.player, self.goal).split() if word in around]
 
     def relations(self) -> str:
+        around, ahead = self._around()
         far = [h for h in sorted(self.holes) if self._distance(self.player, h) == 2]
-        holes = "".join(f" Hole {self._offset(self.player, h)}." for h in far)
-        return f"Goal {self._offset(self.player, self.goal)}.{holes} Next {self._neighbours()}."
+        holes = "".join(f"Hole {self._offset(self.player, h)}. " for h in far)
+        away = ", ".join(f"{word} {kind}" for word, kind in around.items() if word not in ahead)
+        goal = self._offset(self.player, self.goal)
+        for word in ahead:
+            goal = goal.replace(word, f"{word} {around[word]},")
+        return f"{holes}Away {away}. Goal {goal.rstrip(',')}."
 
     def rules(self) -> str:
-        slip = f"A move goes the chosen way with probability {round(self.success_rate, 4)}, else to one side."
-        slip = "A move always goes the chosen way." if self.success_rate == 1 else slip
-        extra = self._legend("the way to the goal, the holes two moves away, and what is next to you, left to up")
-        return f"You are P. Walk over the ice _ to the goal G; a hole O ends the game. {slip}{extra}"
+        slip = f" A move slips to one side with probability {round(1 - self.success_rate, 4):g}."
+        slip = "" if self.success_rate == 1 else slip
+        extra = self._legend("holes two moves away, what is next to you, away from the goal and towards it")
+        return f"You are P. Walk over ice _ to the goal G; a hole O ends the game.{slip}{extra}"
 
     def statements(self) -> list[str]:
-        goal, near = self._offset(self.player, self.goal, signs_only=True), self._neighbours()
-        kinds = dict(zip(("left", "down", "right", "up"), near.split(), strict=True))
-        safe = [word for word, kind in kinds.items() if kind in ("ice", "goal")]
-        way = " ".join(word for word in goal.split() if word in safe)
-        return [f"Next {near}.", f"Goal {goal}.", f"Way {way}." if way else f"Detour {' '.join(safe) or 'none'}."]
+        around, ahead = self._around()
+        safe = [word for word, kind in around.items() if kind in ("ice", "goal")]
+        way = " ".join(word for word in ahead if word in safe)
+        goal = ", ".join(f"{word} {around[word]}" for word in ahead)
+        return [f"Goal {goal}.", f"Way {way}." if way else f"Detour {' '.join(safe) or 'none'}."]
 
-    def demonstrate(self, max_actions: int, turns_left: int, rng: np.random.Generator) -> list[str]:
-        """The optimal plan if an action cost 5 % of the goal: a point or two worse than optimal, and far simpler."""
-        return self.plan(max_actions, turns_left, action_cost=HURRY)
+    def demonstrate(self, max_actions: int, rng: np.random.Generator) -> list[str]:
+        """Moves along a random shortest path, as if nothing slipped: which one is safe, and how many moves to commit
+        at once, is left to RL."""
+        distances = lake_distances(self.size, self.holes, self.goal)
+        moves, cell = [], self.player
+        while len(moves) < max_actions and cell != self.goal:
+            near = {i: lake_neighbour(self.size, cell, i) for i in range(4)}
+            nearer = [i for i, n in near.items() if distances[n] is not None and distances[n] < distances[cell]]
+            moves.append(nearer[rng.integers(len(nearer))])
+            cell = near[moves[-1]]
+        return [self.actions[i] for i in moves]
 
-    def plan(self, max_actions: int, turns_left: int, *, action_cost: float = TIE_BREAK) -> list[str]:
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The best commitment of at most `max_actions` moves: exact dynamic programming over the turns left."""
-        rules = (self.size, self.holes, self.goal, self.success_rate)
-        plans = lake_plans(*rules, max_actions, self.max_actions, action_cost)
+        plans = lake_plans(self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions)
         code, path = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left]), []
         while code:
             code, digit = divmod(code, 5)
@@ -300,9 +312,7 @@ def lake_distances(size: int, holes: frozenset, goal: int) -> list[int | None]:
 
 
 @lru_cache(maxsize=1024)
-def lake_plans(
-    size: int, holes: frozenset, goal: int, success_rate: float, k: int, budget: int, action_cost: float
-) -> np.ndarray:
+def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: int, budget: int) -> np.ndarray:
     """Optimal commitments: result[t, cell, actions left] is an action tuple in base 5 (digits 1..4), t turns left.
 
     Value iteration over turns, V_t(s, a) = max over sequences q of 1..k actions of E[V_{t-1}(s', a - |q|)] - cost |q|,
@@ -328,7 +338,7 @@ def lake_plans(
     for t in range(1, budget + 1):
         best = np.full_like(value, -1.0)
         for j, (move, code) in enumerate(zip(moves, codes, strict=True), start=1):
-            scores = (move @ value)[:, :, : budget + 1 - j] - action_cost * j * alive  # (4**j, from, left after)
+            scores = (move @ value)[:, :, : budget + 1 - j] - TIE_BREAK * j * alive  # (4**j, from, left after)
             top = scores.max(0)
             better = top > best[:, j:] + 1e-9
             best[:, j:] = np.where(better, top, best[:, j:])
@@ -581,8 +591,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     return env
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# instances
+# ---------- instances
 
 
 @lru_cache(maxsize=64)

@@ -4,10 +4,9 @@
     python eval.py config/frozenlake_ppo.py --model=PATH             # any Qwen2-family model
     python eval.py config/frozenlake_ppo.py --player=optimal         # reference players: random, greedy, optimal
 
-Sampling at T=0.5 under the limits of the config (5 turns). `--split=heldout` scores 256 other instances: choose
-settings there. `--jsonl=PATH` writes the trajectories, each reward next to the action that earned it. Success rates
-come with a 95 % Wilson interval; instances and transition noise are the same for every policy and player, so rows can
-be paired.
+Sampling at T=0.5 under the limits of the config (5 turns). `--eval_split=heldout` scores 256 other instances: choose
+settings there. `--jsonl=PATH` writes the trajectories, each reward next to the action that earned it. Intervals are
+95 % Wilson; instances and transition noise are the same for every policy and player, so rows can be paired.
 """
 
 import json
@@ -23,7 +22,6 @@ from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config, load_saved
 from dialogue import format_response
-from envs import SPLITS
 from model import Policy, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, micro_batches, pack, summarize
 
@@ -57,13 +55,13 @@ def paired_bootstrap(a: np.ndarray, b: np.ndarray, *, draws: int = 10_000, seed:
     return float(difference.mean()), float(low), float(high)
 
 
-def play_reference(config: Config, player: str, *, split: str = "eval") -> list[Trajectory]:
+def play_reference(config: Config, player: str) -> list[Trajectory]:
     """Let a reference player answer through the same dialogue. `optimal` commits the best plan of at most
     `actions_per_turn` actions; `greedy` and `random` decide every action anew, one a turn (see `closed_loop`)."""
     trajectories = []
     for index in range(config.eval_size):
         trajectory, episode = Trajectory((index,), 0), make_episode(config)
-        trajectory.system, user = episode.reset((index,), split=split)
+        trajectory.system, user = episode.reset((index,), split=config.eval_split)
         rng = np.random.default_rng([SEED_EVAL, index])
         while not trajectory.status:
             if player == "random":
@@ -86,33 +84,29 @@ def closed_loop(config: Config) -> Config:
     return replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
 
 
-def reference_rows(config: Config, players: Sequence[str] = PLAYERS, *, split: str = "eval") -> dict[str, list]:
+def reference_rows(config: Config, players: Sequence[str] = PLAYERS) -> dict[str, list]:
     """Name -> trajectories of the players: each closed-loop, and optimal under the turn limit at 1, 2, 5 actions."""
-    rows = {f"{name}, closed loop": play_reference(closed_loop(config), name, split=split) for name in players}
+    rows = {f"{name}, closed loop": play_reference(closed_loop(config), name) for name in players}
     if "optimal" in players:
         for k in sorted({1, 2, 5} & set(range(1, config.actions_per_turn + 1))):
-            limited = replace(config, actions_per_turn=k)
-            rows[f"optimal, {k} a turn"] = play_reference(limited, "optimal", split=split)
+            rows[f"optimal, {k} a turn"] = play_reference(replace(config, actions_per_turn=k), "optimal")
     return rows
 
 
-def evaluate(
-    config: Config, engine, chat: Chat, policy: Policy, *, split: str = "eval"
-) -> tuple[dict[str, float], list[Trajectory]]:
+def evaluate(config: Config, engine, chat: Chat, policy: Policy) -> tuple[dict[str, float], list[Trajectory]]:
     """Play the fixed prompts once each; the sampling noise is fixed as well.
 
     Returns: the means of `rollout.summarize` with entropy (nats per response token, at the evaluation temperature),
     and the trajectories in the order of the prompts."""
     starts = [((i,), 0) for i in range(config.eval_size)]
-    with tqdm(total=len(starts), desc=f"eval {split}", unit="traj", leave=False, mininterval=1) as bar:
-        played = collect(engine, chat, config, starts, split=split, temperature=config.eval_temperature,
+    with tqdm(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False, mininterval=1) as bar:
+        played = collect(engine, chat, config, starts, split=config.eval_split, temperature=config.eval_temperature,
                          noise_seed=(SEED_EVAL,), on_done=bar.update)  # fmt: skip
     device, total = next(policy.parameters()).device, 0.0
     with torch.no_grad():
-        for indices in micro_batches([len(t.ids) for t in played], config.micro_batch_tokens):
-            b = pack([played[i] for i in indices], device)
-            temperature = config.eval_temperature or 1.0
-            total += policy(b.ids, b.position_ids, b.lengths, b.response_index, temperature)[1].sum().item()
+        for indices in micro_batches(played, config.micro_batch_tokens):
+            batch = pack([played[i] for i in indices], device)
+            total += policy(batch, config.eval_temperature or 1.0)[1].sum().item()
     return summarize(played) | {"entropy": total / sum(t.num_response_tokens for t in played)}, played
 
 
@@ -154,21 +148,19 @@ def newest_checkpoint(out_dir: str | Path) -> Path | None:
 
 def main(argv: list[str]) -> None:
     run = argv[0] if argv and Path(argv[0]).is_dir() else ""
-    extra = {"player": "", "json": "", "jsonl": "", "split": "eval"}
-    config, options, sources = load_config(argv[bool(run) :], extra=extra)
+    config, options, sources = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""})
     if run:
         given = {key: getattr(config, key) for key, source in sources.items() if source != "default"}
         checkpoint = newest_checkpoint(run)
         if checkpoint is None:
             raise ValueError(f"{run} holds no checkpoint of a run; expected a folder that train.py wrote")
         config = replace(load_saved(run), **({"model": str(checkpoint / "policy")} | given))
-    for key, legal in (("split", SPLITS[1:]), ("player", ("", *PLAYERS))):
-        if options[key] not in legal:
-            raise ValueError(f"{key} must be one of {', '.join(filter(None, legal))}, got {options[key]!r}")
+    if options["player"] not in ("", *PLAYERS):
+        raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    began, split = time.process_time(), options["split"]
+    began = time.process_time()
     if options["player"]:
-        played = reference_rows(config, [options["player"]], split=split)
+        played = reference_rows(config, [options["player"]])
         rows = {name: (summarize(trajectories), trajectories) for name, trajectories in played.items()}
     else:
         if config.model == "tiny":
@@ -176,9 +168,9 @@ def main(argv: list[str]) -> None:
         device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
         model, tokenizer = load_model(config.model, device=device)
         chat = Chat(tokenizer)
-        rows = {config.model: evaluate(config, make_engine(config, model, chat), chat, Policy(model), split=split)}
+        rows = {config.model: evaluate(config, make_engine(config, model, chat), chat, Policy(model))}
     print(table(rows))
-    print(f"{config.env}, {config.eval_size} {split} prompts, T={config.eval_temperature}, "
+    print(f"{config.env}, {config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
     if options["json"]:
         scores = {}

@@ -1,14 +1,15 @@
 """Policy and critic: loading, the tiny default and its tokenizer, the packed forward, log-probs without full logits.
 
 Both are Hugging Face Qwen2 models that run our attention function. A forward gets its tokens packed: the sequences of a
-micro-batch stand one after the other in one row, positions restart, and a *layout* object does the attention so that it
-never crosses a sequence. `PackedLayout` below serves training; the KV cache of `rollout.py` is the layout for decoding,
-so sampling and training run the same modules on the same weights.
+micro-batch stand one after the other in one row, a prompt that several share stands there once, and a *layout* object
+does the attention so that it never crosses a sequence. `PackedLayout` below serves training; the KV cache of
+`rollout.py` is the layout for decoding, so sampling and training run the same modules on the same weights.
 
 Shapes: T tokens of a packed micro-batch, R of them sampled (response) tokens, H hidden size, V vocabulary.
 """
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,8 +35,19 @@ QWEN2_SPLIT = (
 )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# attention
+# ---------- attention
+
+
+@dataclass
+class Batch:
+    """Token sequences in one row, cut into pieces. A piece continues the earlier pieces that its context names, in that
+    order: its tokens attend to all of these and causally to each other. T tokens, R of them sampled."""
+
+    ids: Tensor  # (T,) int64
+    position_ids: Tensor  # (T,) int64, places in the sequence
+    lengths: list[int]  # tokens of each piece, sum T
+    contexts: list[tuple[int, ...]]  # of each piece
+    response_index: Tensor  # (R,) int64, places in the row of the sampled tokens, never the first token of a piece
 
 
 def _attention(module, query, key, value, attention_mask, *, layout, scaling, **_):
@@ -47,25 +59,42 @@ AttentionInterface.register("layout", _attention)
 
 
 class PackedLayout:
-    """Causal attention inside each sequence of a pack: a loop of SDPA calls on CPU, one varlen kernel on CUDA."""
+    """Attention inside the sequences of a pack: a loop of SDPA calls over pieces on CPU, one varlen kernel on CUDA."""
 
-    def __init__(self, lengths: list[int], device: torch.device):
-        self.lengths = lengths
+    def __init__(self, batch: Batch):
+        self.lengths, self.contexts, device = batch.lengths, batch.contexts, batch.ids.device
+        self.key_lengths = [
+            n + sum(self.lengths[i] for i in context) for n, context in zip(self.lengths, self.contexts, strict=True)
+        ]
         if device.type == "cuda":
-            self.cu_seqlens = F.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).int()
+            places = torch.arange(sum(self.lengths), device=device).split(self.lengths)
+            self.keys_of = torch.cat([places[j] for i, c in enumerate(self.contexts) for j in (*c, i)])
+            ends = [torch.tensor(n, device=device).cumsum(0) for n in (self.lengths, self.key_lengths)]
+            self.cu_seqlens = [F.pad(end, (1, 0)).int() for end in ends]
+        else:  # queries are the last tokens of their sequence
+            self.masks = [
+                torch.ones(n, total, dtype=torch.bool).tril(total - n) if total > n else None
+                for n, total in zip(self.lengths, self.key_lengths, strict=True)
+            ]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         if q.device.type == "cuda":
-            return _varlen_attention(q, k, v, self.cu_seqlens, max(self.lengths), scale)
-        pieces = [  # a batch axis of one, because only 4-D inputs reach the fused CPU kernel
-            F.scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=scale, enable_gqa=True)
-            for qs, ks, vs in zip(*(x[None].split(self.lengths, dim=2) for x in (q, k, v)), strict=True)
-        ]
+            k, v = k[:, self.keys_of], v[:, self.keys_of]
+            longest = max(self.lengths), max(self.key_lengths)
+            return _varlen_attention(q, k, v, self.cu_seqlens, longest, scale)
+        # split and not slices, whose backward would fill a whole tensor each
+        qs, ks, vs = (x[None].split(self.lengths, dim=2) for x in (q, k, v))  # 4-D, or the fused kernel is not taken
+        pieces = []
+        for i, (context, mask) in enumerate(zip(self.contexts, self.masks, strict=True)):
+            keys, values = (torch.cat([x[j] for j in (*context, i)], dim=2) if context else x[i] for x in (ks, vs))
+            options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
+            pieces.append(F.scaled_dot_product_attention(qs[i], keys, values, **options))
         return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # (T, heads, D)
 
 
-def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, scale: float) -> Tensor:
-    """torch's varlen kernel, with the argument names of the installed version (they changed in 2.12)."""
+def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: list, longest: tuple, scale: float) -> Tensor:
+    """torch's varlen kernel, with the argument names of the installed version (they changed in 2.12). Where a sequence
+    has more keys than queries, the queries are its last tokens."""
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))  # (T, heads, D)
@@ -75,11 +104,10 @@ def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longe
     causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     options = {name: value for name, value in ({"scale": scale, "enable_gqa": True} | causal).items() if name in known}
     low = (x.to(torch.bfloat16).contiguous() for x in (q, k, v))  # the kernel takes 16 bits only
-    return varlen_attn(*low, cu_seqlens, cu_seqlens, longest, longest, **options).to(q.dtype)
+    return varlen_attn(*low, *cu_seqlens, *longest, **options).to(q.dtype)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# log-probs
+# ---------- log-probs
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
@@ -135,18 +163,11 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, ids: Tensor, position_ids: Tensor, lengths: list[int], response_index: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """Args: ids, position_ids (T,) int64, packed; lengths: tokens per sequence; response_index (R,) int64: places
-        in the pack of the sampled tokens, each preceded by at least one token of its sequence.
-
-        Returns: logprobs (R,) of those tokens and entropy (R,) of the distributions they came from, nats."""
-        hidden = packed_hidden(self.model.model, ids, position_ids, lengths)  # (T, H)
-        # the logits at place t - 1 score token t
-        return chunked_logprobs(
-            hidden[response_index - 1], self.model.lm_head.weight, ids[response_index], temperature=temperature
-        )
+    def forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Returns: logprobs (R,) of the sampled tokens and entropy (R,) of the distributions they came from, nats."""
+        hidden = packed_hidden(self.model.model, batch)  # (T, H)
+        states, targets = hidden[batch.response_index - 1], batch.ids[batch.response_index]  # place t - 1 scores t
+        return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
 
 
 class Critic(nn.Module):
@@ -159,22 +180,19 @@ class Critic(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
-    def forward(self, ids: Tensor, position_ids: Tensor, lengths: list[int], response_index: Tensor) -> Tensor:
-        """Arguments as in `Policy.forward`. Returns: values (R,), reward units."""
-        hidden = packed_hidden(self.backbone, ids, position_ids, lengths)  # (T, H)
-        return self.value_head(hidden[response_index - 1]).float()[:, 0]
+    def forward(self, batch: Batch) -> Tensor:
+        """Returns: values (R,), reward units."""
+        hidden = packed_hidden(self.backbone, batch)  # (T, H)
+        return self.value_head(hidden[batch.response_index - 1]).float()[:, 0]
 
 
-def packed_hidden(backbone: nn.Module, ids: Tensor, position_ids: Tensor, lengths: list[int]) -> Tensor:
+def packed_hidden(backbone: nn.Module, batch: Batch) -> Tensor:
     """Last hidden states (T, H) of packed sequences."""
-    layout = PackedLayout(lengths, ids.device)
-    return backbone(
-        input_ids=ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
-    ).last_hidden_state[0]
+    ids, position_ids, layout = batch.ids[None], batch.position_ids[None], PackedLayout(batch)
+    return backbone(input_ids=ids, position_ids=position_ids, use_cache=False, layout=layout).last_hidden_state[0]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# loading and building
+# ---------- loading and building
 
 
 def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:

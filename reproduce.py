@@ -1,7 +1,7 @@
 """Run the experiments behind the tables in README; an interrupted run continues, a finished one is not repeated.
 
     python reproduce.py learning                                 # every run of the learning table, two at a time
-    python reproduce.py learning --jobs=1 --only=frozenlake_ppo  # --dry_run=True prints the commands
+    python reproduce.py learning --jobs=1 --only=frozenlake_ppo
 
 Results are JSON under docs/results/learning/, the table of all is docs/results/learning.md. Nothing is committed.
 """
@@ -75,7 +75,7 @@ def learning_table() -> str:
     for name, (_, seeds) in LEARNING.items():
         paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in seeds) if p.is_file()]
         results = [json.loads(p.read_text()) for p in paths]
-        chosen = [(p.stem, [r]) for p, r in zip(paths, results, strict=True)]
+        chosen = [(f"{p.stem} ({r['git_commit'][:7]})", [r]) for p, r in zip(paths, results, strict=True)]
         chosen += [(f"{name}, {len(results)} seeds", results)] if len(results) > 1 else []
         for label, rows in chosen:
             score = {key: np.array([r["successes"][key] for r in rows]) for key in rows[0]["successes"]}
@@ -98,22 +98,23 @@ def learning_table() -> str:
 def main(argv: list[str]) -> None:
     if not argv or argv[0] != "learning":
         raise ValueError(f"give the name of a table: learning; got {argv[:1] or 'nothing'}")
-    _, options, sources = load_config(argv[1:], extra={"jobs": 2, "only": "", "dry_run": False})
+    _, options, sources = load_config(argv[1:], extra={"jobs": 2, "only": ""})
     if set(sources.values()) != {"default"}:
-        raise ValueError("the settings of the runs are fixed here; only --jobs, --only and --dry_run are options")
+        raise ValueError("the settings of the runs are fixed here; only --jobs and --only are options")
     jobs = [(name, seed) for name, (_, seeds) in LEARNING.items() for seed in seeds if options["only"] in name]
     if not jobs:
         raise ValueError(f"--only={options['only']} matches none of {', '.join(LEARNING)}")
-    if options["dry_run"]:
-        print("\n".join("python " + " ".join(command(*job)) for job in jobs))
-        return
     (RESULTS / "learning").mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options["jobs"]) as pool:
+        lines = []
         for line in pool.map(lambda job: run(*job), jobs):
+            lines.append(line)
             print(line, flush=True)
     text = learning_table()
     (RESULTS / "learning.md").write_text(text)
     print(text)
+    if failed := [line for line in lines if "failed" in line]:
+        raise ValueError("; ".join(failed))
 
 
 if __name__ == "__main__":

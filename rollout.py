@@ -7,9 +7,11 @@ PyTorch, with a KV cache that is kept over turns. Masks are by construction: `Tu
 sampled, its end-of-turn token included; `Turn.prompt_ids` was put there by us, a forced one included: not trained.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from torch import Tensor
 from configurator import Config
 from dialogue import Episode
 from envs import make_env
-from model import IM_END, IM_START
+from model import IM_END, IM_START, Batch
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Turn:
 
     prompt_ids: list[int]  # not trained: the first prompt, or the end of the last turn and the next observation
     response_ids: list[int]  # sampled by the policy, its end-of-turn token included when it sampled one
-    logprobs: list[float]  # of response_ids under the sampler, after temperature, nats
+    rollout_logprobs: list[float]  # of response_ids under the sampler, after temperature, nats
     reward: float = 0.0  # environment units, format penalty included; earned by this turn's response
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
@@ -56,8 +58,13 @@ class Trajectory:
         return [flag for t in self.turns for flag in (*[False] * len(t.prompt_ids), *[True] * len(t.response_ids))]
 
     @property
-    def logprobs(self) -> list[float]:
-        return [lp for turn in self.turns for lp in turn.logprobs]
+    def rollout_logprobs(self) -> list[float]:
+        return [lp for turn in self.turns for lp in turn.rollout_logprobs]
+
+    @property
+    def token_rewards(self) -> list[float]:
+        """Every turn's reward on its last sampled token, 0 elsewhere; r_k of arXiv 2504.20073."""
+        return [reward for turn in self.turns for reward in (*[0.0] * (len(turn.response_ids) - 1), turn.reward)]
 
     @property
     def num_response_tokens(self) -> int:
@@ -73,8 +80,7 @@ class Trajectory:
         return self.status == "success"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# chat format
+# ---------- chat format
 
 
 class Chat:
@@ -111,8 +117,7 @@ class Chat:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the multi-turn loop
+# ---------- the multi-turn loop
 
 
 class Sample(NamedTuple):
@@ -204,8 +209,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the in-process engine
+# ---------- the in-process engine
 
 
 class TorchEngine:
@@ -375,43 +379,47 @@ def make_engine(config: Config, model, chat: Chat) -> TorchEngine:
     return TorchEngine(model, eos_id=chat.end, **sizes)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# packing for training
-
-
-@dataclass
-class Batch:
-    """Trajectories packed one after the other. T tokens, R of them sampled."""
-
-    ids: Tensor  # (T,) int64
-    position_ids: Tensor  # (T,) int64, restart at 0 in every trajectory
-    lengths: list[int]  # tokens of each trajectory, sum T
-    response_index: Tensor  # (R,) int64, places of the sampled tokens
+# ---------- packing for training
 
 
 def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu") -> Batch:
-    """Pack trajectories for `Policy` and `Critic`."""
-    lengths = [len(t.ids) for t in trajectories]
-    mask = torch.tensor([flag for t in trajectories for flag in t.response_mask])
-    return Batch(
-        torch.tensor([token for t in trajectories for token in t.ids], device=device),
-        torch.cat([torch.arange(n) for n in lengths]).to(device),
-        lengths,
-        mask.nonzero()[:, 0].to(device),
-    )
+    """Pack trajectories for `Policy` and `Critic`. Prompt tokens that they share are computed once: what all openings
+    begin with, and the whole opening of neighbours that have the same one (members of a group)."""
+    ids, positions, lengths, contexts, mask = [], [], [], [], []
+
+    def put(tokens: list[int], sampled: list[bool], context: tuple[int, ...]) -> tuple[int, ...]:
+        """Append a piece; returns the context of what continues it."""
+        if not tokens:
+            return context
+        start = sum(lengths[i] for i in context)
+        ids.extend(tokens), mask.extend(sampled), positions.extend(range(start, start + len(tokens)))
+        lengths.append(len(tokens)), contexts.append(context)
+        return (*context, len(lengths) - 1)
+
+    def opening(t: Trajectory) -> list[int]:
+        return t.turns[0].prompt_ids[:-1]  # without the last token, whose state scores the first sampled one
+
+    common = os.path.commonprefix([opening(t) for t in trajectories])  # of lists as of paths
+    root = put(common, [False] * len(common), ())
+    for shared, members in groupby(trajectories, key=opening):
+        n = len(shared)
+        context = put(shared[len(common) :], [False] * (n - len(common)), root)
+        for t in members:
+            put(t.ids[n:], t.response_mask[n:], context)
+    index = torch.tensor(mask).nonzero()[:, 0].to(device)
+    return Batch(torch.tensor(ids, device=device), torch.tensor(positions, device=device), lengths, contexts, index)
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of trajectories in packs of at most `max_tokens` tokens (a longer one stands alone), longest first.
-
-    >>> micro_batches([30, 10, 20, 40], 50)
-    [[3], [0, 2], [1]]
-    """
-    packs, used = [], max_tokens + 1
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if used + lengths[i] > max_tokens:
+def micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[list[int]]:
+    """Indices of trajectories in packs of at most `max_tokens` tokens (a longer one stands alone); trajectories with
+    the same first prompt, which counts once in a pack, are neighbours."""
+    packs, used, last = [], 0, None
+    for i in sorted(range(len(trajectories)), key=lambda i: trajectories[i].turns[0].prompt_ids):
+        opening, total = trajectories[i].turns[0].prompt_ids, len(trajectories[i].ids)
+        cost = total - len(opening) * (opening == last)
+        if not packs or used + cost > max_tokens:
             packs.append([])
-            used = 0
+            used, cost = 0, total
         packs[-1].append(i)
-        used += lengths[i]
+        used, last = used + cost, opening
     return packs

@@ -2,9 +2,9 @@
 
 Demonstrations are whole dialogues in the exact format of the rollouts. The `<think>` text states what is true of the
 board; the answer commits 1 to `sft_actions` moves of a (nearly) optimal plan, in Bandit any arm. Two phases:
-1. clean: until the board is read (`sft_steps`);
-2. noisy: a short phase in which a turn is replaced with probability `sft_noise` by moves that do not look at the
-   board's dangers (`sft_noisy_steps`). It sets the starting success of RL: noise spoils the action, not the features.
+1. clean (`sft_steps`): until the board is read;
+2. noisy (`sft_noisy_steps`), which sets the success that RL starts from: with probability `sft_noise` a turn is
+   replaced by moves that do not look at the dangers of the board. Noise spoils the action, not the features.
 Measured on held-out instances apart from success: well-formed turns, and true statements in `<think>`.
 
     python sft.py config/frozenlake_ppo.py config/tiny.py                    # what `make train` does first
@@ -15,8 +15,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config
-from dialogue import format_response
+from dialogue import format_response, parse_response
 from model import Policy, build_tiny, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
 
@@ -49,8 +51,7 @@ def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Tr
     while not trajectory.status:
         k = min(int(rng.integers(1, most + 1)), episode.env.actions_left)
         thought = " ".join(episode.env.statements()) if config.think else ""
-        turns_left = config.max_turns - episode.turn_idx
-        actions = episode.env.demonstrate(k, turns_left, rng) or episode.env.demonstrate(most, turns_left, rng)
+        actions = episode.env.demonstrate(k, rng)
         if not actions or rng.random() < noise:
             blind = rng.random() < 0.5
             actions = [episode.env.greedy()] if blind else rng.choice(episode.env.actions, k).tolist()
@@ -65,14 +66,44 @@ def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Tr
     return trajectory
 
 
+def sampling_weights(demos: list[Trajectory]) -> np.ndarray:
+    """Probability (n,) of each demonstration, by the inverse root of how often its kind of thoughts (the sentence
+    openings it uses) occurs. Otherwise a thought that few boards ask for, such as a detour, is never learned."""
+    thoughts = (" ".join(parse_response(turn.text).thought for turn in demo.turns) for demo in demos)
+    kinds = [frozenset(re.findall("[A-Z][a-z]+", thought)) for thought in thoughts]
+    counts = Counter(kinds)
+    weights = np.array([counts[kind] ** -0.5 for kind in kinds])
+    return weights / weights.sum()
+
+
 def make_optimizers(policy: Policy, config: Config, scale: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks where `sft_muon_lr` is set, AdamW for everything else."""
     matrices = [p for n, p in policy.named_parameters() if p.ndim == 2 and "layers" in n and config.sft_muon_lr]
     chosen = {id(p) for p in matrices}
     others = [p for p in policy.parameters() if id(p) not in chosen]
     adamw = torch.optim.AdamW(others, lr=config.sft_lr * scale, betas=(0.9, 0.99), weight_decay=0.0)
-    muon = [torch.optim.Muon(matrices, lr=config.sft_muon_lr * scale, weight_decay=0.0)] if matrices else []
-    return [adamw, *muon]
+    return [adamw, *([Muon(matrices, config.sft_muon_lr * scale)] if matrices else [])]
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised (K. Jordan 2024; same constants as torch.optim.Muon). In float32, because
+    torch's works in bfloat16, which takes ten times as long on a CPU that has no such instructions."""
+
+    def __init__(self, params, lr: float, momentum: float = 0.95):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - group["momentum"])
+                x = p.grad.lerp(buffer, group["momentum"])
+                x = x.T if (tall := p.shape[0] > p.shape[1]) else x  # the small side squared
+                x = x / x.norm().clamp_min(1e-7)
+                for _ in range(5):  # Newton-Schulz: pulls all singular values towards 1
+                    square = x @ x.T
+                    x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+                p.sub_(x.T if tall else x, alpha=group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
 
 
 def imitate(policy: Policy, demos: list[Trajectory], config: Config, *, steps: int, scale: float, name: str) -> float:
@@ -83,16 +114,14 @@ def imitate(policy: Policy, demos: list[Trajectory], config: Config, *, steps: i
     optimizers = make_optimizers(policy, config, scale)
     peaks = [group["lr"] for o in optimizers for group in o.param_groups]
     rng = np.random.default_rng([config.seed, SEED_ORDER, len(demos)])
-    epochs = -(-steps * config.sft_batch_size // len(demos))
-    order = np.concatenate([rng.permutation(len(demos)) for _ in range(epochs)])
+    order = rng.choice(len(demos), (steps, config.sft_batch_size), p=sampling_weights(demos))
     losses = []
     bar = tqdm(range(steps), desc=name, unit="step", mininterval=2)
     for step in bar:
         ramp = min(1.0, (step + 1) / min(20, steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
         for group, peak in zip((g for o in optimizers for g in o.param_groups), peaks, strict=True):
             group["lr"] = peak * ramp
-        batch = pack([demos[i] for i in order[step * config.sft_batch_size :][: config.sft_batch_size]], device)
-        logprobs, _ = policy(batch.ids, batch.position_ids, batch.lengths, batch.response_index, 1.0)  # (R,)
+        logprobs, _ = policy(pack([demos[i] for i in order[step]], device), 1.0)  # (R,)
         loss = -logprobs.mean()
         if not torch.isfinite(loss):
             raise ValueError(f"{name}: the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr")

@@ -43,13 +43,6 @@ def _check_vectors(num_tokens: int = 1, **tensors: Tensor) -> None:
         raise ValueError(f"expected 1-D tensors of one length, got {shapes}")
 
 
-def _check_lengths(lengths: list[int] | Tensor) -> list[int]:
-    counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-    if any(n < 0 for n in counts):
-        raise ValueError(f"lengths must be >= 0, got {counts}")
-    return counts
-
-
 def _as_groups(scores: Tensor, group_size: int) -> Tensor:
     _check_vectors(scores=scores)
     if group_size < 1 or len(scores) == 0 or len(scores) % group_size:
@@ -119,43 +112,7 @@ def grpo_advantages(scores: Tensor, group_size: int) -> Tensor:
     return torch.where(std > 0, advantages, 0.0).to(scores.dtype)
 
 
-def broadcast_to_tokens(per_traj: Tensor, lengths: list[int] | Tensor) -> Tensor:
-    """Repeat one number per trajectory over the response tokens of that trajectory.
-
-    Args: per_traj (B,); lengths, B counts of response tokens. Returns: (R,), R = sum of lengths, dtype of per_traj.
-    Raises: ValueError if the number of lengths is not B or one is negative. Source: as grpo_advantages.
-    >>> broadcast_to_tokens(torch.tensor([1.0, -1.0]), [3, 1]).tolist()
-    [1.0, 1.0, 1.0, -1.0]
-    """
-    counts = _check_lengths(lengths)
-    if per_traj.shape != (len(counts),):
-        raise ValueError(f"per_traj must be ({len(counts)},) for {len(counts)} lengths, got {tuple(per_traj.shape)}")
-    return per_traj.repeat_interleave(torch.tensor(counts, dtype=torch.long, device=per_traj.device))  # (R,)
-
-
-def token_rewards(turn_rewards: list[list[float]], turn_lengths: list[list[int]]) -> Tensor:
-    """Put each turn's reward on the last response token of that turn, 0 elsewhere.
-
-    Args: turn_rewards[b][k], reward of turn k of trajectory b; turn_lengths[b][k], its response tokens, >= 1.
-    Returns: (R,) float32, reward units. Source: r_k of arXiv 2504.20073.
-    Raises: ValueError if a turn has no token or the two lists do not match.
-    >>> token_rewards([[0.5, 0.0], [1.0]], [[2, 1], [1]]).tolist()
-    [0.0, 0.5, 0.0, 1.0]
-    """
-    if [len(turns) for turns in turn_rewards] != [len(turns) for turns in turn_lengths]:
-        raise ValueError(f"turn_rewards {turn_rewards} and turn_lengths {turn_lengths} have different turns")
-    counts = [n for turns in turn_lengths for n in turns]
-    if any(n < 1 for n in counts):
-        raise ValueError(f"every turn needs at least one response token, got turn_lengths {turn_lengths}")
-    rewards = torch.zeros(sum(counts), dtype=torch.float32)  # (R,)
-    last = torch.tensor(counts, dtype=torch.long).cumsum(0) - 1  # (turns,) index of each turn's last token
-    rewards[last] = torch.tensor([r for turns in turn_rewards for r in turns], dtype=torch.float32)
-    return rewards
-
-
-def gae(
-    rewards: Tensor, values: Tensor, lengths: list[int] | Tensor, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, lengths: list[int], gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation along the response tokens of each trajectory.
 
     The step after the last token of a turn is the first token of the next turn. Nothing is bootstrapped past the end:
@@ -171,15 +128,14 @@ def gae(
     ([0.5, 0.75], [1.0, 1.0])
     """
     _check_vectors(rewards=rewards, values=values)
-    counts = _check_lengths(lengths)
-    if sum(counts) != len(values):
-        raise ValueError(f"lengths {counts} sum to {sum(counts)}, but there are {len(values)} response tokens")
+    if sum(lengths) != len(values) or min(lengths, default=0) < 0:
+        raise ValueError(f"lengths {lengths} must be counts that sum to the {len(values)} response tokens")
     if not (0.0 <= gamma <= 1.0 and 0.0 <= lam <= 1.0):
         raise ValueError(f"gamma and lam must be in [0, 1], got gamma={gamma}, lam={lam}")
     values = _full_precision(values.detach())
-    B, T = len(counts), max(counts, default=0)
+    B, T = len(lengths), max(lengths, default=0)
     steps = torch.arange(T, device=values.device)
-    mask = steps < torch.tensor(counts, device=values.device)[:, None]  # (B, T)
+    mask = steps < torch.tensor(lengths, device=values.device)[:, None]  # (B, T)
     padded_values, padded_rewards = values.new_zeros(B, T + 1), values.new_zeros(B, T)
     padded_values[:, :T][mask] = values  # zeros behind the end: V = 0 there, hence delta = advantage = 0 too
     padded_rewards[mask] = rewards.detach().to(values.dtype)

@@ -41,8 +41,7 @@ METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clip
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# set-up
+# ---------- set-up
 
 
 def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
@@ -138,8 +137,7 @@ class Learner:
         self.step, self.bad_steps = state["step"], state["bad_steps"]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# one iteration
+# ---------- one iteration
 
 
 def play(config: Config, engine, chat: Chat, step: int) -> list[Trajectory]:
@@ -157,10 +155,9 @@ def score_tokens(learner: Learner, module, kept: Sequence[Trajectory], *args) ->
     """`module` without gradient on packed trajectories; (R,) in the order of `kept`."""
     results: list[Tensor] = [torch.empty(0)] * len(kept)
     with torch.no_grad(), learner.autocast():
-        for indices in micro_batches([len(t.ids) for t in kept], learner.config.micro_batch_tokens):
+        for indices in micro_batches(kept, learner.config.micro_batch_tokens):
             chosen = [kept[i] for i in indices]
-            b = pack(chosen, learner.device)
-            out = module(b.ids, b.position_ids, b.lengths, b.response_index, *args)
+            out = module(pack(chosen, learner.device), *args)
             out = out[0] if isinstance(out, tuple) else out
             for i, piece in zip(indices, out.split([t.num_response_tokens for t in chosen]), strict=True):
                 results[i] = piece
@@ -172,29 +169,27 @@ def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) 
 
     In float32 old_logprobs are the sampler's own, which equal a trainer forward (tested to 1e-4)."""
     config, lengths = learner.config, [t.num_response_tokens for t in kept]
-    targets = {"old_logprobs": torch.tensor([lp for t in kept for lp in t.logprobs], device=learner.device)}
+    targets = {"old_logprobs": torch.tensor([lp for t in kept for lp in t.rollout_logprobs], device=learner.device)}
     if learner.dtype != torch.float32:  # the sampler computes in another precision
         targets["old_logprobs"] = score_tokens(learner, learner.policy, kept, config.temperature)
     if learner.ref:
         targets["ref_logprobs"] = score_tokens(learner, learner.ref, kept, config.temperature)
     if learner.critic:
         targets["old_values"] = score_tokens(learner, learner.critic, kept)
-        turn_rewards = [[turn.reward for turn in t.turns] for t in kept]
-        turn_lengths = [[len(turn.response_ids) for turn in t.turns] for t in kept]
-        rewards = starpo.token_rewards(turn_rewards, turn_lengths).to(learner.device)
+        rewards = torch.tensor([reward for t in kept for reward in t.token_rewards], device=learner.device)
         advantages, returns = starpo.gae(rewards, targets["old_values"], lengths, config.gamma, config.lam)
         targets |= {"advantages": starpo.whiten(advantages), "returns": returns}
     else:
         per_trajectory = starpo.grpo_advantages(scores, config.group_size)
-        targets["advantages"] = starpo.broadcast_to_tokens(per_trajectory, lengths).to(learner.device)
+        targets["advantages"] = per_trajectory.repeat_interleave(torch.tensor(lengths)).to(learner.device)  # (R,)
     return targets
 
 
 def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of a micro-batch, already divided by the `num_tokens` of its mini-batch; metrics are sums over tokens."""
-    config, packed = learner.config, (batch.ids, batch.position_ids, batch.lengths, batch.response_index)
+    config = learner.config
     with learner.autocast():
-        logprobs, entropy = learner.policy(*packed, config.temperature)  # (R,)
+        logprobs, entropy = learner.policy(batch, config.temperature)  # (R,)
     options = dict(clip_low=config.clip_low, clip_high=config.clip_high, num_tokens=num_tokens)
     loss, metrics = starpo.policy_loss(logprobs, t["old_logprobs"], t["advantages"], **options)
     metrics |= {"pg_loss": loss.detach() * num_tokens, "entropy": entropy.detach().sum()}
@@ -205,7 +200,7 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tu
         metrics["kl_ref"] = kl.detach().sum()
     if learner.critic:
         with learner.autocast():
-            values = learner.critic(*packed)  # (R,)
+            values = learner.critic(batch)  # (R,)
         options = dict(value_clip=config.value_clip, num_tokens=num_tokens)
         vf_loss, vf_metrics = starpo.value_loss(values, t["old_values"], t["returns"], **options)
         loss = loss + config.value_coef * vf_loss
@@ -247,7 +242,7 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tens
         for mini in np.array_split(order, range(config.batch_size, len(order), config.batch_size)):
             num_tokens = sum(lengths[i] for i in mini)
             step_metrics: dict[str, Tensor] = {}
-            for micro in micro_batches([len(kept[i].ids) for i in mini], config.micro_batch_tokens):
+            for micro in micro_batches([kept[i] for i in mini], config.micro_batch_tokens):
                 chosen = mini[micro]
                 part = {key: torch.cat([piece[i] for i in chosen]) for key, piece in pieces.items()}
                 loss, metrics = losses(learner, pack([kept[i] for i in chosen], device), part, num_tokens)
@@ -263,8 +258,7 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tens
     return means
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the run
+# ---------- the run
 
 
 PRINTED = {  # key: digits
@@ -307,8 +301,8 @@ def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
     successes = {name: [int(t.success) for t in played] for name, (_, played) in (players | rows).items()}
     (out_dir / "scores.json").write_text(json.dumps(successes) + "\n", encoding="utf-8")
     print(f"\n{config.env}: {config.eval_size} fixed prompts, T={config.eval_temperature}\n{text}\n")
-    files = sorted(p.name for p in out_dir.iterdir())
-    print(f"wrote {out_dir}/: {', '.join(files)}; the policy is in Hugging Face format")
+    files = ", ".join(sorted(p.name for p in out_dir.iterdir()))
+    print(f"wrote {out_dir}/: {files}; the policy is in Hugging Face format")
 
 
 def main(argv: list[str]) -> None:

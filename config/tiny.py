@@ -1,7 +1,6 @@
 # Overlay: the laptop version of any experiment, on one CPU core and without a download.
 # Launch:  torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py
-# The model starts from random weights, so it imitates demonstrations first (sft_*). Groups, filter and losses are those
-# of the experiment.
+# It starts from random weights, so it imitates demonstrations first (sft_*). Groups, filter, losses: of the experiment.
 
 model = "tiny"
 device = "cpu"

@@ -15,7 +15,7 @@ import dialogue
 import envs
 import model
 import rollout
-from model import Critic, Policy, chunked_logprobs, load_model, packed_hidden
+from model import Batch, Critic, Policy, chunked_logprobs, load_model, packed_hidden
 
 SEQUENCES = [  # tokens, and the places in the sequence of its "sampled" ones
     ([5, 300, 17, 42, 42, 9, 700, 3, 8, 55], [3, 4, 8, 9]),
@@ -29,13 +29,14 @@ def close(actual, expected, tol):
 
 
 def packed(sequences):
-    """ids, position_ids, lengths and response_index, written out without rollout.pack."""
+    """One piece a sequence, written out without rollout.pack."""
     ids, positions, index = [], [], []
     for tokens, places in sequences:
         index += [len(ids) + place for place in places]
         ids += tokens
         positions += range(len(tokens))
-    return torch.tensor(ids), torch.tensor(positions), [len(tokens) for tokens, _ in sequences], torch.tensor(index)
+    lengths = [len(tokens) for tokens, _ in sequences]
+    return Batch(torch.tensor(ids), torch.tensor(positions), lengths, [()] * len(lengths), torch.tensor(index))
 
 
 def saved_reference(built, folder, attention):
@@ -84,7 +85,7 @@ def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attent
         (torch.stack(scores) * weights).sum().backward()
         return torch.stack(scores).detach(), {n: p.grad.clone() for n, p in module.named_parameters()}
 
-    value, gradients = values_and_gradients(random_model, Policy(random_model)(*packed(SEQUENCES), temperature))
+    value, gradients = values_and_gradients(random_model, Policy(random_model)(packed(SEQUENCES), temperature))
     assert value[0].min() < -3 and value[0].max() > -8  # neither uniform nor saturated
     for scores in (
         padded_forward(reference, SEQUENCES, temperature, "right"),
@@ -102,9 +103,28 @@ def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attent
 
 def test_order_of_the_pack_does_not_matter(random_model):
     with torch.no_grad():
-        forward, _ = Policy(random_model)(*packed(SEQUENCES), 1.0)
-        backward, _ = Policy(random_model)(*packed(SEQUENCES[::-1]), 1.0)
+        forward, _ = Policy(random_model)(packed(SEQUENCES), 1.0)
+        backward, _ = Policy(random_model)(packed(SEQUENCES[::-1]), 1.0)
     close(torch.cat([backward[7:], backward[6:7], backward[:6]]), forward, 1e-5)
+
+
+def test_shared_prompts_equal_repeated_ones(random_model):
+    # 1 2 3 is in all three sequences, 4 5 in two of them; log-probs of 8, 9, 11 and 13
+    repeated = packed([([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]), ([1, 2, 3, 4, 5, 10, 11], [6]), ([1, 2, 3, 12, 13], [4])])
+    shared = Batch(
+        torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
+        [3, 2, 3, 2, 2], [(), (0,), (0, 1), (0, 1), (0,)], torch.tensor([6, 7, 9, 11]),
+    )  # fmt: skip
+    results, weights = [], torch.randn(2, 4)
+    for batch in (shared, repeated):
+        random_model.zero_grad()
+        scores = torch.stack(Policy(random_model)(batch, 1.0))
+        (scores * weights).sum().backward()
+        results.append((scores.detach(), [p.grad.clone() for p in random_model.parameters()]))
+    close(results[0][0], results[1][0], 1e-5)
+    for a, b in zip(results[0][1], results[1][1], strict=True):
+        assert b.abs().max() > 1e-4
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(b.abs().max().item(), 1.0))
 
 
 @pytest.mark.parametrize("changed", [0, 1, 2])
@@ -112,8 +132,8 @@ def test_a_sequence_does_not_see_its_neighbours(random_model, changed):
     other = copy.deepcopy(SEQUENCES)
     other[changed] = ([(token + 100) % 768 for token in other[changed][0]], other[changed][1])
     with torch.no_grad():
-        before, _ = Policy(random_model)(*packed(SEQUENCES), 1.0)
-        after, _ = Policy(random_model)(*packed(other), 1.0)
+        before, _ = Policy(random_model)(packed(SEQUENCES), 1.0)
+        after, _ = Policy(random_model)(packed(other), 1.0)
     owner = torch.tensor([0] * 4 + [1] + [2] * 6)
     close(after[owner != changed], before[owner != changed], 1e-6)
     assert (after - before)[owner == changed].abs().min() > 1e-3
@@ -122,9 +142,9 @@ def test_a_sequence_does_not_see_its_neighbours(random_model, changed):
 def test_a_token_sees_the_past_and_not_the_future(random_model):
     tokens, places = [7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 5]
     with torch.no_grad():
-        before, _ = Policy(random_model)(*packed([(tokens, places)]), 1.0)
+        before, _ = Policy(random_model)(packed([(tokens, places)]), 1.0)
         tokens[3] = 500
-        after, _ = Policy(random_model)(*packed([(tokens, places)]), 1.0)
+        after, _ = Policy(random_model)(packed([(tokens, places)]), 1.0)
     close(after[:2], before[:2], 1e-6)  # tokens 1 and 2 come earlier
     assert (after - before)[2:].abs().min() > 1e-3  # token 3 itself and what follows
 
@@ -140,18 +160,18 @@ def test_the_gpu_kernel_gets_16_bits(random_model, monkeypatch, autocast):
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     monkeypatch.setattr(model.PackedLayout, "attend", lambda self, _, q, k, v, scale: model._varlen_attention(
-        q, k, v, torch.tensor([0, 10, 12, 19], dtype=torch.int32), 10, scale))  # fmt: skip
+        q, k, v, [torch.tensor([0, 10, 12, 19], dtype=torch.int32)] * 2, (10, 10), scale))  # fmt: skip
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        Policy(random_model)(*packed(SEQUENCES), 1.0)
+        Policy(random_model)(packed(SEQUENCES), 1.0)
     assert seen == [{torch.bfloat16}] * 2  # two layers
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_bfloat16_is_close_to_float32(random_model, temperature):
     with torch.no_grad():
-        exact, _ = Policy(random_model)(*packed(SEQUENCES), temperature)
+        exact, _ = Policy(random_model)(packed(SEQUENCES), temperature)
         with torch.autocast("cpu", torch.bfloat16):
-            rounded, _ = Policy(random_model)(*packed(SEQUENCES), temperature)
+            rounded, _ = Policy(random_model)(packed(SEQUENCES), temperature)
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - exact).abs().max() < 0.3
 
@@ -209,19 +229,19 @@ def test_chunked_logprobs_by_hand():
 
 def test_critic_starts_at_exactly_zero_and_reads_the_state_before_the_token(random_model):
     critic, batch = Critic(random_model.model), packed(SEQUENCES)
-    values = critic(*batch)
+    values = critic(batch)
     assert values.shape == (11,) and values.tolist() == [0.0] * 11
     torch.nn.init.normal_(critic.value_head.weight)
     critic.value_head.bias.data.fill_(0.5)
-    hidden = [random_model.model(input_ids=torch.tensor([s]), layout=model.PackedLayout([len(s)], torch.device("cpu")))
+    hidden = [random_model.model(input_ids=torch.tensor([s]), layout=model.PackedLayout(packed([(s, [1])])))
               .last_hidden_state[0] for s, _ in SEQUENCES]  # fmt: skip
     states = torch.cat([h[[p - 1 for p in places]] for h, (_, places) in zip(hidden, SEQUENCES, strict=True)])
-    close(critic(*batch), (states * critic.value_head.weight).sum(-1) + 0.5, 1e-5)
+    close(critic(batch), (states * critic.value_head.weight).sum(-1) + 0.5, 1e-5)
 
 
 def test_value_loss_reaches_the_head_from_the_start(random_model):
     critic = Critic(random_model.model)
-    ((critic(*packed(SEQUENCES)) - 1.0) ** 2).sum().backward()
+    ((critic(packed(SEQUENCES)) - 1.0) ** 2).sum().backward()
     assert critic.value_head.bias.grad.item() == pytest.approx(-22.0)  # 11 tokens, d/db (v - 1)^2 = -2 at v = 0
 
 
@@ -248,7 +268,7 @@ def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_pa
     assert words.chat_template == tokenizer.chat_template
     ids = torch.tensor(tokenizer("<|im_start|>user\nGoal 1 up.<|im_end|>\n")["input_ids"])
     with torch.no_grad():
-        hidden = packed_hidden(random_model.model, ids, torch.arange(len(ids)), [len(ids)])
+        hidden = packed_hidden(random_model.model, packed([(ids.tolist(), [1])]))
         close(hidden @ random_model.lm_head.weight.T, loaded(input_ids=ids[None]).logits[0], 1e-5)
 
 
@@ -272,7 +292,7 @@ def test_loading_returns_the_same_weights_and_runs_our_attention(random_model, t
         assert torch.equal(a, b)
     assert words.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) == [1, 2]
     with torch.no_grad():
-        assert torch.equal(Policy(loaded)(*packed(SEQUENCES), 1.0)[0], Policy(random_model)(*packed(SEQUENCES), 1.0)[0])
+        assert torch.equal(Policy(loaded)(packed(SEQUENCES), 1.0)[0], Policy(random_model)(packed(SEQUENCES), 1.0)[0])
 
 
 def environment_texts():

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\n(.*?)```", README, re.S)
 COMMANDS = [line.split("#")[0].split() for block in BLOCKS for line in block.splitlines() if ".py" in line]
-EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": "", "split": "eval"}}
+EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": ""}}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -25,12 +25,11 @@ def test_commands_parse(words, monkeypatch):
         arguments = arguments[1:]
     if script == "eval.py" and arguments[0].startswith("out/"):
         arguments = arguments[1:]  # a run folder
-    if script != "dialogue.py":  # takes an environment, not a config
-        load_config(arguments, extra=EXTRAS.get(script))
+    load_config(arguments, extra=EXTRAS.get(script))
 
 
 def test_there_are_commands():
-    assert len(COMMANDS) >= 6
+    assert len(COMMANDS) >= 5
 
 
 def test_files_that_readme_names_exist():

@@ -4,7 +4,6 @@ Tests of rollout.py: sampled tokens against a plain Hugging Face forward, masks 
     python -m pytest -q tests/test_rollout.py
 """
 
-import doctest
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -73,11 +72,6 @@ class Script:
         self.busy = False
 
 
-def test_doctests():
-    results = doctest.testmod(rollout)
-    assert results.attempted > 0 and results.failed == 0
-
-
 # ---------- what the engine samples
 
 
@@ -91,7 +85,7 @@ def test_engine_logprobs_equal_a_plain_forward(random_model, chat, tmp_path, tem
         logp = (logits / temperature).log_softmax(-1)[:-1].gather(1, torch.tensor(t.ids)[1:, None])[:, 0]
         expected = logp[torch.tensor(t.response_mask)[1:]]
         assert len(expected) == t.num_response_tokens > 24
-        torch.testing.assert_close(torch.tensor(t.logprobs), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.tensor(t.rollout_logprobs), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
@@ -101,7 +95,7 @@ def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
         assert logits[places - 1].argmax(-1).tolist() == [t.ids[place] for place in places]
         assert len(places) == 36
         torch.testing.assert_close(  # log-probs of T = 1, where arg max has one
-            torch.tensor(t.logprobs), logits[places - 1].log_softmax(-1).amax(-1), rtol=1e-4, atol=1e-4
+            torch.tensor(t.rollout_logprobs), logits[places - 1].log_softmax(-1).amax(-1), rtol=1e-4, atol=1e-4
         )
 
 
@@ -145,13 +139,13 @@ def test_trained_ids_are_the_sampled_ids(trained_model, chat):
         seen, trained = [], []
         for turn, (asked, _), returned in zip(t.turns, spy.asked[i], spy.returned[i], strict=True):
             assert asked == seen + turn.prompt_ids
-            assert returned.ids == turn.response_ids and returned.logprobs == turn.logprobs
+            assert returned.ids == turn.response_ids and returned.logprobs == turn.rollout_logprobs
             assert 1 <= len(returned.ids) <= 5 and len(returned.logprobs) == len(returned.ids)
             trained += [False] * (len(asked) - len(seen)) + [True] * len(returned.ids)
             seen = asked + returned.ids
             assert turn.text == chat.tokenizer.decode([token for token in returned.ids if token != chat.end])
         assert t.ids == seen and t.response_mask == trained
-        assert t.num_response_tokens == sum(trained) and len(t.logprobs) == sum(trained)
+        assert t.num_response_tokens == sum(trained) and len(t.rollout_logprobs) == sum(trained)
 
 
 def test_the_end_token_is_trained_when_sampled_and_not_when_forced(trained_model, chat):
@@ -242,7 +236,8 @@ def assert_same(first, second):
         assert (a.seed, a.member, a.status) == (b.seed, b.member, b.status)
         assert (a.ids, a.response_mask) == (b.ids, b.response_mask)
         assert [turn.reward for turn in a.turns] == [turn.reward for turn in b.turns]
-        torch.testing.assert_close(torch.tensor(a.logprobs), torch.tensor(b.logprobs), rtol=1e-5, atol=1e-5)
+        logprobs = (torch.tensor(t.rollout_logprobs) for t in (a, b))
+        torch.testing.assert_close(*logprobs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("max_running", [1, 3])
@@ -295,10 +290,11 @@ def test_context_limit_ends_a_trajectory(random_model, chat):
         assert len(t.ids) <= limit
         return t.status, [len(turn.response_ids) for turn in t.turns]
 
-    assert limited(opening + 12) == ("out_of_tokens", [12])
-    assert limited(opening + 12 + following) == ("out_of_tokens", [12])  # no room for a single token
-    assert limited(opening + 12 + following + 1) == ("out_of_tokens", [12, 1])
-    assert limited(opening + 12 + following + 7) == ("out_of_tokens", [12, 7])
+    n = len(play(random_model, chat, config, STARTS[:1])[0].turns[0].response_ids)
+    assert limited(opening + n) == ("out_of_tokens", [n])
+    assert limited(opening + n + following) == ("out_of_tokens", [n])  # no room for a single token
+    assert limited(opening + n + following + 1) == ("out_of_tokens", [n, 1])
+    assert limited(opening + n + following + 7) == ("out_of_tokens", [n, 7])
     assert play(random_model, chat, config, STARTS[:1])[0].status == "out_of_turns"
     with pytest.raises(ValueError) as error:
         limited(opening)
@@ -342,24 +338,53 @@ def test_summarize_by_hand():
     assert summarize([replace(first, turns=first.turns[:1])])["thought_true_frac"] == 0.0  # nothing was checked
 
 
+def test_rewards_sit_on_the_last_token_of_their_turn():
+    first, second = two_trajectories()  # turns of 1 and 3 tokens, a turn of 2
+    assert first.token_rewards == [-0.1, 0.0, 0.0, 1.0] and second.token_rewards == [0.0, 0.0]
+    assert len(first.token_rewards) == len(first.rollout_logprobs) == first.num_response_tokens
+
+
 def test_pack_by_hand():
     batch = pack(two_trajectories())
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
-    assert batch.lengths == [9, 3]
+    # the opening without its last token, then the rest; an opening of one token is not cut
+    assert batch.lengths == [2, 7, 3] and batch.contexts == [(), (0,), ()]
     assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
     assert {x.dtype for x in (batch.ids, batch.position_ids, batch.response_index)} == {torch.int64}
+
+
+def opened(*openings):
+    """Trajectories of one turn: prompt as given, response [50 + i]."""
+    return [Trajectory((i,), 0, [Turn(list(prompt), [50 + i], [-0.5])]) for i, prompt in enumerate(openings)]
+
+
+def test_pack_shares_what_prompts_have_in_common():
+    # all begin with 1 2; the first two have the same opening; the last token of an opening is never shared
+    batch = pack(opened([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 7]))
+    assert batch.ids.tolist() == [1, 2, 3, 4, 50, 4, 51, 7, 52]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4, 2, 3]
+    assert batch.lengths == [2, 1, 2, 2, 2]
+    assert batch.contexts == [(), (0,), (0, 1), (0, 1), (0,)]
+    assert batch.response_index.tolist() == [4, 6, 8]
+
+
+def test_micro_batches_keep_equal_openings_together_and_count_them_once():
+    a, b = list(range(10)), list(range(20, 30))
+    trajectories = opened(a, b, a, b, a)  # 10 + 1 tokens each
+    assert micro_batches(trajectories, 24) == [[0, 2, 4, 1], [3]]  # 10 + 3 and 10 + 1 tokens; the next one would be 25
+    assert micro_batches(trajectories, 23) == [[0, 2, 4], [1, 3]]
+    assert micro_batches([], 10) == []
 
 
 def test_micro_batches_never_exceed_the_budget():
     rng = np.random.default_rng(0)
     for _ in range(200):
         lengths, budget = rng.integers(1, 60, size=rng.integers(1, 30)).tolist(), int(rng.integers(20, 120))
-        packs = micro_batches(lengths, budget)
+        trajectories = opened(*([first] * length for first, length in enumerate(lengths)))  # all openings differ
+        lengths = [len(t.ids) for t in trajectories]
+        packs = micro_batches(trajectories, budget)
         assert sorted(i for p in packs for i in p) == list(range(len(lengths)))
         assert all(len(p) == 1 or sum(lengths[i] for i in p) <= budget for p in packs)
-        flat = [lengths[i] for p in packs for i in p]
-        assert flat == sorted(flat, reverse=True)
         for p, after in zip(packs, packs[1:], strict=False):  # a pack is closed only when the next one does not fit
             assert sum(lengths[i] for i in p) + lengths[after[0]] > budget
-    assert micro_batches([], 10) == []

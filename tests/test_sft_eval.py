@@ -69,7 +69,7 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
     clean, noisy = ([sft.demonstration(config, chat, i, noise=noise) for i in range(60)] for noise in (0.0, 0.6))
     success = [sum(d.success for d in demos) for demos in (clean, noisy)]
-    assert success[0] > 54 and success[1] < success[0] - 15
+    assert success[0] > 54 and success[1] < success[0] - 10
     assert "failure" in {d.status for d in noisy}
     for a, b in zip(clean, noisy, strict=True):  # the same instance, and the same thought about it
         assert a.turns[0].prompt_ids == b.turns[0].prompt_ids
@@ -109,9 +109,8 @@ def test_no_demonstration_shows_a_reserved_instance(chat, env):
 
 
 def loss_of(policy, demos):
-    b = sft.pack(demos)
     with torch.no_grad():
-        return -policy(b.ids, b.position_ids, b.lengths, b.response_index, 1.0)[0].mean().item()
+        return -policy(sft.pack(demos), 1.0)[0].mean().item()
 
 
 @pytest.mark.parametrize("muon", [0.02, 0.0])
@@ -125,6 +124,31 @@ def test_imitation_lowers_the_loss(small_shape, chat, muon):
     after = loss_of(policy, demos)
     assert after < before / 2
     assert last == pytest.approx(after, abs=0.1)  # the last step is tiny: the schedule has come down
+
+
+def test_rare_thoughts_are_sampled_more_often():
+    def demo(*texts):
+        return Trajectory((0,), 0, [Turn([], [], [], text=text) for text in texts])
+
+    way, detour = "<think>Goal up ice. Way up.</think><answer>Up</answer>", "<think>Detour left.</think><answer>Up"
+    weights = sft.sampling_weights([demo(way), demo(way, way), demo(way), demo(way), demo(way, detour + "</answer>")])
+    # two kinds, four and one of it: 4 * 4^-1/2 : 1 = 2 : 1
+    assert weights == pytest.approx([1 / 6] * 4 + [1 / 3])
+    assert sft.sampling_weights([demo("<answer>Up</answer>"), demo("<answer>Left</answer>")]).tolist() == [0.5, 0.5]
+
+
+def test_muon_is_that_of_torch_but_for_its_precision():
+    torch.manual_seed(0)
+    for shape in ((8, 32), (48, 12), (16, 16)):
+        ours, theirs = (torch.nn.Parameter(torch.zeros(shape)) for _ in range(2))
+        optimizers = sft.Muon([ours], 0.1), torch.optim.Muon([theirs], 0.1, weight_decay=0.0)
+        for _ in range(3):
+            gradient = torch.randn(shape)
+            for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
+                weight.grad = gradient.clone()
+                optimizer.step()
+        assert theirs.abs().max() > 0.05
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.01)  # theirs has 8 bits of mantissa
 
 
 def test_every_weight_has_one_optimizer(random_model):
@@ -255,9 +279,10 @@ def test_players_see_the_evaluation_instances_and_are_repeatable():
     config = tiny_config("frozenlake_ppo", eval_size=6)
     episode = make_episode(config)
     for split in ("eval", "heldout"):
-        played = play_reference(config, "random", split=split)
+        config = replace(config, eval_split=split)
+        played = play_reference(config, "random")
         assert [t.turns[0].observation for t in played] == [episode.reset((i,), split=split)[1] for i in range(6)]
-        again = play_reference(config, "random", split=split)
+        again = play_reference(config, "random")
         assert [trajectory_record(t) for t in again] == [trajectory_record(t) for t in played]
 
 
@@ -296,7 +321,8 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
     assert metrics["entropy"] > 0.01
     again, _ = evaluation.evaluate(config, engine, chat, model.Policy(trained_model))
     assert again == metrics
-    other, _ = evaluation.evaluate(config, engine, chat, model.Policy(trained_model), split="heldout")
+    config = replace(config, eval_split="heldout")
+    other, _ = evaluation.evaluate(config, engine, chat, model.Policy(trained_model))
     assert other != metrics
 
 
@@ -379,10 +405,9 @@ def test_newest_checkpoint(tmp_path, trained_folder):
 
 def test_eval_of_a_run(tmp_path, trained_folder, trained_model, chat, capsys):
     run, scores, lines = run_folder(tmp_path, trained_folder), tmp_path / "scores.json", tmp_path / "played.jsonl"
-    evaluation.main([str(run), f"--json={scores}", f"--jsonl={lines}", "--split=heldout", "--eval_size=5"])
-    config = small_config(eval_size=5)
-    expected = evaluation.evaluate(config, make_engine(config, trained_model, chat), chat, model.Policy(trained_model),
-                                   split="heldout")  # fmt: skip
+    evaluation.main([str(run), f"--json={scores}", f"--jsonl={lines}", "--eval_split=heldout", "--eval_size=5"])
+    config = small_config(eval_size=5, eval_split="heldout")
+    expected = evaluation.evaluate(config, make_engine(config, trained_model, chat), chat, model.Policy(trained_model))
     ((name, row),) = json.loads(scores.read_text()).items()
     assert name == str(run / "checkpoint-000010" / "policy")
     successes = [int(t.success) for t in expected[1]]
@@ -401,7 +426,7 @@ def test_eval_of_a_player(tmp_path, capsys):
 
 @pytest.mark.parametrize("argv, message", [
     (["--player=oracle"], "player must be one of random, greedy, optimal, got 'oracle'"),
-    (["--split=train"], "split must be one of eval, heldout, got 'train'"),
+    (["--eval_split=train"], "eval_split must be one of eval, heldout, got 'train'"),
     (["--model=tiny"], "model='tiny' has no trained weights yet: give a run folder, or --model=PATH"),
     (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
     (["no/such/run"], "argument 'no/such/run' is neither a config/name.py file nor --key=value, such as --seed=1"),

@@ -31,7 +31,7 @@ def test_doctests():
     assert results.attempted > 0
     assert results.failed == 0
     public = [f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")]
-    assert len(public) == 12
+    assert len(public) == 10
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
 
 
@@ -155,17 +155,6 @@ def test_filter_count_survives_float_product():
 # ---------- tokens
 
 
-def test_token_rewards_by_hand():
-    # trajectory 0: turns of 2, 1, 3 tokens; trajectory 1: one turn of one token; trajectory 2: two turns
-    rewards = starpo.token_rewards([[0.5, 0.0, -1.0], [2.0], [0.0, 3.0]], [[2, 1, 3], [1], [1, 2]])
-    assert rewards.tolist() == [0.0, 0.5, 0.0, 0.0, 0.0, -1.0, 2.0, 0.0, 0.0, 3.0]
-
-
-def test_broadcast_to_tokens():
-    for lengths in ([2, 0, 1], torch.tensor([2, 0, 1])):
-        assert starpo.broadcast_to_tokens(torch.tensor([1.0, 2.0, 3.0]), lengths).tolist() == [1.0, 1.0, 3.0]
-
-
 def test_gae_by_hand():
     # gamma = 0.5, lam = 0.5, gamma * lam = 0.25. Trajectory 0: V = 1, 2, 4, r = 0, 1, 2
     # delta = 0 + 0.5 * 2 - 1 = 0, 1 + 0.5 * 4 - 2 = 1, 2 - 4 = -2
@@ -210,14 +199,11 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
             rewards[b, t - 1] = reward
     expected = padded_gae_with_observations(rewards, values, response_mask, gamma, lam)[response_mask]
 
-    flat_rewards = starpo.token_rewards(turn_rewards, turn_lengths).double()
     lengths = [sum(turns) for turns in turn_lengths]
-    advantages, returns = starpo.gae(flat_rewards, values[response_mask], lengths, gamma, lam)
-    close(advantages, expected, tol=1e-6)  # -0.1 went through float32
-    close(returns, expected + values[response_mask], tol=1e-6)
+    advantages, returns = starpo.gae(rewards[response_mask], values[response_mask], lengths, gamma, lam)
+    close(advantages, expected)
+    close(returns, expected + values[response_mask])
     assert expected.abs().min() > 1e-4  # no token is trivially zero
-    again, _ = starpo.gae(flat_rewards, values[response_mask], torch.tensor(lengths), gamma, lam)
-    assert torch.equal(again, advantages)
 
 
 def test_gae_without_discount_is_return_to_go_minus_value():
@@ -492,12 +478,10 @@ def test_inputs_stay_unmodified():
     generator = torch.Generator().manual_seed(5)
     x, y, z = torch.randn(3, 6, generator=generator)
     before = [t.clone() for t in (x, y, z)]
-    turn_rewards, turn_lengths, lengths = [[1.0, 0.0], [2.0]], [[1, 2], [3]], torch.tensor([2, 4])
+    lengths = [2, 4]
     starpo.group_stats(x, 2)
     starpo.filter_groups(x, 2, 0.5)
     starpo.grpo_advantages(x, 2)
-    starpo.broadcast_to_tokens(x[:2], lengths)
-    starpo.token_rewards(turn_rewards, turn_lengths)
     starpo.gae(x, y, lengths, 0.9, 0.9)
     starpo.whiten(x)
     starpo.policy_loss(x, y, z, clip_low=0.2, clip_high=0.2, num_tokens=6)
@@ -507,7 +491,7 @@ def test_inputs_stay_unmodified():
     starpo.explained_variance(x, y)
     starpo.rollout_metrics(x, y > 0, 2)
     assert all(torch.equal(now, then) for now, then in zip((x, y, z), before, strict=True))
-    assert (turn_rewards, turn_lengths, lengths.tolist()) == ([[1.0, 0.0], [2.0]], [[1, 2], [3]], [2, 4])
+    assert lengths == [2, 4]
 
 
 ONE, TWO = torch.zeros(1), torch.zeros(2)
@@ -526,16 +510,9 @@ PPO = dict(clip_low=0.2, clip_high=0.2, num_tokens=1)
         (lambda: starpo.filter_groups(torch.tensor([NAN, 2.0]), 2, 0.5), "finite floats, got torch.float32 [nan, 2.0]"),
         (lambda: starpo.filter_groups(TWO, 2, 0.0), "keep must be in (0, 1], got 0.0"),
         (lambda: starpo.filter_groups(TWO, 2, 25), "keep must be in (0, 1], got 25"),
-        (lambda: starpo.broadcast_to_tokens(TWO, [1, 2, 3]), "(3,) for 3 lengths, got (2,)"),
-        (lambda: starpo.broadcast_to_tokens(TWO, [1, -1]), "lengths must be >= 0, got [1, -1]"),
-        (
-            lambda: starpo.token_rewards([[1.0, 2.0]], [[3, 0]]),
-            "at least one response token, got turn_lengths [[3, 0]]",
-        ),
-        (lambda: starpo.token_rewards([[1.0, 2.0]], [[3]]), "turn_rewards [[1.0, 2.0]] and turn_lengths [[3]]"),
         (lambda: starpo.gae(TWO, ONE, [2], 1.0, 1.0), "{'rewards': (2,), 'values': (1,)}"),
-        (lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0), "lengths [1, 2] sum to 3, but there are 2 response tokens"),
-        (lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0), "lengths must be >= 0, got [3, -1]"),
+        (lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0), "lengths [1, 2] must be counts that sum to the 2 resp"),
+        (lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0), "lengths [3, -1] must be counts that sum to the 2 resp"),
         (lambda: starpo.gae(TWO, TWO, [2], 1.5, 1.0), "gamma=1.5"),
         (lambda: starpo.gae(TWO, TWO, [2], 1.0, -0.5), "lam=-0.5"),
         (lambda: starpo.whiten(torch.zeros(2, 2)), "{'x': (2, 2)}"),

@@ -342,7 +342,7 @@ def test_targets_by_hand(trained_folder):
 def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
     learner = make_learner(trained_folder, bias=True)
     kept, targets = played_and_targets(learner)
-    assert len({len(t.ids) for t in kept}) > 1  # packs are sorted by length
+    assert len({len(t.ids) for t in kept}) > 1
     for micro_batch_tokens in (640, 100_000):
         learner.config = replace(learner.config, micro_batch_tokens=micro_batch_tokens)
         values = train.score_tokens(learner, learner.critic, kept)
@@ -351,8 +351,7 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
             for module, scores, *rest in ((learner.critic, values), (learner.policy, logprobs, 1.0)):
                 alone = []
                 for t in kept:
-                    b = pack([t])
-                    out = module(b.ids, b.position_ids, b.lengths, b.response_index, *rest)
+                    out = module(pack([t]), *rest)
                     alone.append(out[0] if rest else out)
                 torch.testing.assert_close(scores, torch.cat(alone), rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
@@ -411,7 +410,9 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     pieces = {key: value.split(lengths) for key, value in targets.items()}
     orders = []
     for batch, num_tokens, t in packs:
-        chosen = [names[tuple(ids.tolist())] for ids in batch.ids.split(batch.lengths)]
+        parts, inner = batch.ids.split(batch.lengths), {i for context in batch.contexts for i in context}
+        whole = [torch.cat([parts[j] for j in (*c, i)]) for i, c in enumerate(batch.contexts) if i not in inner]
+        chosen = [names[tuple(ids.tolist())] for ids in whole]
         assert num_tokens == sum(lengths[i] for i in chosen)
         for key, value in t.items():  # targets belong to the trajectories of the pack
             assert torch.equal(value, torch.cat([pieces[key][i] for i in chosen]))
@@ -434,13 +435,16 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
         return hidden[-1]
 
     monkeypatch.setattr(model, "packed_hidden", spy)
-    loss, _ = train.losses(learner, pack(kept), targets, len(targets["advantages"]))
+    batch = pack(kept)
+    loss, _ = train.losses(learner, batch, targets, len(targets["advantages"]))
     loss.backward()
-    mask = torch.tensor([flag for t in kept for flag in t.response_mask])
-    chooses = torch.cat([mask[1:], torch.tensor([False])])  # the row before a sampled token
+    sampled = [token for t in kept for turn in t.turns for token in turn.response_ids]
+    assert batch.ids[batch.response_index].tolist() == sampled
+    chooses = torch.zeros(len(batch.ids), dtype=torch.bool)
+    chooses[batch.response_index - 1] = True  # the row before a sampled token
     assert len(hidden) == (2 if estimator == "gae" else 1)
     for rows in hidden:
-        assert rows.grad.shape == (len(mask), 32)
+        assert rows.grad.shape == (len(batch.ids), 32)
         assert (rows.grad[~chooses] == 0).all()
         assert (rows.grad[chooses].abs().amax(1) > 0).all()
 
@@ -459,7 +463,7 @@ def test_prompt_text_is_not_trained(trained_folder):
     loss.backward()
     # by hand at ratio 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
     with torch.no_grad():
-        hidden = model.packed_hidden(learner.policy.model.model, batch.ids, batch.position_ids, batch.lengths)
+        hidden = model.packed_hidden(learner.policy.model.model, batch)
         h, y = hidden[batch.response_index - 1], batch.ids[batch.response_index]
         error = torch.nn.functional.one_hot(y, 768) - (h @ untied.T).softmax(-1)
         expected = -(error.T @ h) / len(y)
