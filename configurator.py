@@ -86,8 +86,8 @@ class Config:
     sft_lr: float = 1e-5  # >= 0; AdamW
     sft_muon_lr: float = 0.0  # >= 0; Muon, for the matrices; 0 = AdamW for all parameters
     sft_noisy_lr_scale: float = 0.25  # >= 0; learning rates are multiplied by this in the noisy steps
-    sft_actions: int = 3  # >= 1; a demonstration commits 1 to this many actions a turn, actions_per_turn at most
-    sft_noise: float = 0.6  # 0..1; probability that a noisy demonstration replaces a planned turn
+    sft_actions: int = 3  # >= 1; most actions that a demonstration commits a turn, actions_per_turn at most
+    sft_noise: float = 0.6  # 0..1; share of noisy turns with a random number of actions; half of it: random actions
 
     def __post_init__(self) -> None:
         for key, legal in CHOICES.items():

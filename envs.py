@@ -87,9 +87,9 @@ class Env:
     def actions_left(self) -> int:
         return self.max_actions - self.num_actions
 
-    def demonstrate(self, max_actions: int, rng: np.random.Generator) -> list[str]:
-        """What a supervised demonstration does here: the optimal plan, where there is something to be seen."""
-        return self.plan(max_actions, self.actions_left)
+    def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
+        """What a supervised demonstration does here: `count` moves of the optimal plan, fewer where the game ends."""
+        return self.plan(count, self.actions_left)
 
 
 class Bandit(Env):
@@ -141,7 +141,7 @@ class Bandit(Env):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         return [self.high]
 
-    def demonstrate(self, max_actions: int, rng: np.random.Generator) -> list[str]:
+    def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         return [self.actions[rng.integers(2)]]  # nothing on the screen tells which arm is better: RL has to find out
 
     def greedy(self) -> str:
@@ -231,42 +231,39 @@ class FrozenLake(Grid):
         holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
         return f"Player {self._place(self.player)}. Goal {self._place(self.goal)}. Holes {holes}."
 
-    def _around(self) -> tuple[dict[str, str], list[str]]:
-        """What lies one move to the left, down, right, up: ice, hole, goal or edge; and which moves lead nearer."""
-        cells = [lake_neighbour(self.size, self.player, i) for i in range(4)]
-        kinds = {self.player: "edge", self.goal: "goal"} | dict.fromkeys(self.holes, "hole")
-        around = {name.lower(): kinds.get(cell, "ice") for name, cell in zip(self.actions, cells, strict=True)}
-        return around, [word for word in self._offset(self.player, self.goal).split() if word in around]
+    def _kind(self, *moves: str) -> str:
+        """What lies where these moves lead if nothing slips: ice, hole, goal, or edge where one leads off the board."""
+        cell = self.player
+        for word in moves:
+            before, cell = cell, lake_neighbour(self.size, cell, self.actions.index(word.capitalize()))
+            if cell == before:
+                return "edge"
+        return "goal" if cell == self.goal else "hole" if cell in self.holes else "ice"
 
     def relations(self) -> str:
-        around, ahead = self._around()
-        far = [h for h in sorted(self.holes) if self._distance(self.player, h) == 2]
-        holes = "".join(f"Hole {self._offset(self.player, h)}. " for h in far)
-        away = ", ".join(f"{word} {kind}" for word, kind in around.items() if word not in ahead)
-        goal = self._offset(self.player, self.goal)
-        for word in ahead:
-            goal = goal.replace(word, f"{word} {around[word]},")
-        return f"{holes}Away {away}. Goal {goal.rstrip(',')}."
+        words = self._offset(self.player, self.goal).split()  # 2 down 1 right
+        ahead, away = words[1::2], [word for word in map(str.lower, self.actions) if word not in words]
+        far = zip(words[::2], ahead, strict=False)  # "here" has no second word
+        ways = [f"{n} {way} {self._kind(way)} {self._kind(way, way)}" for n, way in far]
+        ways += [f"corner {self._kind(*ahead)}"] if len(ahead) == 2 else []
+        return f"Away {', '.join(f'{word} {self._kind(word)}' for word in away)}. Goal {', '.join(ways)}."
 
     def rules(self) -> str:
         slip = f" A move slips to one side with probability {round(1 - self.success_rate, 4):g}."
         slip = "" if self.success_rate == 1 else slip
-        extra = self._legend("holes two moves away, what is next to you, away from the goal and towards it")
+        extra = self._legend("what is next to you, away from the goal, then one and two moves towards it")
         return f"You are P. Walk over ice _ to the goal G; a hole O ends the game.{slip}{extra}"
 
     def statements(self) -> list[str]:
-        around, ahead = self._around()
-        safe = [word for word, kind in around.items() if kind in ("ice", "goal")]
-        way = " ".join(word for word in ahead if word in safe)
-        goal = ", ".join(f"{word} {around[word]}" for word in ahead)
-        return [f"Goal {goal}.", f"Way {way}." if way else f"Detour {' '.join(safe) or 'none'}."]
+        ahead, words = self._offset(self.player, self.goal).split()[1::2], [name.lower() for name in self.actions]
+        goal = ", ".join(f"{word} {self._kind(word)}" for word in ahead)
+        way, detour = ([w for w in those if self._kind(w) in ("ice", "goal")] for those in (ahead, words))
+        return [f"Goal {goal}.", f"Way {' '.join(way)}." if way else f"Detour {' '.join(detour) or 'none'}."]
 
-    def demonstrate(self, max_actions: int, rng: np.random.Generator) -> list[str]:
-        """Moves along a random shortest path, as if nothing slipped: which one is safe, and how many moves to commit
-        at once, is left to RL."""
-        distances = lake_distances(self.size, self.holes, self.goal)
-        moves, cell = [], self.player
-        while len(moves) < max_actions and cell != self.goal:
+    def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
+        """Moves along a random shortest path, as if nothing slipped: which path is safest is left to RL."""
+        distances, moves, cell = lake_distances(self.size, self.holes, self.goal), [], self.player
+        while len(moves) < count and cell != self.goal:
             near = {i: lake_neighbour(self.size, cell, i) for i in range(4)}
             nearer = [i for i, n in near.items() if distances[n] is not None and distances[n] < distances[cell]]
             moves.append(nearer[rng.integers(len(nearer))])

@@ -1,10 +1,10 @@
 """Supervised fine-tuning on scripted demonstrations; the warm start of the tiny model.
 
 Demonstrations are whole dialogues in the exact format of the rollouts. The `<think>` text states what is true of the
-board; the answer commits 1 to `sft_actions` moves of a (nearly) optimal plan, in Bandit any arm. Two phases:
-1. clean (`sft_steps`): until the board is read;
-2. noisy (`sft_noisy_steps`), which sets the success that RL starts from: with probability `sft_noise` a turn is
-   replaced by moves that do not look at the dangers of the board. Noise spoils the action, not the features.
+board; the answer follows a path to the goal, in Bandit it takes any arm. Two phases:
+1. clean (`sft_steps`): until the board is read. A cautious player, who mostly commits one action a turn;
+2. noisy (`sft_noisy_steps`), where RL starts: with probability `sft_noise` a turn commits 1 to `sft_actions` actions at
+   random, with half of it its actions are random, whatever their number. Noise spoils the action, not the features.
 Measured on held-out instances apart from success: well-formed turns, and true statements in `<think>`.
 
     python sft.py config/frozenlake_ppo.py config/tiny.py                    # what `make train` does first
@@ -31,6 +31,7 @@ from dialogue import format_response, parse_response
 from model import Policy, build_tiny, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
 
+COMMIT_ONE = 0.75  # share of clean demonstrated turns that commit one action; two: 19 %, three or more: 6 %
 SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
 CACHE_KEYS = (  # with sft_*: the settings that the start depends on
     "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
@@ -47,14 +48,13 @@ def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Tr
     trajectory = Trajectory(seed, 0)
     trajectory.system, user = episode.reset(seed)
     prompt = chat.opening(trajectory.system, user)
-    most = min(config.sft_actions, config.actions_per_turn)
     while not trajectory.status:
-        k = min(int(rng.integers(1, most + 1)), episode.env.actions_left)
+        most = min(config.sft_actions, config.actions_per_turn, episode.env.actions_left)
         thought = " ".join(episode.env.statements()) if config.think else ""
-        actions = episode.env.demonstrate(k, rng)
-        if not actions or rng.random() < noise:
-            blind = rng.random() < 0.5
-            actions = [episode.env.greedy()] if blind else rng.choice(episode.env.actions, k).tolist()
+        count = min(int(rng.integers(1, most + 1) if rng.random() < noise else rng.geometric(COMMIT_ONE)), most)
+        actions = episode.env.demonstrate(count, rng)
+        if not actions or rng.random() < noise / 2:
+            actions = rng.choice(episode.env.actions, count).tolist()
         text = format_response(thought, actions, think=config.think)
         outcome = episode.step(text)
         ids = [*chat.encode(text), chat.end]

@@ -617,16 +617,16 @@ def test_greedy_by_hand():
 
 
 def test_lake_observation_modes_by_hand():
-    # holes at distance 2 from (1,1): (1,3) is 2 right, (2,2) is 1 down 1 right; (4,1) is 3 away
+    # (1,3), two to the right of (1,1), and (2,2), the corner, are holes
     text = on_lake(LAKE_BOARD, observation="relations").observe()
-    # next to (1,1), left, down, right, up: border, ice, ice, border
-    relations = "Hole 2 right. Hole 1 down 1 right. Away left edge, up edge. Goal 2 down ice, 3 right ice."
+    relations = "Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole."
     assert text == f"{LAKE_BOARD}\n{relations}"
     text = on_lake(LAKE_BOARD, observation="coord").observe()
     assert text == LAKE_BOARD + "\nPlayer (1,1). Goal (3,4). Holes (1,3) (2,2) (4,1)."
     assert on_lake(LAKE_BOARD).observe() == LAKE_BOARD
     far = on_lake("P___\n____\n____\n_G_O", observation="relations")
-    assert far.observe().split("\n")[-1] == "Away left edge, up edge. Goal 3 down ice, 1 right ice."
+    assert far.observe().split("\n")[-1] == "Away left edge, up edge. Goal 3 down ice ice, 1 right ice ice, corner ice."
+    assert on_lake("PG\n_O", observation="relations").observe().endswith("up edge. Goal 1 right goal edge.")
     none = on_lake("_G__\n____\n_P__\n____", observation="coord")
     assert none.observe().split("\n")[-1] == "Player (3,2). Goal (1,2). Holes none."
 

@@ -67,7 +67,7 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
 
 def test_noise_spoils_the_action_and_not_the_thought(chat):
     config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
-    clean, noisy = ([sft.demonstration(config, chat, i, noise=noise) for i in range(60)] for noise in (0.0, 0.6))
+    clean, noisy = ([sft.demonstration(config, chat, i, noise=noise) for i in range(60)] for noise in (0.0, 1.0))
     success = [sum(d.success for d in demos) for demos in (clean, noisy)]
     assert success[0] > 54 and success[1] < success[0] - 10
     assert "failure" in {d.status for d in noisy}
