@@ -138,11 +138,11 @@ ORDERED = [
 ]
 
 
-def load_config(argv: list[str], *, extra: dict[str, Any] | None = None) -> tuple[Config, dict, dict[str, str]]:
+def load_config(argv: list[str], *, extra: dict | None = None, base: Config | None = None) -> tuple[Config, dict, dict]:
     """Reads config files and --key=value overrides, left to right, last wins.
 
     Args: argv: what follows the script name, such as ["config/frozenlake_ppo.py", "--seed=1"]; extra: a script's own
-        options with their defaults, legal on the command line only.
+        options with their defaults, legal on the command line only; base: settings in place of the defaults.
     Returns: the checked settings; one value per key of extra; for every field of Config where its value comes from,
         "default", a file, or "command line".
     Raises ValueError or TypeError with the key, what is wanted, what was given, and by which source.
@@ -153,7 +153,7 @@ def load_config(argv: list[str], *, extra: dict[str, Any] | None = None) -> tupl
     extras = dict(extra or {})
     extra_types = {key: type(value) for key, value in extras.items()}
     config_sources = dict.fromkeys(FIELD_TYPES, "default")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = asdict(base) if base else {}
     files = []
     for arg in argv:
         if arg.startswith("--") and "=" in arg:
@@ -161,7 +161,7 @@ def load_config(argv: list[str], *, extra: dict[str, Any] | None = None) -> tupl
             wanted = _type_of(key, {**FIELD_TYPES, **extra_types}, "command line")
             value = check_type(key, parse_text(text, wanted), wanted, "command line")
             (extras if key in extra_types else values)[key] = value
-            config_sources |= {key: "command line"} if key in values else {}
+            config_sources |= {key: "command line"} if key in FIELD_TYPES else {}
         elif arg.endswith(".py") and not arg.startswith("-"):
             files.append(arg)
             for key, value in _read_file(arg).items():

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config, load_saved
 from dialogue import format_response
-from model import Policy, load_model
+from model import Policy, load_model, pick_device
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, micro_batches, pack, summarize
 
 SEED_EVAL = 21
@@ -148,13 +148,11 @@ def newest_checkpoint(out_dir: str | Path) -> Path | None:
 
 def main(argv: list[str]) -> None:
     run = argv[0] if argv and Path(argv[0]).is_dir() else ""
-    config, options, sources = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""})
-    if run:
-        given = {key: getattr(config, key) for key, source in sources.items() if source != "default"}
-        checkpoint = newest_checkpoint(run)
-        if checkpoint is None:
-            raise ValueError(f"{run} holds no checkpoint of a run; expected a folder that train.py wrote")
-        config = replace(load_saved(run), **({"model": str(checkpoint / "policy")} | given))
+    checkpoint = newest_checkpoint(run) if run else None
+    if run and checkpoint is None:
+        raise ValueError(f"{run} holds no checkpoint of a run; expected a folder that train.py wrote")
+    base = replace(load_saved(run), model=str(checkpoint / "policy")) if run else None
+    config, options, _ = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""}, base=base)
     if options["player"] not in ("", *PLAYERS):
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
@@ -165,8 +163,7 @@ def main(argv: list[str]) -> None:
     else:
         if config.model == "tiny":
             raise ValueError("model='tiny' has no trained weights yet: give a run folder, or --model=PATH")
-        device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
-        model, tokenizer = load_model(config.model, device=device)
+        model, tokenizer = load_model(config.model, device=pick_device(config.device))
         chat = Chat(tokenizer)
         rows = {config.model: evaluate(config, make_engine(config, model, chat), chat, Policy(model))}
     print(table(rows))

@@ -9,11 +9,13 @@ Shapes: T tokens of a packed micro-batch, R of them sampled (response) tokens, H
 """
 
 import inspect
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -195,18 +197,26 @@ def packed_hidden(backbone: nn.Module, batch: Batch) -> Tensor:
 # ---------- loading and building
 
 
+def pick_device(name: str) -> torch.device:
+    """The device for a config's "auto", "cpu" or "cuda". Raises: ValueError where cuda is wanted and missing."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda', but torch sees no GPU; use --device=cpu, with config/tiny.py for its speed")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """Load a Qwen2-family model (float32 master weights) and its tokenizer from a folder or the hub.
 
     Raises: ValueError in one sentence when the folder is missing, the download fails or the architecture is another.
     """
     local = name.startswith((".", "/", "~", "out/")) or Path(name).is_dir()
+    name = os.path.expanduser(name) if local else name
     if local and not (Path(name) / "config.json").is_file():
         raise ValueError(f"model={name!r} is not a model folder: it has no config.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="layout")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(
             f"model={name!r} could not be loaded or downloaded ({str(error).splitlines()[0]}). Give a folder with "
             "--model=PATH, or add config/tiny.py to run with a model that is trained here."

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config
 from dialogue import format_response, parse_response
-from model import Policy, build_tiny, load_model
+from model import Policy, build_tiny, load_model, pick_device
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
 
 COMMIT_ONE = 0.75  # share of clean demonstrated turns that commit one action; two: 19 %, three or more: 6 %
@@ -158,9 +158,8 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
         print(f"warm start: found in {folder}")
         return folder
     began, partial = time.process_time(), folder.with_suffix(f".{os.getpid()}")
-    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     model, tokenizer = build_tiny(config.seed) if config.model == "tiny" else load_model(config.model)
-    policy, chat = Policy(model.to(device)), Chat(tokenizer)
+    policy, chat = Policy(model.to(pick_device(config.device))), Chat(tokenizer)
     report = {"config": used, "parameters": sum(p.numel() for p in model.parameters())}
     shutil.rmtree(partial, ignore_errors=True)
     for stage, steps, noise, scale in (

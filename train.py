@@ -30,7 +30,7 @@ from tqdm import tqdm
 import starpo
 from configurator import Config, describe, fail_clearly, load_config, load_saved, save_config
 from eval import evaluate, newest_checkpoint, reference_rows, table, trajectory_record, write_jsonl
-from model import Critic, Policy, load_model
+from model import Critic, Policy, load_model, pick_device
 from rollout import Chat, Trajectory, collect, make_engine, micro_batches, pack, summarize
 from sft import warm_start
 
@@ -48,11 +48,9 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
     """Threads, device and compute type. Raises: ValueError for what this machine cannot do."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"train.py runs in one process, got WORLD_SIZE={os.environ['WORLD_SIZE']}")
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda', but torch sees no GPU; use --device=cpu, with config/tiny.py for its speed")
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     torch.use_deterministic_algorithms(config.device == "cpu")
-    device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+    device = pick_device(config.device)
     wants_bfloat16 = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
     return device, torch.bfloat16 if wants_bfloat16 else torch.float32
 

@@ -386,6 +386,21 @@ def test_folder_without_config(tmp_path):
     assert message_of(tmp_path) == f"model={str(tmp_path)!r} is not a model folder: it has no config.json"
 
 
+def test_folder_with_a_broken_weight_file(random_model, tokenizer, tmp_path):
+    random_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert re.match(r"model='.+' could not be loaded or downloaded \(.*\)\. Give a folder", message_of(tmp_path))
+
+
+def test_home_is_found(random_model, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    random_model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert load_model("~/model")[0].config.hidden_size == 32
+
+
 def test_folder_without_weights(random_model, tokenizer, tmp_path):
     random_model.config.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -419,6 +419,13 @@ def test_eval_of_a_run(tmp_path, trained_folder, trained_model, chat, capsys):
     assert table({name: expected}) in out and "5 heldout prompts, T=0.5" in out
 
 
+def test_eval_of_a_run_is_checked_against_the_settings_of_the_run(tmp_path, trained_folder, capsys):
+    run = run_folder(tmp_path, trained_folder)  # six actions a trajectory; the default is ten
+    evaluation.main([str(run), "--player=greedy", "--eval_size=2", "--actions_per_turn=6"])
+    with pytest.raises(ValueError, match=r"actions_per_turn \(7\) must not exceed actions_per_traj \(6\)"):
+        evaluation.main([str(run), "--player=greedy", "--actions_per_turn=7"])
+
+
 def test_eval_of_a_player(tmp_path, capsys):
     evaluation.main([f"{ROOT}/config/frozenlake_ppo.py", "--player=greedy", "--eval_size=3", "--num_threads=1"])
     assert "| greedy, closed loop |" in capsys.readouterr().out
