@@ -18,8 +18,8 @@ adam_beta2 = 0.99
 weight_decay = 0.0
 
 sft_batch_size = 8
-sft_steps = 400
+sft_steps = 360
 sft_noisy_steps = 60
-sft_lr = 4e-3
+sft_lr = 1.2e-2
 sft_muon_lr = 0.02
 sft_demos = 2048

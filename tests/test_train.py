@@ -558,3 +558,17 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     learner.step = 8
     learner.save(tmp_path)
     assert [p.name for p in tmp_path.glob("checkpoint*")] == ["checkpoint-000008"]
+
+
+# ---------- learning
+
+
+def test_the_policy_learns_which_arm_pays(small_shape, tmp_path, monkeypatch):
+    """Whole chain on the bandit: demonstrations pull either arm, so only reward can tell which one is better."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--sft_steps=150", "--sft_lr=2e-2", "--sft_demos=512", "--sft_noisy_steps=0", "--learning_rate=1e-3"]
+    config = Path(train.__file__).parent / "config"
+    files = [str(config / name) for name in ("bandit_grpo.py", "tiny.py")]
+    train.main([*files, *small, "--out_dir=out/arms", "--num_iterations=20", "--eval_every=0", "--eval_size=32"])
+    success = [row["success"] for row in rows_of("out/arms")]  # share of the better arm; chance is 0.5
+    assert sum(success[:4]) / 4 < 0.5 and sum(success[-5:]) / 5 > 0.7
