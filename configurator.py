@@ -144,7 +144,7 @@ def load_config(argv: list[str], *, extra: dict | None = None, base: Config | No
     Args: argv: what follows the script name, such as ["config/frozenlake_ppo.py", "--seed=1"]; extra: a script's own
         options with their defaults, legal on the command line only; base: settings in place of the defaults.
     Returns: the checked settings; one value per key of extra; for every field of Config where its value comes from,
-        "default", a file, or "command line".
+        "default" (or base), a file, or "command line".
     Raises ValueError or TypeError with the key, what is wanted, what was given, and by which source.
     >>> config, extras, config_sources = load_config(["--seed=3", "--player=oracle"], extra={"player": ""})
     >>> config.seed, extras, config_sources["seed"], config.out_dir
@@ -171,7 +171,7 @@ def load_config(argv: list[str], *, extra: dict | None = None, base: Config | No
             raise ValueError(f"argument {arg!r} is neither a config/name.py file nor --key=value, such as --seed=1")
     config = Config(**values)  # checks the ranges
     out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"
-    if config.seed and not (config.out_dir and config_sources["out_dir"] == "command line"):
+    if config.seed and not base and not (config.out_dir and config_sources["out_dir"] == "command line"):
         out_dir += f"_s{config.seed}"  # seeds of one config do not share a folder
     return replace(config, out_dir=out_dir), extras, config_sources
 

@@ -251,7 +251,7 @@ class FrozenLake(Grid):
     def rules(self) -> str:
         slip = f" A move slips to one side with probability {round(1 - self.success_rate, 4):g}."
         slip = "" if self.success_rate == 1 else slip
-        extra = self._legend("what is next to you, away from the goal, then one and two moves towards it")
+        extra = self._legend("what is next to you, then one and two moves towards the goal; corner: one move each way")
         return f"You are P. Walk over ice _ to the goal G; a hole O ends the game.{slip}{extra}"
 
     def statements(self) -> list[str]:
@@ -265,7 +265,7 @@ class FrozenLake(Grid):
         distances, moves, cell = lake_distances(self.size, self.holes, self.goal), [], self.player
         while len(moves) < count and cell != self.goal:
             near = {i: lake_neighbour(self.size, cell, i) for i in range(4)}
-            nearer = [i for i, n in near.items() if distances[n] is not None and distances[n] < distances[cell]]
+            nearer = [i for i, n in near.items() if distances[n] == distances[cell] - 1]
             moves.append(nearer[rng.integers(len(nearer))])
             cell = near[moves[-1]]
         return [self.actions[i] for i in moves]

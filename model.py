@@ -61,29 +61,24 @@ AttentionInterface.register("layout", _attention)
 
 
 class PackedLayout:
-    """Attention inside the sequences of a pack: a loop of SDPA calls over pieces on CPU, one varlen kernel on CUDA."""
+    """Attention inside the sequences of a pack: a loop of SDPA calls over pieces on CPU, one varlen kernel on CUDA.
+    Where a piece has more keys than queries, the queries are the last tokens of its sequence."""
 
     def __init__(self, batch: Batch):
         self.lengths, self.contexts, device = batch.lengths, batch.contexts, batch.ids.device
-        self.key_lengths = [
-            n + sum(self.lengths[i] for i in context) for n, context in zip(self.lengths, self.contexts, strict=True)
+        totals = [n + sum(self.lengths[i] for i in c) for n, c in zip(self.lengths, self.contexts, strict=True)]
+        self.masks = [
+            torch.ones(n, total, dtype=torch.bool).tril(total - n) if total > n and device.type == "cpu" else None
+            for n, total in zip(self.lengths, totals, strict=True)
         ]
-        if device.type == "cuda":
-            places = torch.arange(sum(self.lengths), device=device).split(self.lengths)
-            self.keys_of = torch.cat([places[j] for i, c in enumerate(self.contexts) for j in (*c, i)])
-            ends = [torch.tensor(n, device=device).cumsum(0) for n in (self.lengths, self.key_lengths)]
-            self.cu_seqlens = [F.pad(end, (1, 0)).int() for end in ends]
-        else:  # queries are the last tokens of their sequence
-            self.masks = [
-                torch.ones(n, total, dtype=torch.bool).tril(total - n) if total > n else None
-                for n, total in zip(self.lengths, self.key_lengths, strict=True)
-            ]
+        places = torch.arange(sum(self.lengths), device=device).split(self.lengths)
+        self.keys_of = torch.cat([places[j] for i, c in enumerate(self.contexts) for j in (*c, i)])
+        ends = (torch.tensor(counts, device=device).cumsum(0) for counts in (self.lengths, totals))
+        self.bounds = [*(F.pad(end, (1, 0)).int() for end in ends), max(self.lengths), max(totals)]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         if q.device.type == "cuda":
-            k, v = k[:, self.keys_of], v[:, self.keys_of]
-            longest = max(self.lengths), max(self.key_lengths)
-            return _varlen_attention(q, k, v, self.cu_seqlens, longest, scale)
+            return self.attend_varlen(q, k, v, scale)
         # split and not slices, whose backward would fill a whole tensor each
         qs, ks, vs = (x[None].split(self.lengths, dim=2) for x in (q, k, v))  # 4-D, or the fused kernel is not taken
         pieces = []
@@ -93,20 +88,18 @@ class PackedLayout:
             pieces.append(F.scaled_dot_product_attention(qs[i], keys, values, **options))
         return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # (T, heads, D)
 
+    def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """torch's varlen kernel, with the argument names of the installed version (they changed in 2.12)."""
+        from torch.nn.attention.varlen import varlen_attn
 
-def _varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: list, longest: tuple, scale: float) -> Tensor:
-    """torch's varlen kernel, with the argument names of the installed version (they changed in 2.12). Where a sequence
-    has more keys than queries, the queries are its last tokens."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))  # (T, heads, D)
-    known = inspect.signature(varlen_attn).parameters
-    if "enable_gqa" not in known:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    options = {name: value for name, value in ({"scale": scale, "enable_gqa": True} | causal).items() if name in known}
-    low = (x.to(torch.bfloat16).contiguous() for x in (q, k, v))  # the kernel takes 16 bits only
-    return varlen_attn(*low, *cu_seqlens, *longest, **options).to(q.dtype)
+        q, k, v = (x.transpose(0, 1) for x in (q, k[:, self.keys_of], v[:, self.keys_of]))  # (T, heads, D)
+        known = inspect.signature(varlen_attn).parameters
+        if "enable_gqa" not in known:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+        options = {key: x for key, x in ({"scale": scale, "enable_gqa": True} | causal).items() if key in known}
+        low = (x.to(torch.bfloat16).contiguous() for x in (q, k, v))  # the kernel takes 16 bits only
+        return varlen_attn(*low, *self.bounds, **options).to(q.dtype)
 
 
 # ---------- log-probs

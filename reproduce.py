@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -36,21 +37,23 @@ def command(name: str, seed: int) -> list[str]:
     return ["train.py", *files, f"--seed={seed}", f"--out_dir=out/learning/{name}_s{seed}"]
 
 
-def run(name: str, seed: int) -> str:
-    """Train one seed unless its result is there; returns a line about it."""
+def run(name: str, seed: int) -> tuple[bool, str]:
+    """Train one seed unless its result for the present settings is there; returns success and a line about it."""
     target, out_dir = RESULTS / "learning" / f"{name}_s{seed}.json", Path(f"out/learning/{name}_s{seed}")
-    if target.is_file():
-        return f"{target}: already there"
+    settings = asdict(load_config(command(name, seed)[1:])[0])
+    if target.is_file() and json.loads(target.read_text())["settings"] == settings:
+        return True, f"{target}: already there"
     began = time.time()
     log = Path(f"{out_dir}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         code = subprocess.run([sys.executable, *command(name, seed)], stdout=output, stderr=output).returncode
     if code:
-        return f"{name} seed {seed}: failed with exit code {code}, see {log}"
+        return False, f"{name} seed {seed}: failed with exit code {code}, see {log}"
     steps = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     result = {
         "command": "python " + " ".join(command(name, seed)),
+        "settings": settings,
         "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "iterations": len(steps),
@@ -59,7 +62,7 @@ def run(name: str, seed: int) -> str:
         "successes": json.loads((out_dir / "scores.json").read_text()),
     }
     target.write_text(json.dumps(result) + "\n")
-    return f"{target}: written after {time.time() - began:.0f} s"
+    return True, f"{target}: written after {time.time() - began:.0f} s"
 
 
 def percent(mean: float, low: float, high: float) -> str:
@@ -75,7 +78,7 @@ def learning_table() -> str:
     for name, (_, seeds) in LEARNING.items():
         paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in seeds) if p.is_file()]
         results = [json.loads(p.read_text()) for p in paths]
-        chosen = [(f"{p.stem} ({r['git_commit'][:7]})", [r]) for p, r in zip(paths, results, strict=True)]
+        chosen = [(f"{p.stem} ({str(r['git_commit'])[:7]})", [r]) for p, r in zip(paths, results, strict=True)]
         chosen += [(f"{name}, {len(results)} seeds", results)] if len(results) > 1 else []
         for label, rows in chosen:
             score = {key: np.array([r["successes"][key] for r in rows]) for key in rows[0]["successes"]}
@@ -105,15 +108,15 @@ def main(argv: list[str]) -> None:
     if not jobs:
         raise ValueError(f"--only={options['only']} matches none of {', '.join(LEARNING)}")
     (RESULTS / "learning").mkdir(parents=True, exist_ok=True)
+    failed = []
     with ThreadPoolExecutor(options["jobs"]) as pool:
-        lines = []
-        for line in pool.map(lambda job: run(*job), jobs):
-            lines.append(line)
+        for there, line in pool.map(lambda job: run(*job), jobs):
             print(line, flush=True)
+            failed += [] if there else [line]
     text = learning_table()
     (RESULTS / "learning.md").write_text(text)
     print(text)
-    if failed := [line for line in lines if "failed" in line]:
+    if failed:
         raise ValueError("; ".join(failed))
 
 

@@ -263,10 +263,19 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
-        """Admit what waits, prefill its new tokens, then draw one token for every live row; return what finished."""
-        self._admit()
-        n = len(self.rows)
-        logits = self._forward(_DecodeLayout(self, n), self.next_token[:n], self.length[:n])  # (n, V)
+        """Admit what waits, then one forward that prefills its new tokens and draws one token for every live row;
+        returns what finished."""
+        segments, copies = self._admit()
+        n, device = len(self.rows), self.length.device
+        new = torch.tensor([token for _, _, ids in segments for token in ids], dtype=torch.long, device=device)
+        places = [torch.arange(start, start + len(ids), device=device) for _, start, ids in segments]
+        tokens, positions = torch.cat([self.next_token[:n], new]), torch.cat([self.length[:n], *places])
+        layout = _CacheLayout(self, n, segments, copies)
+        hidden = self.model.model(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout
+        ).last_hidden_state[0]
+        self.num_prefilled += len(new)
+        logits = self.model.lm_head(hidden[:n]).float()  # (n, V)
         self.length[:n] += 1
         tokens, logprobs = self._draw(logits, n)
         self.out_ids[:n].scatter_(1, self.count[:n, None], tokens[:, None])
@@ -282,8 +291,9 @@ class TorchEngine:
         self.ids[key] += ids[:-1]  # the last sampled token has no keys and values yet; it is fed with the next prompt
         return Sample(key, ids, self.out_logprobs[row, :count].tolist())
 
-    def _admit(self) -> None:
-        """Give rows to waiting requests and prefill all but the last of their new tokens."""
+    def _admit(self) -> tuple[list[tuple], list[tuple]]:
+        """Give rows to waiting requests. Returns: their new tokens but the last as (row, first place, ids), and where
+        another row has the whole first prompt: (that row, row, tokens to copy)."""
         segments, copies, postponed = [], [], []
         for key, ids, max_tokens, temperature, seed in self.waiting:
             if key not in self.ids:
@@ -304,20 +314,7 @@ class TorchEngine:
             self.budget[row], self.temperature[row] = max_tokens, temperature
             self.noise[row, :max_tokens] = torch.from_numpy(np.random.default_rng(seed).random(max_tokens, np.float32))
         self.waiting = postponed
-        if segments:
-            tokens = torch.tensor([t for _, _, new in segments for t in new], device=self.length.device)
-            positions = torch.cat([torch.arange(start, start + len(new)) for _, start, new in segments])
-            self._forward(_PrefillLayout(self, segments), tokens, positions.to(tokens.device), head=False)
-            self.num_prefilled += len(tokens)
-        for source, row, used in copies:
-            for cache in (self.keys, self.values):
-                cache[:, row, :, :used] = cache[:, source, :, :used]
-
-    def _forward(self, layout, tokens: Tensor, positions: Tensor, *, head: bool = True) -> Tensor | None:
-        hidden = self.model.model(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout
-        ).last_hidden_state[0]
-        return self.model.lm_head(hidden).float() if head else None
+        return segments, copies
 
     def _draw(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """One token per row from softmax(logits / temperature), arg max at temperature 0; and its log-prob."""
@@ -330,47 +327,41 @@ class TorchEngine:
         return tokens[:, 0], logp.gather(1, tokens)[:, 0]
 
 
-class _PrefillLayout:
-    """New tokens of several rows in one pack: store their keys and values, attend to everything cached of the row."""
+class _CacheLayout:
+    """The tokens of one forward: the newest of each of the first n rows, then the segments that are to be prefilled.
+    All keys and values are stored before anything attends to them, so a row may begin to decode at once."""
 
-    def __init__(self, engine: TorchEngine, segments: list[tuple]):
-        self.engine, self.segments = engine, segments
-
-    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        pieces, at = [], 0
-        for row, start, new in self.segments:
-            end, piece = start + len(new), slice(at, at + len(new))
-            keys, values = self.engine.keys[layer_idx, row], self.engine.values[layer_idx, row]
-            keys[:, start:end], values[:, start:end] = k[:, piece], v[:, piece]
-            mask = torch.ones(len(new), end, dtype=torch.bool, device=q.device).tril(start) if start else None
-            pieces.append(
-                F.scaled_dot_product_attention(
-                    q[None, :, piece], keys[None, :, :end].to(q.dtype), values[None, :, :end].to(q.dtype),
-                    attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True,
-                )[0]
-            )  # fmt: skip
-            at += len(new)
-        return torch.cat(pieces, dim=1).transpose(0, 1)  # (T, heads, D)
-
-
-class _DecodeLayout:
-    """One new token for each of the first n rows; query heads that share a key head form one small batch."""
-
-    def __init__(self, engine: TorchEngine, n: int):
-        self.engine, self.rows, self.at = engine, torch.arange(n, device=engine.length.device), engine.length[:n]
+    def __init__(self, engine: TorchEngine, n: int, segments: list[tuple], copies: list[tuple]):
+        self.engine, self.segments, self.copies = engine, segments, copies
+        self.rows, self.at = torch.arange(n, device=engine.length.device), engine.length[:n]
         self.span = int(self.at.max()) + 1  # the shortest attention span that all live rows need
         beyond = torch.arange(self.span, device=self.at.device) > self.at[:, None]  # (n, span)
         self.bias = torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, -torch.inf)[:, None, None]
+        sizes = [(len(ids), start) for _, start, ids in segments]
+        self.masks = [torch.ones(m, start + m, dtype=torch.bool, device=self.at.device).tril(start) if start else None
+                      for m, start in sizes]  # fmt: skip
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        n, (kv_heads, dim) = len(self.rows), (k.shape[0], q.shape[-1])
-        keys, values = self.engine.keys[layer_idx], self.engine.values[layer_idx]
+        n, lengths = len(self.rows), [len(ids) for _, _, ids in self.segments]
+        keys, values = self.engine.keys[layer_idx], self.engine.values[layer_idx]  # (rows, kv_heads, positions, D)
         for cache, new in ((keys, k), (values, v)):
-            cache[self.rows, :, self.at] = new.transpose(0, 1).to(cache.dtype)
-        keys, values = (cache[:n, :, : self.span].to(q.dtype) for cache in (keys, values))
-        q = q.transpose(0, 1).reshape(n, kv_heads, -1, dim)  # (n, kv_heads, group, D)
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=self.bias.to(q.dtype), scale=scale)
-        return out.reshape(n, -1, dim)  # (n, heads, D)
+            newest, *pieces = new.to(cache.dtype).split([n, *lengths], dim=1)
+            cache[self.rows, :, self.at] = newest.transpose(0, 1)
+            for (row, start, ids), piece in zip(self.segments, pieces, strict=True):
+                cache[row, :, start : start + len(ids)] = piece
+            for source, row, used in self.copies:
+                cache[row, :, :used] = cache[source, :, :used]
+        newest, *pieces = q.split([n, *lengths], dim=1)
+        # query heads that share a key head form one small batch
+        newest = newest.transpose(0, 1).reshape(n, k.shape[0], -1, q.shape[-1])  # (n, kv_heads, group, D)
+        held = (cache[:n, :, : self.span].to(q.dtype) for cache in (keys, values))
+        out = [F.scaled_dot_product_attention(newest, *held, attn_mask=self.bias.to(q.dtype), scale=scale)]
+        out[0] = out[0].reshape(n, -1, q.shape[-1])  # (n, heads, D)
+        for (row, start, ids), piece, mask in zip(self.segments, pieces, self.masks, strict=True):
+            held = (cache[None, row, :, : start + len(ids)].to(q.dtype) for cache in (keys, values))
+            options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
+            out.append(F.scaled_dot_product_attention(piece[None], *held, **options)[0].transpose(0, 1))
+        return torch.cat(out)  # (T, heads, D)
 
 
 def make_engine(config: Config, model, chat: Chat) -> TorchEngine:
@@ -387,36 +378,35 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu")
     begin with, and the whole opening of neighbours that have the same one (members of a group)."""
     ids, positions, lengths, contexts, mask = [], [], [], [], []
 
-    def put(tokens: list[int], sampled: list[bool], context: tuple[int, ...]) -> tuple[int, ...]:
-        """Append a piece; returns the context of what continues it."""
-        if not tokens:
+    def put(t: Trajectory, start: int, end: int, context: tuple[int, ...]) -> tuple[int, ...]:
+        """Append tokens start..end of a trajectory as a piece; returns the context of what continues it."""
+        if start == end:
             return context
-        start = sum(lengths[i] for i in context)
-        ids.extend(tokens), mask.extend(sampled), positions.extend(range(start, start + len(tokens)))
-        lengths.append(len(tokens)), contexts.append(context)
+        ids.extend(t.ids[start:end]), mask.extend(t.response_mask[start:end]), positions.extend(range(start, end))
+        lengths.append(end - start), contexts.append(context)
         return (*context, len(lengths) - 1)
 
     def opening(t: Trajectory) -> list[int]:
         return t.turns[0].prompt_ids[:-1]  # without the last token, whose state scores the first sampled one
 
-    common = os.path.commonprefix([opening(t) for t in trajectories])  # of lists as of paths
-    root = put(common, [False] * len(common), ())
-    for shared, members in groupby(trajectories, key=opening):
-        n = len(shared)
-        context = put(shared[len(common) :], [False] * (n - len(common)), root)
+    common = len(os.path.commonprefix([opening(t) for t in trajectories]))  # works for lists as for paths
+    root = put(trajectories[0], 0, common, ())
+    for shared, group in groupby(trajectories, key=opening):
+        members = list(group)
+        context = put(members[0], common, len(shared), root)
         for t in members:
-            put(t.ids[n:], t.response_mask[n:], context)
+            put(t, len(shared), len(t.ids), context)
     index = torch.tensor(mask).nonzero()[:, 0].to(device)
     return Batch(torch.tensor(ids, device=device), torch.tensor(positions, device=device), lengths, contexts, index)
 
 
 def micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[list[int]]:
     """Indices of trajectories in packs of at most `max_tokens` tokens (a longer one stands alone); trajectories with
-    the same first prompt, which counts once in a pack, are neighbours."""
+    the same first prompt, which `pack` computes once, are neighbours."""
     packs, used, last = [], 0, None
     for i in sorted(range(len(trajectories)), key=lambda i: trajectories[i].turns[0].prompt_ids):
         opening, total = trajectories[i].turns[0].prompt_ids, len(trajectories[i].ids)
-        cost = total - len(opening) * (opening == last)
+        cost = total - (len(opening) - 1) * (opening == last)
         if not packs or used + cost > max_tokens:
             packs.append([])
             used, cost = 0, total

@@ -31,7 +31,7 @@ from dialogue import format_response, parse_response
 from model import Policy, build_tiny, load_model, pick_device
 from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
 
-COMMIT_ONE = 0.75  # share of clean demonstrated turns that commit one action; two: 19 %, three or more: 6 %
+COMMIT_ONE = 0.75  # a clean turn means to commit one action in 75 % of cases, two in 19 %, more in 6 %
 SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
 CACHE_KEYS = (  # with sft_*: the settings that the start depends on
     "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
@@ -40,8 +40,8 @@ CACHE_KEYS = (  # with sft_*: the settings that the start depends on
 
 
 def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Trajectory:
-    """Play training instance `index` by plan, with a fraction `noise` of the turns spoiled; the response tokens are
-    what a policy would have sampled."""
+    """Play training instance `index` as `Env.demonstrate` says, with `noise` as described at the top of this file; the
+    response tokens are what a policy would have sampled."""
     seed = (config.seed, SEED_DEMOS, index)
     # the last number is not 0, because numpy seeds [a, b, c] and [a, b, c, 0] alike, and the first draws the instance
     episode, rng = make_episode(config), np.random.default_rng([*seed, 1 + (noise > 0)])
@@ -67,10 +67,10 @@ def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Tr
 
 
 def sampling_weights(demos: list[Trajectory]) -> np.ndarray:
-    """Probability (n,) of each demonstration, by the inverse root of how often its kind of thoughts (the sentence
-    openings it uses) occurs. Otherwise a thought that few boards ask for, such as a detour, is never learned."""
+    """Probability (n,) of each demonstration, by the inverse root of how often its kind of thoughts (the words that its
+    sentences begin with) occurs. Otherwise a thought that few boards ask for, such as a detour, is never learned."""
     thoughts = (" ".join(parse_response(turn.text).thought for turn in demo.turns) for demo in demos)
-    kinds = [frozenset(re.findall("[A-Z][a-z]+", thought)) for thought in thoughts]
+    kinds = [frozenset(re.findall(r"(?:^|[.] )(\w+)", thought)) for thought in thoughts]
     counts = Counter(kinds)
     weights = np.array([counts[kind] ** -0.5 for kind in kinds])
     return weights / weights.sum()

@@ -295,10 +295,11 @@ def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
     """The evaluation table with the reference players, and where everything was written."""
     players = {name: (summarize(played), played) for name, played in reference_rows(config).items()}
     text = table(players | rows)
+    text = f"{config.env}: {config.eval_size} fixed prompts ({config.eval_split}), T={config.eval_temperature}\n{text}"
     (out_dir / "scores.md").write_text(text + "\n", encoding="utf-8")
     successes = {name: [int(t.success) for t in played] for name, (_, played) in (players | rows).items()}
     (out_dir / "scores.json").write_text(json.dumps(successes) + "\n", encoding="utf-8")
-    print(f"\n{config.env}: {config.eval_size} fixed prompts, T={config.eval_temperature}\n{text}\n")
+    print(f"\n{text}\n")
     files = ", ".join(sorted(p.name for p in out_dir.iterdir()))
     print(f"wrote {out_dir}/: {files}; the policy is in Hugging Face format")
 
@@ -328,7 +329,8 @@ def main(argv: list[str]) -> None:
     for name, folder in folders.items():
         start_model = load_model(folder, device=device)[0]
         rows[name] = evaluate(config, make_engine(config, start_model, chat), chat, Policy(start_model))
-        print(f"{name}: success {rows[name][0]['success']:.3f} on {config.eval_size} fixed prompts", flush=True)
+        success = rows[name][0]["success"]
+        print(f"{name}: success {success:.3f} on {config.eval_size} {config.eval_split} prompts", flush=True)
     save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
     (out_dir / "starts.json").write_text(json.dumps(folders))
     (out_dir / "scores.md").unlink(missing_ok=True)

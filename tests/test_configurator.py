@@ -434,6 +434,12 @@ def test_script_runs(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "seed 4\n", "")
 
 
+def test_torchrun_gets_the_sentence(tmp_path):
+    run_script(tmp_path, "--seed=8", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
+    record = json.loads((tmp_path / "error.json").read_text())
+    assert record["message"] == "error: first line second line" and record["timestamp"] > 1.7e9
+
+
 @pytest.mark.parametrize(
     "argument, message",
     [

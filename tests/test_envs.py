@@ -641,6 +641,14 @@ def test_lake_statements_by_hand():
     assert on_lake("PG\n_O").statements() == ["Goal right goal.", "Way right."]
 
 
+def test_demonstrated_moves_follow_a_random_shortest_path():
+    env, rng, seen = on_lake("P__\n_O_\n__G"), np.random.default_rng(0), set()
+    for _ in range(50):
+        seen.add(tuple(env.demonstrate(9, rng)))
+        assert len(env.demonstrate(3, rng)) == 3
+    assert seen == {("Right", "Right", "Down", "Down"), ("Down", "Down", "Right", "Right")}
+
+
 def test_room_observation_modes_by_hand():
     # around you at (4,3) and around the box at (3,3): up, down, left, right
     text = in_room(ROOM_BOARD, observation="relations").observe()

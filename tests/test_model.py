@@ -39,6 +39,13 @@ def packed(sequences):
     return Batch(torch.tensor(ids), torch.tensor(positions), lengths, [()] * len(lengths), torch.tensor(index))
 
 
+# the sequences 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 with their common beginnings written once
+SHARED = Batch(
+    torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
+    [3, 2, 3, 2, 2], [(), (0,), (0, 1), (0, 1), (0,)], torch.tensor([6, 7, 9, 11]),
+)  # fmt: skip
+
+
 def saved_reference(built, folder, attention):
     built.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
@@ -111,12 +118,8 @@ def test_order_of_the_pack_does_not_matter(random_model):
 def test_shared_prompts_equal_repeated_ones(random_model):
     # 1 2 3 is in all three sequences, 4 5 in two of them; log-probs of 8, 9, 11 and 13
     repeated = packed([([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]), ([1, 2, 3, 4, 5, 10, 11], [6]), ([1, 2, 3, 12, 13], [4])])
-    shared = Batch(
-        torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
-        [3, 2, 3, 2, 2], [(), (0,), (0, 1), (0, 1), (0,)], torch.tensor([6, 7, 9, 11]),
-    )  # fmt: skip
     results, weights = [], torch.randn(2, 4)
-    for batch in (shared, repeated):
+    for batch in (SHARED, repeated):
         random_model.zero_grad()
         scores = torch.stack(Policy(random_model)(batch, 1.0))
         (scores * weights).sum().backward()
@@ -150,20 +153,28 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_the_gpu_kernel_gets_16_bits(random_model, monkeypatch, autocast):
-    """The varlen kernel takes float16 or bfloat16 only; a stand-in on the CPU looks at what it would get."""
+def test_the_gpu_path_with_a_stand_in_for_its_kernel(random_model, monkeypatch, autocast):
+    """The varlen kernel takes 16 bits only, flat keys of every sequence and their bounds; causal from the end."""
     seen = []
 
-    def kernel(q, k, v, *_, **__):
+    def kernel(q, k, v, q_ends, k_ends, longest_q, longest_k, *, scale):
         seen.append({q.dtype, k.dtype, v.dtype})
-        return torch.zeros_like(q)
+        assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
+        assert (q_ends[-1], k_ends[-1]) == (len(q), len(k)) and q.shape[1] == k.shape[1] == v.shape[1]
+        out = []
+        for a, b, c, d in zip(q_ends, q_ends[1:], k_ends, k_ends[1:], strict=False):
+            mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(int((d - c) - (b - a)))
+            parts = (x.transpose(0, 1).float() for x in (q[a:b], k[c:d], v[c:d]))
+            out.append(torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask, scale=scale))
+        return torch.cat(out, dim=1).transpose(0, 1).to(q.dtype)
 
+    expected = Policy(random_model)(SHARED, 1.0)[0]
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    monkeypatch.setattr(model.PackedLayout, "attend", lambda self, _, q, k, v, scale: model._varlen_attention(
-        q, k, v, [torch.tensor([0, 10, 12, 19], dtype=torch.int32)] * 2, (10, 10), scale))  # fmt: skip
+    monkeypatch.setattr(model.PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        Policy(random_model)(packed(SEQUENCES), 1.0)
+        actual = Policy(random_model)(SHARED, 1.0)[0]
     assert seen == [{torch.bfloat16}] * 2  # two layers
+    assert 0 < (actual - expected).abs().max() < 0.3
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

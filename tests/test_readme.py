@@ -29,7 +29,7 @@ def test_commands_parse(words, monkeypatch):
 
 
 def test_there_are_commands():
-    assert len(COMMANDS) >= 5
+    assert len(COMMANDS) >= 6
 
 
 def test_files_that_readme_names_exist():

@@ -1,17 +1,20 @@
 """Tests of reproduce.py: the table by hand, finished rows, failed runs."""
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import reproduce
+from configurator import load_config
 from eval import paired_bootstrap
 
 ROW = {
     "command": "python train.py", "git_commit": "0123456789", "machine": "here", "iterations": 2,
-    "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75},
+    "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75}, "settings": {},
 }  # fmt: skip
 # four instances: the start solves the first, RL all but the last, the greedy player the first two
 SUCCESSES = {"greedy, closed loop": [1, 1, 0, 0], "start": [1, 0, 0, 0], "after RL": [1, 1, 1, 0]}
@@ -20,6 +23,7 @@ SUCCESSES = {"greedy, closed loop": [1, 1, 0, 0], "start": [1, 0, 0, 0], "after 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").symlink_to(Path(reproduce.__file__).parent / "config")
     folder = tmp_path / "docs/results/learning"
     folder.mkdir(parents=True)
     return folder
@@ -31,17 +35,17 @@ def cells(line):
 
 def test_table_by_hand(results):
     (results / "frozenlake_ppo_s0.json").write_text(json.dumps(ROW | {"successes": SUCCESSES}))
-    second = ROW | {"successes": SUCCESSES | {"after RL": [1, 1, 1, 1]}, "cpu_s_per_iteration": 2.5}
+    second = ROW | {"git_commit": None, "successes": SUCCESSES | {"after RL": [1] * 4}, "cpu_s_per_iteration": 2.5}
     (results / "frozenlake_ppo_s2.json").write_text(json.dumps(second))
     head, _, first, other, both, *players = reproduce.learning_table().splitlines()
     assert cells(head)[1:4] == ["clean warm start", "start", "after RL"]
     # Wilson at 1 of 4 and 3 of 4; no clean start; mean differences 2/4 and 1/4
-    assert cells(first)[:4] == ["frozenlake_ppo_s0 (0123456)", "-", "25.0 [4.6, 69.9]", "75.0 [30.1, 95.4]"]
+    assert cells(first)[0] == "frozenlake_ppo_s0 (0123456)"
+    assert cells(first)[1:4] == ["-", "25.0 [4.6, 69.9]", "75.0 [30.1, 95.4]"]
     assert cells(first)[4].startswith("50.0 [") and cells(first)[5] == "-" and cells(first)[6].startswith("25.0 [")
     assert cells(first)[7] == "1.50"
-    assert cells(other)[0] == "frozenlake_ppo_s2 (0123456)" and cells(other)[3].startswith("100.0 [")
-    a, b = (np.array([s["successes"][key] for s in (ROW | {"successes": SUCCESSES}, second)]) for key in
-            ("after RL", "start"))  # fmt: skip
+    assert cells(other)[0] == "frozenlake_ppo_s2 (None)" and cells(other)[3].startswith("100.0 [")
+    a, b = (np.array([SUCCESSES[key], second["successes"][key]]) for key in ("after RL", "start"))
     assert cells(both)[0] == "frozenlake_ppo, 2 seeds" and cells(both)[3].startswith("87.5 [")
     assert cells(both)[4] == reproduce.percent(*paired_bootstrap(a, b))
     assert cells(both)[7] == "2.00"
@@ -50,9 +54,18 @@ def test_table_by_hand(results):
 
 def test_a_finished_row_is_not_run_again(results, monkeypatch):
     monkeypatch.setattr(reproduce.subprocess, "run", lambda *_, **__: pytest.fail("was run"))
-    (results / "bandit_ppo_s0.json").write_text(json.dumps(ROW | {"successes": SUCCESSES}))
+    row, target = ROW | {"successes": SUCCESSES}, results / "bandit_ppo_s0.json"
+    settings = asdict(load_config(reproduce.command("bandit_ppo", 0)[1:])[0])
+    target.write_text(json.dumps(row | {"settings": settings}))
     reproduce.main(["learning", "--only=bandit"])
     assert "bandit_ppo_s0 (0123456)" in (results.parent / "learning.md").read_text()
+
+
+def test_a_row_of_other_settings_is_run_again(results, monkeypatch):
+    monkeypatch.setattr(reproduce.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=2))
+    (results / "bandit_ppo_s0.json").write_text(json.dumps(ROW | {"successes": SUCCESSES}))
+    with pytest.raises(ValueError, match="bandit_ppo seed 0: failed with exit code 2"):
+        reproduce.main(["learning", "--only=bandit"])
 
 
 def test_a_failed_run_leaves_no_row_and_fails(results, monkeypatch):

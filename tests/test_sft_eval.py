@@ -76,6 +76,15 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
         assert a.turns[0].text.split("</think>")[0] == b.turns[0].text.split("</think>")[0]
 
 
+def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
+    config = tiny_config("frozenlake_ppo")
+    for noise, least, most in ((0.0, 0.75, 0.95), (1.0, 0.3, 0.6)):
+        demos = [sft.demonstration(config, chat, i, noise=noise) for i in range(150)]
+        counts = [len(turn.info["actions"]) for demo in demos for turn in demo.turns]
+        # drawn: 0.75 and 1/3; a near goal makes plans shorter, so a few more
+        assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
+
+
 def test_a_clean_demonstration_enters_no_hole_without_slip(chat):
     config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
     demos = [sft.demonstration(config, chat, i, noise=0.0) for i in range(60)]

@@ -571,4 +571,4 @@ def test_the_policy_learns_which_arm_pays(small_shape, tmp_path, monkeypatch):
     files = [str(config / name) for name in ("bandit_grpo.py", "tiny.py")]
     train.main([*files, *small, "--out_dir=out/arms", "--num_iterations=20", "--eval_every=0", "--eval_size=32"])
     success = [row["success"] for row in rows_of("out/arms")]  # share of the better arm; chance is 0.5
-    assert sum(success[:4]) / 4 < 0.5 and sum(success[-5:]) / 5 > 0.7
+    assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)
