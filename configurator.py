@@ -44,8 +44,10 @@ class Config:
     format_penalty: float = -0.1  # <= 0; added to the reward of a malformed turn
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, or 'tiny' (built in, random weights)
-    dtype: str = "auto"  # auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
+    dtype: str = "auto"  # compute type: auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
+    compile: bool = False  # True: torch.compile the MLP and the norms of every block, packs padded to one size
     # rollout
+    engine: str = "vllm"  # what samples: vllm | torch (in plain PyTorch, needs no vLLM)
     num_groups: int = 8  # >= 1; P, initial states per iteration
     group_size: int = 16  # >= 1; N, trajectories per initial state
     temperature: float = 1.0  # > 0; of sampling, and of the log-probabilities in the loss
@@ -59,6 +61,8 @@ class Config:
     filter_keep: float = 0.25  # > 0, <= 1; fraction of groups kept, highest in-group reward std first; 1.0 = no filter
     clip_low: float = 0.2  # >= 0, < 1; the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.28  # > 0; see clip_low
+    recompute_old_logprobs: bool = False  # True: old log-probs from a forward of the trainer, not from the engine
+    importance_cap: float = 2.0  # >= 1; weights pi / pi_engine of tokens are truncated here (TIS)
     value_clip: float = 0.5  # > 0; new values stay this close to the old ones, reward units
     value_coef: float = 0.5  # >= 0; weight of the value loss
     entropy_coef: float = 0.001  # >= 0; weight of the entropy bonus
@@ -109,20 +113,26 @@ class Config:
 
 
 FIELD_TYPES: dict[str, type] = {field.name: field.type for field in fields(Config)}
+REFUSED = dict.fromkeys(
+    ("top_p", "top_k"),
+    "sampling from a cut distribution would make the log-probs in the loss those of another policy; use temperature",
+)
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "observation": ("grid", "coord", "relations"),
     "dtype": ("auto", "float32", "bfloat16"),
+    "engine": ("vllm", "torch"),
     "estimator": ("gae", "grpo"),
     "eval_split": ("eval", "heldout"),
 }
 COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens
-    max_running batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size sft_demos sft_actions"""
+    max_running importance_cap batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size sft_demos
+    sft_actions"""
 NOT_NEGATIVE = """seed num_iterations eval_every save_every num_samples num_threads value_coef entropy_coef kl_coef
     learning_rate critic_lr weight_decay eval_temperature sft_steps sft_noisy_steps sft_lr sft_muon_lr
     sft_noisy_lr_scale"""
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {  # every numeric field is in exactly one row
-    "1 or more": (lambda x: x >= 1, COUNTS),
+    "1 or more": (lambda x: x >= 1, COUNTS),  # importance_cap among them: below 1 it would bias on-policy tokens
     "0 or more": (lambda x: x >= 0, NOT_NEGATIVE),
     "0 or less": (lambda x: x <= 0, "format_penalty"),
     "more than 0": (lambda x: x > 0, "temperature clip_high value_clip grad_clip"),
@@ -197,6 +207,8 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 def _type_of(key: str, known_types: dict[str, Any], source: str) -> Any:
     if key in known_types:
         return known_types[key]
+    if key in REFUSED:
+        raise ValueError(f"{key} from {source} is refused: {REFUSED[key]}")
     near = difflib.get_close_matches(key, known_types, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the keys are {', '.join(known_types)}"
     raise ValueError(f"unknown key {key!r} from {source}: {hint}")

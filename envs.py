@@ -46,6 +46,7 @@ class Env:
 
     actions: tuple[str, ...] = ()
     repeats = False  # True: so few distinct prompts that splits cannot be disjoint (Bandit)
+    blocking = False  # True: a step takes long (it waits for a program or a server) and is done in a thread
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
         if observation not in OBSERVATIONS:

@@ -17,13 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config, load_saved
 from dialogue import format_response
-from model import Policy, load_model, pick_device
-from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, micro_batches, pack, summarize
+from engine import make_engine
+from model import Policy, load_model, pick_device, pick_dtype
+from parallel import collect_all, rank, score_tokens, set_up, synchronize, tear_down, world_size
+from rollout import Chat, Trajectory, Turn, make_episode, summarize
 
 SEED_EVAL = 21
 PLAYERS = ("random", "greedy", "optimal")
@@ -94,20 +95,21 @@ def reference_rows(config: Config, players: Sequence[str] = PLAYERS) -> dict[str
 
 
 def evaluate(config: Config, engine, chat: Chat, policy: Policy) -> tuple[dict[str, float], list[Trajectory]]:
-    """Play the fixed prompts once each; the sampling noise is fixed as well.
+    """Play the fixed prompts once each with the policy's weights; the sampling noise is fixed as well. All ranks share
+    the work.
 
     Returns: the means of `rollout.summarize` with entropy (nats per response token, at the evaluation temperature),
     and the trajectories in the order of the prompts."""
     starts = [((i,), 0) for i in range(config.eval_size)]
-    with tqdm(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False, mininterval=1) as bar:
-        played = collect(engine, chat, config, starts, split=config.eval_split, temperature=config.eval_temperature,
-                         noise_seed=(SEED_EVAL,), on_done=bar.update)  # fmt: skip
-    device, total = next(policy.parameters()).device, 0.0
-    with torch.no_grad():
-        for indices in micro_batches(played, config.micro_batch_tokens):
-            batch = pack([played[i] for i in indices], device)
-            total += policy(batch, config.eval_temperature or 1.0)[1].sum().item()
-    return summarize(played) | {"entropy": total / sum(t.num_response_tokens for t in played)}, played
+    synchronize(engine, policy, pick_dtype(config.dtype, pick_device(config.device)))
+    with tqdm(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False, mininterval=1,
+              disable=rank() > 0) as bar:  # fmt: skip
+        played = collect_all(
+            engine, policy, chat, config, starts, group_size=1, split=config.eval_split, noise_seed=(SEED_EVAL,),
+            temperature=config.eval_temperature, on_done=lambda: bar.update(world_size()),
+        )  # fmt: skip
+    _, entropy = score_tokens(policy, played, config, config.eval_temperature or 1.0)
+    return summarize(played) | {"entropy": entropy.mean().item()}, played
 
 
 def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
@@ -155,7 +157,6 @@ def main(argv: list[str]) -> None:
     config, options, _ = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""}, base=base)
     if options["player"] not in ("", *PLAYERS):
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
-    torch.set_num_threads(config.num_threads or torch.get_num_threads())
     began = time.process_time()
     if options["player"]:
         played = reference_rows(config, [options["player"]])
@@ -163,12 +164,16 @@ def main(argv: list[str]) -> None:
     else:
         if config.model == "tiny":
             raise ValueError("model='tiny' has no trained weights yet: give a run folder, or --model=PATH")
-        model, tokenizer = load_model(config.model, device=pick_device(config.device))
+        model, tokenizer = load_model(config.model, device=set_up(config)[0])
         chat = Chat(tokenizer)
-        rows = {config.model: evaluate(config, make_engine(config, model, chat), chat, Policy(model))}
+        engine = make_engine(config, model, chat)
+        rows = {config.model: evaluate(config, engine, chat, Policy(model))}
+        tear_down(engine)
     print(table(rows))
     print(f"{config.env}, {config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
+    if rank():
+        return
     if options["json"]:
         scores = {}
         for name, (metrics, played) in rows.items():

@@ -8,7 +8,9 @@ does the attention so that it never crosses a sequence. `PackedLayout` below ser
 Shapes: T tokens of a packed micro-batch, R of them sampled (response) tokens, H hidden size, V vocabulary.
 """
 
+import importlib.util
 import inspect
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.modeling_utils import AttentionInterface
+from transformers.utils.logging import disable_progress_bar
 
 from dialogue import Episode, format_response
 from envs import ENVS, OBSERVATIONS, Bandit, make_env
 
+disable_progress_bar()  # of transformers, for loading and saving: seconds at most
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -61,14 +65,17 @@ AttentionInterface.register("layout", _attention)
 
 
 class PackedLayout:
-    """Attention inside the sequences of a pack: a loop of SDPA calls over pieces on CPU, one varlen kernel on CUDA.
-    Where a piece has more keys than queries, the queries are the last tokens of its sequence."""
+    """Attention inside the sequences of a pack: one varlen kernel on CUDA; on CPU, and on GPUs too old for the kernel,
+    a loop of SDPA calls over pieces. A piece has its queries at the end of its keys."""
 
     def __init__(self, batch: Batch):
         self.lengths, self.contexts, device = batch.lengths, batch.contexts, batch.ids.device
+        self.has_kernel = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         totals = [n + sum(self.lengths[i] for i in c) for n, c in zip(self.lengths, self.contexts, strict=True)]
         self.masks = [
-            torch.ones(n, total, dtype=torch.bool).tril(total - n) if total > n and device.type == "cpu" else None
+            torch.ones(n, total, dtype=torch.bool, device=device).tril(total - n)
+            if total > n and not self.has_kernel
+            else None
             for n, total in zip(self.lengths, totals, strict=True)
         ]
         places = torch.arange(sum(self.lengths), device=device).split(self.lengths)
@@ -77,7 +84,7 @@ class PackedLayout:
         self.bounds = [*(F.pad(end, (1, 0)).int() for end in ends), max(self.lengths), max(totals)]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        if q.device.type == "cuda":
+        if self.has_kernel:
             return self.attend_varlen(q, k, v, scale)
         # split and not slices, whose backward would fill a whole tensor each
         qs, ks, vs = (x[None].split(self.lengths, dim=2) for x in (q, k, v))  # 4-D, or the fused kernel is not taken
@@ -89,16 +96,21 @@ class PackedLayout:
         return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # (T, heads, D)
 
     def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """torch's varlen kernel, with the argument names of the installed version (they changed in 2.12)."""
+        """flash-attn's varlen kernel where it is installed, else torch's, with the argument names of the installed
+        version (they changed in 2.12)."""
+        q, k, v = (x.transpose(0, 1) for x in (q, k[:, self.keys_of], v[:, self.keys_of]))  # (T, heads, D)
+        low = [x.to(torch.bfloat16).contiguous() for x in (q, k, v)]  # the kernels take 16 bits only
+        if importlib.util.find_spec("flash_attn"):
+            from flash_attn import flash_attn_varlen_func
+
+            return flash_attn_varlen_func(*low, *self.bounds, softmax_scale=scale, causal=True).to(q.dtype)
         from torch.nn.attention.varlen import varlen_attn
 
-        q, k, v = (x.transpose(0, 1) for x in (q, k[:, self.keys_of], v[:, self.keys_of]))  # (T, heads, D)
         known = inspect.signature(varlen_attn).parameters
         if "enable_gqa" not in known:
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+            low[1:] = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in low[1:])
         causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
         options = {key: x for key, x in ({"scale": scale, "enable_gqa": True} | causal).items() if key in known}
-        low = (x.to(torch.bfloat16).contiguous() for x in (q, k, v))  # the kernel takes 16 bits only
         return varlen_attn(*low, *self.bounds, **options).to(q.dtype)
 
 
@@ -152,11 +164,18 @@ def chunked_logprobs(
 
 
 class Policy(nn.Module):
-    """A causal language model that scores the sampled tokens of packed sequences."""
+    """A causal language model that scores the sampled tokens of packed sequences. `version` is unique to its present
+    weights: every optimizer step calls `changed`, and an engine that has other weights is noticed (parallel.py)."""
+
+    _versions = itertools.count(1)
 
     def __init__(self, model: Qwen2ForCausalLM):
         super().__init__()
         self.model = model
+        self.changed()
+
+    def changed(self) -> None:
+        self.version = next(self._versions)
 
     def forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
         """Returns: logprobs (R,) of the sampled tokens and entropy (R,) of the distributions they came from, nats."""
@@ -178,7 +197,7 @@ class Critic(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Returns: values (R,), reward units."""
         hidden = packed_hidden(self.backbone, batch)  # (T, H)
-        return self.value_head(hidden[batch.response_index - 1]).float()[:, 0]
+        return self.value_head(hidden[batch.response_index - 1]).float().sum(-1)  # not a view, which FSDP2 forbids
 
 
 def packed_hidden(backbone: nn.Module, batch: Batch) -> Tensor:
@@ -195,6 +214,12 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda', but torch sees no GPU; use --device=cpu, with config/tiny.py for its speed")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The type to compute in for a config's "auto" (bfloat16 on cuda), "float32" or "bfloat16"."""
+    low = name == "bfloat16" or (name == "auto" and device.type == "cuda")
+    return torch.bfloat16 if low else torch.float32
 
 
 def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:

@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +28,9 @@ from tqdm import tqdm
 
 from configurator import Config, fail_clearly, load_config
 from dialogue import format_response, parse_response
+from engine import make_engine
 from model import Policy, build_tiny, load_model, pick_device
-from rollout import Chat, Trajectory, Turn, collect, make_engine, make_episode, pack, summarize
+from rollout import Chat, Trajectory, Turn, collect, make_episode, pack, summarize
 
 COMMIT_ONE = 0.75  # a clean turn means to commit one action in 75 % of cases, two in 19 %, more in 6 %
 SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
@@ -137,7 +138,7 @@ def imitate(policy: Policy, demos: list[Trajectory], config: Config, *, steps: i
 
 def probe(model, chat: Chat, config: Config, size: int = 256) -> dict[str, float]:
     """Held-out instances (not the evaluation prompts) at the evaluation temperature and at T=1."""
-    engine, report = make_engine(config, model, chat), {}
+    engine, report = make_engine(replace(config, engine="torch"), model, chat), {}  # no second vLLM beside a trainer's
     for temperature in (config.eval_temperature, 1.0):
         played = collect(engine, chat, config, [((i,), 0) for i in range(size)], split="heldout",
                          temperature=temperature, noise_seed=(config.seed, SEED_PROBE))  # fmt: skip
@@ -151,7 +152,8 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
     (Hugging Face models) and report.json. The key covers every setting and source file that the result depends on."""
     used = {key: value for key, value in asdict(config).items() if key.startswith("sft_") or key in CACHE_KEYS}
     here = Path(__file__).parent
-    sources = [(here / name).read_bytes() for name in ("envs.py", "dialogue.py", "model.py", "rollout.py", "sft.py")]
+    files = ("envs.py", "dialogue.py", "model.py", "engine.py", "rollout.py", "sft.py")
+    sources = [(here / name).read_bytes() for name in files]
     digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode() + b"".join(sources) + torch.__version__.encode())
     folder = Path(root) / digest.hexdigest()[:12]
     if (folder / "report.json").is_file():

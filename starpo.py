@@ -165,12 +165,14 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, num_tokens: int
-) -> tuple[Tensor, dict[str, Tensor]]:
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, num_tokens: int,
+    importance: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """PPO's clipped objective, -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), summed / num_tokens.
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) before the update; advantages (R,); num_tokens >= 1,
-        response tokens of the whole mini-batch, so that losses and gradients of micro-batches (and ranks) add up.
+        response tokens of the whole mini-batch, so that losses and gradients of micro-batches (and ranks) add up;
+        importance (R,), factors without gradient, from `importance_weights`.
     Returns: loss, scalar; metrics, SUMS over the R tokens without gradient, to be divided once by the caller:
         clipfrac (tokens whose clipped term is strictly smaller), approx_kl (k3 of KL(old || new), nats).
     Raises: ValueError if shapes differ, clip_low is not in [0, 1], clip_high < 0 or num_tokens < 1.
@@ -188,9 +190,30 @@ def policy_loss(
     ratio, advantages = log_ratio.exp(), advantages.detach()  # (R,), (R,)
     unclipped = ratio * advantages  # (R,)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages  # (R,)
-    loss = -torch.minimum(unclipped, clipped).sum() / num_tokens
+    objective = torch.minimum(unclipped, clipped)  # (R,)
+    loss = -(objective if importance is None else objective * importance.detach()).sum() / num_tokens
     clipfrac, approx_kl = (clipped < unclipped).sum().to(loss.dtype), (torch.expm1(log_ratio) - log_ratio).sum()
     return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl.detach()}
+
+
+def importance_weights(logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float) -> Tensor:
+    """What turns PPO's ratio into the truncated importance weight of the sampler: min(pi / pi_rollout, cap) / ratio.
+
+    Samples come from the engine, whose numbers differ a little from the trainer's. With old_logprobs = rollout_logprobs
+    the weight is 1 until a ratio exceeds the cap; with recomputed ones it is pi_old / pi_rollout, truncated.
+
+    Args: logprobs, old_logprobs, rollout_logprobs (R,), nats; cap >= 1. Returns: (R,) without gradient.
+    Raises: ValueError if shapes differ or cap < 1. Source: truncated importance sampling, Yao et al. 2025, "Your
+        efficient RL framework secretly brings you off-policy RL training".
+    >>> importance_weights(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 0.0]), 2.0)[0].item()
+    1.6487212181091309
+    """
+    _check_vectors(logprobs=logprobs, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
+    if cap < 1.0:
+        raise ValueError(f"cap must be at least 1, got {cap}")
+    new, old, rollout = (_full_precision(x.detach()) for x in (logprobs, old_logprobs, rollout_logprobs))
+    total = (new - rollout).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp_max(cap)  # (R,)
+    return total / (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def value_loss(

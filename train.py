@@ -3,7 +3,8 @@
 One iteration: play P groups of N trajectories, keep the groups whose outcomes vary most, turn rewards into advantages,
 take clipped policy-gradient steps. How this differs from the paper (arXiv 2504.20073): see starpo.py.
 
-    torchrun --standalone train.py config/frozenlake_ppo.py                    # Qwen2.5-0.5B-Instruct, on a GPU
+    torchrun train.py config/frozenlake_ppo.py                                 # Qwen2.5-0.5B-Instruct, on a GPU
+    torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # on eight
     torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py     # the same on a laptop CPU
     python train.py config/sokoban_grpo.py config/tiny.py --seed=1 --clip_high=0.2
 
@@ -13,7 +14,6 @@ A run continues from its newest checkpoint when it is started again with the sam
 import copy
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -22,37 +22,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+import parallel
 import starpo
 from configurator import Config, describe, fail_clearly, load_config, load_saved, save_config
+from engine import make_engine
 from eval import evaluate, newest_checkpoint, reference_rows, table, trajectory_record, write_jsonl
-from model import Critic, Policy, load_model, pick_device
-from rollout import Chat, Trajectory, collect, make_engine, micro_batches, pack, summarize
+from model import Critic, Policy, load_model
+from rollout import Chat, Trajectory, pack, summarize
 from sft import warm_start
 
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE = 31, 32, 33  # purposes of the random streams
 MAY_CHANGE = {"num_iterations", "eval_every", "save_every", "num_samples", "out_dir"}  # when a run is continued
 METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
-    explained_variance"""  # None in an iteration without an update, or where they do not apply
+    explained_variance logprob_diff_mean logprob_diff_max"""  # None without an update, or where they do not apply
+DRIFT = {torch.float32: 1e-3, torch.bfloat16: 0.05}  # warn where engine and trainer differ more, nats, mean over tokens
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 
 
 # ---------- set-up
-
-
-def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Threads, device and compute type. Raises: ValueError for what this machine cannot do."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"train.py runs in one process, got WORLD_SIZE={os.environ['WORLD_SIZE']}")
-    torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    torch.use_deterministic_algorithms(config.device == "cpu")
-    device = pick_device(config.device)
-    wants_bfloat16 = config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
-    return device, torch.bfloat16 if wants_bfloat16 else torch.float32
 
 
 def open_run(config: Config) -> Path | None:
@@ -92,88 +86,96 @@ class Log:
 
 
 class Learner:
-    """Everything that training changes, and the frozen reference where KL is on."""
+    """Everything that training changes, and the frozen reference where KL is on. Sharded over the ranks by FSDP2."""
 
     def __init__(self, config: Config, model, tokenizer, device: torch.device, dtype: torch.dtype, ref_model=None):
         self.config, self.tokenizer, self.device, self.dtype = config, tokenizer, device, dtype
-        self.policy = Policy(model)
-        self.critic = Critic(copy.deepcopy(model.model)).to(device) if config.estimator == "gae" else None
-        self.ref = Policy(ref_model).requires_grad_(False) if ref_model else None
-        shared = dict(betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay)
-        self.optimizers = {"policy": torch.optim.AdamW(self.policy.parameters(), config.learning_rate, **shared)}
-        if self.critic:
-            self.optimizers["critic"] = torch.optim.AdamW(self.critic.parameters(), config.critic_lr, **shared)
+        critic = Critic(copy.deepcopy(model.model)).to(device) if config.estimator == "gae" else None
+        self.mesh = parallel.make_mesh(device)
+        self.policy = self._shard(Policy(model), model.model)
+        self.critic = self._shard(critic, critic.backbone) if critic else None
+        self.ref = self._shard(Policy(ref_model).requires_grad_(False), ref_model.model) if ref_model else None
+        self.modules = {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
+        rates = {"policy": config.learning_rate, "critic": config.critic_lr}
+        options = dict(betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay)
+        self.optimizers = {
+            name: torch.optim.AdamW(module.parameters(), rates[name], fused=device.type == "cuda", **options)
+            for name, module in self.modules.items()
+        }
         self.step = self.bad_steps = 0
 
-    def autocast(self):
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+    def _shard(self, module, backbone):
+        if self.config.compile:  # attention stays as it is: its sizes change with every pack
+            for layer in backbone.layers:
+                for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+                    part.compile(dynamic=False)
+        return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
 
     def save(self, out_dir: Path) -> None:
-        """Write checkpoint-STEP (policy as a Hugging Face folder) beside the old one, then drop the old one."""
+        """Write checkpoint-STEP beside the old one, then drop the old one. `policy/` is a Hugging Face folder, `state/`
+        a torch.distributed.checkpoint of weights and optimizers that any number of ranks can read."""
         final, partial = out_dir / f"checkpoint-{self.step:06d}", out_dir / "checkpoint.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        self.policy.model.save_pretrained(partial / "policy")
-        self.tokenizer.save_pretrained(partial / "policy")
-        if self.critic:
-            save_file(self.critic.state_dict(), partial / "critic.safetensors")
-        torch.save({name: o.state_dict() for name, o in self.optimizers.items()}, partial / "optimizers.pt")
-        (partial / "state.json").write_text(json.dumps({"step": self.step, "bad_steps": self.bad_steps}))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        for old in out_dir.glob("checkpoint-??????"):
-            if old != final:
-                shutil.rmtree(old)
+        if parallel.rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        dist.barrier()
+        weights = {name: weight.cpu() for name, weight in parallel.stream_weights(self.policy)}
+        dcp.save(self._states(), checkpoint_id=partial / "state")
+        if parallel.rank() == 0:
+            self.policy.model.save_pretrained(partial / "policy", state_dict=weights)
+            self.tokenizer.save_pretrained(partial / "policy")
+            (partial / "state.json").write_text(json.dumps({"step": self.step, "bad_steps": self.bad_steps}))
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            for old in out_dir.glob("checkpoint-??????"):
+                if old != final:
+                    shutil.rmtree(old)
+        dist.barrier()
 
     def load(self, checkpoint: Path) -> None:
-        """Continue from `save`; the policy itself was already loaded from the checkpoint's folder."""
-        if self.critic:
-            self.critic.load_state_dict(load_file(checkpoint / "critic.safetensors", device=str(self.device)))
-        states = torch.load(checkpoint / "optimizers.pt", map_location=self.device, weights_only=True)
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(states[name])
+        """Continue from `save`."""
+        states = self._states()
+        dcp.load(states, checkpoint_id=checkpoint / "state")
+        for name, module in self.modules.items():
+            weights, moments = states[name]["weights"], states[name]["moments"]
+            set_state_dict(module, self.optimizers[name], model_state_dict=weights, optim_state_dict=moments)
         state = json.loads((checkpoint / "state.json").read_text())
         self.step, self.bad_steps = state["step"], state["bad_steps"]
+        self.policy.changed()
+
+    def _states(self) -> dict[str, dict]:
+        pairs = {name: get_state_dict(module, self.optimizers[name]) for name, module in self.modules.items()}
+        return {name: {"weights": weights, "moments": moments} for name, (weights, moments) in pairs.items()}
 
 
 # ---------- one iteration
 
 
-def play(config: Config, engine, chat: Chat, step: int) -> list[Trajectory]:
+def play(learner: Learner, engine, chat: Chat) -> list[Trajectory]:
     """P groups of N trajectories: members share the instance, and differ in transition and sampling noise."""
+    config = learner.config
     starts = [
-        ((config.seed, SEED_INSTANCES, step, group), member)
+        ((config.seed, SEED_INSTANCES, learner.step, group), member)
         for group in range(config.num_groups)
         for member in range(config.group_size)
     ]
-    return collect(engine, chat, config, starts, split="train", temperature=config.temperature,
-                   noise_seed=(config.seed, SEED_SAMPLING, step))  # fmt: skip
-
-
-def score_tokens(learner: Learner, module, kept: Sequence[Trajectory], *args) -> Tensor:
-    """`module` without gradient on packed trajectories; (R,) in the order of `kept`."""
-    results: list[Tensor] = [torch.empty(0)] * len(kept)
-    with torch.no_grad(), learner.autocast():
-        for indices in micro_batches(kept, learner.config.micro_batch_tokens):
-            chosen = [kept[i] for i in indices]
-            out = module(pack(chosen, learner.device), *args)
-            out = out[0] if isinstance(out, tuple) else out
-            for i, piece in zip(indices, out.split([t.num_response_tokens for t in chosen]), strict=True):
-                results[i] = piece
-    return torch.cat(results)
+    parallel.synchronize(engine, learner.policy, learner.dtype)
+    options = dict(split="train", temperature=config.temperature, noise_seed=(config.seed, SEED_SAMPLING, learner.step))
+    return parallel.collect_all(engine, learner.policy, chat, config, starts, group_size=config.group_size, **options)
 
 
 def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) -> dict[str, Tensor]:
     """Advantages and what else the losses need, per response token of the kept trajectories, each (R,).
 
-    In float32 old_logprobs are the sampler's own, which equal a trainer forward (tested to 1e-4)."""
+    old_logprobs are the engine's, which saves a forward; see `starpo.importance_weights` for where they differ."""
     config, lengths = learner.config, [t.num_response_tokens for t in kept]
-    targets = {"old_logprobs": torch.tensor([lp for t in kept for lp in t.rollout_logprobs], device=learner.device)}
-    if learner.dtype != torch.float32:  # the sampler computes in another precision
-        targets["old_logprobs"] = score_tokens(learner, learner.policy, kept, config.temperature)
+    sampled = torch.tensor([lp for t in kept for lp in t.rollout_logprobs], device=learner.device)  # (R,)
+    targets = {"rollout_logprobs": sampled, "old_logprobs": sampled}
+    if config.recompute_old_logprobs:
+        targets["old_logprobs"] = parallel.score_tokens(learner.policy, kept, config, config.temperature)[0]
     if learner.ref:
-        targets["ref_logprobs"] = score_tokens(learner, learner.ref, kept, config.temperature)
+        targets["ref_logprobs"] = parallel.score_tokens(learner.ref, kept, config, config.temperature)[0]
     if learner.critic:
-        targets["old_values"] = score_tokens(learner, learner.critic, kept)
+        targets["old_values"] = parallel.score_tokens(learner.critic, kept, config)[0]
         rewards = torch.tensor([reward for t in kept for reward in t.token_rewards], device=learner.device)
         advantages, returns = starpo.gae(rewards, targets["old_values"], lengths, config.gamma, config.lam)
         targets |= {"advantages": starpo.whiten(advantages), "returns": returns}
@@ -186,19 +188,20 @@ def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) 
 def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of a micro-batch, already divided by the `num_tokens` of its mini-batch; metrics are sums over tokens."""
     config = learner.config
-    with learner.autocast():
-        logprobs, entropy = learner.policy(batch, config.temperature)  # (R,)
-    options = dict(clip_low=config.clip_low, clip_high=config.clip_high, num_tokens=num_tokens)
+    logprobs, entropy = learner.policy(batch, config.temperature)  # (R,)
+    importance = starpo.importance_weights(logprobs, t["old_logprobs"], t["rollout_logprobs"], config.importance_cap)
+    options = dict(clip_low=config.clip_low, clip_high=config.clip_high, num_tokens=num_tokens, importance=importance)
     loss, metrics = starpo.policy_loss(logprobs, t["old_logprobs"], t["advantages"], **options)
+    difference = (logprobs.detach() - t["rollout_logprobs"]).abs()  # (R,)
     metrics |= {"pg_loss": loss.detach() * num_tokens, "entropy": entropy.detach().sum()}
+    metrics |= {"logprob_diff_mean": difference.sum(), "logprob_diff_max": difference.max()}
     loss = loss - config.entropy_coef * entropy.sum() / num_tokens
     if learner.ref:
         kl = starpo.kl_penalty(logprobs, t["ref_logprobs"], "k3")  # (R,)
         loss = loss + config.kl_coef * kl.sum() / num_tokens
         metrics["kl_ref"] = kl.detach().sum()
     if learner.critic:
-        with learner.autocast():
-            values = learner.critic(batch)  # (R,)
+        values = learner.critic(batch)  # (R,)
         options = dict(value_clip=config.value_clip, num_tokens=num_tokens)
         vf_loss, vf_metrics = starpo.value_loss(values, t["old_values"], t["returns"], **options)
         loss = loss + config.value_coef * vf_loss
@@ -208,10 +211,9 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tu
 
 def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
     """Clip and step policy and critic; a non-finite gradient or loss skips the step and is counted."""
-    modules = {"policy": learner.policy, "critic": learner.critic}
     norms = {
-        name: torch.nn.utils.clip_grad_norm_(modules[name].parameters(), learner.config.grad_clip)
-        for name in learner.optimizers
+        name: parallel.whole(torch.nn.utils.clip_grad_norm_(module.parameters(), learner.config.grad_clip))
+        for name, module in learner.modules.items()
     }
     finite = all(torch.isfinite(x).all() for x in (*norms.values(), *metrics.values()))
     learner.bad_steps = 0 if finite else learner.bad_steps + 1
@@ -224,32 +226,54 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
         if finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    learner.policy.changed()
     return {f"grad_norm_{name}" if name != "policy" else "grad_norm": norm.item() for name, norm in norms.items()}
+
+
+def backward(learner: Learner, kept: Sequence[Trajectory], pieces: dict[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+    """Gradients of one mini-batch: this rank's micro-batches, one denominator for those of all ranks.
+
+    Args: pieces: the targets of each trajectory. Returns: metrics, sums over the tokens of all ranks but the largest
+    log-prob difference."""
+    config, num_tokens = learner.config, sum(t.num_response_tokens for t in kept)
+    work, sums, largest = parallel.shares(kept, config.micro_batch_tokens), {}, torch.zeros((), device=learner.device)
+    for number, (indices, weight) in enumerate(work):
+        for module in learner.modules.values():  # ranks add up their gradients once, in the last micro-batch
+            module.set_requires_gradient_sync(number == len(work) - 1)
+        part = {key: torch.cat([piece[i] for i in indices]) for key, piece in pieces.items()}
+        batch = pack([kept[i] for i in indices], learner.device, pad_to=config.compile * config.micro_batch_tokens)
+        loss, metrics = losses(learner, batch, part, num_tokens)
+        (loss * weight * parallel.world_size()).backward()  # FSDP2 divides by the number of ranks
+        largest = torch.maximum(largest, metrics.pop("logprob_diff_max"))
+        sums = {key: sums.get(key, 0.0) + value * weight for key, value in metrics.items()}
+    if parallel.world_size() > 1:
+        total = torch.stack([value.float() for value in sums.values()])
+        dist.all_reduce(total)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        sums = dict(zip(sums, total, strict=True))
+    return sums | {"logprob_diff_max": largest}
 
 
 def update(learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tensor]) -> dict[str, float]:
     """Shuffled mini-batches of `batch_size` trajectories, micro-batches by tokens, one denominator per mini-batch.
 
-    Returns: means over the response tokens of all steps; gradient norms are means over steps."""
-    config, device = learner.config, learner.device
-    lengths = [t.num_response_tokens for t in kept]
+    Returns: means over the response tokens of all steps; gradient norms are means over steps, differences between the
+    log-probs of engine and trainer those of the first step, before which no weight has changed."""
+    config, lengths = learner.config, [t.num_response_tokens for t in kept]
     pieces = {key: value.split(lengths) for key, value in targets.items()}
-    sums, norms, tokens = {}, [], 0
+    sums, norms, tokens, drift = {}, [], 0, {}
     for epoch in range(config.num_epochs):
         order = np.random.default_rng([config.seed, SEED_SHUFFLE, learner.step, epoch]).permutation(len(kept))
         for mini in np.array_split(order, range(config.batch_size, len(order), config.batch_size)):
             num_tokens = sum(lengths[i] for i in mini)
-            step_metrics: dict[str, Tensor] = {}
-            for micro in micro_batches([kept[i] for i in mini], config.micro_batch_tokens):
-                chosen = mini[micro]
-                part = {key: torch.cat([piece[i] for i in chosen]) for key, piece in pieces.items()}
-                loss, metrics = losses(learner, pack([kept[i] for i in chosen], device), part, num_tokens)
-                loss.backward()
-                step_metrics = {key: step_metrics.get(key, 0.0) + value for key, value in metrics.items()}
-            norms.append(optimizer_step(learner, step_metrics))
+            metrics = backward(learner, [kept[i] for i in mini], {k: [x[i] for i in mini] for k, x in pieces.items()})
+            norms.append(optimizer_step(learner, metrics))
+            metrics = {key: value.item() for key, value in metrics.items()}
+            mean, largest = metrics.pop("logprob_diff_mean") / num_tokens, metrics.pop("logprob_diff_max")
+            drift = drift or {"logprob_diff_mean": mean, "logprob_diff_max": largest}
             tokens += num_tokens
-            sums = {key: sums.get(key, 0.0) + value.item() for key, value in step_metrics.items()}
-    means = {key: value / tokens for key, value in sums.items()}
+            sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
+    means = {key: value / tokens for key, value in sums.items()} | drift
     means |= {key: sum(norm[key] for norm in norms) / len(norms) for key in norms[0]}
     if learner.critic:
         means["explained_variance"] = starpo.explained_variance(targets["old_values"], targets["returns"])
@@ -286,7 +310,11 @@ def start_folders(config: Config) -> dict[str, str]:
     """Models to score before RL; the last one is where RL starts."""
     if config.model != "tiny" and not config.sft_steps + config.sft_noisy_steps:
         return {"start": config.model}
+    if parallel.rank():  # rank 0 trains it, the others find it in the cache
+        dist.barrier()
     folder = warm_start(config)
+    if not parallel.rank():
+        dist.barrier()
     stages = ["clean"] * bool(config.sft_noisy_steps) + ["start"]
     return {f"{stage} warm start" if stage == "clean" else "start": str(folder / stage) for stage in stages}
 
@@ -306,7 +334,7 @@ def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
 
 def main(argv: list[str]) -> None:
     config, _, sources = load_config(argv)
-    device, dtype = set_up(config)
+    device, dtype = parallel.set_up(config)
     out_dir = Path(config.out_dir)
     checkpoint = open_run(config)
     print(describe(config, sources), flush=True)
@@ -316,33 +344,35 @@ def main(argv: list[str]) -> None:
         print(f"{out_dir} is finished at iteration {int(checkpoint.name[-6:])}. {hint}")
         return
     folders = json.loads((out_dir / "starts.json").read_text()) if checkpoint else start_folders(config)
-    model, tokenizer = load_model(str(checkpoint / "policy") if checkpoint else folders["start"], device=device)
+    model, tokenizer = load_model(folders["start"], device=device)
     ref_model = load_model(folders["start"], device=device)[0] if config.kl_coef else None
-    learner, chat = Learner(config, model, tokenizer, device, dtype, ref_model), Chat(tokenizer)
+    chat = Chat(tokenizer)
+    engine = make_engine(config, model, chat)  # before FSDP2 takes the model apart
+    learner = Learner(config, model, tokenizer, device, dtype, ref_model)
     if checkpoint:
         learner.load(checkpoint)
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
-    engine = make_engine(config, model, chat)
 
     # -- score every starting point (again after a restart: the rows of the final table are cheap and not stored)
     rows = {}
     for name, folder in folders.items():
-        start_model = load_model(folder, device=device)[0]
-        rows[name] = evaluate(config, make_engine(config, start_model, chat), chat, Policy(start_model))
+        rows[name] = evaluate(config, engine, chat, Policy(load_model(folder, device=device)[0]))
         success = rows[name][0]["success"]
         print(f"{name}: success {success:.3f} on {config.eval_size} {config.eval_split} prompts", flush=True)
-    save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
-    (out_dir / "starts.json").write_text(json.dumps(folders))
-    (out_dir / "scores.md").unlink(missing_ok=True)
-    write_jsonl(out_dir / "eval_start.jsonl", rows["start"][1])
-    log = Log(out_dir, learner.step)
+    if parallel.rank() == 0:
+        save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
+        (out_dir / "starts.json").write_text(json.dumps(folders))
+        (out_dir / "scores.md").unlink(missing_ok=True)
+        write_jsonl(out_dir / "eval_start.jsonl", rows["start"][1])
+        log = Log(out_dir, learner.step)
 
-    bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1)
+    bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1,
+               disable=parallel.rank() > 0)  # fmt: skip
     while learner.step < config.num_iterations:
         clock, cpu = time.perf_counter(), time.process_time()
 
         # -- collect
-        trajectories = play(config, engine, chat, learner.step)
+        trajectories = play(learner, engine, chat)
         rollout_s = time.perf_counter() - clock
 
         # -- filter: the groups whose raw scores vary most
@@ -357,6 +387,9 @@ def main(argv: list[str]) -> None:
         if kept:
             targets = token_targets(learner, kept, scores[members].float())
             step_metrics |= update(learner, kept, targets)
+            if step_metrics["logprob_diff_mean"] > DRIFT[dtype]:
+                drift = step_metrics["logprob_diff_mean"]
+                tqdm.write(f"warning: the log-probs of engine and trainer differ by {drift:.4f} nats a token")
         else:
             tqdm.write(f"iteration {learner.step + 1}: all members of every group scored the same; update skipped")
         learner.step += 1
@@ -372,18 +405,21 @@ def main(argv: list[str]) -> None:
         row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
         row |= step_metrics | evals | {"bad_steps": learner.bad_steps}
         row |= {"rollout_s": rollout_s, "update_s": update_s, "cpu_s": cpu_s}
-        log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
+        if parallel.rank() == 0:
+            log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
         if last or (config.save_every and learner.step % config.save_every == 0):
             learner.save(out_dir)
-        if evals["eval_success"] is not None:
+        if evals["eval_success"] is not None and parallel.rank() == 0:
             write_samples(out_dir / "samples.txt", learner.step, trajectories, config.num_samples)
         tqdm.write(describe_step(row, config.num_iterations))
         bar.update()
     bar.close()
     if "after RL" not in rows:  # everything was done before an interruption, but the report
         rows["after RL"] = evaluate(config, engine, chat, learner.policy)
-    write_jsonl(out_dir / "eval_final.jsonl", rows["after RL"][1])
-    final_report(config, rows, out_dir)
+    if parallel.rank() == 0:
+        write_jsonl(out_dir / "eval_final.jsonl", rows["after RL"][1])
+        final_report(config, rows, out_dir)
+    parallel.tear_down(engine)
 
 
 if __name__ == "__main__":

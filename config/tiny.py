@@ -3,6 +3,7 @@
 # It starts from random weights, so it imitates demonstrations first (sft_*). Groups, filter, losses: of the experiment.
 
 model = "tiny"
+engine = "torch"  # in this process; --engine=vllm works as well
 device = "cpu"
 num_threads = 1  # one thread adds up numbers in one order: two runs with one seed agree to the last bit
 observation = "relations"

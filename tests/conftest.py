@@ -19,6 +19,7 @@ SMALL_SHAPE = dict(num_hidden_layers=2, hidden_size=32, intermediate_size=64, nu
                    num_key_value_heads=1, max_position_embeddings=4096)  # fmt: skip
 # answers of a few tokens, three turns: a trajectory is about 320 tokens
 SMALL_RUN = dict(
+    engine="torch",
     model="tiny", device="cpu", num_threads=1, env="frozenlake:success_rate=0.8", observation="relations", think=False,
     max_turns=3, actions_per_turn=2, actions_per_traj=6, max_response_tokens=12, max_context_tokens=640,
     micro_batch_tokens=4096, max_running=64, num_groups=2, group_size=4, batch_size=4, filter_keep=0.5, eval_size=6,

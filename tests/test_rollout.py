@@ -14,7 +14,8 @@ from conftest import small_config
 from transformers import AutoModelForCausalLM
 
 import rollout
-from rollout import Chat, Sample, TorchEngine, Trajectory, Turn, collect, make_engine, micro_batches, pack, summarize
+from engine import Sample, TorchEngine, make_engine
+from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, summarize
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
 

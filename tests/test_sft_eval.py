@@ -22,9 +22,10 @@ import eval as evaluation
 import model
 import sft
 from configurator import load_config, save_config
+from engine import make_engine
 from envs import SPLIT_SIZE
 from eval import closed_loop, paired_bootstrap, play_reference, table, trajectory_record, wilson_interval
-from rollout import Trajectory, Turn, make_engine, make_episode, summarize
+from rollout import Trajectory, Turn, make_episode, summarize
 
 ROOT = sft.Path(sft.__file__).parent
 EXPERIMENTS = ["frozenlake_ppo", "sokoban_ppo", "bandit_ppo"]

@@ -31,7 +31,7 @@ def test_doctests():
     assert results.attempted > 0
     assert results.failed == 0
     public = [f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")]
-    assert len(public) == 10
+    assert len(public) == 11
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
 
 

@@ -16,10 +16,13 @@ from configurator import Config
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(ROOT.glob("*.py"))
 # a file imports only from below; what is not named here stands on top
-LEVELS = dict(configurator=0, envs=1, dialogue=2, model=3, rollout=4, starpo=4, sft=5, eval=5, train=6)
+LEVELS = dict(
+    configurator=0, envs=1, dialogue=2, model=3, engine=4, starpo=4, rollout=5, parallel=6, sft=6, eval=7, train=8
+)
 OUTSIDE = {  # what a file may import besides the standard library and the project
     "configurator": set(), "envs": {"numpy"}, "dialogue": set(), "starpo": {"torch"}, "rollout": {"numpy", "torch"},
-    "model": {"safetensors", "tokenizers", "torch", "transformers"},
+    "model": {"flash_attn", "safetensors", "tokenizers", "torch", "transformers"},
+    "engine": {"numpy", "torch", "vllm"}, "parallel": {"torch"},
 }  # fmt: skip
 FIELDS = {field.name for field in fields(Config)}
 
@@ -96,7 +99,7 @@ def test_a_file_is_read_in_one_sitting(path):
 
 
 def test_the_whole_is_small():
-    assert sum(map(non_blank, [*FILES, *(ROOT / "config").glob("*.py")])) <= 2500
+    assert sum(map(non_blank, [*FILES, *(ROOT / "config").glob("*.py")])) <= 2900
 
 
 @each_file

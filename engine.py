@@ -1,0 +1,335 @@
+"""Where tokens come from: engines that continue token histories, many at once, and tell the log-prob of every sample.
+
+An engine has `add` (ask for a response to this token history), `step` (advance; returns what finished), `busy`,
+`release` (a trajectory ended), `close`, and `load` (take new weights). It keeps weights of its own, in the trainer's
+compute type, and `version` says which: rollouts on other weights than the policy's are refused (parallel.py).
+`VLLMEngine` is vLLM in this process, one engine per rank; `TorchEngine` is small, plain PyTorch, and needs no vLLM.
+"""
+
+import copy
+import logging
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from configurator import Config
+from model import pick_dtype
+
+ENVIRONMENT = dict(  # of vLLM, unless the user has set them
+    VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
+)  # fmt: skip
+
+
+class Sample(NamedTuple):
+    """A finished response: `key` as given to `add`, sampled ids, their log-probs."""
+
+    key: int
+    ids: list[int]
+    logprobs: list[float]
+
+
+def cache_shape(config) -> tuple[int, int, int]:
+    """Layers, key heads and head width of a model config: what one token occupies in a KV cache, keys or values."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, config.num_key_value_heads, width
+
+
+def make_engine(config: Config, model, chat) -> "TorchEngine | VLLMEngine":
+    """The engine that the config names, for models of the shape of `model`. Under torchrun all ranks call it together.
+
+    Raises: ValueError when the context is longer than the model's, or the engine cannot start."""
+    longest = model.config.max_position_embeddings
+    if config.max_context_tokens > longest:
+        given = f"max_context_tokens is {config.max_context_tokens}"
+        raise ValueError(f"{given} and the model has {longest} positions; lower max_context_tokens")
+    engine = VLLMEngine if config.engine == "vllm" else TorchEngine
+    return engine(model, config, eos_id=chat.end, dtype=pick_dtype(config.dtype, model.device))
+
+
+# ---------- vLLM
+
+
+@contextmanager
+def _same_random_state():
+    """vLLM reseeds the generators of the process when it is constructed."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    yield
+    torch.set_rng_state(states[0]), np.random.set_state(states[1]), random.setstate(states[2])
+
+
+class VLLMEngine:
+    """vLLM 0.32 in this process: continuous batching, prefix cache, one independent engine per rank.
+
+    Every response has a seed of its own, so what is sampled does not depend on what else runs. Weights are given by
+    `load` only: the engine starts with dummies, and a rollout before the first `load` would be caught."""
+
+    def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
+        self.version, self.eos_id, self.num_steps, self._num_requests = None, eos_id, 0, 0
+        layers, heads, width = cache_shape(model.config)
+        # room for all that may run, and some: the cache is handed out in blocks
+        tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
+        cache = 2 * layers * heads * width * dtype.itemsize * tokens  # bytes
+        on_cpu = model.device.type == "cpu"
+        # on a CPU blocks of 128 tokens, the default, lose most cache hits, and chunks of a seeded prompt crash;
+        # on a GPU the share of the memory is only a check, since the cache has a size of its own
+        places = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
+        places = places if on_cpu else dict(gpu_memory_utilization=0.5)
+        for key, value in (ENVIRONMENT | {"RANK": "0", "LOCAL_RANK": "0"}).items():
+            os.environ.setdefault(key, value)
+        try:
+            with _same_random_state():
+                from vllm import LLM
+                from vllm.platforms import current_platform
+
+                if on_cpu:
+                    current_platform.simple_compile_backend = "eager"  # no compiler needed, and a start in seconds
+                self.llm = LLM(
+                    model=model.name_or_path, load_format="dummy", generation_config="vllm", dtype=str(dtype)[6:],
+                    seed=config.seed + int(os.environ["RANK"]), distributed_executor_backend="external_launcher",
+                    max_model_len=config.max_context_tokens, max_num_seqs=config.max_running,
+                    max_num_batched_tokens=max(8192, config.max_context_tokens), kv_cache_memory_bytes=cache,
+                    enable_prefix_caching=True, logprobs_mode="processed_logprobs", **places,
+                )  # fmt: skip
+        except ImportError as error:
+            raise ValueError(f"engine='vllm' needs vLLM ({error}); install it, or use --engine=torch") from error
+        except (RuntimeError, ValueError, AssertionError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            raise ValueError(
+                f"vLLM could not start ({_first_line(error)}); its KV cache takes {cache / 2**30:.2f} GiB: "
+                "lower max_running or max_context_tokens, or use --engine=torch"
+            ) from error
+        self.engine = self.llm.llm_engine
+        reloading = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        reloading.setLevel(logging.WARNING)
+        reloading.addFilter(_refuse_unloaded)
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.has_unfinished_requests()
+
+    def add(self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Sequence[int]) -> None:
+        """Ask for a response to the token history `ids`; what earlier requests computed comes from the prefix cache."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        number = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)  # vLLM wants a signed one
+        # no top_p, no top_k, no penalty: the log-probs are those of softmax(logits / temperature)
+        how = SamplingParams(
+            temperature=temperature, max_tokens=max_tokens, seed=number, logprobs=0, flat_logprobs=True,
+            detokenize=False, ignore_eos=True, stop_token_ids=[self.eos_id], output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        self.engine.add_request(f"{key}.{self._num_requests}", tokens_input(list(ids)), how)
+        self._num_requests += 1
+
+    def step(self) -> list[Sample]:
+        """One forward of everything that runs; returns what finished. Raises: ValueError when vLLM fails."""
+        self.num_steps += 1
+        try:
+            finished = [request for request in self.engine.step() if request.finished]
+        except RuntimeError as error:
+            raise ValueError(
+                f"vLLM failed while sampling ({_first_line(error)}); lower max_running or max_context_tokens, or use "
+                "--engine=torch; the run continues from its last checkpoint when it is started again"
+            ) from error
+        outputs = [(int(request.request_id.split(".")[0]), request.outputs[0]) for request in finished]
+        return [Sample(key, list(out.token_ids), list(out.logprobs.logprobs)) for key, out in outputs]
+
+    def release(self, key: int) -> None:
+        """Nothing to do: a finished request holds no memory that others need."""
+
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights by their Hugging Face names, a tied head included, and forget everything cached."""
+        self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
+        if not self.llm.reset_prefix_cache():  # it refuses while requests run, and stale keys would stay
+            raise RuntimeError("vLLM did not reset its prefix cache: a trajectory is still under way")
+        self.version = version
+
+    def close(self) -> None:
+        """Also destroys the process group of torch.distributed: the last thing a run does."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def _refuse_unloaded(record: logging.LogRecord) -> bool:
+    """Log filter: vLLM only warns where a layer got no weights, such as a tied head that was not named."""
+    message = record.getMessage()
+    if "Failed to load weights" in message and "RotaryEmbedding" not in message:  # which has none to get
+        raise RuntimeError(f"vLLM did not take all weights ({message})")
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# ---------- in plain PyTorch
+
+
+class TorchEngine:
+    """Batched decoding with a static KV cache (layers, rows, kv_heads, positions, D) that persists over turns.
+
+    Live rows are the first `len(self.rows)` of the cache, so a decode step works on contiguous views; a row that is
+    released is overwritten by the last one. A token is drawn by inverse CDF from one uniform number that depends on
+    the request's seed and the position only.
+    """
+
+    def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
+        self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)  # its own: the trainer's may be sharded
+        self.version, self.eos_id, self.max_running = None, eos_id, config.max_running
+        layers, heads, width = cache_shape(model.config)
+        max_running, max_context_tokens, device = config.max_running, config.max_context_tokens, self.model.device
+        shape = (layers, max_running, heads, max_context_tokens, width)
+        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        counters = torch.zeros(4, max_running, dtype=torch.long, device=device)
+        self.length, self.next_token, self.count, self.budget = counters
+        self.temperature = torch.ones(max_running, device=device)
+        self.noise, self.out_logprobs = torch.zeros(2, max_running, max_context_tokens, device=device)
+        self.out_ids = torch.zeros(max_running, max_context_tokens, dtype=torch.long, device=device)
+        self.rows: list[int] = []  # key of every live row
+        self.ids: dict[int, list[int]] = {}  # tokens of a live row whose keys and values are cached, by key
+        self.first_prompt: dict[tuple[int, ...], int] = {}  # first prompt -> key of a live row that has it cached
+        self.waiting: list[tuple] = []
+        self.num_prefilled = 0  # prompt tokens computed so far
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.rows or self.waiting)
+
+    @torch.no_grad()
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights by their Hugging Face names; cached keys and values must all have been released."""
+        assert not self.busy, "new weights while a trajectory is under way"
+        own = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, weight in weights:
+            own[name].copy_(weight)
+        self.version = version
+
+    def add(self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Sequence[int]) -> None:
+        """Ask for a response to the token history `ids`. A key that was added before must extend its own history."""
+        self.waiting.append((key, list(ids), max_tokens, temperature, seed))
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def release(self, key: int) -> None:
+        """Forget a trajectory; the last live row moves into its place."""
+        row, last = self.rows.index(key), len(self.rows) - 1
+        self.first_prompt = {prompt: owner for prompt, owner in self.first_prompt.items() if owner != key}
+        del self.ids[key]
+        if row != last:
+            used = int(self.length[last])
+            for cache in (self.keys, self.values):
+                cache[:, row, :, :used] = cache[:, last, :, :used]
+            for state in (self.length, self.next_token, self.count, self.budget, self.temperature, self.noise,
+                          self.out_ids, self.out_logprobs):  # fmt: skip
+                state[row] = state[last]
+            self.rows[row] = self.rows[last]
+        self.rows.pop()
+
+    @torch.inference_mode()
+    def step(self) -> list[Sample]:
+        """Admit what waits, then one forward that prefills its new tokens and draws one token for every live row;
+        returns what finished."""
+        segments, copies = self._admit()
+        n, device = len(self.rows), self.length.device
+        new = torch.tensor([token for _, _, ids in segments for token in ids], dtype=torch.long, device=device)
+        places = [torch.arange(start, start + len(ids), device=device) for _, start, ids in segments]
+        tokens, positions = torch.cat([self.next_token[:n], new]), torch.cat([self.length[:n], *places])
+        layout = _CacheLayout(self, n, segments, copies)
+        hidden = self.model.model(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout
+        ).last_hidden_state[0]
+        self.num_prefilled += len(new)
+        logits = self.model.lm_head(hidden[:n]).float()  # (n, V)
+        self.length[:n] += 1
+        tokens, logprobs = self._draw(logits, n)
+        self.out_ids[:n].scatter_(1, self.count[:n, None], tokens[:, None])
+        self.out_logprobs[:n].scatter_(1, self.count[:n, None], logprobs[:, None])
+        self.count[:n] += 1
+        self.next_token[:n] = tokens
+        done = ((tokens == self.eos_id) | (self.count[:n] == self.budget[:n])).nonzero()[:, 0].tolist()
+        return [self._finish(row) for row in done]
+
+    def _finish(self, row: int) -> Sample:
+        key, count = self.rows[row], int(self.count[row])
+        ids = self.out_ids[row, :count].tolist()
+        self.ids[key] += ids[:-1]  # the last sampled token has no keys and values yet; it is fed with the next prompt
+        return Sample(key, ids, self.out_logprobs[row, :count].tolist())
+
+    def _admit(self) -> tuple[list[tuple], list[tuple]]:
+        """Give rows to waiting requests. Returns: their new tokens but the last as (row, first place, ids), and where
+        another row has the whole first prompt: (that row, row, tokens to copy)."""
+        segments, copies, postponed = [], [], []
+        for key, ids, max_tokens, temperature, seed in self.waiting:
+            if key not in self.ids:
+                if len(self.rows) == self.max_running:
+                    postponed.append((key, ids, max_tokens, temperature, seed))
+                    continue
+                self.rows.append(key)
+                self.ids[key] = []
+            row, cached = self.rows.index(key), self.ids[key]
+            assert ids[: len(cached)] == cached, "a trajectory's history must extend what was sampled"
+            donor = self.first_prompt.setdefault(tuple(ids), key) if not cached else key
+            if donor != key:
+                copies.append((self.rows.index(donor), row, len(ids) - 1))
+            elif len(ids) - 1 > len(cached):
+                segments.append((row, len(cached), ids[len(cached) : -1]))
+            self.ids[key] = ids
+            self.length[row], self.next_token[row], self.count[row] = len(ids) - 1, ids[-1], 0
+            self.budget[row], self.temperature[row] = max_tokens, temperature
+            self.noise[row, :max_tokens] = torch.from_numpy(np.random.default_rng(seed).random(max_tokens, np.float32))
+        self.waiting = postponed
+        return segments, copies
+
+    def _draw(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """One token per row from softmax(logits / temperature), arg max at temperature 0; and its log-prob."""
+        temperature = self.temperature[:n, None]
+        logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (n, V)
+        cdf = logp.exp().cumsum(-1)
+        u = self.noise[:n].gather(1, self.count[:n, None]) * cdf[:, -1:]
+        tokens = torch.searchsorted(cdf, u, right=True).clamp_max(logits.shape[-1] - 1)  # (n, 1)
+        tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))
+        return tokens[:, 0], logp.gather(1, tokens)[:, 0]
+
+
+class _CacheLayout:
+    """The tokens of one forward: the newest of each of the first n rows, then the segments that are to be prefilled.
+    All keys and values are stored before anything attends to them, so a row may begin to decode at once."""
+
+    def __init__(self, engine: TorchEngine, n: int, segments: list[tuple], copies: list[tuple]):
+        self.engine, self.segments, self.copies = engine, segments, copies
+        self.rows, self.at = torch.arange(n, device=engine.length.device), engine.length[:n]
+        self.span = int(self.at.max()) + 1  # the shortest attention span that all live rows need
+        beyond = torch.arange(self.span, device=self.at.device) > self.at[:, None]  # (n, span)
+        self.bias = torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, -torch.inf)[:, None, None]
+        sizes = [(len(ids), start) for _, start, ids in segments]
+        self.masks = [torch.ones(m, start + m, dtype=torch.bool, device=self.at.device).tril(start) if start else None
+                      for m, start in sizes]  # fmt: skip
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        n, lengths = len(self.rows), [len(ids) for _, _, ids in self.segments]
+        keys, values = self.engine.keys[layer_idx], self.engine.values[layer_idx]  # (rows, kv_heads, positions, D)
+        for cache, new in ((keys, k), (values, v)):
+            newest, *pieces = new.to(cache.dtype).split([n, *lengths], dim=1)
+            cache[self.rows, :, self.at] = newest.transpose(0, 1)
+            for (row, start, ids), piece in zip(self.segments, pieces, strict=True):
+                cache[row, :, start : start + len(ids)] = piece
+            for source, row, used in self.copies:
+                cache[row, :, :used] = cache[source, :, :used]
+        newest, *pieces = q.split([n, *lengths], dim=1)
+        # query heads that share a key head form one small batch
+        newest = newest.transpose(0, 1).reshape(n, k.shape[0], -1, q.shape[-1])  # (n, kv_heads, group, D)
+        held = (cache[:n, :, : self.span].to(q.dtype) for cache in (keys, values))
+        out = [F.scaled_dot_product_attention(newest, *held, attn_mask=self.bias.to(q.dtype), scale=scale)]
+        out[0] = out[0].reshape(n, -1, q.shape[-1])  # (n, heads, D)
+        for (row, start, ids), piece, mask in zip(self.segments, pieces, self.masks, strict=True):
+            held = (cache[None, row, :, : start + len(ids)].to(q.dtype) for cache in (keys, values))
+            options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
+            out.append(F.scaled_dot_product_attention(piece[None], *held, **options)[0].transpose(0, 1))
+        return torch.cat(out)  # (T, heads, D)

@@ -1,0 +1,170 @@
+"""Ranks: process groups under torchrun, FSDP2, and who computes what.
+
+Every rank plays its groups of trajectories on an engine of its own; then all trajectories are gathered, so that every
+rank filters and computes advantages on the same global batch, and takes its share of the micro-batches. One process is
+the case of one rank. Collectives must be met by all ranks: forwards of a sharded module, `stream_weights`, `gather`.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from configurator import Config
+from model import Policy, pick_device, pick_dtype
+from rollout import Chat, Trajectory, collect, micro_batches, pack
+
+CROSSOVER = 16_640  # tokens at which attention costs as much as the matrices of Qwen2.5-0.5B; it balances the ranks
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
+    """Threads, device, compute type and process group; ranks other than 0 print errors only.
+
+    Raises: ValueError for what this machine cannot do."""
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
+    torch.use_deterministic_algorithms(config.device == "cpu")
+    device, backend = pick_device(config.device), "gloo"
+    if device.type == "cuda":
+        local, found = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else 0, torch.cuda.device_count()
+        if local >= found:
+            raise ValueError(f"this is local rank {local} and torch sees {found} GPUs; lower --nproc_per_node")
+        device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, timeout=timedelta(hours=1), **alone)  # rank 0 may be at a warm start
+    if rank():
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return device, pick_dtype(config.dtype, device)
+
+
+def tear_down(engine) -> None:
+    """End a run: vLLM destroys the process group as it goes, so it goes when all ranks are done."""
+    dist.barrier()
+    engine.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# ---------- weights
+
+
+def make_mesh(device: torch.device) -> DeviceMesh:
+    """One dimension for one node. For several, replicas over the nodes and shards inside one: the traffic between nodes
+    is one gradient reduction per optimizer step."""
+    local = int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else world_size()
+    if local < world_size() and world_size() % local == 0:
+        return init_device_mesh(device.type, (world_size() // local, local), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (world_size(),), mesh_dim_names=("shard",))
+
+
+def shard(module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
+    """FSDP2 in place, per block and at the root: float32 master weights and reductions, `dtype` to compute in.
+
+    The root is resharded after a forward too, which FSDP2 does not do by default: else a forward without gradient, an
+    optimizer step and another forward would use the old embedding, norm and head."""
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    return fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+
+
+def whole(x: Tensor) -> Tensor:
+    """The full tensor of a sharded one (a collective)."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+@torch.no_grad()
+def stream_weights(policy: Policy, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+    """Full weights by Hugging Face name, one at a time; a tied head is named as well, because vLLM keeps a copy of it.
+
+    Every rank must exhaust it. Shards are cast before they are gathered, which halves the traffic in bfloat16."""
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
+    for name, p in policy.model.named_parameters():
+        weight = whole(p.detach().to(dtype))
+        yield name, weight
+        if name == "model.embed_tokens.weight" and policy.model.config.tie_word_embeddings:
+            yield "lm_head.weight", weight
+
+
+def synchronize(engine, policy: Policy, dtype: torch.dtype = torch.float32) -> None:
+    """Hand the policy's weights to the engine, unless it has them already."""
+    if engine.version != policy.version:
+        engine.load(stream_weights(policy, dtype), policy.version)
+
+
+# ---------- work
+
+
+def gather(mine: Sequence) -> list[list]:
+    """Every rank's list, in the order of ranks, on every rank."""
+    if world_size() == 1:
+        return [list(mine)]
+    lists: list = [None] * world_size()
+    dist.all_gather_object(lists, list(mine))
+    return lists
+
+
+def collect_all(
+    engine, policy: Policy, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
+    group_size: int, **options,
+) -> list[Trajectory]:  # fmt: skip
+    """`rollout.collect` with the groups of `starts` dealt out to the ranks; all trajectories, in order, on every rank.
+
+    Raises: RuntimeError if the engine does not have the policy's weights of this moment."""
+    if engine.version != policy.version:
+        raise RuntimeError(f"the engine has weights {engine.version}, the policy is at {policy.version}: synchronize")
+    dealt = [[i for i in range(len(starts)) if i // group_size % world_size() == r] for r in range(world_size())]
+    played = gather(collect(engine, chat, config, [starts[i] for i in dealt[rank()]], **options))
+    by_index = {i: t for indices, part in zip(dealt, played, strict=True) for i, t in zip(indices, part, strict=True)}
+    return [by_index[i] for i in range(len(starts))]
+
+
+def shares(trajectories: Sequence[Trajectory], max_tokens: int) -> list[tuple[list[int], float]]:
+    """This rank's micro-batches of a batch that all ranks have: (indices, weight). All ranks get equally many, because
+    each is a collective; who has fewer repeats the shortest trajectory with weight 0."""
+    costs, loads = [n * (CROSSOVER + n) for n in (len(t.ids) for t in trajectories)], [0] * world_size()
+    dealt: list[list[int]] = [[] for _ in loads]
+    for i in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):  # the longest first, to whom has least
+        lightest = loads.index(min(loads))
+        dealt[lightest].append(i)
+        loads[lightest] += costs[i]
+    packs = []
+    for part in map(sorted, dealt):
+        packs.append([[part[j] for j in micro] for micro in micro_batches([trajectories[i] for i in part], max_tokens)])
+    mine, filler = packs[rank()], [min(range(len(costs)), key=costs.__getitem__)]
+    return [(p, 1.0) for p in mine] + [(filler, 0.0)] * (max(map(len, packs)) - len(mine))
+
+
+@torch.no_grad()
+def score_tokens(module: nn.Module, trajectories: Sequence[Trajectory], config: Config, *args) -> tuple[Tensor, ...]:
+    """Outputs of `module` for the sampled tokens, each (R,) float32 in the order of the trajectories, on every rank."""
+    lengths = [t.num_response_tokens for t in trajectories]
+    first, device = [sum(lengths[:i]) for i in range(len(lengths))], next(module.parameters()).device
+    results: tuple[Tensor, ...] = ()
+    for indices, weight in shares(trajectories, config.micro_batch_tokens):
+        outputs = module(pack([trajectories[i] for i in indices], device), *args)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        results = results or tuple(torch.zeros(sum(lengths), device=device) for _ in outputs)
+        places = torch.cat([torch.arange(first[i], first[i] + lengths[i], device=device) for i in indices])
+        for result, output in zip(results, outputs, strict=True):
+            result[places] += output * weight
+    for result in results if world_size() > 1 else ():
+        dist.all_reduce(result)
+    return results
