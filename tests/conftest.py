@@ -1,5 +1,6 @@
 """What several test files share: the path to the code, one thread, and a small model in place of the tiny one."""
 
+import os
 import pathlib
 import sys
 
@@ -11,11 +12,13 @@ import torch
 import model
 import rollout
 import sft
+import train
 from configurator import Config
+from engine import make_engine
 
 torch.set_num_threads(1)  # one order of additions, and a core for others
 
-SMALL_SHAPE = dict(num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=2,
+SMALL_SHAPE = dict(num_hidden_layers=2, hidden_size=64, intermediate_size=64, num_attention_heads=2,
                    num_key_value_heads=1, max_position_embeddings=4096)  # fmt: skip
 # answers of a few tokens, three turns: a trajectory is about 320 tokens
 SMALL_RUN = dict(
@@ -44,7 +47,7 @@ def chat(tokenizer):
 
 @pytest.fixture
 def small_shape(monkeypatch, tokenizer):
-    """`model.build_tiny` makes 2 layers of width 32."""
+    """`model.build_tiny` makes 2 layers of width 64."""
     monkeypatch.setattr(model, "TINY_SHAPE", SMALL_SHAPE)
     monkeypatch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
 
@@ -65,6 +68,8 @@ def random_model(small_shape):
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory, tokenizer):
     """A small model after 50 steps of imitation: about every second reply is well formed, so scores vary."""
+    if "NANORAGEN_TEST_START" in os.environ:  # made by the test that runs this one under torchrun
+        return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "TINY_SHAPE", SMALL_SHAPE)
         patch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
@@ -82,3 +87,18 @@ def trained_folder(tmp_path_factory, tokenizer):
 @pytest.fixture
 def trained_model(trained_folder):
     return model.load_model(str(trained_folder))[0]
+
+
+def make_learner(start, *, bias=False, **changes):
+    """A learner on the small settings, from the model in folder `start`, with its engine as an attribute."""
+    config = small_config(**(dict(num_groups=4) | changes))
+    weights, tokenizer = model.load_model(str(start))
+    reference = model.load_model(str(start))[0] if config.kl_coef else None
+    engine = make_engine(config, weights, rollout.Chat(tokenizer))
+    learner = train.Learner(config, weights, tokenizer, torch.device("cpu"), torch.float32, reference)
+    learner.engine = engine
+    if learner.critic and bias:  # a head of zeros would hide mistakes in the values; a head is one row, on one rank
+        head = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) * 0.1
+        local = learner.critic.value_head.weight.detach().to_local()
+        local.copy_(head[: len(local)])
+    return learner

@@ -409,7 +409,7 @@ def test_home_is_found(random_model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     random_model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    assert load_model("~/model")[0].config.hidden_size == 32
+    assert load_model("~/model")[0].config.hidden_size == 64
 
 
 def test_folder_without_weights(random_model, tokenizer, tmp_path):

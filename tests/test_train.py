@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL_RUN, small_config
+from conftest import SMALL_RUN, make_learner, small_config
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -23,7 +23,6 @@ import rollout
 import sft
 import starpo
 import train
-from engine import make_engine
 from rollout import Trajectory, Turn, pack
 
 RUN = SMALL_RUN | dict(num_groups=4)  # the filter keeps 2 groups of 4: two optimizer steps of 4 trajectories
@@ -73,18 +72,6 @@ def assert_same_checkpoint(first, second):
         assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x), file.name
     (x,), (y,) = ([file.read_bytes() for file in sorted(folder.glob("state/*.distcp"))] for folder in (a, b))
     assert x == y
-
-
-def make_learner(start, *, bias=False, **changes):
-    config = small_config(**(dict(num_groups=4) | changes))
-    weights, tokenizer = model.load_model(str(start))
-    engine = make_engine(config, weights, rollout.Chat(tokenizer))
-    learner = train.Learner(config, weights, tokenizer, torch.device("cpu"), torch.float32)
-    learner.engine = engine
-    if learner.critic and bias:  # a head of zeros would hide mistakes in the values
-        head = learner.critic.value_head.weight.to_local()
-        torch.nn.init.normal_(head, std=0.1, generator=torch.Generator().manual_seed(0))
-    return learner
 
 
 def played_and_targets(learner):
@@ -444,7 +431,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
     chooses[batch.response_index - 1] = True  # the row before a sampled token
     assert len(hidden) == (2 if estimator == "gae" else 1)
     for rows in hidden:
-        assert rows.grad.shape == (len(batch.ids), 32)
+        assert rows.grad.shape == (len(batch.ids), 64)
         assert (rows.grad[~chooses] == 0).all()
         assert (rows.grad[chooses].abs().amax(1) > 0).all()
 

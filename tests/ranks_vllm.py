@@ -1,0 +1,225 @@
+"""
+The real vLLM in every one of two ranks, with FSDP2 beside it. Run by test_parallel.py:
+
+    torchrun --standalone --nproc_per_node=2 -m pytest -q -s tests/ranks_vllm.py
+"""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import make_learner, small_config
+
+import parallel
+import train
+from engine import TorchEngine, VLLMEngine, make_engine
+from model import Policy, load_model
+from parallel import gather, rank
+from rollout import Chat, collect, pack
+
+CONFIG = small_config(engine="vllm", max_running=128, group_size=8)
+STARTS = [((4, group), member) for group in range(16) for member in range(8)]
+OPTIONS = dict(split="train", noise_seed=(7,))
+
+
+def states():
+    return [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
+
+
+@pytest.fixture(scope="module")
+def chat(trained_folder):
+    return Chat(load_model(str(trained_folder))[1])
+
+
+@pytest.fixture(scope="module")
+def vllm(trained_folder, chat):
+    parallel.set_up(CONFIG)
+    torch.manual_seed(1)
+    before = states()
+    engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
+    assert isinstance(engine, VLLMEngine) and states() == before  # vLLM reseeds; what was there is put back
+    yield engine
+    parallel.tear_down(engine)
+    assert not dist.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def policy(trained_folder):
+    return Policy(load_model(str(trained_folder))[0])
+
+
+def spy_on_requests(vllm, monkeypatch):
+    """Prompt tokens that came from the prefix cache, request by request."""
+    cached, step = [], vllm.engine.step
+
+    def spy():
+        finished = step()
+        cached.extend(request.num_cached_tokens for request in finished if request.finished)
+        return finished
+
+    monkeypatch.setattr(vllm.engine, "step", spy)
+    return cached
+
+
+def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_folder, monkeypatch):
+    learner = make_learner(trained_folder, estimator="grpo", learning_rate=3e-2, max_context_tokens=640)
+    learner.config = replace(learner.config, engine="vllm")
+    cached = spy_on_requests(vllm, monkeypatch)
+    starts, last = [((5, g), m) for g in range(2) for m in range(4)], None
+    for _ in range(4):  # before, and after each of three updates
+        parallel.synchronize(vllm, learner.policy, learner.dtype)
+        for temperature in (1.0, 0.5):
+            cached.clear()
+            played = parallel.collect_all(vllm, learner.policy, chat, learner.config, starts, group_size=4,
+                                          temperature=temperature, **OPTIONS)  # fmt: skip
+            found = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
+            expected, _ = parallel.score_tokens(learner.policy, played, learner.config, temperature)
+            assert (found - expected).abs().max() < 1e-4
+            assert min(len(turn.prompt_ids) for t in played for turn in t.turns[:1]) > 2 * 32  # two blocks of the cache
+            assert max(cached) >= 64
+        if last is not None:  # with the weights of before it would have been seen
+            assert (parallel.score_tokens(learner.policy, last[0], learner.config, 0.5)[0] - last[1]).abs().max() > 0.05
+        last = played, expected
+        lengths = [t.num_response_tokens for t in played]
+        sampled = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
+        up = torch.linspace(-1, 1, len(sampled))
+        targets = {"rollout_logprobs": sampled, "old_logprobs": sampled, "advantages": up}
+        pieces = {key: x.split(lengths) for key, x in targets.items()}
+        train.optimizer_step(learner, train.backward(learner, played, pieces))
+
+
+def test_a_head_that_is_not_named_is_an_error(vllm, policy):
+    named = ((name, p.detach()) for name, p in policy.model.named_parameters())  # drops the tied head
+    with pytest.raises(RuntimeError, match="vLLM did not take all weights .*Head: Failed to load weights"):
+        vllm.load(named, 10**9)
+
+
+def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, monkeypatch):
+    cached = spy_on_requests(vllm, monkeypatch)
+    prompt = chat.opening("Rules.", "A board of many words, " * 20)
+    assert len(prompt) > 3 * 32
+
+    def ask():
+        vllm.add(0, prompt, max_tokens=4, temperature=1.0, seed=(0,))
+        while vllm.busy:
+            samples = vllm.step()
+        return samples[0]
+
+    parallel.synchronize(vllm, policy)
+    first = ask()
+    assert ask() == first and cached[0] == 0 and cached[1] >= 64
+    policy.changed()
+    parallel.synchronize(vllm, policy)
+    assert ask() == first and cached[2] == 0  # nothing was left of before
+    vllm.add(0, prompt, max_tokens=4, temperature=1.0, seed=(0,))
+    vllm.step()
+    with pytest.raises(RuntimeError, match="vLLM did not reset its prefix cache: a trajectory is still under way"):
+        vllm.load(parallel.stream_weights(policy), policy.version)
+    while vllm.busy:
+        vllm.step()
+
+
+def test_ranks_have_seeds_of_their_own(vllm, policy, chat):
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    parallel.synchronize(vllm, policy)
+    how, prompt = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True), chat.opening("Rules.", "A board.")
+    vllm.engine.add_request("0.0", tokens_input(prompt), how)
+    while vllm.busy:
+        finished = vllm.engine.step()
+    seeds = gather([vllm.engine.vllm_config.model_config.seed])
+    samples = gather(list(finished[0].outputs[0].token_ids))
+    assert seeds == [[CONFIG.seed], [CONFIG.seed + 1]] and samples[0] != samples[1]
+
+
+class Barrier:
+    """An engine that begins a turn only when every trajectory has finished the one before."""
+
+    def __init__(self, engine):
+        self.engine, self.next, self.done, self.release = engine, [], [], engine.release
+
+    @property
+    def busy(self):
+        return self.engine.busy or bool(self.next)
+
+    def add(self, *args, **kwargs):
+        self.next.append((args, kwargs))
+
+    def step(self):
+        if not self.engine.busy:
+            for args, kwargs in self.next:
+                self.engine.add(*args, **kwargs)
+            self.next = []
+        self.done += self.engine.step()
+        done, self.done = ([], self.done) if self.engine.busy else (self.done, [])
+        return done
+
+
+def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):
+    """128 trajectories whose replies differ in length."""
+    config = replace(CONFIG, max_response_tokens=150)
+    parallel.synchronize(vllm, policy)
+    counts, played = [], []
+    for engine in (vllm, Barrier(vllm)):
+        before = vllm.num_steps
+        played.append(collect(engine, chat, config, STARTS, temperature=2.0, **OPTIONS))
+        counts.append(vllm.num_steps - before)
+    assert len(played[0]) == 128
+    assert [t.ids for t in played[0]] == [t.ids for t in played[1]]
+    lengths = [len(turn.response_ids) for t in played[0] for turn in t.turns]
+    assert min(lengths) < 5 and max(lengths) > 40
+    longest = max(t.num_response_tokens for t in played[0])
+    print(f"\nengine steps of 128 trajectories: continuous {counts[0]}, barrier {counts[1]}, longest {longest} tokens")
+    assert longest <= counts[0] < counts[1]
+
+
+def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
+    """Token for token on 64 episodes of several turns, or the two best logits are as good as equal."""
+    torch_engine = make_engine(replace(CONFIG, engine="torch"), load_model(str(trained_folder))[0], chat)
+    assert isinstance(torch_engine, TorchEngine)
+    parallel.synchronize(vllm, policy)
+    starts = [((6, i), 0) for i in range(64)]
+    one, two = (collect(e, chat, CONFIG, starts, temperature=0.0, **OPTIONS) for e in (vllm, torch_engine))
+    assert sum(len(t.turns) for t in one) > 100
+    for a, b in zip(one, two, strict=True):
+        if a.ids != b.ids:
+            at = next(i for i, (x, y) in enumerate(zip(a.ids, b.ids, strict=False)) if x != y)
+            with torch.no_grad():
+                hidden = policy.model.model(
+                    input_ids=torch.tensor([a.ids[:at]]), layout=None, attn_implementation="eager", use_cache=False
+                ).last_hidden_state[0, -1]
+            best = policy.model.lm_head(hidden).topk(2).values
+            assert best[0] - best[1] < 1e-4
+    assert sum(a.ids == b.ids for a, b in zip(one, two, strict=True)) >= 60
+    assert pack(one).response_index.numel() == sum(len(t.rollout_logprobs) for t in one)
+
+
+def test_samples_do_not_depend_on_what_else_runs(vllm, policy, chat):
+    parallel.synchronize(vllm, policy)
+    together = collect(vllm, chat, CONFIG, STARTS[:24], temperature=1.0, **OPTIONS)
+    reverse = collect(vllm, chat, CONFIG, STARTS[:24][::-1], temperature=1.0, **OPTIONS)[::-1]
+    alone = [collect(vllm, chat, CONFIG, [start], temperature=1.0, **OPTIONS)[0] for start in STARTS[:3]]
+    assert [t.ids for t in together] == [t.ids for t in reverse]
+    assert [t.ids for t in together[:3]] == [t.ids for t in alone]
+    ended = [turn.response_ids[-1] == chat.end for t in together for turn in t.turns]
+    assert any(ended)  # the end-of-turn token is part of the response
+
+
+def test_a_full_context_ends_the_trajectory(vllm, policy, chat):
+    parallel.synchronize(vllm, policy)
+    (free,) = collect(vllm, chat, CONFIG, STARTS[:1], temperature=1.0, **OPTIONS)
+    limit = len(free.turns[0].prompt_ids) + len(free.turns[0].response_ids)
+    tight = replace(CONFIG, max_context_tokens=limit)
+    (cut,) = collect(vllm, chat, tight, STARTS[:1], temperature=1.0, **OPTIONS)
+    assert (cut.status, len(cut.turns)) == ("out_of_tokens", 1) and cut.ids == free.ids[:limit]
+
+
+def test_a_rank_alone_does_not_wait(vllm, policy, chat):
+    parallel.synchronize(vllm, policy)
+    if rank() == 1:
+        collect(vllm, chat, CONFIG, STARTS[:4], temperature=1.0, **OPTIONS)
+    assert gather([rank()]) == [[0], [1]]
