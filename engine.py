@@ -186,8 +186,9 @@ class TorchEngine:
         max_running, max_context_tokens, device = config.max_running, config.max_context_tokens, self.model.device
         shape = (layers, max_running, heads, max_context_tokens, width)
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        counters = torch.zeros(4, max_running, dtype=torch.long, device=device)
-        self.length, self.next_token, self.count, self.budget = counters
+        counters = torch.zeros(5, max_running, dtype=torch.long, device=device)
+        self.length, self.next_token, self.count, self.budget, self.active = counters  # not active: its turn is over
+        self.num_active = 0
         self.temperature = torch.ones(max_running, device=device)
         self.noise, self.out_logprobs = torch.zeros(2, max_running, max_context_tokens, device=device)
         self.out_ids = torch.zeros(max_running, max_context_tokens, dtype=torch.long, device=device)
@@ -199,12 +200,12 @@ class TorchEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self.rows or self.waiting)
+        return bool(self.num_active or self.waiting)
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by their Hugging Face names; cached keys and values must all have been released."""
-        assert not self.busy, "new weights while a trajectory is under way"
+        assert not self.rows and not self.waiting, "new weights while a trajectory is under way"
         own = dict(self.model.named_parameters(remove_duplicate=False))
         for name, weight in weights:
             own[name].copy_(weight)
@@ -226,8 +227,8 @@ class TorchEngine:
             used = int(self.length[last])
             for cache in (self.keys, self.values):
                 cache[:, row, :, :used] = cache[:, last, :, :used]
-            for state in (self.length, self.next_token, self.count, self.budget, self.temperature, self.noise,
-                          self.out_ids, self.out_logprobs):  # fmt: skip
+            for state in (self.length, self.next_token, self.count, self.budget, self.active, self.temperature,
+                          self.noise, self.out_ids, self.out_logprobs):  # fmt: skip
                 state[row] = state[last]
             self.rows[row] = self.rows[last]
         self.rows.pop()
@@ -247,17 +248,19 @@ class TorchEngine:
         ).last_hidden_state[0]
         self.num_prefilled += len(new)
         logits = self.model.lm_head(hidden[:n]).float()  # (n, V)
-        self.length[:n] += 1
+        active = self.active[:n]  # the other rows wait for their environments, and nothing of theirs is kept
+        self.length[:n] += active
         tokens, logprobs = self._draw(logits, n)
         self.out_ids[:n].scatter_(1, self.count[:n, None], tokens[:, None])
         self.out_logprobs[:n].scatter_(1, self.count[:n, None], logprobs[:, None])
-        self.count[:n] += 1
-        self.next_token[:n] = tokens
-        done = ((tokens == self.eos_id) | (self.count[:n] == self.budget[:n])).nonzero()[:, 0].tolist()
-        return [self._finish(row) for row in done]
+        self.count[:n] += active
+        self.next_token[:n] = torch.where(active > 0, tokens, self.next_token[:n])
+        done = ((tokens == self.eos_id) | (self.count[:n] == self.budget[:n])) & (active > 0)
+        return [self._finish(row) for row in done.nonzero()[:, 0].tolist()]
 
     def _finish(self, row: int) -> Sample:
-        key, count = self.rows[row], int(self.count[row])
+        key, count, self.active[row] = self.rows[row], int(self.count[row]), 0
+        self.num_active -= 1
         ids = self.out_ids[row, :count].tolist()
         self.ids[key] += ids[:-1]  # the last sampled token has no keys and values yet; it is fed with the next prompt
         return Sample(key, ids, self.out_logprobs[row, :count].tolist())
@@ -282,7 +285,8 @@ class TorchEngine:
                 segments.append((row, len(cached), ids[len(cached) : -1]))
             self.ids[key] = ids
             self.length[row], self.next_token[row], self.count[row] = len(ids) - 1, ids[-1], 0
-            self.budget[row], self.temperature[row] = max_tokens, temperature
+            self.budget[row], self.temperature[row], self.active[row] = max_tokens, temperature, 1
+            self.num_active += 1
             self.noise[row, :max_tokens] = torch.from_numpy(np.random.default_rng(seed).random(max_tokens, np.float32))
         self.waiting = postponed
         return segments, copies

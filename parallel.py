@@ -46,7 +46,7 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
         device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+        alone = {} if "MASTER_ADDR" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
         dist.init_process_group(backend, timeout=timedelta(hours=1), **alone)  # rank 0 may be at a warm start
     if rank():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -349,6 +349,9 @@ def main(argv: list[str]) -> None:
     chat = Chat(tokenizer)
     engine = make_engine(config, model, chat)  # before FSDP2 takes the model apart
     learner = Learner(config, model, tokenizer, device, dtype, ref_model)
+    if parallel.world_size() > 1:
+        sizes = zip(learner.mesh.mesh_dim_names, learner.mesh.shape, strict=True)
+        print(f"{parallel.world_size()} ranks as {', '.join(f'{name}={size}' for name, size in sizes)}", flush=True)
     if checkpoint:
         learner.load(checkpoint)
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)

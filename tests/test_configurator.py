@@ -106,6 +106,17 @@ def test_unknown_key_on_the_command_line_names_the_nearest():
         load("--learing_rate=1e-6")
 
 
+@pytest.mark.parametrize("key", ["top_p", "top_k"])
+def test_a_cut_distribution_is_refused_with_the_reason(key, tmp_path):
+    for source, argument in (("command line", f"--{key}=0.9"), (None, config_file(tmp_path, f"{key} = 0.9"))):
+        with pytest.raises(ValueError) as error:
+            load(argument)
+        assert str(error.value) == (
+            f"{key} from {source or argument} is refused: sampling from a cut distribution would make the log-probs in "
+            "the loss those of another policy; use temperature"
+        )
+
+
 def test_unknown_key_in_a_file_names_the_file(tmp_path):
     path = config_file(tmp_path, "learing_rate = 1e-3")
     with pytest.raises(ValueError) as error:

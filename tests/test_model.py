@@ -6,6 +6,8 @@ Tests of model.py: the packed forward against Hugging Face's own, log-probs agai
 
 import copy
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -174,6 +176,30 @@ def test_the_gpu_path_with_a_stand_in_for_its_kernel(random_model, monkeypatch, 
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         actual = Policy(random_model)(SHARED, 1.0)[0]
     assert seen == [{torch.bfloat16}] * 2  # two layers
+    assert 0 < (actual - expected).abs().max() < 0.3
+
+
+def test_flash_attn_is_taken_where_it_is_installed(random_model, monkeypatch):
+    """A stand-in with its argument names; causal from the end where there are more keys than queries."""
+    calls = []
+
+    def kernel(q, k, v, q_ends, k_ends, longest_q, longest_k, *, softmax_scale, causal):
+        calls.append(causal)
+        assert q.dtype == torch.bfloat16 and k.shape[1] == 1  # query heads share a key head inside the kernel
+        out = []
+        for a, b, c, d in zip(q_ends, q_ends[1:], k_ends, k_ends[1:], strict=False):
+            mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(int((d - c) - (b - a)))
+            parts = (x.transpose(0, 1)[None].float() for x in (q[a:b], k[c:d], v[c:d]))
+            options = dict(attn_mask=mask, scale=softmax_scale, enable_gqa=True)
+            out.append(torch.nn.functional.scaled_dot_product_attention(*parts, **options)[0])
+        return torch.cat(out, dim=1).transpose(0, 1).to(q.dtype)
+
+    expected = Policy(random_model)(SHARED, 1.0)[0]
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=kernel))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "flash_attn")
+    monkeypatch.setattr(model.PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args))
+    actual = Policy(random_model)(SHARED, 1.0)[0]
+    assert calls == [True] * 2
     assert 0 < (actual - expected).abs().max() < 0.3
 
 

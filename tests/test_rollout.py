@@ -4,6 +4,9 @@ Tests of rollout.py: sampled tokens against a plain Hugging Face forward, masks 
     python -m pytest -q tests/test_rollout.py
 """
 
+import itertools
+import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +16,8 @@ import torch
 from conftest import small_config
 from transformers import AutoModelForCausalLM
 
+import dialogue
+import envs
 import rollout
 from engine import Sample, TorchEngine, make_engine
 from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, summarize
@@ -306,6 +311,82 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
     calls = []
     play(trained_model, chat, small_config(max_running=3), on_done=lambda: calls.append(1))
     assert len(calls) == 16
+
+
+def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
+    """Every second instance takes 0.2 s a step: the others go on meanwhile, and nobody's tokens change."""
+    config = small_config()
+    expected = play(trained_model, chat, config)
+    spy, sleeping, busy_steps = Spy(make_engine(config, trained_model, chat)), [0], []
+    engine_step, env_step = spy.step, dialogue.Episode.step
+
+    def step():
+        busy_steps.append(sleeping[0])
+        return engine_step()
+
+    def slow(episode, text):
+        if episode.env.blocking:
+            sleeping[0] += 1
+            time.sleep(0.2)
+            sleeping[0] -= 1
+        return env_step(episode, text)
+
+    monkeypatch.setattr(spy, "step", step)
+    monkeypatch.setattr(dialogue.Episode, "step", slow)
+    counter, make = itertools.count(), rollout.make_episode
+
+    def every_second(config):
+        episode = make(config)
+        episode.env.blocking = next(counter) % 2 == 1
+        return episode
+
+    monkeypatch.setattr(rollout, "make_episode", every_second)
+    options = dict(split="train", temperature=1.0, noise_seed=(7,))
+    assert_same(expected, collect(spy, chat, config, STARTS, **options))
+    assert max(busy_steps) > 1 and sum(count > 0 for count in busy_steps) > 5  # decoding went on, several slept at once
+
+
+def test_an_error_in_a_blocking_environment_is_raised(trained_model, chat, monkeypatch):
+    monkeypatch.setattr(envs.Env, "blocking", True)
+
+    def broken(episode, text):
+        raise OSError("the server is gone")
+
+    monkeypatch.setattr(dialogue.Episode, "step", broken)
+    with pytest.raises(OSError, match="the server is gone"):
+        play(trained_model, chat, small_config())
+
+
+def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
+    config = small_config(max_context_tokens=4097, micro_batch_tokens=5000)
+    with pytest.raises(ValueError) as error:
+        make_engine(config, trained_model, chat)
+    wanted = "max_context_tokens is 4097 and the model has 4096 positions; lower max_context_tokens"
+    assert str(error.value) == wanted
+
+
+def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ValueError, match="engine='vllm' needs vLLM .*; install it, or use --engine=torch"):
+        make_engine(small_config(engine="vllm"), trained_model, chat)
+
+
+def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, random_model, chat):
+    config = small_config()
+    engine = make_engine(config, trained_model, chat)
+    options = dict(split="train", temperature=1.0, noise_seed=(7,))
+    first = collect(engine, chat, config, STARTS, **options)
+    new = dict(random_model.named_parameters())
+    engine.load(((name, p.detach()) for name, p in new.items()), 5)
+    assert engine.version == 5
+    assert_same(collect(engine, chat, config, STARTS, **options), play(random_model, chat, config))
+    with torch.no_grad():
+        for p in random_model.parameters():
+            p.zero_()  # the engine does not see it
+    assert collect(engine, chat, config, STARTS, **options)[0].ids != first[0].ids
+    engine.add(0, chat.opening("a", "b"), max_tokens=2, temperature=1.0, seed=(0,))
+    with pytest.raises(AssertionError, match="while a trajectory is under way"):
+        engine.load(iter(()), 6)
 
 
 # ---------- numbers and packs

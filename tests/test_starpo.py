@@ -532,3 +532,38 @@ PPO = dict(clip_low=0.2, clip_high=0.2, num_tokens=1)
 def test_errors_name_what_was_given(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
+
+
+# ---------- the sampler's log-probs against the trainer's
+
+
+def test_importance_weights_by_hand():
+    new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
+    # old = the engine's: 1 until the ratio exceeds the cap, then cap / ratio
+    found = starpo.importance_weights(new, rollout, rollout, 2.0)
+    close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
+    # old = the trainer's, no step yet: pi_old / pi_rollout, at most the cap
+    found = starpo.importance_weights(new, new, rollout, 2.0)
+    close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
+    # in between: min(pi / pi_rollout, cap) / (pi / pi_old)
+    old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
+    ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
+    total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]
+    found = starpo.importance_weights(new, old, rollout, 2.0)
+    close(found, [t / r for t, r in zip(total, ratio, strict=True)], tol=1e-6)
+
+
+def test_importance_weights_truncate_the_gradient():
+    """d loss / d logprob = -min(pi / pi_rollout, cap) A, where PPO alone would give -ratio A for A < 0."""
+    new = torch.tensor([1.5, 0.1], requires_grad=True)
+    old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
+    weights = starpo.importance_weights(new, old, old, 2.0)
+    assert not weights.requires_grad
+    options = dict(clip_low=0.2, clip_high=0.28, num_tokens=1)
+    starpo.policy_loss(new, old, advantages, importance=weights, **options)[0].backward()
+    close(new.grad, [2.0, math.exp(0.1)], tol=1e-6)
+
+
+def test_importance_weights_refuse_a_cap_below_one():
+    with pytest.raises(ValueError, match=r"cap must be at least 1, got 0\.5"):
+        starpo.importance_weights(torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.5)

@@ -467,6 +467,50 @@ def test_the_loss_moves_probability_towards_advantage(trained_folder):
     assert (gain * targets["advantages"]).mean() > 0
 
 
+def test_compiled_parts_on_packs_of_one_size_change_nothing(trained_folder, monkeypatch):
+    compiled = []
+
+    def compile_eagerly(module, **options):
+        compiled.append((type(module).__name__, options))
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
+    sizes, packed = [], train.pack
+    monkeypatch.setattr(train, "pack", lambda *a, **k: (sizes.append(packed(*a, **k)), sizes[-1])[1])
+    found, _ = captured_update(trained_folder, monkeypatch, compile=True, batch_size=8, micro_batch_tokens=2000)
+    monkeypatch.undo()
+    assert len(compiled) == 2 * 2 * 3 and {options["dynamic"] for _, options in compiled} == {False}
+    assert {len(batch.ids) for batch in sizes} == {2000} and len(sizes) > 0
+    expected, _ = captured_update(trained_folder, monkeypatch, batch_size=8, micro_batch_tokens=2000)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_recomputed_log_probs_are_the_trainers(trained_folder):
+    learner = make_learner(trained_folder, recompute_old_logprobs=True)
+    kept = train.play(learner, learner.engine, rollout.Chat(learner.tokenizer))
+    for t in kept:
+        for each in t.turns:
+            each.rollout_logprobs = [lp - 0.5 for lp in each.rollout_logprobs]  # an engine that is off
+    targets = train.token_targets(learner, kept, torch.arange(float(len(kept))))
+    expected, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
+    assert torch.equal(targets["old_logprobs"], expected)
+    metrics = train.update(learner, kept, targets)
+    assert metrics["logprob_diff_mean"] == pytest.approx(0.5, abs=1e-3)
+    assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-2)
+
+
+def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, capsys, monkeypatch):
+    targets = train.token_targets
+
+    def drifted(*args):
+        found = targets(*args)
+        return found | {"rollout_logprobs": found["rollout_logprobs"] - 0.01}
+
+    monkeypatch.setattr(train, "token_targets", drifted)
+    rows = run(tmp_path / "out", trained_folder, num_iterations=1)
+    assert rows[0]["logprob_diff_mean"] == pytest.approx(0.01, abs=1e-4)
+    assert "warning: the log-probs of engine and trainer differ by 0.0100 nats a token" in capsys.readouterr().out
+
+
 # ---------- steps that are not finite
 
 
