@@ -16,7 +16,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -185,8 +185,12 @@ def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) 
     return targets
 
 
-def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of a micro-batch, already divided by the `num_tokens` of its mini-batch; metrics are sums over tokens."""
+def losses(
+    learner: Learner, batch, t: dict[str, Tensor], num_tokens: int
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The policy's loss, then the critic's: whoever goes backward in between holds the activations of one model only.
+
+    Losses are already divided by the `num_tokens` of the mini-batch; metrics are sums over tokens."""
     config = learner.config
     logprobs, entropy = learner.policy(batch, config.temperature)  # (R,)
     importance = starpo.importance_weights(logprobs, t["old_logprobs"], t["rollout_logprobs"], config.importance_cap)
@@ -200,13 +204,12 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> tu
         kl = starpo.kl_penalty(logprobs, t["ref_logprobs"], "k3")  # (R,)
         loss = loss + config.kl_coef * kl.sum() / num_tokens
         metrics["kl_ref"] = kl.detach().sum()
+    yield loss, metrics
     if learner.critic:
         values = learner.critic(batch)  # (R,)
         options = dict(value_clip=config.value_clip, num_tokens=num_tokens)
-        vf_loss, vf_metrics = starpo.value_loss(values, t["old_values"], t["returns"], **options)
-        loss = loss + config.value_coef * vf_loss
-        metrics |= vf_metrics | {"vf_loss": vf_loss.detach() * num_tokens}
-    return loss, metrics
+        loss, metrics = starpo.value_loss(values, t["old_values"], t["returns"], **options)
+        yield config.value_coef * loss, metrics | {"vf_loss": loss.detach() * num_tokens}
 
 
 def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
@@ -242,8 +245,10 @@ def backward(learner: Learner, kept: Sequence[Trajectory], pieces: dict[str, Seq
             module.set_requires_gradient_sync(number == len(work) - 1)
         part = {key: torch.cat([piece[i] for i in indices]) for key, piece in pieces.items()}
         batch = pack([kept[i] for i in indices], learner.device, pad_to=config.compile * config.micro_batch_tokens)
-        loss, metrics = losses(learner, batch, part, num_tokens)
-        (loss * weight * parallel.world_size()).backward()  # FSDP2 divides by the number of ranks
+        metrics: dict[str, Tensor] = {}
+        for loss, of_module in losses(learner, batch, part, num_tokens):
+            (loss * weight * parallel.world_size()).backward()  # FSDP2 divides by the number of ranks
+            metrics |= of_module
         largest = torch.maximum(largest, metrics.pop("logprob_diff_max"))
         sums = {key: sums.get(key, 0.0) + value * weight for key, value in metrics.items()}
     if parallel.world_size() > 1:

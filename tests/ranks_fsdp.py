@@ -42,9 +42,9 @@ def one_process(single, kept, pieces, optimizers):
     """One optimizer step of plain modules, one trajectory after the other; returns metrics and gradient norms."""
     num_tokens, sums = sum(t.num_response_tokens for t in kept), {}
     for i, t in enumerate(kept):
-        loss, metrics = train.losses(single, pack([t]), {key: x[i] for key, x in pieces.items()}, num_tokens)
-        loss.backward()
-        sums = {key: sums.get(key, 0.0) + value.item() for key, value in metrics.items()}
+        for loss, metrics in train.losses(single, pack([t]), {key: x[i] for key, x in pieces.items()}, num_tokens):
+            loss.backward()
+            sums |= {key: sums.get(key, 0.0) + value.item() for key, value in metrics.items()}
     modules = [m for m in (single.policy, single.critic) if m]
     norms = [torch.nn.utils.clip_grad_norm_(m.parameters(), single.config.grad_clip).item() for m in modules]
     for optimizer in optimizers:
@@ -188,8 +188,8 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monk
     losses = train.losses
 
     def spoilt(*args):
-        loss, metrics = losses(*args)
-        return (loss * float("nan"), metrics) if rank() == 1 else (loss, metrics)
+        for loss, metrics in losses(*args):
+            yield (loss * float("nan") if rank() == 1 else loss), metrics
 
     monkeypatch.setattr(train, "losses", spoilt)
     train.optimizer_step(learner, train.backward(learner, kept, pieces))

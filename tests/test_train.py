@@ -423,8 +423,8 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 
     monkeypatch.setattr(model, "packed_hidden", spy)
     batch = pack(kept)
-    loss, _ = train.losses(learner, batch, targets, len(targets["advantages"]))
-    loss.backward()
+    for loss, _ in train.losses(learner, batch, targets, len(targets["advantages"])):
+        loss.backward()
     sampled = [token for t in kept for turn in t.turns for token in turn.response_ids]
     assert batch.ids[batch.response_index].tolist() == sampled
     chooses = torch.zeros(len(batch.ids), dtype=torch.bool)
@@ -447,8 +447,8 @@ def test_prompt_text_is_not_trained(trained_folder):
     learner.policy.model.lm_head.weight = untied
     targets["advantages"] = torch.ones_like(targets["advantages"])
     learner.config = replace(learner.config, entropy_coef=0.0)
-    loss, _ = train.losses(learner, batch, targets, len(targets["advantages"]))
-    loss.backward()
+    for loss, _ in train.losses(learner, batch, targets, len(targets["advantages"])):
+        loss.backward()
     # by hand at ratio 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
     with torch.no_grad():
         hidden = model.packed_hidden(learner.policy.model.model, batch)
