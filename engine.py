@@ -50,7 +50,13 @@ def make_engine(config: Config, model, chat) -> "TorchEngine | VLLMEngine":
         given = f"max_context_tokens is {config.max_context_tokens}"
         raise ValueError(f"{given} and the model has {longest} positions; lower max_context_tokens")
     engine = VLLMEngine if config.engine == "vllm" else TorchEngine
-    return engine(model, config, eos_id=chat.end, dtype=pick_dtype(config.dtype, model.device))
+    try:
+        return engine(model, config, eos_id=chat.end, dtype=pick_dtype(config.dtype, model.device))
+    except ImportError as error:
+        raise ValueError(f"engine='vllm' needs vLLM ({error}); install it, or use --engine=torch") from error
+    except (RuntimeError, AssertionError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        why = f"the {config.engine} engine could not start ({_first_line(error)})"
+        raise ValueError(f"{why}; lower max_running or max_context_tokens, which size its KV cache") from error
 
 
 # ---------- vLLM
@@ -59,9 +65,10 @@ def make_engine(config: Config, model, chat) -> "TorchEngine | VLLMEngine":
 @contextmanager
 def _same_random_state():
     """vLLM reseeds the generators of the process when it is constructed."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    yield
-    torch.set_rng_state(states[0]), np.random.set_state(states[1]), random.setstate(states[2])
+    states = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        yield
+    np.random.set_state(states[0]), random.setstate(states[1])
 
 
 class VLLMEngine:
@@ -71,39 +78,33 @@ class VLLMEngine:
     `load` only: the engine starts with dummies, and a rollout before the first `load` would be caught."""
 
     def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
-        self.version, self.eos_id, self.num_steps, self._num_requests = None, eos_id, 0, 0
+        self.version, self.dtype, self.eos_id, self.num_steps, self._num_requests = None, dtype, eos_id, 0, 0
         layers, heads, width = cache_shape(model.config)
         # room for all that may run, and some: the cache is handed out in blocks
         tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
         cache = 2 * layers * heads * width * dtype.itemsize * tokens  # bytes
         on_cpu = model.device.type == "cpu"
-        # on a CPU blocks of 128 tokens, the default, lose most cache hits, and chunks of a seeded prompt crash;
-        # on a GPU the share of the memory is only a check, since the cache has a size of its own
-        places = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
-        places = places if on_cpu else dict(gpu_memory_utilization=0.5)
+        # blocks of 128 tokens, the default on a CPU, lose most cache hits; chunks of a seeded prompt crash there
+        cpu_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
+        gpu_options = dict(gpu_memory_utilization=0.1)  # only checked against what is free: the cache has its own size
         for key, value in (ENVIRONMENT | {"RANK": "0", "LOCAL_RANK": "0"}).items():
             os.environ.setdefault(key, value)
-        try:
-            with _same_random_state():
-                from vllm import LLM
-                from vllm.platforms import current_platform
+        with _same_random_state():
+            from vllm import LLM
+            from vllm.platforms import current_platform
 
-                if on_cpu:
-                    current_platform.simple_compile_backend = "eager"  # no compiler needed, and a start in seconds
-                self.llm = LLM(
-                    model=model.name_or_path, load_format="dummy", generation_config="vllm", dtype=str(dtype)[6:],
-                    seed=config.seed + int(os.environ["RANK"]), distributed_executor_backend="external_launcher",
-                    max_model_len=config.max_context_tokens, max_num_seqs=config.max_running,
-                    max_num_batched_tokens=max(8192, config.max_context_tokens), kv_cache_memory_bytes=cache,
-                    enable_prefix_caching=True, logprobs_mode="processed_logprobs", **places,
-                )  # fmt: skip
-        except ImportError as error:
-            raise ValueError(f"engine='vllm' needs vLLM ({error}); install it, or use --engine=torch") from error
-        except (RuntimeError, ValueError, AssertionError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            raise ValueError(
-                f"vLLM could not start ({_first_line(error)}); its KV cache takes {cache / 2**30:.2f} GiB: "
-                "lower max_running or max_context_tokens, or use --engine=torch"
-            ) from error
+            if current_platform.is_cpu() != on_cpu:
+                raise ValueError(f"this vLLM is not one for device {model.device.type!r}; use --engine=torch there")
+            if on_cpu:
+                current_platform.simple_compile_backend = "eager"  # no compiler needed, and a start in seconds
+            self.llm = LLM(
+                model=model.name_or_path, load_format="dummy", generation_config="vllm", dtype=str(dtype)[6:],
+                seed=config.seed + int(os.environ["RANK"]), distributed_executor_backend="external_launcher",
+                max_model_len=config.max_context_tokens, max_num_seqs=config.max_running,
+                max_num_batched_tokens=max(8192, config.max_context_tokens), kv_cache_memory_bytes=cache,
+                enable_prefix_caching=True, logprobs_mode="processed_logprobs",
+                **(cpu_options if on_cpu else gpu_options),
+            )  # fmt: skip
         self.engine = self.llm.llm_engine
         reloading = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
         reloading.setLevel(logging.WARNING)
@@ -180,8 +181,10 @@ class TorchEngine:
     """
 
     def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
-        self.model = copy.deepcopy(model).to(dtype).requires_grad_(False)  # its own: the trainer's may be sharded
-        self.version, self.eos_id, self.max_running = None, eos_id, config.max_running
+        self.model = copy.deepcopy(model).requires_grad_(False)  # its own: the trainer's may be sharded
+        for p in self.model.parameters():  # not self.model.to, which would round the rotary frequencies as well
+            p.data = p.data.to(dtype)
+        self.version, self.dtype, self.eos_id, self.max_running = None, dtype, eos_id, config.max_running
         layers, heads, width = cache_shape(model.config)
         max_running, max_context_tokens, device = config.max_running, config.max_context_tokens, self.model.device
         shape = (layers, max_running, heads, max_context_tokens, width)
@@ -196,7 +199,7 @@ class TorchEngine:
         self.ids: dict[int, list[int]] = {}  # tokens of a live row whose keys and values are cached, by key
         self.first_prompt: dict[tuple[int, ...], int] = {}  # first prompt -> key of a live row that has it cached
         self.waiting: list[tuple] = []
-        self.num_prefilled = 0  # prompt tokens computed so far
+        self.num_prefilled = self.num_steps = 0  # prompt tokens computed and forwards made so far
 
     @property
     def busy(self) -> bool:
@@ -238,6 +241,7 @@ class TorchEngine:
         """Admit what waits, then one forward that prefills its new tokens and draws one token for every live row;
         returns what finished."""
         segments, copies = self._admit()
+        self.num_steps += 1
         n, device = len(self.rows), self.length.device
         new = torch.tensor([token for _, _, ids in segments for token in ids], dtype=torch.long, device=device)
         places = [torch.arange(start, start + len(ids), device=device) for _, start, ids in segments]

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from configurator import Config, fail_clearly, load_config, load_saved
 from dialogue import format_response
 from engine import make_engine
-from model import Policy, load_model, pick_device, pick_dtype
+from model import Policy, load_model
 from parallel import collect_all, rank, score_tokens, set_up, synchronize, tear_down, world_size
 from rollout import Chat, Trajectory, Turn, make_episode, summarize
 
@@ -101,7 +101,7 @@ def evaluate(config: Config, engine, chat: Chat, policy: Policy) -> tuple[dict[s
     Returns: the means of `rollout.summarize` with entropy (nats per response token, at the evaluation temperature),
     and the trajectories in the order of the prompts."""
     starts = [((i,), 0) for i in range(config.eval_size)]
-    synchronize(engine, policy, pick_dtype(config.dtype, pick_device(config.device)))
+    synchronize(engine, policy)
     with tqdm(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False, mininterval=1,
               disable=rank() > 0) as bar:  # fmt: skip
         played = collect_all(
@@ -157,6 +157,7 @@ def main(argv: list[str]) -> None:
     config, options, _ = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""}, base=base)
     if options["player"] not in ("", *PLAYERS):
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
+    device, is_first = set_up(config)[0], rank() == 0
     began = time.process_time()
     if options["player"]:
         played = reference_rows(config, [options["player"]])
@@ -164,7 +165,7 @@ def main(argv: list[str]) -> None:
     else:
         if config.model == "tiny":
             raise ValueError("model='tiny' has no trained weights yet: give a run folder, or --model=PATH")
-        model, tokenizer = load_model(config.model, device=set_up(config)[0])
+        model, tokenizer = load_model(config.model, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)
         rows = {config.model: evaluate(config, engine, chat, Policy(model))}
@@ -172,15 +173,13 @@ def main(argv: list[str]) -> None:
     print(table(rows))
     print(f"{config.env}, {config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
-    if rank():
-        return
-    if options["json"]:
+    if options["json"] and is_first:
         scores = {}
         for name, (metrics, played) in rows.items():
             wins, n = [int(t.success) for t in played], len(played)
             scores[name] = metrics | {"n": n, "interval": wilson_interval(sum(wins), n), "successes": wins}
         Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-    if options["jsonl"]:
+    if options["jsonl"] and is_first:
         write_jsonl(options["jsonl"], [t for _, trajectories in rows.values() for t in trajectories])
 
 

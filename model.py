@@ -3,16 +3,16 @@
 Both are Hugging Face Qwen2 models that run our attention function. A forward gets its tokens packed: the sequences of a
 micro-batch stand one after the other in one row, a prompt that several share stands there once, and a *layout* object
 does the attention so that it never crosses a sequence. `PackedLayout` below serves training; the KV cache of
-`rollout.py` is the layout for decoding, so sampling and training run the same modules on the same weights.
+`engine.py` is the layout for decoding, so sampling and training run the same modules on the same weights.
 
 Shapes: T tokens of a packed micro-batch, R of them sampled (response) tokens, H hidden size, V vocabulary.
 """
 
-import importlib.util
 import inspect
 import itertools
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -23,6 +23,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
+
+try:
+    from flash_attn import flash_attn_varlen_func
+except ImportError:
+    flash_attn_varlen_func = None
 
 from dialogue import Episode, format_response
 from envs import ENVS, OBSERVATIONS, Bandit, make_env
@@ -72,19 +77,20 @@ class PackedLayout:
         self.lengths, self.contexts, device = batch.lengths, batch.contexts, batch.ids.device
         self.has_kernel = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         totals = [n + sum(self.lengths[i] for i in c) for n, c in zip(self.lengths, self.contexts, strict=True)]
-        self.masks = [
-            torch.ones(n, total, dtype=torch.bool, device=device).tril(total - n)
-            if total > n and not self.has_kernel
-            else None
-            for n, total in zip(self.lengths, totals, strict=True)
-        ]
+        self.sizes = list(zip(self.lengths, totals, strict=True))
         places = torch.arange(sum(self.lengths), device=device).split(self.lengths)
         self.keys_of = torch.cat([places[j] for i, c in enumerate(self.contexts) for j in (*c, i)])
         ends = (torch.tensor(counts, device=device).cumsum(0) for counts in (self.lengths, totals))
         self.bounds = [*(F.pad(end, (1, 0)).int() for end in ends), max(self.lengths), max(totals)]
 
+    @cached_property
+    def masks(self) -> list[Tensor | None]:
+        """Of the loop, shared by all layers; None where there are as many keys as queries."""
+        ones = (torch.ones(size, dtype=torch.bool, device=self.keys_of.device) for size in self.sizes)
+        return [m.tril(total - n) if total > n else None for m, (n, total) in zip(ones, self.sizes, strict=True)]
+
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        if self.has_kernel:
+        if self.has_kernel and q.dtype != torch.float32:  # the kernels take 16 bits only
             return self.attend_varlen(q, k, v, scale)
         # split and not slices, whose backward would fill a whole tensor each
         qs, ks, vs = (x[None].split(self.lengths, dim=2) for x in (q, k, v))  # 4-D, or the fused kernel is not taken
@@ -96,25 +102,24 @@ class PackedLayout:
         return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # (T, heads, D)
 
     def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """flash-attn's varlen kernel where it is installed, else torch's, with the argument names of the installed
-        version (they changed in 2.12)."""
+        """flash-attn's varlen kernel where it is installed, else torch's, whose arguments changed in 2.12."""
         q, k, v = (x.transpose(0, 1) for x in (q, k[:, self.keys_of], v[:, self.keys_of]))  # (T, heads, D)
-        low = [x.to(torch.bfloat16).contiguous() for x in (q, k, v)]  # the kernels take 16 bits only
-        if importlib.util.find_spec("flash_attn"):
-            from flash_attn import flash_attn_varlen_func
-
-            return flash_attn_varlen_func(*low, *self.bounds, softmax_scale=scale, causal=True).to(q.dtype)
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        if flash_attn_varlen_func:
+            return flash_attn_varlen_func(q, k, v, *self.bounds, softmax_scale=scale, causal=True)
         from torch.nn.attention.varlen import varlen_attn
 
-        known = inspect.signature(varlen_attn).parameters
-        if "enable_gqa" not in known:
-            low[1:] = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in low[1:])
-        causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-        options = {key: x for key, x in ({"scale": scale, "enable_gqa": True} | causal).items() if key in known}
-        return varlen_attn(*low, *self.bounds, **options).to(q.dtype)
+        if "window_size" in inspect.signature(varlen_attn).parameters:
+            return varlen_attn(q, k, v, *self.bounds, scale=scale, window_size=(-1, 0), enable_gqa=True)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        return varlen_attn(q, k, v, *self.bounds, scale=scale, is_causal=True)
 
 
 # ---------- log-probs
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    return (hidden @ weight.T).float().div_(temperature).log_softmax(-1)
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
@@ -128,9 +133,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
         logprobs = torch.empty(hidden.shape[0], device=hidden.device)  # (R,)
         entropy = torch.empty_like(logprobs)  # (R,)
         for i in range(0, hidden.shape[0], chunk):
-            logp = ((hidden[i : i + chunk] @ weight.to(hidden.dtype).T).float() / temperature).log_softmax(-1)
+            logp = _log_softmax(hidden[i : i + chunk], weight.to(hidden.dtype), temperature)  # (chunk, V)
             logprobs[i : i + chunk] = logp.gather(1, targets[i : i + chunk, None])[:, 0]
-            entropy[i : i + chunk] = -(logp.exp() * logp).sum(-1)
+            entropy[i : i + chunk] = -logp.exp().mul_(logp).sum(-1)
+            del logp  # before the next one is made
         ctx.save_for_backward(hidden, weight, targets, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk
         return logprobs, entropy
@@ -142,18 +148,20 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(w)
         for i in range(0, hidden.shape[0], ctx.chunk):
             rows = slice(i, i + ctx.chunk)
-            logp = ((hidden[rows] @ w.T).float() / ctx.temperature).log_softmax(-1)  # (chunk, V)
-            p = logp.exp()
-            grad_z = -p * (grad_logprobs[rows, None] + grad_entropy[rows, None] * (logp + entropy[rows, None]))
-            grad_z.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
-            grad_z = (grad_z / ctx.temperature).to(hidden.dtype)
+            logp = _log_softmax(hidden[rows], w, ctx.temperature)  # (chunk, V)
+            p = logp.exp()  # from here on in place: rows of logits are what fills the memory
+            grad_z = logp.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
+            grad_z = grad_z.mul_(p).neg_().scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
+            del logp, p
+            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)
             grad_hidden[rows] = grad_z @ w
             grad_weight.addmm_(grad_z.T, hidden[rows])
+            del grad_z
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None
 
 
 def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 4096
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 2048
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), never holding (R, V).
 

@@ -8,6 +8,7 @@ the case of one rank. Collectives must be met by all ranks: forwards of a sharde
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -37,8 +38,8 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
 
     Raises: ValueError for what this machine cannot do."""
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    torch.use_deterministic_algorithms(config.device == "cpu")
     device, backend = pick_device(config.device), "gloo"
+    torch.use_deterministic_algorithms(device.type == "cpu")
     if device.type == "cuda":
         local, found = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else 0, torch.cuda.device_count()
         if local >= found:
@@ -46,11 +47,22 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
         device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        alone = {} if "MASTER_ADDR" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
-        dist.init_process_group(backend, timeout=timedelta(hours=1), **alone)  # rank 0 may be at a warm start
+        launched = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+        dist.init_process_group(backend, **({} if launched else dict(store=dist.HashStore(), rank=0, world_size=1)))
     if rank():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     return device, pick_dtype(config.dtype, device)
+
+
+@contextmanager
+def rank_zero_first() -> Iterator[None]:
+    """The other ranks come to the block when rank 0 has left it, however long that takes."""
+    group = dist.new_group(timeout=timedelta(days=7), backend="gloo")
+    if rank():
+        dist.barrier(group)
+    yield
+    if not rank():
+        dist.barrier(group)
 
 
 def tear_down(engine) -> None:
@@ -103,10 +115,10 @@ def stream_weights(policy: Policy, dtype: torch.dtype = torch.float32) -> Iterat
             yield "lm_head.weight", weight
 
 
-def synchronize(engine, policy: Policy, dtype: torch.dtype = torch.float32) -> None:
+def synchronize(engine, policy: Policy) -> None:
     """Hand the policy's weights to the engine, unless it has them already."""
     if engine.version != policy.version:
-        engine.load(stream_weights(policy, dtype), policy.version)
+        engine.load(stream_weights(policy, engine.dtype), policy.version)
 
 
 # ---------- work
@@ -159,7 +171,8 @@ def score_tokens(module: nn.Module, trajectories: Sequence[Trajectory], config: 
     first, device = [sum(lengths[:i]) for i in range(len(lengths))], next(module.parameters()).device
     results: tuple[Tensor, ...] = ()
     for indices, weight in shares(trajectories, config.micro_batch_tokens):
-        outputs = module(pack([trajectories[i] for i in indices], device), *args)
+        batch = pack([trajectories[i] for i in indices], device, pad_to=config.compile * config.micro_batch_tokens)
+        outputs = module(batch, *args)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         results = results or tuple(torch.zeros(sum(lengths), device=device) for _ in outputs)
         places = torch.cat([torch.arange(first[i], first[i] + lengths[i], device=device) for i in indices])

@@ -118,7 +118,9 @@ class Learner:
         if parallel.rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         dist.barrier()
-        weights = {name: weight.cpu() for name, weight in parallel.stream_weights(self.policy)}
+        tied = "lm_head.weight" if self.policy.model.config.tie_word_embeddings else ""
+        stream = parallel.stream_weights(self.policy)  # to its end on every rank; rank 0 keeps it
+        weights = {name: weight.cpu() for name, weight in stream if parallel.rank() == 0 and name != tied}
         dcp.save(self._states(), checkpoint_id=partial / "state")
         if parallel.rank() == 0:
             self.policy.model.save_pretrained(partial / "policy", state_dict=weights)
@@ -158,7 +160,7 @@ def play(learner: Learner, engine, chat: Chat) -> list[Trajectory]:
         for group in range(config.num_groups)
         for member in range(config.group_size)
     ]
-    parallel.synchronize(engine, learner.policy, learner.dtype)
+    parallel.synchronize(engine, learner.policy)
     options = dict(split="train", temperature=config.temperature, noise_seed=(config.seed, SEED_SAMPLING, learner.step))
     return parallel.collect_all(engine, learner.policy, chat, config, starts, group_size=config.group_size, **options)
 
@@ -242,7 +244,7 @@ def backward(learner: Learner, kept: Sequence[Trajectory], pieces: dict[str, Seq
     work, sums, largest = parallel.shares(kept, config.micro_batch_tokens), {}, torch.zeros((), device=learner.device)
     for number, (indices, weight) in enumerate(work):
         for module in learner.modules.values():  # ranks add up their gradients once, in the last micro-batch
-            module.set_requires_gradient_sync(number == len(work) - 1)
+            module.set_requires_gradient_sync(number == len(work) - 1 or parallel.world_size() == 1)
         part = {key: torch.cat([piece[i] for i in indices]) for key, piece in pieces.items()}
         batch = pack([kept[i] for i in indices], learner.device, pad_to=config.compile * config.micro_batch_tokens)
         metrics: dict[str, Tensor] = {}
@@ -315,11 +317,8 @@ def start_folders(config: Config) -> dict[str, str]:
     """Models to score before RL; the last one is where RL starts."""
     if config.model != "tiny" and not config.sft_steps + config.sft_noisy_steps:
         return {"start": config.model}
-    if parallel.rank():  # rank 0 trains it, the others find it in the cache
-        dist.barrier()
-    folder = warm_start(config)
-    if not parallel.rank():
-        dist.barrier()
+    with parallel.rank_zero_first():  # rank 0 trains it, the others find it in the cache
+        folder = warm_start(config)
     stages = ["clean"] * bool(config.sft_noisy_steps) + ["start"]
     return {f"{stage} warm start" if stage == "clean" else "start": str(folder / stage) for stage in stages}
 

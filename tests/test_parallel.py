@@ -28,14 +28,15 @@ from rollout import Chat
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (its CPU build is for Linux only)"
+    importlib.util.find_spec("vllm") is None or torch.cuda.is_available(),
+    reason="needs vLLM's CPU build, which is for Linux only",
 )
 
 
 def launch(arguments, start, **options):
     """Run torchrun with the arguments; returns the finished process, output and errors in one text."""
-    return subprocess.run([*TORCHRUN, *arguments], cwd=ROOT, env=environment(start), text=True, timeout=600,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # fmt: skip
+    options = dict(cwd=ROOT, env=environment(start), text=True, timeout=600) | options
+    return subprocess.run([*TORCHRUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
 
 
 def environment(start):
@@ -59,7 +60,7 @@ def test_vllm_on_two_ranks(trained_folder):
 
 # ---------- whole commands
 
-NODES = ["--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:29541"]
+NODES = ["--nnodes=2", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:29541"]
 
 
 def small_settings(path, **changes):
@@ -117,21 +118,23 @@ def test_two_nodes_train_like_one_process(one_process, trained_folder, tmp_path)
     outputs = [node.communicate(timeout=300)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], "\n".join(outputs)
     assert sum(output.count("/3 reward") for output in outputs) == 3
-    assert sum(output.count("2 ranks as replicate=2, shard=1") for output in outputs) == 1
+    assert sum(output.count("4 ranks as replicate=2, shard=2") for output in outputs) == 1
     assert_close(rows_of(tmp_path / "out"), rows)
 
 
 @needs_vllm
 def test_the_flagship_on_two_ranks_with_vllm(trained_folder, tmp_path):
-    """The command of README, with fewer iterations and trajectories, from a small model."""
+    """The command of README at reduced length: its warm start, rollouts, updates, evaluation."""
     short = {key: SMALL_RUN[key] for key in ("num_groups", "group_size", "batch_size", "filter_keep", "eval_size",
-                                             "num_iterations", "max_response_tokens")}  # fmt: skip
-    out_dir = tmp_path / "out"
-    files = ["config/frozenlake_ppo.py", "config/tiny.py"]
-    command = ["--standalone", "--nproc_per_node=2", "train.py", *files, "--engine=vllm"]
-    changed = short | dict(model=trained_folder, sft_steps=0, sft_noisy_steps=0, think=False, out_dir=out_dir)
-    done = launch([*command, *(f"--{key}={value}" for key, value in changed.items())], trained_folder)
+                                             "num_iterations")}  # fmt: skip
+    files = [ROOT / "train.py", ROOT / "config/frozenlake_ppo.py", ROOT / "config/tiny.py"]
+    command = ["--standalone", "--nproc_per_node=2", *map(str, files), "--engine=vllm"]
+    changed = short | dict(sft_steps=60, sft_noisy_steps=5, sft_demos=300)
+    arguments = [*command, *(f"--{key}={value}" for key, value in changed.items())]
+    done = launch(arguments, trained_folder, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
+    assert len(list((tmp_path / "out/warm_start").iterdir())) == 1  # one rank made it
+    out_dir = tmp_path / "out/frozenlake_ppo"
     rows = rows_of(out_dir)
     assert [row["step"] for row in rows] == [1, 2]
     updated = [row for row in rows if row["kept_groups"]]
@@ -196,6 +199,18 @@ def test_the_qwen_path(tmp_path):
 # ---------- what goes wrong
 
 
+def test_one_rank_writes_what_eval_found(trained_folder, tmp_path):
+    settings = small_settings(tmp_path / "small.py", model=str(trained_folder), num_groups=4)
+    found = []
+    for launcher in ([*TORCHRUN, "--standalone", "--nproc_per_node=2"], [sys.executable]):
+        path = tmp_path / f"{len(launcher)}.json"
+        done = subprocess.run([*launcher, "eval.py", settings, f"--json={path}"], cwd=ROOT, text=True,
+                              env=environment(trained_folder), capture_output=True)  # fmt: skip
+        assert done.returncode == 0 and done.stdout.count("eval prompts, T=0.5") == 1, done.stderr
+        found.append(json.loads(path.read_text())[str(trained_folder)])
+    assert found[0]["successes"] == found[1]["successes"]
+
+
 def test_a_killed_rank_ends_the_others_and_is_named(trained_folder, tmp_path):
     settings = small_settings(tmp_path / "small.py", model=str(trained_folder), num_iterations=10_000, eval_every=0)
     command = [*TORCHRUN, "--standalone", "--nproc_per_node=2", "train.py", settings, f"--out_dir={tmp_path}/out"]
@@ -215,7 +230,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(trained_folder, tmp_path):
 
 @needs_vllm
 @pytest.mark.parametrize("setting, sentence", [
-    ("--max_running=100000000", "lower max_running or max_context_tokens, or use --engine=torch"),
+    ("--max_running=100000000", "lower max_running or max_context_tokens, which size its KV cache"),
     ("--max_context_tokens=5000", "max_context_tokens is 5000 and the model has 4096 positions; lower"),
 ])  # fmt: skip
 def test_what_the_engine_cannot_do_is_one_sentence(trained_folder, tmp_path, setting, sentence):

@@ -365,6 +365,20 @@ def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
     assert str(error.value) == wanted
 
 
+def test_the_bfloat16_engine_keeps_the_rotary_frequencies(trained_model, chat):
+    """Rounded to 16 bits they would turn far places by the wrong angle."""
+    engine = make_engine(small_config(dtype="bfloat16"), trained_model, chat)
+    assert engine.model.lm_head.weight.dtype == engine.keys.dtype == engine.dtype == torch.bfloat16
+    frequencies = engine.model.model.rotary_emb.inv_freq
+    assert torch.equal(frequencies, trained_model.model.rotary_emb.inv_freq) and frequencies.dtype == torch.float32
+    assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
+
+
+def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat):
+    with pytest.raises(ValueError, match="the torch engine could not start .* lower max_running or max_context_tokens"):
+        make_engine(small_config(max_running=10**9), trained_model, chat)
+
+
 def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match="engine='vllm' needs vLLM .*; install it, or use --engine=torch"):
