@@ -7,9 +7,11 @@ compute type, and `version` says which: rollouts on other weights than the polic
 """
 
 import copy
+import importlib.util
 import logging
 import os
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -22,9 +24,10 @@ from torch import Tensor
 from configurator import Config
 from model import pick_dtype
 
-ENVIRONMENT = dict(  # of vLLM, unless the user has set them
-    VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
-)  # fmt: skip
+ENVIRONMENT = dict(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+
+
+NEEDS_VLLM = "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use --engine=torch"
 
 
 class Sample(NamedTuple):
@@ -41,20 +44,25 @@ def cache_shape(config) -> tuple[int, int, int]:
     return config.num_hidden_layers, config.num_key_value_heads, width
 
 
+def check_installed(config: Config) -> None:
+    """Raises: ValueError where the config wants vLLM and there is none; before anything that takes long."""
+    if config.engine == "vllm" and "vllm" not in sys.modules and importlib.util.find_spec("vllm") is None:
+        raise ValueError(f"engine='vllm', but vLLM is not installed; {NEEDS_VLLM}")
+
+
 def make_engine(config: Config, model, chat) -> "TorchEngine | VLLMEngine":
     """The engine that the config names, for models of the shape of `model`. Under torchrun all ranks call it together.
 
     Raises: ValueError when the context is longer than the model's, or the engine cannot start."""
-    longest = model.config.max_position_embeddings
-    if config.max_context_tokens > longest:
-        given = f"max_context_tokens is {config.max_context_tokens}"
-        raise ValueError(f"{given} and the model has {longest} positions; lower max_context_tokens")
+    wanted, longest = config.max_context_tokens, model.config.max_position_embeddings
+    if wanted > longest:
+        raise ValueError(f"max_context_tokens is {wanted} and the model has {longest} positions; lower it")
     engine = VLLMEngine if config.engine == "vllm" else TorchEngine
     try:
         return engine(model, config, eos_id=chat.end, dtype=pick_dtype(config.dtype, model.device))
     except ImportError as error:
-        raise ValueError(f"engine='vllm' needs vLLM ({error}); install it, or use --engine=torch") from error
-    except (RuntimeError, AssertionError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        raise ValueError(f"engine='vllm': {error}; {NEEDS_VLLM}") from error
+    except (RuntimeError, ValueError, AssertionError) as error:  # torch.OutOfMemoryError is a RuntimeError
         why = f"the {config.engine} engine could not start ({_first_line(error)})"
         raise ValueError(f"{why}; lower max_running or max_context_tokens, which size its KV cache") from error
 
@@ -63,12 +71,13 @@ def make_engine(config: Config, model, chat) -> "TorchEngine | VLLMEngine":
 
 
 @contextmanager
-def _same_random_state():
-    """vLLM reseeds the generators of the process when it is constructed."""
-    states = np.random.get_state(), random.getstate()
+def _undisturbed():
+    """vLLM reseeds the generators of the process when it is constructed, and on a CPU overwrites a word of torchrun."""
+    states, environment = (np.random.get_state(), random.getstate()), dict(os.environ)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         yield
     np.random.set_state(states[0]), random.setstate(states[1])
+    os.environ.update(environment)
 
 
 class VLLMEngine:
@@ -89,20 +98,20 @@ class VLLMEngine:
         gpu_options = dict(gpu_memory_utilization=0.1)  # only checked against what is free: the cache has its own size
         for key, value in (ENVIRONMENT | {"RANK": "0", "LOCAL_RANK": "0"}).items():
             os.environ.setdefault(key, value)
-        with _same_random_state():
+        with _undisturbed():
             from vllm import LLM
             from vllm.platforms import current_platform
 
             if current_platform.is_cpu() != on_cpu:
-                raise ValueError(f"this vLLM is not one for device {model.device.type!r}; use --engine=torch there")
+                raise ImportError(f"the installed one is not for device {model.device.type!r}")
             if on_cpu:
                 current_platform.simple_compile_backend = "eager"  # no compiler needed, and a start in seconds
             self.llm = LLM(
                 model=model.name_or_path, load_format="dummy", generation_config="vllm", dtype=str(dtype)[6:],
                 seed=config.seed + int(os.environ["RANK"]), distributed_executor_backend="external_launcher",
                 max_model_len=config.max_context_tokens, max_num_seqs=config.max_running,
-                max_num_batched_tokens=max(8192, config.max_context_tokens), kv_cache_memory_bytes=cache,
-                enable_prefix_caching=True, logprobs_mode="processed_logprobs",
+                max_num_batched_tokens=max(8192, config.max_context_tokens, config.max_running),
+                kv_cache_memory_bytes=cache, enable_prefix_caching=True, logprobs_mode="processed_logprobs",
                 **(cpu_options if on_cpu else gpu_options),
             )  # fmt: skip
         self.engine = self.llm.llm_engine
@@ -135,10 +144,8 @@ class VLLMEngine:
         try:
             finished = [request for request in self.engine.step() if request.finished]
         except RuntimeError as error:
-            raise ValueError(
-                f"vLLM failed while sampling ({_first_line(error)}); lower max_running or max_context_tokens, or use "
-                "--engine=torch; the run continues from its last checkpoint when it is started again"
-            ) from error
+            advice = "lower max_running or max_context_tokens; started again, a run continues from its checkpoint"
+            raise ValueError(f"vLLM failed while sampling ({_first_line(error)}); {advice}") from error
         outputs = [(int(request.request_id.split(".")[0]), request.outputs[0]) for request in finished]
         return [Sample(key, list(out.token_ids), list(out.logprobs.logprobs)) for key, out in outputs]
 

@@ -78,7 +78,8 @@ def learning_table() -> str:
     for name, (_, seeds) in LEARNING.items():
         paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in seeds) if p.is_file()]
         results = [json.loads(p.read_text()) for p in paths]
-        chosen = [(f"{p.stem} ({str(r['git_commit'])[:7]})", [r]) for p, r in zip(paths, results, strict=True)]
+        commits = [str(r["git_commit"]) for r in results]
+        chosen = [(f"{p.stem} ({c[:7]}{c[40:]})", [r]) for p, c, r in zip(paths, commits, results, strict=True)]
         chosen += [(f"{name}, {len(results)} seeds", results)] if len(results) > 1 else []
         for label, rows in chosen:
             score = {key: np.array([r["successes"][key] for r in rows]) for key in rows[0]["successes"]}

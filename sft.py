@@ -152,8 +152,7 @@ def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
     (Hugging Face models) and report.json. The key covers every setting and source file that the result depends on."""
     used = {key: value for key, value in asdict(config).items() if key.startswith("sft_") or key in CACHE_KEYS}
     here = Path(__file__).parent
-    files = ("envs.py", "dialogue.py", "model.py", "engine.py", "rollout.py", "sft.py")
-    sources = [(here / name).read_bytes() for name in files]
+    sources = [(here / f"{f}.py").read_bytes() for f in ("envs", "dialogue", "model", "engine", "rollout", "sft")]
     digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode() + b"".join(sources) + torch.__version__.encode())
     folder = Path(root) / digest.hexdigest()[:12]
     if (folder / "report.json").is_file():

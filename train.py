@@ -32,10 +32,10 @@ from tqdm import tqdm
 import parallel
 import starpo
 from configurator import Config, describe, fail_clearly, load_config, load_saved, save_config
-from engine import make_engine
+from engine import check_installed, make_engine
 from eval import evaluate, newest_checkpoint, reference_rows, table, trajectory_record, write_jsonl
 from model import Critic, Policy, load_model
-from rollout import Chat, Trajectory, pack, summarize
+from rollout import Chat, Trajectory, make_episode, pack, summarize
 from sft import warm_start
 
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE = 31, 32, 33  # purposes of the random streams
@@ -187,9 +187,7 @@ def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) 
     return targets
 
 
-def losses(
-    learner: Learner, batch, t: dict[str, Tensor], num_tokens: int
-) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> Iterator[tuple[Tensor, dict]]:
     """The policy's loss, then the critic's: whoever goes backward in between holds the activations of one model only.
 
     Losses are already divided by the `num_tokens` of the mini-batch; metrics are sums over tokens."""
@@ -339,6 +337,7 @@ def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
 def main(argv: list[str]) -> None:
     config, _, sources = load_config(argv)
     device, dtype = parallel.set_up(config)
+    check_installed(config), make_episode(config)  # what is wrong with either is said before the long part
     out_dir = Path(config.out_dir)
     checkpoint = open_run(config)
     print(describe(config, sources), flush=True)

@@ -71,7 +71,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
     cached = spy_on_requests(vllm, monkeypatch)
     starts, last = [((5, g), m) for g in range(2) for m in range(4)], None
     for _ in range(4):  # before, and after each of three updates
-        parallel.synchronize(vllm, learner.policy, learner.dtype)
+        parallel.synchronize(vllm, learner.policy)
         for temperature in (1.0, 0.5):
             cached.clear()
             played = parallel.collect_all(vllm, learner.policy, chat, learner.config, starts, group_size=4,
@@ -123,18 +123,16 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
         vllm.step()
 
 
-def test_ranks_have_seeds_of_their_own(vllm, policy, chat):
-    from vllm import SamplingParams
-    from vllm.inputs import tokens_input
-
+def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
+    """One prompt, on both ranks: another member is another sample, the same member the same one."""
     parallel.synchronize(vllm, policy)
-    how, prompt = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True), chat.opening("Rules.", "A board.")
-    vllm.engine.add_request("0.0", tokens_input(prompt), how)
-    while vllm.busy:
-        finished = vllm.engine.step()
-    seeds = gather([vllm.engine.vllm_config.model_config.seed])
-    samples = gather(list(finished[0].outputs[0].token_ids))
-    assert seeds == [[CONFIG.seed], [CONFIG.seed + 1]] and samples[0] != samples[1]
+    options = dict(group_size=1, temperature=1.0, **OPTIONS)
+    starts = [((8,), member) for member in (0, 1, 2, 3, 0, 1, 2, 3)]  # in turn to rank 0 and rank 1
+    starts = starts[:4] + starts[5:] + starts[4:5]
+    first = [t.turns[0].response_ids for t in parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)]
+    assert len({tuple(ids) for ids in first[:4]}) > 2
+    assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # member 0 on ranks 0 and 1, and so on
+    assert gather([vllm.engine.vllm_config.model_config.seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
 
 
 class Barrier:

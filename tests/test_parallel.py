@@ -133,6 +133,7 @@ def test_the_flagship_on_two_ranks_with_vllm(trained_folder, tmp_path):
     arguments = [*command, *(f"--{key}={value}" for key, value in changed.items())]
     done = launch(arguments, trained_folder, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
+    assert "2 ranks as shard=2\n" in done.stdout
     assert len(list((tmp_path / "out/warm_start").iterdir())) == 1  # one rank made it
     out_dir = tmp_path / "out/frozenlake_ppo"
     rows = rows_of(out_dir)
@@ -231,7 +232,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(trained_folder, tmp_path):
 @needs_vllm
 @pytest.mark.parametrize("setting, sentence", [
     ("--max_running=100000000", "lower max_running or max_context_tokens, which size its KV cache"),
-    ("--max_context_tokens=5000", "max_context_tokens is 5000 and the model has 4096 positions; lower"),
+    ("--max_context_tokens=5000", "max_context_tokens is 5000 and the model has 4096 positions; lower it"),
 ])  # fmt: skip
 def test_what_the_engine_cannot_do_is_one_sentence(trained_folder, tmp_path, setting, sentence):
     settings = small_settings(tmp_path / "small.py", model=str(trained_folder), engine="vllm", micro_batch_tokens=5000)

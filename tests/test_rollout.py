@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import dialogue
 import envs
 import rollout
-from engine import Sample, TorchEngine, make_engine
+from engine import Sample, TorchEngine, check_installed, make_engine
 from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, summarize
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
@@ -361,7 +361,7 @@ def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
     config = small_config(max_context_tokens=4097, micro_batch_tokens=5000)
     with pytest.raises(ValueError) as error:
         make_engine(config, trained_model, chat)
-    wanted = "max_context_tokens is 4097 and the model has 4096 positions; lower max_context_tokens"
+    wanted = "max_context_tokens is 4097 and the model has 4096 positions; lower it"
     assert str(error.value) == wanted
 
 
@@ -381,8 +381,13 @@ def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat):
 
 def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ValueError, match="engine='vllm' needs vLLM .*; install it, or use --engine=torch"):
+    with pytest.raises(ValueError, match="engine='vllm': .*vllm.*; pip install .* make vllm .* --engine=torch"):
         make_engine(small_config(engine="vllm"), trained_model, chat)
+    monkeypatch.delitem(sys.modules, "vllm")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="engine='vllm', but vLLM is not installed; pip install -r requirements.txt"):
+        check_installed(small_config(engine="vllm"))
+    check_installed(small_config())
 
 
 def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, random_model, chat):
