@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import parallel
 import train
+from bench import Barrier
 from engine import TorchEngine, VLLMEngine, make_engine
 from model import Policy, load_model
 from parallel import gather, rank
@@ -133,29 +134,6 @@ def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
     assert len({tuple(ids) for ids in first[:4]}) > 2
     assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # member 0 on ranks 0 and 1, and so on
     assert gather([vllm.engine.vllm_config.model_config.seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
-
-
-class Barrier:
-    """An engine that begins a turn only when every trajectory has finished the one before."""
-
-    def __init__(self, engine):
-        self.engine, self.next, self.done, self.release = engine, [], [], engine.release
-
-    @property
-    def busy(self):
-        return self.engine.busy or bool(self.next)
-
-    def add(self, *args, **kwargs):
-        self.next.append((args, kwargs))
-
-    def step(self):
-        if not self.engine.busy:
-            for args, kwargs in self.next:
-                self.engine.add(*args, **kwargs)
-            self.next = []
-        self.done += self.engine.step()
-        done, self.done = ([], self.done) if self.engine.busy else (self.done, [])
-        return done
 
 
 def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\n(.*?)```", README, re.S)
 COMMANDS = [line.split("#")[0].split() for block in BLOCKS for line in block.splitlines() if ".py" in line]
-EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": ""}}
+EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": ""}, "bench.py": {"repeats": 5, "json": ""}}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -21,7 +21,7 @@ def test_commands_parse(words, monkeypatch):
     script = next(word for word in words if word.endswith(".py"))
     assert (ROOT / script).is_file()
     arguments = words[words.index(script) + 1 :]
-    if script == "reproduce.py":
+    if script in ("reproduce.py", "bench.py"):
         arguments = arguments[1:]
     if script == "eval.py" and arguments[0].startswith("out/"):
         arguments = arguments[1:]  # a run folder
