@@ -44,6 +44,7 @@ class Config:
     format_penalty: float = -0.1  # <= 0; added to the reward of a malformed turn
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, or 'tiny' (built in, random weights)
+    tiny_shape: str = "4x96"  # of model='tiny': layers x width
     dtype: str = "auto"  # compute type: auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
     compile: bool = False  # True: torch.compile the MLP and the norms of every block, packs padded to one size
     # rollout
@@ -82,16 +83,13 @@ class Config:
     eval_split: str = "eval"  # eval: the 256 prompts that are reported; heldout: 256 others, to choose settings on
     eval_size: int = 256  # 1..256; initial states that training never draws, one trajectory each
     eval_temperature: float = 0.5  # >= 0; 0 = greedy
-    # supervised warm start (sft.py)
-    sft_steps: int = 0  # >= 0; optimizer steps on clean demonstrations; 0 = no warm start
-    sft_noisy_steps: int = 0  # >= 0; optimizer steps on noisy demonstrations, after the clean ones
-    sft_batch_size: int = 16  # >= 1; demonstrations per step
-    sft_demos: int = 4096  # >= 1; different demonstrations in the data set
+    # supervised learning (sft.py)
+    sft_steps: int = 0  # >= 0; optimizer steps of sft.py; train.py makes none
+    sft_batch_size: int = 16  # >= 1; demonstrations per step; in pretraining packs of micro_batch_tokens
     sft_lr: float = 1e-5  # >= 0; AdamW
     sft_muon_lr: float = 0.0  # >= 0; Muon, for the matrices; 0 = AdamW for all parameters
-    sft_noisy_lr_scale: float = 0.25  # >= 0; learning rates are multiplied by this in the noisy steps
     sft_actions: int = 3  # >= 1; most actions that a demonstration commits a turn, actions_per_turn at most
-    sft_noise: float = 0.6  # 0..1; share of noisy turns with a random number of actions; half of it: random actions
+    sft_noise: float = 0.0  # 0..1; share of the turns of demonstrations with random actions
 
     def __post_init__(self) -> None:
         for key, legal in CHOICES.items():
@@ -126,11 +124,10 @@ CHOICES = {
     "eval_split": ("eval", "heldout"),
 }
 COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens
-    max_running importance_cap batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size sft_demos
+    max_running importance_cap batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size
     sft_actions"""
 NOT_NEGATIVE = """seed num_iterations eval_every save_every num_samples num_threads value_coef entropy_coef kl_coef
-    learning_rate critic_lr weight_decay eval_temperature sft_steps sft_noisy_steps sft_lr sft_muon_lr
-    sft_noisy_lr_scale"""
+    learning_rate critic_lr weight_decay eval_temperature sft_steps sft_lr sft_muon_lr"""
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {  # every numeric field is in exactly one row
     "1 or more": (lambda x: x >= 1, COUNTS),  # importance_cap among them: below 1 it would bias on-policy tokens
     "0 or more": (lambda x: x >= 0, NOT_NEGATIVE),
@@ -141,6 +138,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {  # every numeric fiel
     "more than 0 and at most 1": (lambda x: 0 < x <= 1, "filter_keep"),
     "between 1 and 256": (lambda x: 1 <= x <= 256, "eval_size"),
 }
+MAY_CHANGE = {"num_iterations", "eval_every", "save_every", "num_samples", "out_dir"}  # when a run is continued
 ORDERED = [
     ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
     ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
@@ -252,6 +250,18 @@ def load_saved(path: str | Path) -> Config:
     return Config(**{k: check_type(k, v, _type_of(k, FIELD_TYPES, str(path)), str(path)) for k, v in saved.items()})
 
 
+def check_out_dir(config: Config) -> None:
+    """Raises: ValueError unless out_dir is free, or belongs to a run with these settings, which then continues."""
+    out_dir = Path(config.out_dir)
+    if (out_dir / "config.json").is_file():
+        saved, wanted = asdict(load_saved(out_dir)), asdict(config)
+        if changed := [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]:
+            differences = ", ".join(f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed)
+            raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); give another --out_dir")
+    elif out_dir.is_dir() and any(out_dir.iterdir()):
+        raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
+
+
 def git_commit() -> str | None:
     """Commit of this code, with "-dirty" if tracked files differ from it; None without git or a repository."""
     try:
@@ -275,11 +285,16 @@ def help_text(doc: str) -> str:
     return "\n".join([*lines, "", "An error is one line; with NANORAGEN_TRACEBACK=1 it shows where it arose."])
 
 
+def answer_help() -> None:
+    """Ends a script that was asked for help. It runs when this file is imported, which every script does first: other
+    imports take seconds."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text(sys.modules["__main__"].__doc__ or ""))
+        sys.exit()
+
+
 def fail_clearly(main: Callable[[list[str]], Any]) -> None:
     """Runs main(sys.argv[1:]); a user's mistake ends as one line on stderr and exit code 2, without a traceback."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(sys.modules[main.__module__].__doc__ or ""))
-        return
     try:
         main(sys.argv[1:])
     except (ValueError, TypeError, OSError, OverflowError) as error:  # OSError includes FileNotFoundError
@@ -291,3 +306,6 @@ def fail_clearly(main: Callable[[list[str]], Any]) -> None:
             record = {"message": f"error: {sentence}", "timestamp": int(time.time())}
             Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(record), encoding="utf-8")
         sys.exit(2)
+
+
+answer_help()

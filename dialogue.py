@@ -64,8 +64,12 @@ class Episode:
 
     def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> tuple[str, str]:
         """Returns (system message, first user message). The system message is the same for all instances."""
+        return self.open(self.env.reset(seed, split=split, member=member))
+
+    def open(self, observation: str) -> tuple[str, str]:
+        """The same for an environment that has just been started."""
         self.turn_idx = 0
-        return self.system(), self._turn_text(self.env.reset(seed, split=split, member=member), "")
+        return self.system(), self._turn_text(observation, "")
 
     def system(self) -> str:
         most = min(self.actions_per_turn, self.env.max_actions)

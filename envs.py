@@ -10,7 +10,7 @@ Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RA
 import difflib
 import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -157,12 +157,12 @@ class Grid(Env):
 
     size: int
 
-    def _offset(self, a: int, b: int, *, signs_only: bool = False) -> str:
-        """Where cell b lies as seen from cell a: '2 down 1 right', or 'down right' with `signs_only`."""
+    def _offset(self, a: int, b: int) -> str:
+        """Where cell b lies as seen from cell a, such as '2 down 1 right'."""
         (ra, ca), (rb, cb), words = divmod(a, self.size), divmod(b, self.size), []
         for delta, less, more in ((rb - ra, "up", "down"), (cb - ca, "left", "right")):
             if delta:
-                words.append(("" if signs_only else f"{abs(delta)} ") + (more if delta > 0 else less))
+                words.append(f"{abs(delta)} {more if delta > 0 else less}")
         return " ".join(words) or "here"
 
     def _distance(self, a: int, b: int) -> int:
@@ -178,6 +178,10 @@ class Grid(Env):
 
     def _rows(self, symbol: Callable[[int], str]) -> str:
         return "\n".join("".join(symbol(r * self.size + c) for c in range(self.size)) for r in range(self.size))
+
+    def words(self, cells: Iterable[int]) -> str:
+        """What lies on these cells, by the words that relations and statements use."""
+        return " ".join(map(self.word, cells))
 
     def observe(self) -> str:
         extra = {"grid": str, "coord": self.coordinates, "relations": self.relations}[self.observation_mode]()
@@ -232,6 +236,11 @@ class FrozenLake(Grid):
         holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
         return f"Player {self._place(self.player)}. Goal {self._place(self.goal)}. Holes {holes}."
 
+    def word(self, cell: int) -> str:
+        if cell in (self.player, self.goal):
+            return "you" if cell == self.player else "goal"
+        return "hole" if cell in self.holes else "ice"
+
     def _kind(self, *moves: str) -> str:
         """What lies where these moves lead if nothing slips: ice, hole, goal, or edge where one leads off the board."""
         cell = self.player
@@ -256,8 +265,9 @@ class FrozenLake(Grid):
         return f"You are P. Walk over ice _ to the goal G; a hole O ends the game.{slip}{extra}"
 
     def statements(self) -> list[str]:
-        ahead, words = self._offset(self.player, self.goal).split()[1::2], [name.lower() for name in self.actions]
-        goal = ", ".join(f"{word} {self._kind(word)}" for word in ahead)
+        offset, words = self._offset(self.player, self.goal).split(), [name.lower() for name in self.actions]
+        ahead = offset[1::2]
+        goal = ", ".join(f"{n} {word} {self._kind(word)}" for n, word in zip(offset[::2], ahead, strict=False))
         way, detour = ([w for w in those if self._kind(w) in ("ice", "goal")] for those in (ahead, words))
         return [f"Goal {goal}.", f"Way {' '.join(way)}." if way else f"Detour {' '.join(detour) or 'none'}."]
 
@@ -282,7 +292,7 @@ class FrozenLake(Grid):
 
     def greedy(self) -> str:
         """Walk to the goal blind to holes; where two directions approach it, the vertical one comes first."""
-        return self._offset(self.player, self.goal, signs_only=True).split()[0].capitalize()
+        return self._offset(self.player, self.goal).split()[1].capitalize()
 
     def optimal_length(self) -> int | None:
         return lake_distances(self.size, self.holes, self.goal)[self.player]
@@ -364,7 +374,7 @@ class Sokoban(Grid):
         if symbols not in self.SYMBOLS:
             raise ValueError(f"sokoban symbols must be one of {', '.join(self.SYMBOLS)}, got {symbols!r}")
         self.size, self.num_boxes, self.search_depth, self.symbols = size, boxes, search_depth, symbols
-        self.deltas = (-size, size, -1, 1)
+        self.alphabet, self.deltas = self.SYMBOLS[symbols], (-size, size, -1, 1)
 
     def draw(self, rng: np.random.Generator) -> tuple:
         for _ in range(MAX_DRAWS):
@@ -449,7 +459,7 @@ class Sokoban(Grid):
         return -0.1 + (on_target - before) + 10.0 * success, success, success, moved is not None
 
     def render(self) -> str:
-        wall, ground, target, box_on, box, you, you_on = self.SYMBOLS[self.symbols]
+        wall, ground, target, box_on, box, you, you_on = self.alphabet
 
         def symbol(cell: int) -> str:
             goal = cell in self.targets
@@ -470,11 +480,16 @@ class Sokoban(Grid):
         free = [box] if box in self.targets else sorted(self.targets - set(self.boxes)) or sorted(self.targets)
         return min(free, key=lambda cell: self._distance(box, cell))
 
+    def word(self, cell: int) -> str:
+        if cell not in self.floor:
+            return "wall"
+        if cell == self.player or cell in self.boxes:
+            return "you" if cell == self.player else "box"
+        return "target" if cell in self.targets else "floor"
+
     def _around(self, cell: int) -> str:
         """What lies up, down, left, right of a cell: wall, box, you, target or floor."""
-        kinds = dict.fromkeys(self.targets, "target") | dict.fromkeys(self.boxes, "box") | {self.player: "you"}
-        cells = [cell + delta for delta in self.deltas]
-        return " ".join(kinds.get(c, "floor") if c in self.floor else "wall" for c in cells)
+        return self.words(cell + delta for delta in self.deltas)
 
     def relations(self) -> str:
         lines = []
@@ -484,7 +499,7 @@ class Sokoban(Grid):
         return "\n".join([*lines, f"Next {self._around(self.player)}."])
 
     def rules(self) -> str:
-        wall, ground, target, box_on, box, you, you_on = self.SYMBOLS[self.symbols]
+        wall, ground, target, box_on, box, you, you_on = self.alphabet
         extra = self._legend("the way to the box, from it to its target, and what is around it and you, up to right")
         return (
             f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target is "
@@ -495,7 +510,7 @@ class Sokoban(Grid):
     def statements(self) -> list[str]:
         ways = [way for b in self.boxes for way in (("Box", self.player, b), ("Target", b, self._target_of(b)))]
         next_to = f"Next {self._around(self.player)}."
-        return [next_to, *(f"{name} {self._offset(a, b, signs_only=True)}." for name, a, b in ways)]
+        return [next_to, *(f"{name} {self._offset(a, b)}." for name, a, b in ways)]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The first `max_actions` moves of a shortest solution (breadth-first search); [] where none exists."""

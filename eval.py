@@ -9,6 +9,10 @@ settings there. `--jsonl=PATH` writes the trajectories, each reward next to the 
 95 % Wilson; instances and transition noise are the same for every policy and player, so rows can be paired.
 """
 
+import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+
+# isort: split
+
 import json
 import math
 import time
@@ -163,8 +167,6 @@ def main(argv: list[str]) -> None:
         played = reference_rows(config, [options["player"]])
         rows = {name: (summarize(trajectories), trajectories) for name, trajectories in played.items()}
     else:
-        if config.model == "tiny":
-            raise ValueError("model='tiny' has no trained weights yet: give a run folder, or --model=PATH")
         model, tokenizer = load_model(config.model, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)

@@ -38,8 +38,6 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-TINY_SHAPE = dict(num_hidden_layers=3, hidden_size=96, intermediate_size=288, num_attention_heads=3,
-                  num_key_value_heads=1, max_position_embeddings=4096)  # fmt: skip
 TINY_VOCAB = 768
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,13 +67,17 @@ def _attention(module, query, key, value, attention_mask, *, layout, scaling, **
 AttentionInterface.register("layout", _attention)
 
 
+def has_varlen_kernel(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 class PackedLayout:
     """Attention inside the sequences of a pack: one varlen kernel on CUDA; on CPU, and on GPUs too old for the kernel,
     a loop of SDPA calls over pieces. A piece has its queries at the end of its keys."""
 
     def __init__(self, batch: Batch):
         self.lengths, self.contexts, device = batch.lengths, batch.contexts, batch.ids.device
-        self.has_kernel = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        self.has_kernel = has_varlen_kernel(device)
         totals = [n + sum(self.lengths[i] for i in c) for n, c in zip(self.lengths, self.contexts, strict=True)]
         self.sizes = list(zip(self.lengths, totals, strict=True))
         places = torch.arange(sum(self.lengths), device=device).split(self.lengths)
@@ -214,6 +216,13 @@ def packed_hidden(backbone: nn.Module, batch: Batch) -> Tensor:
     return backbone(input_ids=ids, position_ids=position_ids, use_cache=False, layout=layout).last_hidden_state[0]
 
 
+def compile_blocks(layers) -> None:
+    """torch.compile MLPs and norms in place; attention stays as it is, because its sizes change with every pack."""
+    for layer in layers:
+        for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+            part.compile(dynamic=False)
+
+
 # ---------- loading and building
 
 
@@ -235,7 +244,10 @@ def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2F
 
     Raises: ValueError in one sentence when the folder is missing, the download fails or the architecture is another.
     """
-    local = name.startswith((".", "/", "~", "out/")) or Path(name).is_dir()
+    name = str(Path(__file__).with_name("base")) if name == "base" else name
+    if name == "tiny":
+        raise ValueError("model='tiny' has random weights, which only sft.py trains; give base, a run, or --model=PATH")
+    local = name.startswith((".", "/", "~", "out/")) or "/" not in name or Path(name).is_dir()
     name = os.path.expanduser(name) if local else name
     if local and not (Path(name) / "config.json").is_file():
         raise ValueError(f"model={name!r} is not a model folder: it has no config.json")
@@ -245,22 +257,36 @@ def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2F
     except (OSError, SafetensorError) as error:
         raise ValueError(
             f"model={name!r} could not be loaded or downloaded ({str(error).splitlines()[0]}). Give a folder with "
-            "--model=PATH, or add config/tiny.py to run with a model that is trained here."
+            "--model=PATH, or add config/tiny.py to run with the tiny model that comes with this project."
         ) from error
     if model.config.model_type != "qwen2":
         raise ValueError(f"model={name!r} is of type {model.config.model_type!r}; expected the Qwen2 family")
     return model.to(device), tokenizer
 
 
-def build_tiny(seed: int) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """A Qwen2 of about 0.4 million parameters with random weights, and a tokenizer made from the environments' text."""
+def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """A Qwen2 with random weights and a tokenizer made from the environments' text. `shape`: layers x width, such as
+    "4x128" (0.85 million parameters); heads of width 32, one head of keys and values.
+
+    Raises: ValueError for a shape that is none, or a width that is no multiple of 32."""
+    layers, _, width = shape.partition("x")
+    if not (layers.isdecimal() and width.isdecimal() and int(layers) and int(width) and int(width) % 32 == 0):
+        raise ValueError(f"tiny_shape must be layers x width, the width a multiple of 32, such as 4x128; got {shape!r}")
     tokenizer = build_tiny_tokenizer()
     config = Qwen2Config(
-        **TINY_SHAPE, vocab_size=TINY_VOCAB, tie_word_embeddings=True, attn_implementation="layout",
+        num_hidden_layers=int(layers), hidden_size=int(width), intermediate_size=3 * int(width),
+        num_attention_heads=int(width) // 32, num_key_value_heads=1, max_position_embeddings=4096,
+        # distances of tens of tokens can be told apart, and attention is not flat at the start: with Qwen2's own 10,000
+        # and 0.02 a model of this size had not learned to copy a board in 250 steps, with these it had in 150
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0}, initializer_range=0.09,
+        vocab_size=TINY_VOCAB, tie_word_embeddings=True, attn_implementation="layout",
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(config), tokenizer
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.02 / config.initializer_range)  # the tied embedding: logits of the usual size
+    return model, tokenizer
 
 
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -8,8 +8,6 @@ the case of one rank. Collectives must be met by all ranks: forwards of a sharde
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -52,17 +50,6 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
     if rank():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     return device, pick_dtype(config.dtype, device)
-
-
-@contextmanager
-def rank_zero_first() -> Iterator[None]:
-    """The other ranks come to the block when rank 0 has left it, however long that takes."""
-    group = dist.new_group(timeout=timedelta(days=7), backend="gloo")
-    if rank():
-        dist.barrier(group)
-    yield
-    if not rank():
-        dist.barrier(group)
 
 
 def tear_down(engine) -> None:
@@ -133,6 +120,12 @@ def gather(mine: Sequence) -> list[list]:
     return lists
 
 
+def add_up(*tensors: Tensor) -> None:
+    """Sum over the ranks, in place."""
+    for tensor in tensors if world_size() > 1 else ():
+        dist.all_reduce(tensor)
+
+
 def collect_all(
     engine, policy: Policy, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
     group_size: int, **options,
@@ -178,6 +171,5 @@ def score_tokens(module: nn.Module, trajectories: Sequence[Trajectory], config: 
         places = torch.cat([torch.arange(first[i], first[i] + lengths[i], device=device) for i in indices])
         for result, output in zip(results, outputs, strict=True):
             result[places] += output * weight
-    for result in results if world_size() > 1 else ():
-        dist.all_reduce(result)
+    add_up(*results)
     return results

@@ -6,6 +6,10 @@
 Results are JSON under docs/results/learning/, the table of all is docs/results/learning.md. Nothing is committed.
 """
 
+import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+
+# isort: split
+
 import json
 import os
 import platform
@@ -21,19 +25,18 @@ import numpy as np
 from configurator import fail_clearly, load_config
 from eval import paired_bootstrap, wilson_interval
 
-LEARNING = {  # name -> (config files, seeds)
-    "frozenlake_ppo": (("config/frozenlake_ppo.py", "config/tiny.py"), (0, 1, 2)),
-    "frozenlake_grpo": (("config/frozenlake_grpo.py", "config/tiny.py"), (0, 1, 2)),
-    "frozenlake_det_ppo": (("config/frozenlake_ppo.py", "config/frozenlake_det.py", "config/tiny.py"), (0,)),
-    "bandit_ppo": (("config/bandit_ppo.py", "config/tiny.py"), (0,)),
-    "sokoban_ppo": (("config/sokoban_ppo.py", "config/tiny.py"), (0,)),
-}
+LEARNING = {  # name -> config files
+    "frozenlake_ppo": ("frozenlake_ppo",), "frozenlake_grpo": ("frozenlake_grpo",),
+    "frozenlake_det_ppo": ("frozenlake_ppo", "frozenlake_det"), "bandit_ppo": ("bandit_ppo",),
+    "sokoban_ppo": ("sokoban_ppo",), "sokoban_large_ppo": ("sokoban_ppo", "sokoban_large"),
+}  # fmt: skip
+SEEDS = (0, 1, 2)
 RESULTS = Path("docs/results")
-STAGES = ("clean warm start", "start", "after RL")
+STAGES = ("start", "after RL")
 
 
 def command(name: str, seed: int) -> list[str]:
-    files, _ = LEARNING[name]
+    files = (f"config/{file}.py" for file in (*LEARNING[name], "tiny"))
     return ["train.py", *files, f"--seed={seed}", f"--out_dir=out/learning/{name}_s{seed}"]
 
 
@@ -72,24 +75,21 @@ def percent(mean: float, low: float, high: float) -> str:
 def learning_table() -> str:
     """Markdown of all finished rows: success in % [95 % Wilson interval] per stage, and differences paired on the same
     instances with a bootstrap interval, over instances for one seed and over seeds and instances for all."""
-    head = " | ".join(["run", *STAGES, "RL - start", "RL - clean", "RL - greedy", "CPU-s/iteration"])
-    lines = [f"| {head} |", "|---" * 8 + "|"]
+    head = " | ".join(["run", *STAGES, "RL - start", "RL - greedy", "CPU-s/iteration"])
+    lines = [f"| {head} |", "|---" * 6 + "|"]
     players = ["", "Reference players on the same instances, success in %:", ""]
-    for name, (_, seeds) in LEARNING.items():
-        paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in seeds) if p.is_file()]
+    for name in LEARNING:
+        paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in SEEDS) if p.is_file()]
         results = [json.loads(p.read_text()) for p in paths]
         commits = [str(r["git_commit"]) for r in results]
         chosen = [(f"{p.stem} ({c[:7]}{c[40:]})", [r]) for p, c, r in zip(paths, commits, results, strict=True)]
         chosen += [(f"{name}, {len(results)} seeds", results)] if len(results) > 1 else []
         for label, rows in chosen:
             score = {key: np.array([r["successes"][key] for r in rows]) for key in rows[0]["successes"]}
-            cells = []
-            for stage in STAGES:
-                s = score.get(stage)
-                cells.append("-" if s is None else percent(s.mean(), *wilson_interval(s.sum(), s.size)))
-            for other in ("start", "clean warm start", "greedy, closed loop"):
-                s = score.get(other)
-                cells.append("-" if s is None else percent(*paired_bootstrap(score["after RL"], s)))
+            cells = [percent(score[stage].mean(), *wilson_interval(score[stage].sum(), score[stage].size))
+                     for stage in STAGES]  # fmt: skip
+            cells += [percent(*paired_bootstrap(score["after RL"], score[other]))
+                      for other in ("start", "greedy, closed loop")]  # fmt: skip
             cells.append(f"{np.mean([r['cpu_s_per_iteration'] for r in rows]):.2f}")
             lines.append(f"| {label} | {' | '.join(cells)} |")
         if results:
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> None:
     _, options, sources = load_config(argv[1:], extra={"jobs": 2, "only": ""})
     if set(sources.values()) != {"default"}:
         raise ValueError("the settings of the runs are fixed here; only --jobs and --only are options")
-    jobs = [(name, seed) for name, (_, seeds) in LEARNING.items() for seed in seeds if options["only"] in name]
+    jobs = [(name, seed) for seed in SEEDS for name in LEARNING if options["only"] in name]
     if not jobs:
         raise ValueError(f"--only={options['only']} matches none of {', '.join(LEARNING)}")
     (RESULTS / "learning").mkdir(parents=True, exist_ok=True)

@@ -129,15 +129,17 @@ def make_episode(config: Config) -> Episode:
 def collect(
     engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
     split: str, temperature: float, noise_seed: Sequence[int], on_done: Callable[[], object] = lambda: None,
+    episodes: Sequence | None = None,
 ) -> list[Trajectory]:  # fmt: skip
     """Play one episode for each (instance seed, member) in `starts`, all at once.
 
     Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
-        depend on which trajectories happen to run together. on_done: called when a trajectory ends.
+        depend on which trajectories happen to run together. on_done: called when a trajectory ends. episodes: what to
+        play, with the methods of `Episode`; by default what the config names.
     Returns: trajectories in the order of `starts`. Raises: ValueError when a first prompt does not fit.
     """
     trajectories = [Trajectory(tuple(seed), member) for seed, member in starts]
-    episodes, users = [make_episode(config) for _ in starts], []
+    episodes, users = episodes or [make_episode(config) for _ in starts], []
     for trajectory, episode in zip(trajectories, episodes, strict=True):
         trajectory.system, user = episode.reset(trajectory.seed, split=split, member=trajectory.member)
         users.append(user)

@@ -1,89 +1,54 @@
-"""Supervised fine-tuning on scripted demonstrations; the warm start of the tiny model.
+"""Supervised learning: the tiny base model from its corpus, and any model from demonstrations.
 
-Demonstrations are whole dialogues in the exact format of the rollouts. The `<think>` text states what is true of the
-board; the answer follows a path to the goal, in Bandit it takes any arm. Two phases:
-1. clean (`sft_steps`): until the board is read. A cautious player, who mostly commits one action a turn;
-2. noisy (`sft_noisy_steps`), where RL starts: with probability `sft_noise` a turn commits 1 to `sft_actions` actions at
-   random, with half of it its actions are random, whatever their number. Noise spoils the action, not the features.
-Measured on held-out instances apart from success: well-formed turns, and true statements in `<think>`.
+    torchrun --nproc_per_node=2 sft.py config/base.py                    # pretrain the tiny model; base/ came from this
+    python sft.py config/frozenlake_ppo.py --sft_steps=200 --eval_every=100 --out_dir=out/sft      # any model; then
+    torchrun train.py config/frozenlake_ppo.py --model=out/sft/model
 
-    python sft.py config/frozenlake_ppo.py config/tiny.py                    # what `make train` does first
-    python sft.py config/sokoban_ppo.py --model=PATH --sft_steps=200         # plain SFT of any Qwen2-family model
+With model='tiny' (random weights) it reads the documents of `corpus.py`, else demonstrations in the environment of the
+config. Both are made on the fly by step number, so that the order of data does not depend on the number of processes;
+these share the work and add up their gradients. An interrupted run continues from out_dir. What was learned is measured
+on held-out boards, apart from success too.
 """
 
-import hashlib
+import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+
+# isort: split
+
 import json
 import math
-import os
-import re
-import shutil
-import time
-from collections import Counter
-from dataclasses import asdict, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from configurator import Config, fail_clearly, load_config
-from dialogue import format_response, parse_response
+import parallel
+from configurator import Config, check_out_dir, fail_clearly, load_config, save_config
+from corpus import SEED_CORPUS, Drill, demonstration, documents
 from engine import make_engine
-from model import Policy, build_tiny, load_model, pick_device
-from rollout import Chat, Trajectory, Turn, collect, make_episode, pack, summarize
+from envs import make_env
+from model import Policy, build_tiny, load_model
+from rollout import Chat, Trajectory, collect, micro_batches, pack, summarize
 
-COMMIT_ONE = 0.75  # a clean turn means to commit one action in 75 % of cases, two in 19 %, more in 6 %
-SEED_DEMOS, SEED_ORDER, SEED_PROBE = 11, 12, 13  # purposes of the random streams
-CACHE_KEYS = (  # with sft_*: the settings that the start depends on
-    "seed", "env", "observation", "think", "max_turns", "actions_per_turn", "actions_per_traj", "format_penalty",
-    "model", "device", "num_threads", "max_response_tokens", "max_context_tokens", "grad_clip", "eval_temperature",
-)  # fmt: skip
-
-
-def demonstration(config: Config, chat: Chat, index: int, *, noise: float) -> Trajectory:
-    """Play training instance `index` as `Env.demonstrate` says, with `noise` as described at the top of this file; the
-    response tokens are what a policy would have sampled."""
-    seed = (config.seed, SEED_DEMOS, index)
-    # the last number is not 0, because numpy seeds [a, b, c] and [a, b, c, 0] alike, and the first draws the instance
-    episode, rng = make_episode(config), np.random.default_rng([*seed, 1 + (noise > 0)])
-    trajectory = Trajectory(seed, 0)
-    trajectory.system, user = episode.reset(seed)
-    prompt = chat.opening(trajectory.system, user)
-    while not trajectory.status:
-        most = min(config.sft_actions, config.actions_per_turn, episode.env.actions_left)
-        thought = " ".join(episode.env.statements()) if config.think else ""
-        count = min(int(rng.integers(1, most + 1) if rng.random() < noise else rng.geometric(COMMIT_ONE)), most)
-        actions = episode.env.demonstrate(count, rng)
-        if not actions or rng.random() < noise / 2:
-            actions = rng.choice(episode.env.actions, count).tolist()
-        text = format_response(thought, actions, think=config.think)
-        outcome = episode.step(text)
-        ids = [*chat.encode(text), chat.end]
-        trajectory.turns.append(Turn(prompt, ids, [], outcome.reward, text, user, outcome.info))
-        trajectory.status, user = outcome.status or "", outcome.user
-        prompt = chat.following(user, closed=True)
-        if len(trajectory.ids) + len(prompt) > config.max_context_tokens:
-            trajectory.status = trajectory.status or "out_of_tokens"
-    return trajectory
+SEED_PROBE = 13  # purpose of a random stream
+BASE_PROBES = {  # config files: observation modes
+    "frozenlake_ppo": "grid coord relations", "frozenlake_ppo frozenlake_det": "grid",
+    "sokoban_ppo": "grid coord relations", "sokoban_ppo sokoban_large": "grid", "bandit_ppo": "grid",
+}  # fmt: skip
+PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--eval_size=128")
 
 
-def sampling_weights(demos: list[Trajectory]) -> np.ndarray:
-    """Probability (n,) of each demonstration, by the inverse root of how often its kind of thoughts (the words that its
-    sentences begin with) occurs. Otherwise a thought that few boards ask for, such as a detour, is never learned."""
-    thoughts = (" ".join(parse_response(turn.text).thought for turn in demo.turns) for demo in demos)
-    kinds = [frozenset(re.findall(r"(?:^|[.] )(\w+)", thought)) for thought in thoughts]
-    counts = Counter(kinds)
-    weights = np.array([counts[kind] ** -0.5 for kind in kinds])
-    return weights / weights.sum()
-
-
-def make_optimizers(policy: Policy, config: Config, scale: float) -> list[torch.optim.Optimizer]:
+def make_optimizers(policy: Policy, config: Config) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks where `sft_muon_lr` is set, AdamW for everything else."""
     matrices = [p for n, p in policy.named_parameters() if p.ndim == 2 and "layers" in n and config.sft_muon_lr]
     chosen = {id(p) for p in matrices}
     others = [p for p in policy.parameters() if id(p) not in chosen]
-    adamw = torch.optim.AdamW(others, lr=config.sft_lr * scale, betas=(0.9, 0.99), weight_decay=0.0)
-    return [adamw, *([Muon(matrices, config.sft_muon_lr * scale)] if matrices else [])]
+    adamw = torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=0.0)
+    return [adamw, *([Muon(matrices, config.sft_muon_lr)] if matrices else [])]
 
 
 class Muon(torch.optim.Optimizer):
@@ -107,90 +72,167 @@ class Muon(torch.optim.Optimizer):
                 p.sub_(x.T if tall else x, alpha=group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
 
 
-def imitate(policy: Policy, demos: list[Trajectory], config: Config, *, steps: int, scale: float, name: str) -> float:
-    """Minimise the token mean of -log p over the response tokens; cosine schedule with a short warm-up.
+def imitate(
+    policy: Policy, packs_of: Callable[[int], Sequence[list[Trajectory]]], config: Config, *,
+    state: Path | None = None, report: Callable[[int, dict], object] = lambda *_: None,
+) -> None:  # fmt: skip
+    """Minimise the token mean of -log p over the response tokens; cosine schedule with a short warm-up. On CUDA in
+    bfloat16, with float32 weights.
 
-    Returns: loss of the last tenth of the steps, nats per token."""
-    device = next(policy.parameters()).device
-    optimizers = make_optimizers(policy, config, scale)
-    peaks = [group["lr"] for o in optimizers for group in o.param_groups]
-    rng = np.random.default_rng([config.seed, SEED_ORDER, len(demos)])
-    order = rng.choice(len(demos), (steps, config.sft_batch_size), p=sampling_weights(demos))
-    losses = []
-    bar = tqdm(range(steps), desc=name, unit="step", mininterval=2)
+    Args: packs_of(step): this process's packs of a step, each goes through the model at once; state: where to keep what
+        an interrupted run continues from; report(steps done, totals): after every `eval_every` steps and at the end."""
+    device, steps = next(policy.parameters()).device, config.sft_steps
+    optimizers, first, totals = make_optimizers(policy, config), 0, {"tokens": 0, "losses": [], "rows": []}
+    if state and state.is_file():
+        saved = torch.load(state, weights_only=True, map_location="cpu")
+        policy.load_state_dict(saved["policy"])
+        for optimizer, values in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(values)
+        first, totals = saved["step"], saved["totals"]
+    bar = tqdm(range(first, steps), initial=first, total=steps, desc="sft", unit="step", mininterval=2,
+               disable=parallel.rank() > 0)  # fmt: skip
     for step in bar:
         ramp = min(1.0, (step + 1) / min(20, steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        for group, peak in zip((g for o in optimizers for g in o.param_groups), peaks, strict=True):
-            group["lr"] = peak * ramp
-        logprobs, _ = policy(pack([demos[i] for i in order[step]], device), 1.0)  # (R,)
-        loss = -logprobs.mean()
+        for optimizer, peak in zip(optimizers, (config.sft_lr, config.sft_muon_lr), strict=False):
+            optimizer.param_groups[0]["lr"] = peak * ramp
+        packs = packs_of(step)
+        counts = torch.tensor([sum(t.num_response_tokens for part in packs for t in part),
+                               sum(len(t.ids) for part in packs for t in part)])  # fmt: skip
+        parallel.add_up(counts)
+        loss = torch.zeros(())
+        for part in packs:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                part_loss = -policy(pack(part, device), 1.0)[0].sum() / counts[0]  # (R,) -> ()
+            part_loss.backward()
+            loss += part_loss.item()
+        parallel.add_up(loss, *(p.grad for p in policy.parameters()))
         if not torch.isfinite(loss):
-            raise ValueError(f"{name}: the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr")
-        loss.backward()
+            raise ValueError(f"the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr")
         torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-        bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-    return float(np.mean(losses[-max(1, steps // 10) :]))
+        totals["tokens"] += int(counts[1])
+        totals["losses"].append(loss.item())
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+        last = step + 1 == steps
+        if last or (config.eval_every and (step + 1) % config.eval_every == 0):
+            report(step + 1, totals)
+        if state and not parallel.rank() and (last or (config.save_every and (step + 1) % config.save_every == 0)):
+            values, fresh = [optimizer.state_dict() for optimizer in optimizers], state.with_suffix(".partial")
+            torch.save(dict(step=step + 1, totals=totals, policy=policy.state_dict(), optimizers=values), fresh)
+            fresh.rename(state)
 
 
-def probe(model, chat: Chat, config: Config, size: int = 256) -> dict[str, float]:
-    """Held-out instances (not the evaluation prompts) at the evaluation temperature and at T=1."""
+# ---------- probes
+
+
+def probe(model, chat: Chat, config: Config) -> dict[str, float]:
+    """The environment of `config` on held-out instances (not the evaluation prompts), at the evaluation temperature and
+    at T=1: success, well-formed turns, true statements in thoughts, mean -log p of what was sampled."""
     engine, report = make_engine(replace(config, engine="torch"), model, chat), {}  # no second vLLM beside a trainer's
     for temperature in (config.eval_temperature, 1.0):
-        played = collect(engine, chat, config, [((i,), 0) for i in range(size)], split="heldout",
+        played = collect(engine, chat, config, [((i,), 0) for i in range(config.eval_size)], split="heldout",
                          temperature=temperature, noise_seed=(config.seed, SEED_PROBE))  # fmt: skip
-        keys = ("success", "valid_frac", "thought_true_frac", "num_turns", "num_actions")
-        report |= {f"{k}@T={temperature:g}": round(v, 4) for k, v in summarize(played).items() if k in keys}
+        metrics = summarize(played)
+        report |= {f"{key}_T{temperature:g}": round(metrics[key], 4)
+                   for key in ("success", "valid_frac", "thought_true_frac")}  # fmt: skip
+        surprise = [-lp for t in played for lp in t.rollout_logprobs]
+        report[f"entropy_T{temperature:g}"] = round(sum(surprise) / len(surprise), 4)
     return report
 
 
-def warm_start(config: Config, *, root: str = "out/warm_start") -> Path:
-    """Train (or find in the cache) the supervised start of a config; returns the folder with `clean/`, `start/`
-    (Hugging Face models) and report.json. The key covers every setting and source file that the result depends on."""
-    used = {key: value for key, value in asdict(config).items() if key.startswith("sft_") or key in CACHE_KEYS}
-    here = Path(__file__).parent
-    sources = [(here / f"{f}.py").read_bytes() for f in ("envs", "dialogue", "model", "engine", "rollout", "sft")]
-    digest = hashlib.sha256(json.dumps(used, sort_keys=True).encode() + b"".join(sources) + torch.__version__.encode())
-    folder = Path(root) / digest.hexdigest()[:12]
-    if (folder / "report.json").is_file():
-        print(f"warm start: found in {folder}")
-        return folder
-    began, partial = time.process_time(), folder.with_suffix(f".{os.getpid()}")
-    model, tokenizer = build_tiny(config.seed) if config.model == "tiny" else load_model(config.model)
-    policy, chat = Policy(model.to(pick_device(config.device))), Chat(tokenizer)
-    report = {"config": used, "parameters": sum(p.numel() for p in model.parameters())}
-    shutil.rmtree(partial, ignore_errors=True)
-    for stage, steps, noise, scale in (
-        ("clean", config.sft_steps, 0.0, 1.0),
-        ("start", config.sft_noisy_steps, config.sft_noise, config.sft_noisy_lr_scale),
-    ):
-        if steps:
-            count = min(config.sft_demos, steps * config.sft_batch_size)
-            numbers = tqdm(range(count), desc=f"demonstrations {stage}", mininterval=2)
-            demos = [demonstration(config, chat, i, noise=noise) for i in numbers]
-            report[f"{stage}_demo_success"] = sum(d.success for d in demos) / len(demos)
-            report[f"{stage}_loss"] = imitate(policy, demos, config, steps=steps, scale=scale, name=f"sft {stage}")
-        report[stage] = probe(model, chat, config)
-        print(f"warm start, {stage}: {report[stage]}", flush=True)
-        model.save_pretrained(partial / stage)
-        tokenizer.save_pretrained(partial / stage)
-    report["cpu_s"] = round(time.process_time() - began, 1)
-    (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not folder.is_dir():  # another run may have made the same start in the meantime
-        partial.rename(folder)
-    print(f"warm start: {report['parameters']:,} parameters, {report['cpu_s']} CPU-seconds, written to {folder}")
-    return folder
+def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
+    """Right answers to the questions of `corpus.Drill` about held-out boards, greedy decoding; see `score_reading`."""
+    config = replace(config, engine="torch", max_response_tokens=100, max_context_tokens=2048)
+    drills = []
+    for i in range(config.eval_size):
+        env = make_env(config.env, observation=config.observation)
+        lines = [f"Row {1 + i % env.size}", f"Column {1 + i // 2 % env.size}"]
+        drills.append(Drill(env, ["Where", *lines, env.actions[i % 4]], np.random.default_rng(i)))
+    starts = [((i,), 0) for i in range(config.eval_size)]
+    options = dict(split="heldout", temperature=0.0, noise_seed=(0,), episodes=drills)
+    return score_reading(collect(make_engine(config, model, chat), chat, config, starts, **options))
+
+
+def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of right answers by kind: the places of the player, the goal or target, all holes or boxes; every cell of a
+    row or column, and the walls among these; the whole board after a move."""
+    right = defaultdict(list)
+    for info in (turn.info for drill in drills for turn in drill.turns):
+        kind, truth, answer = info["question"].split()[0], info["truth"], info["answer"]
+        if kind == "Where":
+            given = [*answer.rstrip(".").split(". "), "", "", ""]
+            for place, said in zip(truth.rstrip(".").split(". "), given, strict=False):
+                right[place.split()[0].lower()].append(place == said)
+        elif kind in ("Row", "Column"):
+            pairs = list(zip(truth.split(), [*answer.split(), *[""] * len(truth)], strict=False))
+            right["cell"] += [word == given for word, given in pairs]
+            right["wall"] += [word == given for word, given in pairs if word == "wall"]
+        else:
+            right["next_board"].append(truth == answer)
+    return {name: round(sum(values) / len(values), 4) for name, values in sorted(right.items()) if values}
+
+
+def base_report(model, chat: Chat) -> dict[str, dict]:
+    """All probes of the base model, by environment and observation mode; the ranks share them."""
+    tasks = [(files, mode) for files, modes in BASE_PROBES.items() for mode in modes.split()]
+    rows = {}
+    for files, mode in tasks[parallel.rank() :: parallel.world_size()]:
+        paths = [f"{Path(__file__).parent}/config/{file}.py" for file in files.split()]
+        task = load_config([*paths, *PROBE_SETTINGS, f"--observation={mode}"])[0]
+        reading = {} if task.env.startswith("bandit") else probe_reading(model, chat, task)
+        rows[f"{task.env} {mode}"] = probe(model, chat, task) | reading
+    return dict(sorted(item for part in parallel.gather(list(rows.items())) for item in part))
+
+
+# ---------- a run
+
+
+def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
+    """This process's part of a step: packs of documents for the tiny model, else a pack of demonstrations."""
+    mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
+    if config.model != "tiny":
+        demos = [demonstration(config, chat, step * config.sft_batch_size + i) for i in mine]
+        return [[demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)]
+    packs: list[list[Trajectory]] = [[] for _ in mine]
+    for i, part in zip(mine, packs, strict=True):
+        path, progress = (config.seed, SEED_CORPUS, step, i), step / config.sft_steps
+        for document in documents(chat, path, config.max_context_tokens, progress):
+            part.append(document)
+            if sum(len(d.ids) for d in part) >= config.micro_batch_tokens:
+                break
+    return packs
 
 
 def main(argv: list[str]) -> None:
-    config, _, _ = load_config(argv)
-    torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    if not config.sft_steps + config.sft_noisy_steps:
-        raise ValueError("nothing to do: sft_steps and sft_noisy_steps are 0; give --sft_steps=N or add config/tiny.py")
-    warm_start(config)
+    config, _, sources = load_config(argv)
+    if not config.sft_steps:
+        raise ValueError("nothing to do: sft_steps is 0; give --sft_steps=N, or config/base.py for the tiny model")
+    device, _ = parallel.set_up(config)
+    if config.sft_batch_size < (ranks := parallel.world_size()):
+        raise ValueError(f"sft_batch_size ({config.sft_batch_size}) is less than the number of processes ({ranks})")
+    check_out_dir(config)
+    is_tiny, out_dir = config.model == "tiny", Path(config.out_dir)
+    model, tokenizer = build_tiny(config.seed, config.tiny_shape) if is_tiny else load_model(config.model)
+    policy, chat = Policy(model.to(device)), Chat(tokenizer)
+    if not parallel.rank():
+        save_config(config, sources, out_dir)
+        print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+
+    def report(step: int, totals: dict) -> None:
+        row = {"step": step, "tokens": totals["tokens"], "loss": float(np.mean(totals["losses"][-config.eval_every :]))}
+        row |= base_report(model, chat) if is_tiny else probe(model, chat, config)
+        totals["rows"].append(row)
+        if not parallel.rank():
+            (out_dir / "curve.jsonl").write_text("".join(json.dumps(r) + "\n" for r in totals["rows"]))
+            tqdm.write(json.dumps(row))
+
+    imitate(policy, partial(packs_of, config, chat), config, state=out_dir / "state.pt", report=report)
+    if not parallel.rank():
+        model.save_pretrained(out_dir / "model")
+        tokenizer.save_pretrained(out_dir / "model")
+        print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
 
 
 if __name__ == "__main__":

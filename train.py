@@ -11,13 +11,16 @@ take clipped policy-gradient steps. How this differs from the paper (arXiv 2504.
 A run continues from its newest checkpoint when it is started again with the same out_dir.
 """
 
+import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+
+# isort: split
+
 import copy
 import json
 import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +34,13 @@ from tqdm import tqdm
 
 import parallel
 import starpo
-from configurator import Config, describe, fail_clearly, load_config, load_saved, save_config
+from configurator import Config, check_out_dir, describe, fail_clearly, load_config, save_config
 from engine import check_installed, make_engine
 from eval import evaluate, newest_checkpoint, reference_rows, table, trajectory_record, write_jsonl
-from model import Critic, Policy, load_model
+from model import Critic, Policy, compile_blocks, load_model
 from rollout import Chat, Trajectory, make_episode, pack, summarize
-from sft import warm_start
 
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE = 31, 32, 33  # purposes of the random streams
-MAY_CHANGE = {"num_iterations", "eval_every", "save_every", "num_samples", "out_dir"}  # when a run is continued
 METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max"""  # None without an update, or where they do not apply
 DRIFT = {torch.float32: 1e-3, torch.bfloat16: 0.05}  # warn where engine and trainer differ more, nats, mean over tokens
@@ -47,20 +48,6 @@ EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 
 
 # ---------- set-up
-
-
-def open_run(config: Config) -> Path | None:
-    """Check that out_dir is free or belongs to this config. Returns: the checkpoint to continue from, or None."""
-    out_dir = Path(config.out_dir)
-    if (out_dir / "config.json").is_file():
-        saved, wanted = asdict(load_saved(out_dir)), asdict(config)
-        changed = [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]
-        if changed:
-            differences = ", ".join(f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed)
-            raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); give another --out_dir")
-    elif out_dir.is_dir() and any(out_dir.iterdir()):
-        raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
-    return newest_checkpoint(out_dir)
 
 
 class Log:
@@ -105,10 +92,8 @@ class Learner:
         self.step = self.bad_steps = 0
 
     def _shard(self, module, backbone):
-        if self.config.compile:  # attention stays as it is: its sizes change with every pack
-            for layer in backbone.layers:
-                for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
-                    part.compile(dynamic=False)
+        if self.config.compile:
+            compile_blocks(backbone.layers)
         return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
 
     def save(self, out_dir: Path) -> None:
@@ -311,16 +296,6 @@ def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], cou
                 file.write(f"--- assistant (reward {turn['reward']:g})\n{turn['response']}\n")
 
 
-def start_folders(config: Config) -> dict[str, str]:
-    """Models to score before RL; the last one is where RL starts."""
-    if config.model != "tiny" and not config.sft_steps + config.sft_noisy_steps:
-        return {"start": config.model}
-    with parallel.rank_zero_first():  # rank 0 trains it, the others find it in the cache
-        folder = warm_start(config)
-    stages = ["clean"] * bool(config.sft_noisy_steps) + ["start"]
-    return {f"{stage} warm start" if stage == "clean" else "start": str(folder / stage) for stage in stages}
-
-
 def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
     """The evaluation table with the reference players, and where everything was written."""
     players = {name: (summarize(played), played) for name, played in reference_rows(config).items()}
@@ -339,16 +314,16 @@ def main(argv: list[str]) -> None:
     device, dtype = parallel.set_up(config)
     check_installed(config), make_episode(config)  # what is wrong with either is said before the long part
     out_dir = Path(config.out_dir)
-    checkpoint = open_run(config)
+    check_out_dir(config)
+    checkpoint = newest_checkpoint(out_dir)
     print(describe(config, sources), flush=True)
     if checkpoint and int(checkpoint.name[-6:]) >= config.num_iterations and (out_dir / "scores.md").is_file():
         print((out_dir / "scores.md").read_text())
         hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
         print(f"{out_dir} is finished at iteration {int(checkpoint.name[-6:])}. {hint}")
         return
-    folders = json.loads((out_dir / "starts.json").read_text()) if checkpoint else start_folders(config)
-    model, tokenizer = load_model(folders["start"], device=device)
-    ref_model = load_model(folders["start"], device=device)[0] if config.kl_coef else None
+    model, tokenizer = load_model(config.model, device=device)
+    ref_model = load_model(config.model, device=device)[0] if config.kl_coef else None
     chat = Chat(tokenizer)
     engine = make_engine(config, model, chat)  # before FSDP2 takes the model apart
     learner = Learner(config, model, tokenizer, device, dtype, ref_model)
@@ -359,15 +334,12 @@ def main(argv: list[str]) -> None:
         learner.load(checkpoint)
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
 
-    # -- score every starting point (again after a restart: the rows of the final table are cheap and not stored)
-    rows = {}
-    for name, folder in folders.items():
-        rows[name] = evaluate(config, engine, chat, Policy(load_model(folder, device=device)[0]))
-        success = rows[name][0]["success"]
-        print(f"{name}: success {success:.3f} on {config.eval_size} {config.eval_split} prompts", flush=True)
+    # -- score the start (again after a restart: it is cheap and not stored)
+    rows = {"start": evaluate(config, engine, chat, Policy(load_model(config.model, device=device)[0]))}
+    success = rows["start"][0]["success"]
+    print(f"start: success {success:.3f} on {config.eval_size} {config.eval_split} prompts", flush=True)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
-        (out_dir / "starts.json").write_text(json.dumps(folders))
         (out_dir / "scores.md").unlink(missing_ok=True)
         write_jsonl(out_dir / "eval_start.jsonl", rows["start"][1])
         log = Log(out_dir, learner.step)

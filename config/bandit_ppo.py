@@ -5,4 +5,3 @@ env = "bandit:pair=phoenix"
 estimator = "gae"
 max_turns = actions_per_turn = actions_per_traj = 1  # a trajectory is one reply with one action
 max_response_tokens = 500
-sft_noise = 0.0  # demonstrations choose either arm at random as it is

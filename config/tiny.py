@@ -1,14 +1,13 @@
 # Overlay: the laptop version of any experiment, on one CPU core and without a download.
 # Launch:  torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py
-# It starts from random weights, so it imitates demonstrations first (sft_*). Groups, filter, losses: of the experiment.
+# It starts from the project's own base model (docs/base.md). Groups, filter, losses: those of the experiment.
 
-model = "tiny"
+model = "base"
 engine = "torch"  # in this process; --engine=vllm works as well
 device = "cpu"
 num_threads = 1  # one thread adds up numbers in one order: two runs with one seed agree to the last bit
-observation = "relations"
-max_response_tokens = 40
-max_context_tokens = 768
+max_response_tokens = 64
+max_context_tokens = 1024
 micro_batch_tokens = 4096
 eval_every = 20
 
@@ -17,10 +16,5 @@ learning_rate = 2e-4
 critic_lr = 1e-3
 adam_beta2 = 0.99
 weight_decay = 0.0
-
-sft_batch_size = 8
-sft_steps = 360
-sft_noisy_steps = 60
-sft_lr = 1.2e-2
-sft_muon_lr = 0.02
-sft_demos = 2048
+sft_lr = 1e-3
+sft_muon_lr = 2e-3

@@ -18,12 +18,10 @@ from engine import make_engine
 
 torch.set_num_threads(1)  # one order of additions, and a core for others
 
-SMALL_SHAPE = dict(num_hidden_layers=2, hidden_size=64, intermediate_size=64, num_attention_heads=2,
-                   num_key_value_heads=1, max_position_embeddings=4096)  # fmt: skip
 # answers of a few tokens, three turns: a trajectory is about 320 tokens
 SMALL_RUN = dict(
     engine="torch",
-    model="tiny", device="cpu", num_threads=1, env="frozenlake:success_rate=0.8", observation="relations", think=False,
+    device="cpu", num_threads=1, env="frozenlake:success_rate=0.8", observation="relations", think=False,
     max_turns=3, actions_per_turn=2, actions_per_traj=6, max_response_tokens=12, max_context_tokens=640,
     micro_batch_tokens=4096, max_running=64, num_groups=2, group_size=4, batch_size=4, filter_keep=0.5, eval_size=6,
     learning_rate=1e-4, critic_lr=1e-3, num_iterations=2, eval_every=2, save_every=2, num_samples=1,
@@ -46,20 +44,19 @@ def chat(tokenizer):
 
 
 @pytest.fixture
-def small_shape(monkeypatch, tokenizer):
-    """`model.build_tiny` makes 2 layers of width 64."""
-    monkeypatch.setattr(model, "TINY_SHAPE", SMALL_SHAPE)
+def small_tokenizer(monkeypatch, tokenizer):
+    """`model.build_tiny` takes the tokenizer that is there."""
     monkeypatch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
 
 
 @pytest.fixture
-def random_model(small_shape):
+def random_model(small_tokenizer):
     """Small, with weights large enough that a token depends visibly on everything before it."""
-    built = model.build_tiny(0)[0]
+    built = model.build_tiny(0, "2x64")[0]
     with torch.no_grad():
         for name, weight in built.named_parameters():
             if weight.ndim == 2:
-                weight.mul_(8.0)
+                weight.mul_(0.16 / weight.std())
             elif "norm" not in name:
                 weight.normal_(std=0.2)  # biases of q, k and v start at 0
     return built
@@ -67,17 +64,17 @@ def random_model(small_shape):
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory, tokenizer):
-    """A small model after 50 steps of imitation: about every second reply is well formed, so scores vary."""
+    """A small model after 30 steps of imitation: about every second reply is well formed, so scores vary."""
     if "NANORAGEN_TEST_START" in os.environ:  # made by the test that runs this one under torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "TINY_SHAPE", SMALL_SHAPE)
         patch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
-        built = model.build_tiny(0)[0]
-    config = small_config(sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2)
+        built = model.build_tiny(0, "2x64")[0]
+    config = small_config(sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30)
     chat = rollout.Chat(tokenizer)
-    demos = [sft.demonstration(config, chat, i, noise=0.0) for i in range(128)]
-    sft.imitate(model.Policy(built), demos, config, steps=50, scale=1.0, name="small start")
+    demos = [sft.demonstration(config, chat, i) for i in range(128)]
+    packs_of = lambda step: [[demos[(8 * step + i) % 128] for i in range(8)]]  # noqa: E731
+    sft.imitate(model.Policy(built), packs_of, config)
     folder = tmp_path_factory.mktemp("small_start")
     built.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -19,7 +19,7 @@ ROOT = Path(configurator.__file__).resolve().parent
 EXPERIMENTS = sorted(
     f"{env}_{estimator}" for env in ("bandit", "sokoban", "frozenlake") for estimator in ("ppo", "grpo")
 )
-OVERLAYS = ["frozenlake_det", "frozenlake_v1", "starpo_vanilla", "tiny"]
+OVERLAYS = ["base", "frozenlake_det", "frozenlake_v1", "sokoban_large", "starpo_vanilla", "tiny"]
 
 
 def load(*argv):
@@ -324,7 +324,7 @@ def test_experiment_loads_alone_and_tiny(name):
     config, small = load(shipped(name)), load(shipped(name), shipped("tiny"))
     assert config.env.split(":")[0] == small.env.split(":")[0] == env
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
-    assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
+    assert config.out_dir == f"out/{name}" and small.model == "base" and small.device == "cpu"
     assert (config.num_groups * config.group_size, config.batch_size) == (128, 32)  # as the headers say
 
 

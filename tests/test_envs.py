@@ -633,12 +633,12 @@ def test_lake_observation_modes_by_hand():
 
 def test_lake_statements_by_hand():
     env = on_lake(LAKE_BOARD)
-    assert env.statements() == ["Goal down ice, right ice.", "Way down right."]
+    assert env.statements() == ["Goal 2 down ice, 3 right ice.", "Way down right."]
     env.step("Right")  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
-    assert env.statements() == ["Goal down hole, right hole.", "Detour left."]
+    assert env.statements() == ["Goal 2 down hole, 2 right hole.", "Detour left."]
     env = on_lake("G__\n_P_\n_O_")
-    assert env.statements() == ["Goal up ice, left ice.", "Way up left."]
-    assert on_lake("PG\n_O").statements() == ["Goal right goal.", "Way right."]
+    assert env.statements() == ["Goal 1 up ice, 1 left ice.", "Way up left."]
+    assert on_lake("PG\n_O").statements() == ["Goal 1 right goal.", "Way right."]
 
 
 def test_demonstrated_moves_follow_a_random_shortest_path():
@@ -657,7 +657,7 @@ def test_room_observation_modes_by_hand():
     )
     text = in_room(ROOM_BOARD, observation="coord").observe()
     assert text == ROOM_BOARD + "\nPlayer (4,3). Boxes (3,3). Targets (2,2)."
-    assert in_room(ROOM_BOARD).statements() == ["Next box floor floor floor.", "Box up.", "Target up left."]
+    assert in_room(ROOM_BOARD).statements() == ["Next box floor floor floor.", "Box 1 up.", "Target 1 up 1 left."]
     # two boxes, one on its target: "here" for that one; the other is led to the free target, not to the nearer one
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
@@ -666,15 +666,16 @@ def test_room_observation_modes_by_hand():
         "\nBox 2 up 1 right, its target here, around it wall floor box floor."
         "\nNext floor floor floor floor."
     )
-    boxes = ["Box up.", "Target down right.", "Box up right.", "Target here."]
+    boxes = ["Box 2 up.", "Target 2 down 2 right.", "Box 2 up 1 right.", "Target here."]
     assert env.statements() == ["Next floor floor floor floor.", *boxes]
 
 
 def direction_words(board, here, there):
-    """'down right' from the places of two symbols in the board text, by comparing line and column numbers."""
+    """'2 down 1 right' from the places of two symbols in the board text, by comparing line and column numbers."""
     lines = board.split("\n")
     (r, c), (r2, c2) = ((next((i, line.index(s)) for i, line in enumerate(lines) if s in line)) for s in (here, there))
-    words = ["down"] * (r2 > r) + ["up"] * (r2 < r) + ["right"] * (c2 > c) + ["left"] * (c2 < c)
+    words = [f"{r2 - r} down"] * (r2 > r) + [f"{r - r2} up"] * (r2 < r)
+    words += [f"{c2 - c} right"] * (c2 > c) + [f"{c - c2} left"] * (c2 < c)
     return " ".join(words) or "here"
 
 
@@ -705,12 +706,13 @@ def test_statements_are_true_and_counted():
             else:
                 names = {" ": "edge", "_": "ice", "O": "hole", "G": "goal"}
                 up, down, left, right = (names[symbol] for symbol in neighbours(board, "P", " "))
-                goal = direction_words(board, "P", "G")
+                far = direction_words(board, "P", "G").split()
+                goal = far[1::2]
                 around = {"left": left, "down": down, "right": right, "up": up}
-                way = " ".join(word for word in goal.split() if around[word] != "hole")
+                way = " ".join(word for word in goal if around[word] != "hole")
                 detour = " ".join(word for word, kind in around.items() if kind == "ice") or "none"
                 move = f"Way {way}." if way else f"Detour {detour}."
-                ahead = ", ".join(f"{word} {around[word]}" for word in goal.split())
+                ahead = ", ".join(f"{n} {word} {around[word]}" for n, word in zip(far[::2], goal, strict=True))
                 assert facts == [f"Goal {ahead}.", move]
             assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
 
@@ -796,8 +798,8 @@ def test_parse_by_hand():
 
 def test_turn_with_two_actions():
     episode = episode_in(ROOM_BOARD)
-    # you (4,3) -> (4,2) -> (3,2); facts before the turn: "Box up.", "Target up left."
-    outcome = episode.step("<think>Box up. Target left. Go.</think><answer>Left || Up</answer>")
+    # you (4,3) -> (4,2) -> (3,2); facts before the turn: "Box 1 up.", "Target 1 up 1 left."
+    outcome = episode.step("<think>Box 1 up. Target 1 left. Go.</think><answer>Left || Up</answer>")
     board = "######\n#O___#\n#PX#_#\n#____#\n#____#\n######"
     assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"
     assert outcome.reward == pytest.approx(-0.2) and outcome.status is None
@@ -1003,7 +1005,7 @@ def test_long_responses_take_linear_time():
         for think in (True, False):
             parsed = parse_response(piece * many, think=think)
             assert parsed.actions == [] and not parsed.well_formed
-    reply = "<think>" + "Box up. " * many + "</think><answer>" + "Up||" * many + "</answer>"
+    reply = "<think>" + "Box 1 up. " * many + "</think><answer>" + "Up||" * many + "</answer>"
     outcome = episode_in(ROOM_BOARD).step(reply)
     assert outcome.info["num_actions"] == 5 and outcome.info["statements_true"] == many
 

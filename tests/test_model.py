@@ -276,9 +276,12 @@ def test_value_loss_reaches_the_head_from_the_start(random_model):
 
 def test_tiny_model_is_tiny_and_seeded(tokenizer, monkeypatch):
     monkeypatch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
-    first, same, other = (model.build_tiny(seed)[0] for seed in (0, 0, 1))
+    first, same, other = (model.build_tiny(seed, "3x96")[0] for seed in (0, 0, 1))
     assert 100_000 < sum(p.numel() for p in first.parameters()) < 1_000_000
-    assert first.config.num_hidden_layers == model.TINY_SHAPE["num_hidden_layers"]
+    assert first.config.num_hidden_layers == 3
+    for shape in ("3", "x96", "0x96", "3x48", "3x-32", "threex96"):
+        with pytest.raises(ValueError, match="tiny_shape must be layers x width, .* such as 4x128; got"):
+            model.build_tiny(0, shape)
     for (_, a), (_, b) in zip(first.named_parameters(), same.named_parameters(), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
@@ -439,7 +442,8 @@ def test_hub_name_without_network(monkeypatch):
     text = message_of("nanoragen-tests/no-such-model")
     assert text.startswith("model='nanoragen-tests/no-such-model' could not be loaded or downloaded (")
     assert text.endswith(
-        "Give a folder with --model=PATH, or add config/tiny.py to run with a model that is trained here."
+        "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model that comes with this "
+        "project."
     )
 
 

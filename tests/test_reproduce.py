@@ -38,25 +38,26 @@ def test_table_by_hand(results):
     second = ROW | {"git_commit": None, "successes": SUCCESSES | {"after RL": [1] * 4}, "cpu_s_per_iteration": 2.5}
     (results / "frozenlake_ppo_s2.json").write_text(json.dumps(second))
     head, _, first, other, both, *players = reproduce.learning_table().splitlines()
-    assert cells(head)[1:4] == ["clean warm start", "start", "after RL"]
-    # Wilson at 1 of 4 and 3 of 4; no clean start; mean differences 2/4 and 1/4
+    assert cells(head)[1:3] == ["start", "after RL"]
+    # Wilson at 1 of 4 and 3 of 4; mean differences 2/4 and 1/4
     assert cells(first)[0] == "frozenlake_ppo_s0 (0123456)"
-    assert cells(first)[1:4] == ["-", "25.0 [4.6, 69.9]", "75.0 [30.1, 95.4]"]
-    assert cells(first)[4].startswith("50.0 [") and cells(first)[5] == "-" and cells(first)[6].startswith("25.0 [")
-    assert cells(first)[7] == "1.50"
-    assert cells(other)[0] == "frozenlake_ppo_s2 (None)" and cells(other)[3].startswith("100.0 [")
+    assert cells(first)[1:3] == ["25.0 [4.6, 69.9]", "75.0 [30.1, 95.4]"]
+    assert cells(first)[3].startswith("50.0 [") and cells(first)[4].startswith("25.0 [")
+    assert cells(first)[5] == "1.50"
+    assert cells(other)[0] == "frozenlake_ppo_s2 (None)" and cells(other)[2].startswith("100.0 [")
     a, b = (np.array([SUCCESSES[key], second["successes"][key]]) for key in ("after RL", "start"))
-    assert cells(both)[0] == "frozenlake_ppo, 2 seeds" and cells(both)[3].startswith("87.5 [")
-    assert cells(both)[4] == reproduce.percent(*paired_bootstrap(a, b))
-    assert cells(both)[7] == "2.00"
+    assert cells(both)[0] == "frozenlake_ppo, 2 seeds" and cells(both)[2].startswith("87.5 [")
+    assert cells(both)[3] == reproduce.percent(*paired_bootstrap(a, b))
+    assert cells(both)[5] == "2.00"
     assert "- frozenlake_ppo: greedy, closed loop 50.0 [15.0, 85.0]" in players
 
 
 def test_a_finished_row_is_not_run_again(results, monkeypatch):
     monkeypatch.setattr(reproduce.subprocess, "run", lambda *_, **__: pytest.fail("was run"))
-    row, target = ROW | {"successes": SUCCESSES}, results / "bandit_ppo_s0.json"
-    settings = asdict(load_config(reproduce.command("bandit_ppo", 0)[1:])[0])
-    target.write_text(json.dumps(row | {"settings": settings}))
+    for seed in reproduce.SEEDS:
+        settings = asdict(load_config(reproduce.command("bandit_ppo", seed)[1:])[0])
+        row = ROW | {"successes": SUCCESSES, "settings": settings}
+        (results / f"bandit_ppo_s{seed}.json").write_text(json.dumps(row))
     reproduce.main(["learning", "--only=bandit"])
     assert "bandit_ppo_s0 (0123456)" in (results.parent / "learning.md").read_text()
 

@@ -5,7 +5,6 @@ Tests of sft.py and eval.py: demonstrations replayed, the warm start and its cac
 """
 
 import doctest
-import functools
 import json
 import math
 import re
@@ -23,7 +22,6 @@ import model
 import sft
 from configurator import load_config, save_config
 from engine import make_engine
-from envs import SPLIT_SIZE
 from eval import closed_loop, paired_bootstrap, play_reference, table, trajectory_record, wilson_interval
 from rollout import Trajectory, Turn, make_episode, summarize
 
@@ -35,87 +33,7 @@ def tiny_config(experiment, **changes):
     return replace(load_config([f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"])[0], **changes)
 
 
-# ---------- demonstrations
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@pytest.mark.parametrize("noise", [0.0, 0.6])
-def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise):
-    config = tiny_config(experiment)
-    for index in range(20):
-        demo = sft.demonstration(config, chat, index, noise=noise)
-        episode = make_episode(config)
-        system, user = episode.reset((config.seed, sft.SEED_DEMOS, index))
-        assert demo.system == system
-        prompt, status = chat.opening(system, user), None
-        for turn in demo.turns:
-            assert status is None
-            assert turn.observation == user and turn.prompt_ids == prompt
-            assert turn.response_ids[-1] == chat.end and chat.end not in turn.response_ids[:-1]
-            assert chat.tokenizer.decode(turn.response_ids[:-1]) == turn.text == chat.decode(turn.response_ids)
-            assert len(turn.response_ids) <= config.max_response_tokens
-            info = turn.info
-            assert info["statements_true"] == info["statements_checked"] > 0 and info["format_ok"]
-            assert 1 <= info["num_actions"] <= len(info["actions"]) <= min(config.sft_actions, config.actions_per_turn)
-            outcome = episode.step(turn.text)
-            assert (outcome.reward, outcome.info) == (turn.reward, info)
-            user, status = outcome.user, outcome.status
-            prompt = chat.following(user, closed=True)
-        assert demo.status == status in ("success", "failure", "out_of_turns")
-        assert len(demo.ids) <= config.max_context_tokens
-        assert sft.demonstration(config, chat, index, noise=noise).ids == demo.ids
-
-
-def test_noise_spoils_the_action_and_not_the_thought(chat):
-    config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
-    clean, noisy = ([sft.demonstration(config, chat, i, noise=noise) for i in range(60)] for noise in (0.0, 1.0))
-    success = [sum(d.success for d in demos) for demos in (clean, noisy)]
-    assert success[0] > 54 and success[1] < success[0] - 10
-    assert "failure" in {d.status for d in noisy}
-    for a, b in zip(clean, noisy, strict=True):  # the same instance, and the same thought about it
-        assert a.turns[0].prompt_ids == b.turns[0].prompt_ids
-        assert a.turns[0].text.split("</think>")[0] == b.turns[0].text.split("</think>")[0]
-
-
-def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
-    config = tiny_config("frozenlake_ppo")
-    for noise, least, most in ((0.0, 0.75, 0.95), (1.0, 0.3, 0.6)):
-        demos = [sft.demonstration(config, chat, i, noise=noise) for i in range(150)]
-        counts = [len(turn.info["actions"]) for demo in demos for turn in demo.turns]
-        # drawn: 0.75 and 1/3; a near goal makes plans shorter, so a few more
-        assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
-
-
-def test_a_clean_demonstration_enters_no_hole_without_slip(chat):
-    config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
-    demos = [sft.demonstration(config, chat, i, noise=0.0) for i in range(60)]
-    assert {d.status for d in demos} <= {"success", "out_of_turns"}
-
-
-def test_a_demonstration_stays_inside_the_context(chat):
-    config = tiny_config("frozenlake_ppo")
-    whole = next(d for i in range(50) if len((d := sft.demonstration(config, chat, i, noise=0.9)).turns) >= 3)
-    index = whole.seed[-1]
-    used = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
-    limit = used + len(whole.turns[1].prompt_ids) - 1  # the second prompt does not fit by one token
-    cut = sft.demonstration(replace(config, max_context_tokens=limit), chat, index, noise=0.9)
-    assert (cut.status, len(cut.turns), cut.ids) == ("out_of_tokens", 1, whole.ids[:used])
-
-
-@pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
-def test_no_demonstration_shows_a_reserved_instance(chat, env):
-    """Few boards exist at these sizes: unguarded draws would meet a reserved one again and again."""
-    config = tiny_config("frozenlake_ppo", env=env, observation="grid")
-    episode, reserved = make_episode(config), set()
-    for split in ("eval", "heldout"):
-        first = {episode.reset((i,), split=split)[1] for i in range(SPLIT_SIZE)}
-        assert len(first) == SPLIT_SIZE and not first & reserved
-        reserved |= first
-    demos = {sft.demonstration(config, chat, i, noise=0.0).turns[0].observation for i in range(150)}
-    assert len(demos) > 100 and not demos & reserved
-
-
-# ---------- imitation and the warm start
+# ---------- imitation and fine-tuning
 
 
 def loss_of(policy, demos):
@@ -124,27 +42,15 @@ def loss_of(policy, demos):
 
 
 @pytest.mark.parametrize("muon", [0.02, 0.0])
-def test_imitation_lowers_the_loss(small_shape, chat, muon):
+def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
     config = small_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8)
-    demos = [sft.demonstration(config, chat, i, noise=0.0) for i in range(8)]
-    policy = model.Policy(model.build_tiny(0)[0])
+    demos = [sft.demonstration(config, chat, i) for i in range(8)]
+    policy = model.Policy(model.build_tiny(0, "2x64")[0])
     before = loss_of(policy, demos)
     assert before == pytest.approx(math.log(768), abs=0.2)  # random weights: nearly uniform over the vocabulary
-    last = sft.imitate(policy, demos, config, steps=15, scale=1.0, name="test")
+    sft.imitate(policy, lambda _: [demos], replace(config, sft_steps=15))
     after = loss_of(policy, demos)
     assert after < before / 2
-    assert last == pytest.approx(after, abs=0.1)  # the last step is tiny: the schedule has come down
-
-
-def test_rare_thoughts_are_sampled_more_often():
-    def demo(*texts):
-        return Trajectory((0,), 0, [Turn([], [], [], text=text) for text in texts])
-
-    way, detour = "<think>Goal up ice. Way up.</think><answer>Up</answer>", "<think>Detour left.</think><answer>Up"
-    weights = sft.sampling_weights([demo(way), demo(way, way), demo(way), demo(way), demo(way, detour + "</answer>")])
-    # two kinds, four and one of it: 4 * 4^-1/2 : 1 = 2 : 1
-    assert weights == pytest.approx([1 / 6] * 4 + [1 / 3])
-    assert sft.sampling_weights([demo("<answer>Up</answer>"), demo("<answer>Left</answer>")]).tolist() == [0.5, 0.5]
 
 
 def test_muon_is_that_of_torch_but_for_its_precision():
@@ -163,63 +69,116 @@ def test_muon_is_that_of_torch_but_for_its_precision():
 
 def test_every_weight_has_one_optimizer(random_model):
     policy = model.Policy(random_model)
-    adam, muon = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.2), 0.5)
+    adam, muon = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.2))
     names = {id(p): name for name, p in policy.named_parameters()}
     by_muon = [names.pop(id(p)) for group in muon.param_groups for p in group["params"]]
     by_adam = [names.pop(id(p)) for group in adam.param_groups for p in group["params"]]
     assert names == {}
     assert len(by_muon) == 2 * 7 and all(re.search(r"layers\.\d.+_proj\.weight", name) for name in by_muon)
     assert any("embed_tokens" in name for name in by_adam) and any("bias" in name for name in by_adam)
-    assert (adam.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (0.05, 0.1)
-    (only,) = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.0), 1.0)
+    assert (adam.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (0.1, 0.2)
+    (only,) = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.0))
     assert len(only.param_groups[0]["params"]) == len(list(policy.parameters()))
 
 
 def test_a_loss_that_is_not_finite_stops_imitation(random_model, chat):
     config = small_config(sft_lr=1e-2, sft_batch_size=2)
-    demos = [sft.demonstration(config, chat, i, noise=0.0) for i in range(2)]
+    demos = [sft.demonstration(config, chat, i) for i in range(2)]
     torch.nn.init.constant_(random_model.model.norm.weight, math.nan)
-    with pytest.raises(ValueError, match="test: the loss is nan at step 0; lower sft_lr or sft_muon_lr"):
-        sft.imitate(model.Policy(random_model), demos, config, steps=3, scale=1.0, name="test")
+    with pytest.raises(ValueError, match="the loss is nan at step 0; lower sft_lr or sft_muon_lr"):
+        sft.imitate(model.Policy(random_model), lambda _: [demos], replace(config, sft_steps=3))
 
 
-def test_warm_start_and_its_cache(small_shape, chat, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sft, "probe", functools.partial(sft.probe, size=4))
-    config = small_config(sft_steps=3, sft_noisy_steps=2, sft_batch_size=4, sft_lr=1e-2)
-    folder = sft.warm_start(config)
-    assert folder.parent == sft.Path("out/warm_start")
-    assert sorted(p.name for p in folder.iterdir()) == ["clean", "report.json", "start"]
-    report = json.loads((folder / "report.json").read_text())
-    clean, start = (model.load_model(str(folder / stage))[0] for stage in ("clean", "start"))
-    assert report["parameters"] == sum(p.numel() for p in clean.parameters())
-    assert report["config"]["sft_steps"] == 3 and report["clean_loss"] > 0 and report["start_loss"] > 0
-    assert set(report["start"]) >= {"success@T=0.5", "success@T=1", "valid_frac@T=1", "thought_true_frac@T=1"}
-    changed = [not torch.equal(a, b) for a, b in zip(clean.parameters(), start.parameters(), strict=True)]
-    assert all(changed)  # the noisy steps trained on
-
-    capsys.readouterr()
-    assert sft.warm_start(replace(config, num_iterations=77, learning_rate=1.0)) == folder  # not what it depends on
-    assert f"warm start: found in {folder}" in capsys.readouterr().out
-    other = sft.warm_start(replace(config, sft_steps=1, sft_noisy_steps=0))
-    assert other != folder and (folder / "report.json").is_file()
-    # without noisy steps the start is the clean model
-    clean, start = (model.load_model(str(other / stage))[0] for stage in ("clean", "start"))
-    assert all(torch.equal(a, b) for a, b in zip(clean.parameters(), start.parameters(), strict=True))
-
-
-def test_two_warm_starts_are_equal(small_shape, chat, tmp_path, monkeypatch):
-    monkeypatch.setattr(sft, "probe", lambda *_: {})
-    config = small_config(sft_steps=3, sft_batch_size=4, sft_lr=1e-2, sft_muon_lr=0.02)
-    first, second = (sft.warm_start(config, root=str(tmp_path / name)) for name in "ab")
-    assert first.name == second.name and first != second
-    a, b = (model.load_model(str(folder / "start"))[0] for folder in (first, second))
+def test_fine_tuning(trained_folder, tmp_path, capsys):
+    settings = dict(
+        sft_steps=3, sft_batch_size=4, sft_lr=1e-2, sft_muon_lr=0.02, model=trained_folder, num_threads=1, device="cpu",
+        eval_size=4, eval_every=0, max_response_tokens=40, max_context_tokens=900,
+    )  # fmt: skip
+    arguments = [f"{ROOT}/config/frozenlake_ppo.py", *(f"--{key}={value}" for key, value in settings.items())]
+    for name in "ab":
+        sft.main([*arguments, f"--out_dir={tmp_path / name}"])
+    assert f"wrote {tmp_path / 'b'}/: curve.jsonl, and model" in capsys.readouterr().out
+    before, a, b = (model.load_model(str(f))[0] for f in (trained_folder, tmp_path / "a/model", tmp_path / "b/model"))
+    assert all(not torch.equal(x, y) for x, y in zip(before.parameters(), a.parameters(), strict=True))
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    (row,) = map(json.loads, (tmp_path / "a/curve.jsonl").read_text().splitlines())
+    assert set(row) >= {"success_T0.5", "success_T1", "valid_frac_T1", "thought_true_frac_T1", "entropy_T1", "loss"}
+    assert row["step"] == 3 and 0 < row["loss"] < 10
+
+
+def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
+    config = small_config(model="some", sft_batch_size=5)
+    monkeypatch.setattr(sft.parallel, "world_size", lambda: 2)
+    dealt = []
+    for rank in (0, 1):
+        monkeypatch.setattr(sft.parallel, "rank", lambda rank=rank: rank)
+        (part,) = sft.packs_of(config, chat, 3)
+        dealt.append(sorted(t.seed[-1] for t in part))
+    assert dealt == [[15, 17, 19], [16, 18]]
 
 
 def test_sft_without_steps_is_refused():
-    with pytest.raises(ValueError, match="nothing to do: sft_steps and sft_noisy_steps are 0"):
+    with pytest.raises(ValueError, match="nothing to do: sft_steps is 0"):
         sft.main([f"{ROOT}/config/frozenlake_ppo.py"])
+
+
+def test_a_step_needs_work_for_every_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(sft.parallel, "world_size", lambda: 3)
+    monkeypatch.setattr(sft.parallel, "set_up", lambda _: (torch.device("cpu"), torch.float32))
+    with pytest.raises(ValueError, match=r"sft_batch_size \(2\) is less than the number of processes \(3\)"):
+        sft.main([f"{ROOT}/config/base.py", f"--out_dir={tmp_path}/out"])
+
+
+# ---------- pretraining
+
+
+PRETRAINING = [
+    f"{ROOT}/config/base.py", "--tiny_shape=2x64", "--sft_steps=6", "--sft_batch_size=2", "--micro_batch_tokens=1024",
+    "--save_every=2", "--eval_every=3",
+]  # fmt: skip
+
+
+def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(sft, "base_report", lambda *_: {})
+    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/whole"])
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sft, "base_report", stop)  # after three steps, of which two are saved
+        sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
+    assert torch.load(tmp_path / "cut/state.pt", weights_only=True)["step"] == 2
+    with pytest.raises(ValueError, match="holds another run .seed is 0 there and 1 here"):
+        sft.main([*PRETRAINING, "--seed=1", f"--out_dir={tmp_path}/cut"])
+    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
+    (a, _), (b, _) = (model.load_model(str(tmp_path / name / "model")) for name in ("whole", "cut"))
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    whole, cut = ([json.loads(line) for line in (tmp_path / name / "curve.jsonl").open()] for name in ("whole", "cut"))
+    assert [row["step"] for row in whole] == [row["step"] for row in cut] == [3, 6]
+    assert whole[0]["loss"] > whole[1]["loss"]
+    assert [(row["tokens"], row["loss"]) for row in whole] == [(row["tokens"], row["loss"]) for row in cut]
+
+
+def test_reading_is_scored_by_kind():
+    def turn(question, truth, answer):
+        return Turn([], [], [], info={"question": question, "truth": truth, "answer": answer})
+
+    turns = [
+        turn("Where", "Player (1,1). Goal (3,2). Holes (1,3) (2,3).", "Player (1,1). Goal (3,1). Holes (1,3) (2,3)."),
+        turn("Where", "Player (1,1). Goal (3,2). Holes none.", "Player (1,1)"),
+        turn("Row 1", "wall you floor wall", "wall you wall wall"),
+        turn("Column 2", "wall box", ""),
+        turn("Up", "P_\n__", "P_\n__"),
+    ]
+    scores = sft.score_reading([Trajectory((0,), 0, turns)])
+    # cells: 3 of 4 and 0 of 2; walls: 2 of 2 and 0 of 1
+    assert scores == {"cell": 0.5, "goal": 0.0, "holes": 0.5, "next_board": 1.0, "player": 1.0, "wall": 0.6667}
+
+
+def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
+    scores = sft.probe_reading(trained_model, chat, small_config(eval_size=3, observation="grid"))
+    assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}
 
 
 # ---------- intervals
@@ -444,7 +403,7 @@ def test_eval_of_a_player(tmp_path, capsys):
 @pytest.mark.parametrize("argv, message", [
     (["--player=oracle"], "player must be one of random, greedy, optimal, got 'oracle'"),
     (["--eval_split=train"], "eval_split must be one of eval, heldout, got 'train'"),
-    (["--model=tiny"], "model='tiny' has no trained weights yet: give a run folder, or --model=PATH"),
+    (["--model=tiny"], "model='tiny' has random weights, which only sft.py trains; give base, a run, or --model=PATH"),
     (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
     (["no/such/run"], "argument 'no/such/run' is neither a config/name.py file nor --key=value, such as --seed=1"),
 ])  # fmt: skip

@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(ROOT.glob("*.py"))
 # a file imports only from below; what is not named here stands on top
 LEVELS = dict(
-    configurator=0, envs=1, dialogue=2, model=3, engine=4, starpo=4, rollout=5, parallel=6, sft=6, eval=7, train=8
-)
+    configurator=0, envs=1, dialogue=2, model=3, engine=4, starpo=4, rollout=5, parallel=6, corpus=6, sft=7, eval=7,
+    train=8,
+)  # fmt: skip
 OUTSIDE = {  # what a file may import besides the standard library and the project
     "configurator": set(), "envs": {"numpy"}, "dialogue": set(), "starpo": {"torch"}, "rollout": {"numpy", "torch"},
     "model": {"flash_attn", "safetensors", "tokenizers", "torch", "transformers"},
-    "engine": {"numpy", "torch", "vllm"}, "parallel": {"torch"},
+    "engine": {"numpy", "torch", "vllm"}, "parallel": {"torch"}, "corpus": {"numpy"},
 }  # fmt: skip
 FIELDS = {field.name for field in fields(Config)}
 
@@ -99,7 +100,7 @@ def test_a_file_is_read_in_one_sitting(path):
 
 
 def test_the_whole_is_small():
-    assert sum(map(non_blank, [*FILES, *(ROOT / "config").glob("*.py")])) <= 3100
+    assert sum(map(non_blank, [*FILES, *(ROOT / "config").glob("*.py")])) <= 3500
 
 
 @each_file

@@ -1,0 +1,234 @@
+"""Scripted dialogues to imitate: demonstrations for SFT, and the corpus that the tiny base model is pretrained on.
+
+The corpus is made on the fly and never ends. A document is a dialogue about a board (easy ones first, without which a
+model of this size does not begin to read):
+- a *drill* asks where things are, what lies around, what one row or column holds, what a move makes of the board, and
+  for a short plan; every answer is right;
+- a *game* is a dialogue of RL itself, played by a player whose skill is drawn anew for every game: thoughts are true,
+  but with probability 1 - skill the actions of a turn are random. Players get worse towards the end of the training: a
+  model that has learned to read and to plan becomes a broad imitator, which spoils its actions and not what it knows.
+Boards whose key is among the evaluation or held-out instances of any environment here are never shown, whatever their
+symbols. The symbols of "newvocab", other sizes and the pairs of "jobs_test" are left for generalisation.
+
+    python corpus.py        # what a sample of it is made of
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from configurator import Config, fail_clearly, load_config
+from dialogue import Episode, Outcome, format_response
+from envs import Bandit, FrozenLake, Grid, Sokoban, make_env, reserved_instances
+from model import build_tiny_tokenizer
+from rollout import Chat, Trajectory, Turn, make_episode
+
+COMMIT_ONE = 0.75  # a turn of a demonstration means to commit one action in 75 % of cases, two in 19 %, more in 6 %
+SEED_DEMOS, SEED_CORPUS = 11, 14  # purposes of the random streams
+LAKE, SLIP = "frozenlake:frozen_prob=0.8,success_rate=1", "success_rate=0.8"
+SOKOBAN, LARGER = "sokoban:search_depth=300", "sokoban:size=8,boxes=2,search_depth=10"
+WORLDS = {  # environment: share of the corpus
+    f"frozenlake:frozen_prob=0.8,{SLIP}": 0.25, LAKE: 0.1,
+    f"frozenlake:frozen_prob=0.9,{SLIP}": 0.05, "frozenlake:frozen_prob=0.9,success_rate=1": 0.1,
+    SOKOBAN: 0.3, LARGER: 0.15, "bandit:pair=jobs": 0.05,
+}  # fmt: skip
+PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
+SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
+SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "ve", "zi", "kor", "len", "mar", "nil",
+             "pas", "ran", "sol", "tor", "vin", "dak", "fel", "gus", "hin", "jor", "ster")  # fmt: skip
+DRILLS, OTHER_SYMBOLS, UNKNOWN_ARMS, THINK = 0.45, 0.2, 0.5, 0.9  # shares: of packs, of Sokoban, of Bandit, of games
+EASY = 0.12  # part of the training with single questions about plain boards, at first of lakes only
+LEARNED = 0.75  # part of the training after which the players get worse
+SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.3, "sokoban": 0.15, "bandit": 0.5}  # mean skill before and after
+
+
+def recite(
+    chat: Chat, trajectory: Trajectory, episode, user: str, reply: Callable[[], str], max_tokens: int
+) -> Trajectory:
+    """Play `episode` to its end with scripted replies, as tokens that a policy would have sampled."""
+    prompt = chat.opening(trajectory.system, user)
+    while not trajectory.status:
+        text = reply()
+        outcome = episode.step(text)
+        ids = [*chat.encode(text), chat.end]
+        trajectory.turns.append(Turn(prompt, ids, [], outcome.reward, text, user, outcome.info))
+        trajectory.status, user = outcome.status or "", outcome.user
+        prompt = chat.following(user, closed=True)
+        if len(trajectory.ids) + len(prompt) > max_tokens:
+            trajectory.status = trajectory.status or "out_of_tokens"
+    return trajectory
+
+
+def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
+    """A player on training instance `index` who states what is true and walks a shortest path (`Env.demonstrate`),
+    mostly one action a turn; with probability `sft_noise` a turn has a random number of random actions."""
+    seed = (config.seed, SEED_DEMOS, index)
+    # the last number is not 0, because numpy seeds [a, b, c] and [a, b, c, 0] alike, and the first draws the instance
+    episode, rng = make_episode(config), np.random.default_rng([*seed, 1])
+    system, user = episode.reset(seed)
+
+    def reply() -> str:
+        env = episode.env
+        most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
+        noisy = rng.random() < config.sft_noise
+        count = min(int(rng.integers(1, most + 1) if noisy else rng.geometric(COMMIT_ONE)), most)
+        actions = [] if noisy else env.demonstrate(count, rng)
+        actions = actions or rng.choice(env.actions, count).tolist()
+        return format_response(" ".join(env.statements()) if config.think else "", actions, think=config.think)
+
+    return recite(chat, Trajectory(seed, 0, system=system), episode, user, reply, config.max_context_tokens)
+
+
+# ---------- drills
+
+
+class Drill:
+    """Questions about a board of a grid world, which is shown with each; a turn earns 1 for the right answer.
+    A move in it never slips, and later questions are about the board after it."""
+
+    def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
+        self.env, self.questions, self.rng = env, questions, rng
+        if isinstance(env, FrozenLake):
+            env.success_rate = 1.0
+
+    def reset(self, seed, *, split: str = "train", member: int = 0) -> tuple[str, str]:
+        return self.open(self.env.reset(seed, split=split, member=member))
+
+    def open(self, observation: str) -> tuple[str, str]:
+        self.turn_idx = 0
+        return f"{self.env.rules()}\nAnswer questions about the board.", self._ask(observation)
+
+    def _ask(self, observation: str) -> str:
+        """The next question; `truth` becomes the answer to it."""
+        question = self.questions[self.turn_idx]
+        env, size, (kind, *number) = self.env, self.env.size, question.split()
+        if number:
+            i = int(number[0]) - 1
+            self.truth = env.words(range(i * size, (i + 1) * size) if kind == "Row" else range(i, size * size, size))
+        elif kind == "Plan":
+            self.truth = " || ".join(env.demonstrate(5, self.rng)) or "none"
+        elif kind in env.actions:
+            env.step(kind)
+            self.truth = env.render()
+        else:
+            about = {"Where": env.coordinates, "Around": env.relations, "Facts": lambda: " ".join(env.statements())}
+            self.truth = about[kind]()
+        return f"{observation}\n{question}?"
+
+    def step(self, response: str) -> Outcome:
+        info = {"question": self.questions[self.turn_idx], "truth": self.truth, "answer": response}
+        reward = float(response == self.truth)
+        self.turn_idx += 1
+        over = self.turn_idx == len(self.questions) or self.env.terminated
+        return Outcome("" if over else self._ask(self.env.observe()), reward, "success" if over else None, info)
+
+
+def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]:
+    """Random questions: one in five of each of where, a row or column, and a move."""
+    kinds = ["Where", "Where", "Around", "Facts", "Facts", "Plan", "line", "line", "move", "move"]
+    lines = [f"{kind} {i + 1}" for kind in ("Row", "Column") for i in range(env.size)]
+    more = {"line": lines, "move": env.actions}
+    return [str(rng.choice(more.get(kind, [kind]))) for kind in rng.choice(kinds, count)]
+
+
+# ---------- games
+
+
+def random_reply(episode: Episode, skill: float, rng: np.random.Generator) -> str:
+    """A true thought, and actions of the optimal plan or a shortest path with probability `skill`, else careless."""
+    env, most = episode.env, min(episode.actions_per_turn, episode.env.actions_left)
+    count, thought = int(rng.integers(1, most + 1)), " ".join(env.statements())
+    if rng.random() < skill:
+        # plans of more than 3 slippery actions take long to find; no player knows which arm of a bandit is better
+        best = rng.random() < 0.5 and not env.repeats and env.plan(min(count, 3), episode.max_turns - episode.turn_idx)
+        actions = best or env.demonstrate(count, rng)
+    else:
+        actions = []
+    return format_response(thought, actions or rng.choice(env.actions, count).tolist(), think=episode.think)
+
+
+# ---------- the corpus
+
+
+@lru_cache(maxsize=1)
+def reserved_keys() -> frozenset:
+    """Boards that are never shown, without what names their symbols."""
+    specs = [spec for spec in WORLDS if not make_env(spec).repeats] + ["sokoban:search_depth=30,symbols=newvocab"]
+    return frozenset(board_key(i) for spec in specs for part in reserved_instances(spec).values() for i in part)
+
+
+def board_key(instance: tuple) -> tuple:
+    return (instance[0], *instance[2:])
+
+
+def draw_symbols(rng: np.random.Generator) -> str:
+    """Seven symbols for Sokoban, none in the role that it has in the held-out set."""
+    while True:
+        symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
+        if all(a != b for a, b in zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)):
+            return symbols
+
+
+def draw_arms(rng: np.random.Generator) -> tuple:
+    """A bandit of arms from the known pairs, or with made-up names."""
+    low, high = PAIRS[rng.integers(len(PAIRS))].split("/")
+    if rng.random() < UNKNOWN_ARMS:
+        low, high = ("".join(rng.choice(SYLLABLES, rng.integers(1, 4))).capitalize() for _ in range(2))
+    return "bandit", low, high, bool(rng.integers(2))
+
+
+def documents(chat: Chat, path: tuple[int, ...], max_tokens: int, progress: float) -> Iterator[Trajectory]:
+    """Documents of one environment under one system prompt, the same for the same `path`, without end. `progress`: part
+    of the training that is done, 0 to 1; it sets how good the players are."""
+    rng, easy = np.random.default_rng([*path, 1]), progress < EASY
+    worlds = {LAKE: 1.0} if progress < EASY / 2 else {LAKE: 0.5, SOKOBAN: 0.5} if easy else WORLDS
+    spec = str(rng.choice(list(worlds), p=list(worlds.values())))
+    observation = "grid" if easy else str(rng.choice(["grid", "coord", "relations"], p=[0.8, 0.1, 0.1]))
+    env = make_env(spec, observation=observation)
+    drill = easy or (rng.random() < DRILLS and not env.repeats)
+    if isinstance(env, Sokoban) and not easy and rng.random() < OTHER_SYMBOLS:
+        env.alphabet = draw_symbols(rng)
+    turns, actions = (1, 1) if env.repeats else (5, 5) if rng.random() < 0.7 else rng.integers(1, 6, 2).tolist()
+    limits = dict(max_turns=turns, actions_per_turn=actions, max_response_tokens=int(rng.choice([40, 64, 400])))
+    think, mean = rng.random() < THINK, SKILL if progress < LEARNED else LAST_SKILL[spec.split(":")[0]]
+    while True:
+        instance = draw_arms(rng) if env.repeats else env.draw(rng)
+        while board_key(instance) in reserved_keys():
+            instance = env.draw(rng)
+        if drill:
+            episode = Drill(env, draw_questions(env, rng, 1 if easy else int(rng.integers(3, 7))), rng)
+        else:
+            episode = Episode(env, think=think, **limits)
+        skill = rng.random() ** (1 / mean - 1)  # between 0 and 1
+        system, user = episode.open(env.start(instance, [*path, int(rng.integers(1, 2**31))]))
+        reply = (lambda: episode.truth) if drill else (lambda: random_reply(episode, skill, rng))  # noqa: B023
+        yield recite(chat, Trajectory(path, 0, system=system), episode, user, reply, max_tokens)
+
+
+def main(argv: list[str]) -> None:
+    """Print what a sample of the corpus of config/base.py is made of."""
+    config, options, _ = load_config(["config/base.py", *argv], extra={"packs": 600})
+    chat, kinds = Chat(build_tiny_tokenizer()), defaultdict(list)
+    for i in range(options["packs"]):
+        part, size = (i + 0.5) / options["packs"], 0
+        for document in documents(chat, (config.seed, SEED_CORPUS, i, 0), config.max_context_tokens, part):
+            is_drill, size = "question" in document.turns[0].info, size + len(document.ids)
+            world = "Bandit" if "arms" in document.system else "Sokoban" if "box" in document.system else "FrozenLake"
+            stage = "1 easy" if part < EASY else "2 learning" if part < LEARNED else "3 imitating"
+            kinds[f"{stage} | {world} | {'drills' if is_drill else 'games'}"].append(document)
+            if size >= config.micro_batch_tokens:
+                break
+    total = sum(len(d.ids) for found in kinds.values() for d in found)
+    print("| stage | environment | kind | documents | different openings | tokens % | trained % | success % |")
+    print("|---" * 8 + "|")
+    for kind, found in sorted(kinds.items()):
+        tokens, trained = sum(len(d.ids) for d in found), sum(d.num_response_tokens for d in found)
+        openings, wins = len({d.turns[0].observation for d in found}), sum(d.success for d in found)
+        print(f"| {kind} | {len(found)} | {openings} | {100 * tokens / total:.1f} | {100 * trained / tokens:.0f} | "
+              f"{100 * wins / len(found):.0f} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    fail_clearly(main)

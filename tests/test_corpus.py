@@ -1,0 +1,270 @@
+"""
+Tests of corpus.py: demonstrations replayed, drills against boards read by hand, what is never shown.
+
+    python -m pytest -q tests/test_corpus.py
+"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import corpus
+from configurator import load_config
+from corpus import Drill, demonstration, documents
+from dialogue import Episode, parse_response
+from envs import SPLIT_SIZE, Bandit, Env, Sokoban, make_env, reserved_instances
+from rollout import make_episode
+
+ROOT = corpus.__file__.rsplit("/", 1)[0]
+
+
+def tiny_config(experiment, **changes):
+    return replace(load_config([f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"])[0], **changes)
+
+
+def read(chat, path, count, progress=0.5):
+    return list(itertools.islice(documents(chat, path, 1024, progress), count))
+
+
+# ---------- demonstrations
+
+
+@pytest.mark.parametrize("experiment", ["frozenlake_ppo", "sokoban_ppo", "bandit_ppo"])
+@pytest.mark.parametrize("noise", [0.0, 0.6])
+def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise):
+    config = tiny_config(experiment, sft_noise=noise)
+    for index in range(20):
+        demo = demonstration(config, chat, index)
+        episode = make_episode(config)
+        system, user = episode.reset((config.seed, corpus.SEED_DEMOS, index))
+        assert demo.system == system
+        prompt, status = chat.opening(system, user), None
+        for turn in demo.turns:
+            assert status is None
+            assert turn.observation == user and turn.prompt_ids == prompt
+            assert turn.response_ids[-1] == chat.end and chat.end not in turn.response_ids[:-1]
+            assert chat.tokenizer.decode(turn.response_ids[:-1]) == turn.text == chat.decode(turn.response_ids)
+            assert len(turn.response_ids) <= config.max_response_tokens
+            info = turn.info
+            assert info["statements_true"] == info["statements_checked"] > 0 and info["format_ok"]
+            assert 1 <= info["num_actions"] <= len(info["actions"]) <= min(config.sft_actions, config.actions_per_turn)
+            outcome = episode.step(turn.text)
+            assert (outcome.reward, outcome.info) == (turn.reward, info)
+            user, status = outcome.user, outcome.status
+            prompt = chat.following(user, closed=True)
+        assert demo.status == status in ("success", "failure", "out_of_turns")
+        assert len(demo.ids) <= config.max_context_tokens
+        assert demonstration(config, chat, index).ids == demo.ids
+
+
+def test_noise_spoils_the_action_and_not_the_thought(chat):
+    config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
+    clean, noisy = ([demonstration(replace(config, sft_noise=n), chat, i) for i in range(60)] for n in (0.0, 1.0))
+    success = [sum(d.success for d in demos) for demos in (clean, noisy)]
+    assert success[0] > 54 and success[1] < success[0] - 10
+    assert {d.status for d in clean} <= {"success", "out_of_turns"}  # no hole is entered without slip
+    assert "failure" in {d.status for d in noisy}
+    for a, b in zip(clean, noisy, strict=True):  # the same instance, and the same thought about it
+        assert a.turns[0].prompt_ids == b.turns[0].prompt_ids
+        assert a.turns[0].text.split("</think>")[0] == b.turns[0].text.split("</think>")[0]
+
+
+def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
+    for noise, least, most in ((0.0, 0.75, 0.95), (1.0, 0.25, 0.45)):
+        config = tiny_config("frozenlake_ppo", sft_noise=noise)
+        demos = [demonstration(config, chat, i) for i in range(150)]
+        counts = [len(turn.info["actions"]) for demo in demos for turn in demo.turns]
+        # drawn: 0.75 and 1/3; a near goal makes plans shorter, so a few more
+        assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
+
+
+def test_a_demonstration_stays_inside_the_context(chat):
+    config = tiny_config("frozenlake_ppo", sft_noise=0.9)
+    whole = next(d for i in range(50) if len((d := demonstration(config, chat, i)).turns) >= 3)
+    index = whole.seed[-1]
+    used = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
+    limit = used + len(whole.turns[1].prompt_ids) - 1  # the second prompt does not fit by one token
+    cut = demonstration(replace(config, max_context_tokens=limit), chat, index)
+    assert (cut.status, len(cut.turns), cut.ids) == ("out_of_tokens", 1, whole.ids[:used])
+
+
+@pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
+def test_no_demonstration_shows_a_reserved_instance(chat, env):
+    """Few boards exist at these sizes: unguarded draws would meet a reserved one again and again."""
+    config = tiny_config("frozenlake_ppo", env=env, observation="grid")
+    episode, reserved = make_episode(config), set()
+    for split in ("eval", "heldout"):
+        first = {episode.reset((i,), split=split)[1] for i in range(SPLIT_SIZE)}
+        assert len(first) == SPLIT_SIZE and not first & reserved
+        reserved |= first
+    demos = {demonstration(config, chat, i).turns[0].observation for i in range(150)}
+    assert len(demos) > 100 and not demos & reserved
+
+
+# ---------- drills
+
+
+def answers(env, instance, questions):
+    drill = Drill(env, questions, np.random.default_rng(0))
+    drill.open(env.start(instance, [0]))
+    found = []
+    for _ in questions:
+        found.append(drill.truth)
+        if drill.step(drill.truth).status:
+            break
+    return found
+
+
+def test_drills_on_a_lake_drawn_by_hand():
+    # P_O_
+    # __O_
+    # _G__
+    # ___O
+    instance = ("frozenlake", 4, (2, 6, 15), 0, 9)
+    questions = ["Where", "Row 1", "Column 2", "Row 4", "Facts", "Left", "Down", "Around", "Plan"]
+    assert answers(make_env("frozenlake:success_rate=0.3"), instance, questions) == [
+        "Player (1,1). Goal (3,2). Holes (1,3) (2,3) (4,4).",
+        "you ice hole ice",
+        "ice ice goal ice",
+        "ice ice ice hole",
+        "Goal 2 down ice, 1 right ice. Way down right.",
+        "P_O_\n__O_\n_G__\n___O",  # against the border
+        "__O_\nP_O_\n_G__\n___O",  # never a slip
+        "Away left edge, up ice. Goal 1 down ice ice, 1 right ice hole, corner goal.",
+        "Right || Down",  # the seed's choice of two shortest paths
+    ]
+
+
+def test_a_drill_ends_with_the_game():
+    instance = ("frozenlake", 4, (1,), 0, 4)
+    assert answers(make_env("frozenlake"), instance, ["Right", "Where"]) == ["_X__\nG___\n____\n____"]
+    assert answers(make_env("frozenlake"), instance, ["Down", "Where"]) == ["_O__\n√___\n____\n____"]
+
+
+def test_drills_in_a_room_drawn_by_hand():
+    # #####
+    # #P_O#
+    # #_X_#
+    # #__##
+    # #####
+    floor = (6, 7, 8, 11, 12, 13, 16, 17)
+    instance = ("sokoban", "default", 5, floor, (8,), 6, (12,))
+    questions = ["Where", "Row 2", "Column 4", "Facts", "Down", "Right", "Up"]
+    assert answers(make_env("sokoban:size=5"), instance, questions) == [
+        "Player (2,2). Boxes (3,3). Targets (2,4).",
+        "wall you floor target wall",
+        "wall target floor wall wall",
+        "Next wall floor wall floor. Box 1 down 1 right. Target 1 up 1 right.",
+        "#####\n#__O#\n#PX_#\n#__##\n#####",
+        "#####\n#__O#\n#_PX#\n#__##\n#####",
+        "#####\n#_PO#\n#__X#\n#__##\n#####",
+    ]
+
+
+def test_a_wrong_answer_earns_nothing_and_the_next_question_comes():
+    drill = Drill(make_env("frozenlake"), ["Row 1", "Row 2"], np.random.default_rng(0))
+    system, user = drill.reset((3,), split="heldout")
+    assert system.endswith("\nAnswer questions about the board.") and user.endswith("\nRow 1?")
+    outcome = drill.step("you")
+    assert (outcome.user, outcome.reward, outcome.status) == (user.replace("Row 1", "Row 2"), 0.0, None)
+    assert drill.step(drill.truth)[:3] == ("", 1.0, "success")
+
+
+# ---------- the corpus
+
+
+def test_the_same_path_gives_the_same_documents(chat):
+    first, again, other = (read(chat, path, 3) for path in ((0, 14, 5, 0), (0, 14, 5, 0), (0, 14, 6, 0)))
+    assert [d.ids for d in first] == [d.ids for d in again] != [d.ids for d in other]
+    assert len({d.system for d in first}) == 1  # a pack shares its system prompt
+
+
+def test_documents_are_right_and_of_every_kind(chat):
+    systems, num_actions = [], set()
+    for i in range(60):
+        for document in read(chat, (0, 14, i, 0), 3):
+            systems.append(document.system)
+            assert document.status in ("success", "failure", "out_of_turns", "out_of_tokens")
+            assert len(document.ids) <= 1024
+            for turn in document.turns:
+                assert chat.decode(turn.response_ids) == turn.text
+                if "question" in turn.info:
+                    assert turn.reward == 1
+                else:
+                    assert turn.info["format_ok"] and turn.info["statements_true"] == turn.info["statements_checked"]
+                    num_actions.add(turn.info["num_actions"])
+    for part in ("Answer questions", "<think>", "Reply <answer>", "hole O", "two arms", "slips", "Below", "Places"):
+        assert any(part in system for system in systems), part
+    assert num_actions == {1, 2, 3, 4, 5}
+
+
+def test_skill_spoils_the_actions_and_not_the_thought(chat):
+    def success(skill):
+        wins = 0
+        for i in range(60):
+            episode, rng = Episode(make_env("sokoban")), np.random.default_rng([i, 1])
+            episode.reset((0, i))
+            status = None
+            while status is None:
+                outcome = episode.step(corpus.random_reply(episode, skill, rng))
+                assert outcome.info["statements_true"] == outcome.info["statements_checked"] == 3
+                status = outcome.status
+            wins += status == "success"
+        return wins
+
+    assert success(1.0) > 50 and success(0.0) < 25
+
+
+def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
+    """Lakes with frozen probability 0.9 repeat so often that an unguarded corpus would show many reserved ones."""
+    started, start = [], Env.start
+
+    def spy(env, instance, noise):
+        started.append((instance, env))
+        return start(env, instance, noise)
+
+    monkeypatch.setattr(Env, "start", spy)
+    texts = []
+    for i in range(150):
+        for document in read(chat, (1, 14, i, 0), 12):
+            texts.append(document.system + document.turns[0].observation)
+    reserved = set()
+    for spec in ("frozenlake:frozen_prob=0.8", "frozenlake:frozen_prob=0.9", "sokoban"):
+        for instances in reserved_instances(spec).values():
+            reserved |= set(instances)
+    assert len(started) > 1500 and not {instance for instance, _ in started} & reserved
+    roles = Sokoban.SYMBOLS["newvocab"]
+    for _, env in started:
+        if isinstance(env, Sokoban):
+            assert len(set(env.alphabet)) == 7 and all(a != b for a, b in zip(env.alphabet, roles, strict=True))
+            assert env.size in (6, 8)
+    for name in Bandit.PAIRS["jobs_test"].replace("/", " ").split():
+        assert not any(name in text for text in texts), name
+
+
+def test_answers_of_games_are_parsed_as_written(chat):
+    for i in range(40):
+        for document in read(chat, (0, 14, i, 0), 1):
+            for turn in document.turns:
+                if "actions" in turn.info:
+                    parsed = parse_response(turn.text, think="<think>" in document.system)
+                    assert parsed.actions == turn.info["actions"]
+
+
+def test_players_get_worse_towards_the_end(chat):
+    def success(progress):
+        played = [d for i in range(80) for d in read(chat, (2, 14, i, 0), 6, progress)]
+        games = [d for d in played if "Turn 1" in d.turns[0].observation and "two arms" not in d.system]
+        return sum(d.success for d in games) / len(games)
+
+    assert success(0.13) == success(0.74) and success(0.75) == success(0.99)
+    assert success(0.13) > success(0.99) + 0.15
+
+
+def test_easy_documents_come_first(chat):
+    for progress, environments in ((0.0, 1), (0.059, 1), (0.061, 2), (0.119, 2)):
+        played = [d for i in range(20) for d in read(chat, (3, 14, i, 0), 2, progress)]
+        assert all(len(d.turns) == 1 and d.system.endswith("\nAnswer questions about the board.") for d in played)
+        assert len({d.system for d in played}) == environments
