@@ -186,10 +186,11 @@ def test_samples_do_not_depend_on_what_else_runs(vllm, policy, chat):
 
 def test_a_full_context_ends_the_trajectory(vllm, policy, chat):
     parallel.synchronize(vllm, policy)
-    (free,) = collect(vllm, chat, CONFIG, STARTS[:1], temperature=1.0, **OPTIONS)
+    played = collect(vllm, chat, CONFIG, STARTS, temperature=1.0, **OPTIONS)
+    start, free = next((s, t) for s, t in zip(STARTS, played, strict=True) if len(t.turns) > 1)
     limit = len(free.turns[0].prompt_ids) + len(free.turns[0].response_ids)
     tight = replace(CONFIG, max_context_tokens=limit)
-    (cut,) = collect(vllm, chat, tight, STARTS[:1], temperature=1.0, **OPTIONS)
+    (cut,) = collect(vllm, chat, tight, [start], temperature=1.0, **OPTIONS)
     assert (cut.status, len(cut.turns)) == ("out_of_tokens", 1) and cut.ids == free.ids[:limit]
 
 

@@ -94,10 +94,13 @@ def test_the_gpu_bench_runs_on_a_cpu_where_it_is_allowed_to(monkeypatch):
     cases = [("W2", 150_000, "SDPA", False, what) for what in ("policy", "critic")]
     monkeypatch.setattr(bench, "product", lambda *_: cases)
     monkeypatch.setattr(bench.model, "has_varlen_kernel", bench.model.has_varlen_kernel)  # put back afterwards
+    workload = bench.workload
+    monkeypatch.setattr(bench, "workload", lambda *arguments: workload(*arguments)[:32])
+    bench.parallel.set_up(small_config())
     rows = bench.gpu(small_config(), 1, shape=shape)
     assert list(rows) == ["W2 policy, 150000 tokens, SDPA", "W2 critic, 150000 tokens, SDPA"]
-    # 8 groups of 16: 400 tokens of a first prompt but its last shared, then 1 + 4 * 80 + 5 * 150 tokens a member
-    tokens = 8 * (399 + 16 * 1071)
+    # 2 groups of 16: 400 tokens of a first prompt but its last shared, then 1 + 4 * 80 + 5 * 150 tokens a member
+    tokens = 2 * (399 + 16 * 1071)
     row = rows["W2 policy, 150000 tokens, SDPA"]
     assert row["tokens/s"] * row["wall_s"][0] == pytest.approx(tokens)
     if not torch.cuda.is_available():

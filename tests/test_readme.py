@@ -11,7 +11,8 @@ from configurator import Config, load_config
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\n(.*?)```", README, re.S)
-COMMANDS = [line.split("#")[0].split() for block in BLOCKS for line in block.splitlines() if ".py" in line]
+LINES = [line.split("#")[0].split() for block in BLOCKS for line in block.splitlines() if ".py" in line]
+COMMANDS = [words for words in LINES if "--help" not in words]
 EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": ""}, "bench.py": {"repeats": 5, "json": ""}}
 
 
