@@ -11,7 +11,8 @@ Settings: frozenlake_grpo with tiny, and --key=value. Repeats are interleaved, a
 smallest, largest. The work is compared first: same tokens, same loss. vLLM and TRL (pip install trl) where installed.
 """
 
-import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+# before all else: it answers --help, and other imports take seconds
+from configurator import Config, fail_clearly, load_config
 
 # isort: split
 
@@ -35,7 +36,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config, Qwen2F
 
 import model
 import parallel
-from configurator import Config, fail_clearly, load_config
 from engine import Sample, make_engine
 from model import Batch, Critic, Policy, build_tiny, chunked_logprobs, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_episode, micro_batches, pack
@@ -53,6 +53,11 @@ def installed(package: str) -> bool:
     found = bool(importlib.util.find_spec(package))
     print(f"{package} is {'there' if found else 'not installed and left out'}")
     return found
+
+
+def check(same: bool, difference: str) -> None:
+    if not same:
+        raise ValueError(f"the work is not the same: {difference}")
 
 
 def compare(variants: dict[str, Callable[[], dict]], repeats: int) -> dict[str, dict]:
@@ -173,7 +178,7 @@ def rollout(config: Config, repeats: int) -> dict:
         done = collect(DrawnLengths(engine), chat, config, STARTS, **options)
         played[name] = [t.ids for t in done]
         same = np.mean([a == b for a, b in zip(played[name], played["torch engine"], strict=True)])
-        assert same > 0.95, f"{name} plays only {same:.0%} of the trajectories like the torch engine"
+        check(same > 0.95, f"{name} plays only {same:.0%} of the trajectories like the torch engine")
         return {"engine steps": counter.num_steps - before, "sampled tokens": sum(t.num_response_tokens for t in done)}
 
     names = (*engines, "Hugging Face, cache kept over turns", "Hugging Face, history prefilled every turn")
@@ -199,15 +204,14 @@ def trl_trainer(folder: str, prompt, **options):
         learning_rate=1e-6, num_generations=16, max_completion_length=64, **options,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
-    table = InMemoryTable.from_pydict({"prompt": [prompt] * 512})
+    prompts = Dataset(InMemoryTable.from_pydict({"prompt": [prompt] * 512}), fingerprint="the same")
     sampled: list[int] = []
 
     def reward(completions, completion_ids, **_) -> list[float]:
         sampled.append(sum(map(len, completion_ids)))
         return [float(i % 16) for i in range(len(completions))]
 
-    trainer = GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset(table, fingerprint="arms"),
-                          processing_class=load_model(folder)[1])  # fmt: skip
+    trainer = GRPOTrainer(model, reward, arguments, prompts, processing_class=load_model(folder)[1])
     trainer.current_gradient_accumulation_steps = 1  # train() sets it
     return trainer, sampled
 
@@ -262,9 +266,8 @@ def update(config: Config, repeats: int) -> dict:
         trainer, _ = trl_trainer(FOLDER, "a", per_device_train_batch_size=16)
         variants["TRL's GRPO loss, padded"] = lambda: run(trainer.model, eights, partial(trl_loss, trainer))
     one, *others = (variant() for variant in variants.values())
-    for other in others:
-        off = one["loss"] - other["loss"], one["gradient norm"] / other["gradient norm"] - 1
-        assert max(map(abs, off)) < 1e-5, f"packed {one} and padded {other} differ"
+    off = [x for o in others for x in (one["loss"] - o["loss"], one["gradient norm"] / o["gradient norm"] - 1)]
+    check(max(map(abs, off)) < 1e-5, f"packed {one}, others {others}")
     return compare(variants, repeats)
 
 
@@ -273,9 +276,8 @@ def measure_head(chunk: int, rows: int = 2048, vocabulary: int = 151_936) -> Non
     hidden, weight = torch.randn(rows, 896, requires_grad=True), (torch.randn(vocabulary, 896) * 0.02).requires_grad_()
     weight.grad, targets = torch.zeros_like(weight).fill_(0), torch.randint(vocabulary, (rows, 1))
     before, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    logits = None if chunk else hidden @ weight.T
     ours = chunked_logprobs(hidden, weight, targets[:, 0], chunk=chunk)[0] if chunk else None
-    (ours if chunk else logits.log_softmax(-1).gather(1, targets)).sum().backward()
+    (ours if chunk else (hidden @ weight.T).log_softmax(-1).gather(1, targets)).sum().backward()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
     print(json.dumps({"head_cpu_s": time.process_time() - cpu, "peak_mib": peak / 1024}))
 
@@ -313,15 +315,15 @@ def iteration(config: Config, repeats: int) -> dict:
 
     variants, lengths = {"ours": ours}, []
     if installed("trl"):
-        system, user = make_episode(load_config(["config/bandit_grpo.py", "config/tiny.py"])[0]).reset((0,))
-        prompt = [dict(role="system", content=system), dict(role="user", content=user)]
+        messages = make_episode(load_config(["config/bandit_grpo.py", "config/tiny.py"])[0]).reset((0,))
+        prompt = [dict(role=role, content=text) for role, text in zip(("system", "user"), messages, strict=True)]
         trainer, sampled = trl_trainer(config.model, prompt, per_device_train_batch_size=128, max_steps=4)
 
         def theirs() -> dict:
             cpu, wall = time.process_time(), time.perf_counter()
             trainer.train()  # four iterations; what it sets up for them is a hundredth of its time
             spent, tokens = (time.process_time() - cpu, time.perf_counter() - wall), np.mean(sampled[-4:])
-            assert abs(tokens / lengths[-1] - 1) < 0.05, f"TRL samples {tokens} tokens an iteration, we {lengths[-1]}"
+            check(abs(tokens / lengths[-1] - 1) < 0.05, f"TRL samples {tokens} tokens an iteration, we {lengths[-1]}")
             return {"cpu_s": spent[0] / 4, "wall_s": spent[1] / 4, "sampled tokens": tokens}
 
         variants["TRL's GRPOTrainer"] = theirs

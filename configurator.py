@@ -43,7 +43,7 @@ class Config:
     actions_per_traj: int = 10  # >= actions_per_turn; actions executed in one trajectory
     format_penalty: float = -0.1  # <= 0; added to the reward of a malformed turn
     # model
-    model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, or 'tiny' (built in, random weights)
+    model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, 'base' (ours, tiny) or 'tiny' (untrained)
     tiny_shape: str = "4x96"  # of model='tiny': layers x width
     dtype: str = "auto"  # compute type: auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
     compile: bool = False  # True: torch.compile the MLP and the norms of every block, packs padded to one size

@@ -248,7 +248,7 @@ class FrozenLake(Grid):
             before, cell = cell, lake_neighbour(self.size, cell, self.actions.index(word.capitalize()))
             if cell == before:
                 return "edge"
-        return "goal" if cell == self.goal else "hole" if cell in self.holes else "ice"
+        return self.word(cell)
 
     def relations(self) -> str:
         words = self._offset(self.player, self.goal).split()  # 2 down 1 right

@@ -9,7 +9,8 @@ settings there. `--jsonl=PATH` writes the trajectories, each reward next to the 
 95 % Wilson; instances and transition noise are the same for every policy and player, so rows can be paired.
 """
 
-import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+# before all else: it answers --help, and other imports take seconds
+from configurator import Config, fail_clearly, load_config, load_saved
 
 # isort: split
 
@@ -23,7 +24,6 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import Config, fail_clearly, load_config, load_saved
 from dialogue import format_response
 from engine import make_engine
 from model import Policy, load_model

@@ -6,7 +6,8 @@
 Results are JSON under docs/results/learning/, the table of all is docs/results/learning.md. Nothing is committed.
 """
 
-import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+# before all else: it answers --help, and other imports take seconds
+from configurator import fail_clearly, load_config
 
 # isort: split
 
@@ -22,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import fail_clearly, load_config
 from eval import paired_bootstrap, wilson_interval
 
 LEARNING = {  # name -> config files

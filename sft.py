@@ -10,7 +10,8 @@ these share the work and add up their gradients. An interrupted run continues fr
 on held-out boards, apart from success too.
 """
 
-import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+# before all else: it answers --help, and other imports take seconds
+from configurator import Config, check_out_dir, fail_clearly, load_config, save_config
 
 # isort: split
 
@@ -27,7 +28,6 @@ import torch
 from tqdm import tqdm
 
 import parallel
-from configurator import Config, check_out_dir, fail_clearly, load_config, save_config
 from corpus import SEED_CORPUS, Drill, demonstration, documents
 from engine import make_engine
 from envs import make_env
@@ -73,13 +73,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def imitate(
-    policy: Policy, packs_of: Callable[[int], Sequence[list[Trajectory]]], config: Config, *,
+    policy: Policy, packs_at: Callable[[int], Sequence[list[Trajectory]]], config: Config, *,
     state: Path | None = None, report: Callable[[int, dict], object] = lambda *_: None,
 ) -> None:  # fmt: skip
     """Minimise the token mean of -log p over the response tokens; cosine schedule with a short warm-up. On CUDA in
     bfloat16, with float32 weights.
 
-    Args: packs_of(step): this process's packs of a step, each goes through the model at once; state: where to keep what
+    Args: packs_at(step): this process's packs of a step, each goes through the model at once; state: where to keep what
         an interrupted run continues from; report(steps done, totals): after every `eval_every` steps and at the end."""
     device, steps = next(policy.parameters()).device, config.sft_steps
     optimizers, first, totals = make_optimizers(policy, config), 0, {"tokens": 0, "losses": [], "rows": []}
@@ -95,7 +95,7 @@ def imitate(
         ramp = min(1.0, (step + 1) / min(20, steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
         for optimizer, peak in zip(optimizers, (config.sft_lr, config.sft_muon_lr), strict=False):
             optimizer.param_groups[0]["lr"] = peak * ramp
-        packs = packs_of(step)
+        packs = packs_at(step)
         counts = torch.tensor([sum(t.num_response_tokens for part in packs for t in part),
                                sum(len(t.ids) for part in packs for t in part)])  # fmt: skip
         parallel.add_up(counts)

@@ -11,7 +11,8 @@ take clipped policy-gradient steps. How this differs from the paper (arXiv 2504.
 A run continues from its newest checkpoint when it is started again with the same out_dir.
 """
 
-import configurator  # noqa: F401, first: it answers --help before the imports that take seconds
+# before all else: it answers --help, and other imports take seconds
+from configurator import Config, check_out_dir, describe, fail_clearly, load_config, save_config
 
 # isort: split
 
@@ -34,7 +35,6 @@ from tqdm import tqdm
 
 import parallel
 import starpo
-from configurator import Config, check_out_dir, describe, fail_clearly, load_config, save_config
 from engine import check_installed, make_engine
 from eval import evaluate, newest_checkpoint, reference_rows, table, trajectory_record, write_jsonl
 from model import Critic, Policy, compile_blocks, load_model
