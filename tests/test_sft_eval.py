@@ -9,6 +9,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -158,6 +160,22 @@ def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
     assert [row["step"] for row in whole] == [row["step"] for row in cut] == [3, 6]
     assert whole[0]["loss"] > whole[1]["loss"]
     assert [(row["tokens"], row["loss"]) for row in whole] == [(row["tokens"], row["loss"]) for row in cut]
+
+
+def test_two_processes_train_like_one(tmp_path):
+    code = "import sft; sft.base_report = lambda *_: {}; sft.fail_clearly(sft.main)"  # probing takes minutes
+    for ranks in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}",
+                   "--no_python", sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/{ranks}"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in "12")
+    assert one["totals"]["tokens"] == two["totals"]["tokens"]
+    assert one["totals"]["losses"] == pytest.approx(two["totals"]["losses"], abs=1e-5)
+    start = model.Policy(model.build_tiny(0, "2x64")[0]).state_dict()
+    assert all((weight - start[name]).abs().max() > 1e-3 for name, weight in one["policy"].items())
+    for name, weight in one["policy"].items():
+        torch.testing.assert_close(weight, two["policy"][name], rtol=1e-4, atol=1e-4)
 
 
 def test_reading_is_scored_by_kind():
