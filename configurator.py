@@ -35,17 +35,22 @@ class Config:
     device: str = "auto"  # auto (cuda if there is one) | cpu | cuda
     num_threads: int = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
     # environment
-    env: str = "frozenlake"  # 'name' or 'name:key=value,...', see envs.py
+    env: str = "frozenlake"  # 'name:key=value,...'; 'A + 2*B' mixes groups 1:2; 'A @50 > B' is A up to iteration 50
+    eval_env: str = ""  # environments that are scored, 'A + B'; '' = those of the last stage of env
     observation: str = "grid"  # how the state is written: grid | coord | relations
     think: bool = True  # True: the reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     max_turns: int = 5  # >= 1; K, replies per trajectory
     actions_per_turn: int = 5  # >= 1; actions executed from one reply
     actions_per_traj: int = 10  # >= actions_per_turn; actions executed in one trajectory
+    context_turns: int = 0  # >= 0; turns that a reply sees, its own included; 0 = all, 1 = single-turn
     format_penalty: float = -0.1  # <= 0; added to the reward of a malformed turn
+    reward_density: str = "native"  # what a turn earns: native (the environment's) | sparse | balanced | dense | plan
+    think_reward: float = 0.0  # >= 0; added to a turn's reward for each share of the true facts that its thought states
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, 'base' (ours, tiny) or 'tiny' (untrained)
     tiny_shape: str = "4x96"  # of model='tiny': layers x width
     dtype: str = "auto"  # compute type: auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
+    lora_rank: int = 0  # >= 0; of LoRA on all linear layers of policy and critic; 0 = all weights are trained
     compile: bool = False  # True: torch.compile the MLP and the norms of every block, packs padded to one size
     # rollout
     engine: str = "vllm"  # what samples: vllm | torch (in plain PyTorch, needs no vLLM)
@@ -56,18 +61,33 @@ class Config:
     max_context_tokens: int = 3600  # >= max_response_tokens; tokens of one trajectory, prompts and replies
     max_running: int = 128  # >= 1; trajectories decoded at once
     # StarPO
-    estimator: str = "gae"  # of the advantages: gae (PPO, with a critic) | grpo (group mean and std, no critic)
-    gamma: float = 1.0  # 0..1; discount per token
-    lam: float = 1.0  # 0..1; lambda of GAE
-    filter_keep: float = 0.25  # > 0, <= 1; fraction of groups kept, highest in-group reward std first; 1.0 = no filter
+    estimator: str = "gae"  # gae | bi_level_gae (critic); grpo | dr_grpo | rloo | reinforce_plus_plus[_baseline]
+    turn_level: bool = False  # True: without critic, advantages of turns from returns-to-go, not of trajectories
+    gamma: float = 1.0  # 0..1; discount per token inside a turn
+    lam: float = 1.0  # 0..1; lambda of GAE inside a turn
+    turn_gamma: float = 1.0  # 0..1; discount from turn to turn
+    turn_lam: float = 1.0  # 0..1; lambda of GAE from turn to turn
+    reward_norm: str = "none"  # of scores, after the filter has seen them: none | mean | mean_std | asym_clip
+    reward_norm_over: str = "group"  # group | batch | env
+    filter_strategy: str = "fraction"  # of groups that are kept: fraction | count | top_p | top_p_softmax | min_p
+    filter_keep: float = 0.25  # > 0; what filter_strategy needs: a fraction (1.0 = no filter), a count, or p
+    filter_by: str = "reward_std"  # of a group: reward_std | reward_mean | entropy | length
+    filter_smallest: bool = False  # True: the smallest values are kept, not the largest
+    filter_zero_std: bool = False  # True: groups without variance of rewards may be kept
+    filter_loss_scale: str = "none"  # advantages times the kept share of groups, or its root: none | linear | sqrt
     clip_low: float = 0.2  # >= 0, < 1; the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.28  # > 0; see clip_low
+    dual_clip: float = 0.0  # 0 or > 1; bounds the loss of tokens with A < 0 to dual_clip * |A|; 0 = no bound
+    aggregation: str = "token_mean"  # of losses: token_mean | seq_mean_token_mean | seq_mean_token_sum | constant
     recompute_old_logprobs: bool = False  # True: old log-probs from a forward of the trainer, not from the engine
     importance_cap: float = 2.0  # >= 1; weights pi / pi_engine of tokens are truncated here (TIS)
     value_clip: float = 0.5  # > 0; new values stay this close to the old ones, reward units
     value_coef: float = 0.5  # >= 0; weight of the value loss
     entropy_coef: float = 0.001  # >= 0; weight of the entropy bonus
-    kl_coef: float = 0.0  # >= 0; weight of the k3 estimate against the frozen start; 0 = no reference model
+    kl_coef: float = 0.0  # >= 0; weight of KL against the frozen start; 0 = no reference model
+    kl_in: str = "loss"  # loss | reward (of every token)
+    kl_estimator: str = "k3"  # k1 (in the reward only) | k2 | k3
+    mask_observations: bool = True  # False: the mask of the paper's own code, which trains on the environment's text
     # update
     batch_size: int = 32  # E, trajectories per optimizer step; at most what the filter can keep
     num_epochs: int = 1  # >= 1; passes over the kept trajectories of an iteration
@@ -83,6 +103,10 @@ class Config:
     eval_split: str = "eval"  # eval: the 256 prompts that are reported; heldout: 256 others, to choose settings on
     eval_size: int = 256  # 1..256; initial states that training never draws, one trajectory each
     eval_temperature: float = 0.5  # >= 0; 0 = greedy
+    # diagnostics
+    collapse_every: int = 0  # >= 0; iterations between measurements of mutual information; 0 = never
+    collapse_pairs: int = 64  # >= 2; thoughts that are compared in one of them
+    early_stop: bool = False  # True: end when rewards lose their variance, the filter keeps nothing or evaluation is 0
     # supervised learning (sft.py)
     sft_steps: int = 0  # >= 0; optimizer steps of sft.py; train.py makes none
     sft_batch_size: int = 16  # >= 1; demonstrations per step; in pretraining packs of micro_batch_tokens
@@ -103,8 +127,15 @@ class Config:
             if getattr(self, low) > getattr(self, high):
                 pair = f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
                 raise ValueError(f"{pair}: {reason}")
-        kept = max(1, int(self.filter_keep * self.num_groups + 1e-9)) * self.group_size
-        kept *= self.group_size > 1 or self.filter_keep == 1  # a group of one has no variance: the filter drops it
+        if self.filter_strategy != "count" and self.filter_keep > 1:
+            raise ValueError(f"filter_keep must be at most 1 for {self.filter_strategy}, got {self.filter_keep}")
+        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise ValueError("kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'")
+        kept = self.num_groups if self.filter_strategy in ("top_p", "top_p_softmax", "min_p") else self.filter_keep
+        kept *= self.num_groups if self.filter_strategy == "fraction" else 1
+        unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
+        kept = min(self.num_groups, max(1, int(kept + 1e-9))) * self.group_size
+        kept *= self.group_size > 1 or unfiltered or self.filter_zero_std  # a group of one has no variance
         if self.batch_size > kept:
             product = f"filter_keep {self.filter_keep} of num_groups {self.num_groups}, group_size {self.group_size}"
             raise ValueError(f"batch_size ({self.batch_size}) is more than the {kept} trajectories kept ({product})")
@@ -120,22 +151,34 @@ CHOICES = {
     "observation": ("grid", "coord", "relations"),
     "dtype": ("auto", "float32", "bfloat16"),
     "engine": ("vllm", "torch"),
-    "estimator": ("gae", "grpo"),
+    "reward_density": ("native", "sparse", "balanced", "dense", "plan"),
+    "estimator": ("gae", "bi_level_gae", "grpo", "dr_grpo", "rloo",
+                  "reinforce_plus_plus", "reinforce_plus_plus_baseline"),  # fmt: skip
+    "reward_norm": ("none", "mean", "mean_std", "asym_clip"),
+    "reward_norm_over": ("group", "batch", "env"),
+    "filter_strategy": ("fraction", "count", "top_p", "top_p_softmax", "min_p"),
+    "filter_by": ("reward_std", "reward_mean", "entropy", "length"),
+    "filter_loss_scale": ("none", "linear", "sqrt"),
+    "aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"),
+    "kl_in": ("loss", "reward"),
+    "kl_estimator": ("k1", "k2", "k3"),
     "eval_split": ("eval", "heldout"),
 }
 COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens
     max_running importance_cap batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size
     sft_actions"""
 NOT_NEGATIVE = """seed num_iterations eval_every save_every num_samples num_threads value_coef entropy_coef kl_coef
-    learning_rate critic_lr weight_decay eval_temperature sft_steps sft_lr sft_muon_lr"""
+    learning_rate critic_lr weight_decay eval_temperature sft_steps sft_lr sft_muon_lr
+    context_turns think_reward lora_rank collapse_every"""
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {  # every numeric field is in exactly one row
     "1 or more": (lambda x: x >= 1, COUNTS),  # importance_cap among them: below 1 it would bias on-policy tokens
     "0 or more": (lambda x: x >= 0, NOT_NEGATIVE),
     "0 or less": (lambda x: x <= 0, "format_penalty"),
-    "more than 0": (lambda x: x > 0, "temperature clip_high value_clip grad_clip"),
-    "between 0 and 1": (lambda x: 0 <= x <= 1, "gamma lam sft_noise"),
+    "more than 0": (lambda x: x > 0, "temperature clip_high value_clip grad_clip filter_keep"),
+    "between 0 and 1": (lambda x: 0 <= x <= 1, "gamma lam turn_gamma turn_lam sft_noise"),
     "at least 0 and less than 1": (lambda x: 0 <= x < 1, "clip_low adam_beta1 adam_beta2"),
-    "more than 0 and at most 1": (lambda x: 0 < x <= 1, "filter_keep"),
+    "0, or more than 1": (lambda x: x == 0 or x > 1, "dual_clip"),
+    "2 or more": (lambda x: x >= 2, "collapse_pairs"),
     "between 1 and 256": (lambda x: 1 <= x <= 256, "eval_size"),
 }
 MAY_CHANGE = {"num_iterations", "eval_every", "save_every", "num_samples", "out_dir"}  # when a run is continued

@@ -166,8 +166,8 @@ def test_two_processes_train_like_one(tmp_path):
     code = "import sft; sft.base_report = lambda *_: {}; sft.fail_clearly(sft.main)"  # probing takes minutes
     for ranks in (1, 2):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}",
-                   "--no_python", sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/{ranks}"]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+                   "--no_python", sys.executable, "-c", code, *PRETRAINING]  # fmt: skip
+        done = subprocess.run([*command, f"--out_dir={tmp_path}/{ranks}"], capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr[-3000:]
     one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in "12")
     assert one["totals"]["tokens"] == two["totals"]["tokens"]
