@@ -47,9 +47,9 @@ class Outcome(NamedTuple):
     """What one turn did. `status` is None while the dialogue goes on; `user` is the next message ('' at the end)."""
 
     user: str
-    reward: float  # environment reward plus format penalty
+    reward: float  # environment reward plus format penalty, plus think_reward if that is on
     status: str | None  # success, failure, out_of_turns
-    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true
+    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true, env_reward
 
 
 class Episode:
@@ -57,10 +57,11 @@ class Episode:
 
     def __init__(
         self, env: Env, *, think: bool = True, max_turns: int = 5, actions_per_turn: int = 5,
-        format_penalty: float = -0.1, max_response_tokens: int = 400,
+        format_penalty: float = -0.1, max_response_tokens: int = 400, think_reward: float = 0.0,
     ):  # fmt: skip
         self.env, self.think, self.max_turns, self.actions_per_turn = env, think, max_turns, actions_per_turn
         self.format_penalty, self.max_response_tokens = format_penalty, max_response_tokens
+        self.think_reward = think_reward
 
     def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> tuple[str, str]:
         """Returns (system message, first user message). The system message is the same for all instances."""
@@ -101,18 +102,22 @@ class Episode:
                 break
         surplus = len(parsed.actions) - allowed
         format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
-        reward += 0.0 if format_ok else self.format_penalty
+        earned, reward = reward, reward + (0.0 if format_ok else self.format_penalty)
         self.turn_idx += 1
         status = ("success" if success else "failure") if ended else None
         if status is None and self.turn_idx == self.max_turns:
             status = "out_of_turns"
         checked, true = check_thought(parsed.thought, facts)
+        stated = sum(fact in parsed.thought for fact in facts)  # each once, however often it is repeated
+        thinking = self.think_reward * max(0, stated - (checked - true)) / len(facts)
         info = {
             "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
             "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
+            "env_reward": earned,
         }  # fmt: skip
         report = self._report(reward, parsed, unknown, surplus, num_actions)
-        return Outcome("" if status else self._turn_text(self.env.observe(), report), reward, status, info)
+        user = "" if status else self._turn_text(self.env.observe(), report)
+        return Outcome(user, reward + thinking, status, info)
 
     def _report(self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int) -> str:
         notes = [f"Reward {round(reward, 6):g}."]
@@ -137,3 +142,41 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     subjects = {fact.split()[0] for fact in facts}
     sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
     return len(sentences), sum(s in facts for s in sentences)
+
+
+def shape(
+    rewards: Sequence[float], success: bool, density: str, *, most: float = 1.0,
+    remaining: Sequence[int | None] = (),
+) -> list[float]:  # fmt: skip
+    """What the turns of a finished episode earn from the environment, at another density; the sum is 1 for a success
+    and less than 1 for anything else.
+
+    "sparse" all at the last turn. "dense" progress as it is made: what the rewards so far amount to, as a share of
+    `most`. "balanced" the same, but paid out at every second turn with progress, and at the end. "plan" steps nearer to
+    the goal over the steps there were at first; a dead end is as far away as twice these.
+
+    Args: rewards of the K turns in environment units; most: what a success pays; remaining: for "plan", lengths of the
+        best plan before the first turn and after every one, None where there is none.
+    Raises: ValueError for another density. Source: the reward densities of arXiv 2510.01132; there a loss could exceed
+        a win.
+    >>> shape([1.0, 0.0, 1.0], True, "dense", most=2.0), shape([1.0, 1.0, 0.0], False, "balanced", most=4.0)
+    ([0.5, 0.0, 0.5], [0.0, 0.5, 0.0])
+    """
+    last = len(rewards) - 1
+    if density == "sparse":
+        return [float(success and k == last) for k in range(len(rewards))]
+    if density == "plan":
+        first = remaining[0] or 1
+        away = [2 * first if n is None else n for n in remaining[:-1]] + [0 if success else remaining[-1] or 2 * first]
+        return [(a - b) / first for a, b in zip(away, away[1:], strict=False)]
+    if density not in ("dense", "balanced"):
+        raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")
+    totals = [min(sum(rewards[: k + 1]) / most, 0.99) for k in range(len(rewards))]
+    totals[last] = 1.0 if success else totals[last]
+    paid, milestones, shaped = 0.0, 0, []
+    for k, total in enumerate(totals):
+        milestones += rewards[k] > 0
+        pays = density == "dense" or k == last or (rewards[k] > 0 and milestones % 2 == 0)
+        shaped.append(total - paid if pays else 0.0)
+        paid += shaped[-1]
+    return shaped

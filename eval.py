@@ -26,9 +26,10 @@ from tqdm import tqdm
 
 from dialogue import format_response
 from engine import make_engine
+from envs import env_stage
 from model import Policy, load_model
 from parallel import collect_all, rank, score_tokens, set_up, synchronize, tear_down, world_size
-from rollout import Chat, Trajectory, Turn, make_episode, summarize
+from rollout import Chat, Trajectory, Turn, make_episode, sequences, summarize
 
 SEED_EVAL = 21
 PLAYERS = ("random", "greedy", "optimal")
@@ -65,7 +66,7 @@ def play_reference(config: Config, player: str) -> list[Trajectory]:
     `actions_per_turn` actions; `greedy` and `random` decide every action anew, one a turn (see `closed_loop`)."""
     trajectories = []
     for index in range(config.eval_size):
-        trajectory, episode = Trajectory((index,), 0), make_episode(config)
+        trajectory, episode = Trajectory((index,), 0, env=config.env), make_episode(config)
         trajectory.system, user = episode.reset((index,), split=config.eval_split)
         rng = np.random.default_rng([SEED_EVAL, index])
         while not trajectory.status:
@@ -112,8 +113,18 @@ def evaluate(config: Config, engine, chat: Chat, policy: Policy) -> tuple[dict[s
             engine, policy, chat, config, starts, group_size=1, split=config.eval_split, noise_seed=(SEED_EVAL,),
             temperature=config.eval_temperature, on_done=lambda: bar.update(world_size()),
         )  # fmt: skip
-    _, entropy = score_tokens(policy, played, config, config.eval_temperature or 1.0)
+    _, entropy = score_tokens(policy, sequences(played, config), config, config.eval_temperature or 1.0)
     return summarize(played) | {"entropy": entropy.mean().item()}, played
+
+
+def scored_envs(config: Config) -> list[str]:
+    """The environments that are scored: those of `eval_env`, else of the last stage of training."""
+    return list(env_stage(config.eval_env or config.env, None))
+
+
+def evaluate_all(config: Config, engine, chat: Chat, policy: Policy) -> dict[str, tuple[dict, list[Trajectory]]]:
+    """`evaluate` in each of them, by name."""
+    return {env: evaluate(replace(config, env=env), engine, chat, policy) for env in scored_envs(config)}
 
 
 def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
@@ -137,12 +148,12 @@ def trajectory_record(trajectory: Trajectory) -> dict:
         {"observation": t.observation, "response": t.text, **t.info, "reward": t.reward, "tokens": len(t.response_ids)}
         for t in trajectory.turns
     ]
-    summary = {key: getattr(trajectory, key) for key in ("seed", "member", "status", "success", "score", "system")}
-    return summary | {"turns": turns}
+    keys = ("env", "seed", "member", "status", "success", "score", "system")
+    return {key: getattr(trajectory, key) for key in keys} | {"turns": turns}
 
 
-def write_jsonl(path: str | Path, trajectories: Sequence[Trajectory]) -> None:
-    lines = (json.dumps(trajectory_record(t), ensure_ascii=False) for t in trajectories)
+def write_jsonl(path: str | Path, rows: dict[str, tuple[dict, list[Trajectory]]]) -> None:
+    lines = (json.dumps(trajectory_record(t), ensure_ascii=False) for _, played in rows.values() for t in played)
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -164,16 +175,19 @@ def main(argv: list[str]) -> None:
     device, is_first = set_up(config)[0], rank() == 0
     began = time.process_time()
     if options["player"]:
-        played = reference_rows(config, [options["player"]])
-        rows = {name: (summarize(trajectories), trajectories) for name, trajectories in played.items()}
+        rows = {}
+        for env in scored_envs(config):
+            for name, played in reference_rows(replace(config, env=env), [options["player"]]).items():
+                rows[f"{env}: {name}"] = summarize(played), played
     else:
         model, tokenizer = load_model(config.model, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)
-        rows = {config.model: evaluate(config, engine, chat, Policy(model))}
+        results = evaluate_all(config, engine, chat, Policy(model))
+        rows = {f"{env}: {config.model}": result for env, result in results.items()}
         tear_down(engine)
     print(table(rows))
-    print(f"{config.env}, {config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
+    print(f"{config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
     if options["json"] and is_first:
         scores = {}
@@ -182,7 +196,7 @@ def main(argv: list[str]) -> None:
             scores[name] = metrics | {"n": n, "interval": wilson_interval(sum(wins), n), "successes": wins}
         Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
     if options["jsonl"] and is_first:
-        write_jsonl(options["jsonl"], [t for _, trajectories in rows.values() for t in trajectories])
+        write_jsonl(options["jsonl"], rows)
 
 
 if __name__ == "__main__":

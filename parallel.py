@@ -128,7 +128,7 @@ def add_up(*tensors: Tensor) -> None:
 
 def collect_all(
     engine, policy: Policy, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
-    group_size: int, **options,
+    envs: Sequence[str] | None = None, group_size: int, **options,
 ) -> list[Trajectory]:  # fmt: skip
     """`rollout.collect` with the groups of `starts` dealt out to the ranks; all trajectories, in order, on every rank.
 
@@ -136,7 +136,9 @@ def collect_all(
     if engine.version != policy.version:
         raise RuntimeError(f"the engine has weights {engine.version}, the policy is at {policy.version}: synchronize")
     dealt = [[i for i in range(len(starts)) if i // group_size % world_size() == r] for r in range(world_size())]
-    played = gather(collect(engine, chat, config, [starts[i] for i in dealt[rank()]], **options))
+    mine, envs = dealt[rank()], envs or [config.env] * len(starts)
+    options |= dict(envs=[envs[i] for i in mine])
+    played = gather(collect(engine, chat, config, [starts[i] for i in mine], **options))
     by_index = {i: t for indices, part in zip(dealt, played, strict=True) for i, t in zip(indices, part, strict=True)}
     return [by_index[i] for i in range(len(starts))]
 

@@ -6,17 +6,18 @@ threads while the others go on. Masks are by construction: `Turn.response_ids` i
 end-of-turn token included; `Turn.prompt_ids` was put there by us, a forced one included: not trained.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 
 import torch
 
 from configurator import Config
-from dialogue import Episode, Outcome
+from dialogue import Episode, Outcome, shape
 from engine import Sample
 from envs import make_env
 from model import IM_END, IM_START, Batch
@@ -26,7 +27,8 @@ from model import IM_END, IM_START, Batch
 class Turn:
     """What was put before the sample, what was sampled, and what the environment made of it."""
 
-    prompt_ids: list[int]  # not trained: the first prompt, or the end of the last turn and the next observation
+    prompt_ids: list[int]  # not trained: the first prompt, or the end of the last turn and the next observation; where
+    # a turn does not see all earlier ones (context_turns), everything that it sees
     response_ids: list[int]  # sampled by the policy, its end-of-turn token included when it sampled one
     rollout_logprobs: list[float]  # of response_ids under the sampler, after temperature, nats
     reward: float = 0.0  # environment units, format penalty included; earned by this turn's response
@@ -44,6 +46,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     status: str = ""
     system: str = ""
+    env: str = ""
 
     @property
     def ids(self) -> list[int]:
@@ -75,6 +78,27 @@ class Trajectory:
     @property
     def success(self) -> bool:
         return self.status == "success"
+
+
+def sequences(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
+    """What goes through the model: trajectories as they are, or a sequence per turn where turns forget. Sampled tokens
+    keep their order."""
+    if not config.context_turns:
+        return list(trajectories)
+    return [replace(t, turns=[turn]) for t in trajectories for turn in t.turns]
+
+
+def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
+    """The trajectory as the code of the paper's day trained on it: everything after the system message counts as
+    sampled. Its log-probs under the sampler are not known: nan."""
+    first, *others = trajectory.turns
+    cut = first.prompt_ids.index(end_id) + 2  # the mark and the line break behind it
+    prompts = [first.prompt_ids[cut:], *(turn.prompt_ids for turn in others)]
+    turns = [replace(turn, prompt_ids=[], response_ids=prompt + turn.response_ids,
+                     rollout_logprobs=[math.nan] * len(prompt) + turn.rollout_logprobs)
+             for turn, prompt in zip(trajectory.turns, prompts, strict=True)]  # fmt: skip
+    turns[0].prompt_ids = first.prompt_ids[:cut]
+    return replace(trajectory, turns=turns)
 
 
 # ---------- chat format
@@ -117,32 +141,56 @@ class Chat:
 # ---------- the multi-turn loop
 
 
-def make_episode(config: Config) -> Episode:
-    """A fresh dialogue with the environment that the config names."""
+def make_episode(config: Config, env: str = "") -> Episode:
+    """A fresh dialogue with this environment, by default the one that the config names."""
     return Episode(
-        make_env(config.env, observation=config.observation, max_actions=config.actions_per_traj),
+        make_env(env or config.env, observation=config.observation, max_actions=config.actions_per_traj),
         think=config.think, max_turns=config.max_turns, actions_per_turn=config.actions_per_turn,
         format_penalty=config.format_penalty, max_response_tokens=config.max_response_tokens,
+        think_reward=config.think_reward,
     )  # fmt: skip
+
+
+def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> list[int]:
+    """What is put before the next response: what continues the history, or, where only the last `context_turns` are
+    seen, the one to come included, all of these."""
+    if not context_turns:
+        return chat.following(user, closed=t.turns[-1].response_ids[-1] == chat.end)
+    seen = t.turns[max(0, len(t.turns) + 1 - context_turns) :]
+    users = [*(turn.observation for turn in seen), user]
+    prompt = chat.opening(t.system, users[0])
+    for turn, following in zip(seen, users[1:], strict=True):
+        prompt += [*turn.response_ids, *chat.following(following, closed=turn.response_ids[-1] == chat.end)]
+    return prompt
+
+
+def reshape_rewards(t: Trajectory, density: str, most: float, remaining: Sequence[int | None]) -> None:
+    """Put `dialogue.shape` of the environment's rewards in their place; penalties and bonuses stay."""
+    native = [turn.info["env_reward"] for turn in t.turns]
+    shaped = shape(native, t.success, density, most=most, remaining=remaining)
+    for turn, old, new in zip(t.turns, native, shaped, strict=True):
+        turn.reward += new - old
 
 
 def collect(
     engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
     split: str, temperature: float, noise_seed: Sequence[int], on_done: Callable[[], object] = lambda: None,
-    episodes: Sequence | None = None,
+    episodes: Sequence | None = None, envs: Sequence[str] | None = None,
 ) -> list[Trajectory]:  # fmt: skip
     """Play one episode for each (instance seed, member) in `starts`, all at once.
 
     Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
         depend on which trajectories happen to run together. on_done: called when a trajectory ends. episodes: what to
-        play, with the methods of `Episode`; by default what the config names.
+        play, with the methods of `Episode`; by default those with `envs`, and without these what the config names.
     Returns: trajectories in the order of `starts`. Raises: ValueError when a first prompt does not fit.
     """
-    trajectories = [Trajectory(tuple(seed), member) for seed, member in starts]
-    episodes, users = episodes or [make_episode(config) for _ in starts], []
+    envs, users, remaining = envs or [config.env] * len(starts), [], []
+    trajectories = [Trajectory(tuple(seed), member, env=env) for (seed, member), env in zip(starts, envs, strict=True)]
+    episodes = episodes or [make_episode(config, env) for env in envs]
     for trajectory, episode in zip(trajectories, episodes, strict=True):
         trajectory.system, user = episode.reset(trajectory.seed, split=split, member=trajectory.member)
         users.append(user)
+        remaining.append([episode.env.optimal_length()] if config.reward_density == "plan" else [])
     history: list[list[int]] = [[] for _ in starts]  # every token so far
     prompts: list[list[int]] = [[] for _ in starts]  # the tokens put before the response under way
 
@@ -169,12 +217,21 @@ def collect(
         turn = Turn(prompts[i], sample.ids, sample.logprobs, outcome.reward, text, users[i], outcome.info)
         trajectory.turns.append(turn)
         trajectory.status, users[i] = outcome.status or "", outcome.user
-        closed = sample.ids[-1] == chat.end
-        if not trajectory.status and not ask(i, chat.following(outcome.user, closed=closed)):
-            trajectory.status = "out_of_tokens"
-        if trajectory.status:
+        if remaining[i]:
+            remaining[i].append(episodes[i].env.optimal_length())
+        if config.context_turns:  # a window begins anew
             engine.release(i)
+            history[i] = []
+        if not trajectory.status:
+            fits = ask(i, next_prompt(chat, trajectory, outcome.user, config.context_turns))
+            trajectory.status = "" if fits else "out_of_tokens"
+        if trajectory.status:
+            if not config.context_turns:
+                engine.release(i)
             on_done()
+    if config.reward_density != "native":
+        for trajectory, episode, lengths in zip(trajectories, episodes, remaining, strict=True):
+            reshape_rewards(trajectory, config.reward_density, episode.env.max_reward, lengths)
     return trajectories
 
 

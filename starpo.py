@@ -1,35 +1,39 @@
-"""StarPO and StarPO-S as pure functions on tensors: filter, advantages, losses, KL estimators, metrics.
+"""StarPO and its relatives as pure functions on tensors: filters, advantages, losses, KL estimators, metrics.
 
 StarPO maximises the expected return E[sum_k r_k] of whole trajectories tau = (s_0, a_0, r_0, s_1, ...), which alternate
 observations s_k and sampled texts a_k, with the clipped surrogate over the response tokens y_t, t = 1..R:
 
     ratio_t  = pi_theta(y_t | everything before it) / pi_old(y_t | everything before it)
     L_policy = -1/R sum_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
-    PPO:  A_t = whitened sum_l (gamma lam)^l delta_{t+l},  delta_t = r_t + gamma V_{t+1} - V_t  (gae, whiten)
-    GRPO: A_t = (R(tau) - mean_group R) / (std_group R + 1e-6), the same for every token of tau (grpo_advantages)
+    gae (PPO):  A_t = whitened sum_l (gamma lam)^l delta_{t+l},  delta_t = r_t + gamma V_{t+1} - V_t
+    grpo:       A_t = (R(tau) - mean_group R) / (std_group R + 1e-6), the same for every token of tau
 
 StarPO-S adds the uncertainty filter (only the share `keep` of the prompts with the largest std of R(tau) over their
-N rollouts is trained on), a larger clip_high and no KL term. Source: RAGEN, https://arxiv.org/abs/2504.20073.
+N rollouts is trained on), a larger clip_high and no KL term. Source: RAGEN, https://arxiv.org/abs/2504.20073. The other
+estimators are those of `advantages`; README has the table of methods.
 
 Layout: whatever belongs to tokens is a flat (R,) tensor over RESPONSE tokens only, those the policy sampled (its
 end-of-sequence tokens included), trajectories one after the other; `lengths` says how many belong to each. Index r
 of logprobs scores response token r. Observation tokens do not occur, so there is no mask to get wrong. Letters:
-P prompt groups, N rollouts per group (group_size), B = P * N trajectories, R response tokens.
+P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns of all of them, R response tokens.
 
 What differs from the paper and from RAGEN's code:
-- Response tokens only. The paper optimises every token; RAGEN's first default trained on the environment's text.
+- Response tokens only. The paper optimises every token; RAGEN's first default trained on the environment's text
+  (mask_observations=False does so).
 - One token-level denominator for the whole mini-batch, passed in. The paper averages per trajectory first (eq. 4);
   RAGEN averages per micro-batch, so that its result depends on the micro-batch size.
 - GAE steps over the observation between two turns, so gamma and lam count sampled tokens; rewards sit on the last
-  token of their turn, not of the trajectory.
+  token of their turn, not of the trajectory. Turns are known by their tokens, not by a reward that differs from zero.
 - The filter ranks raw scores; RAGEN ranks scores after its in-group normalisation, if that is on.
-- With keep < 1 a group without variance is never kept, so fewer groups (even none) may remain.
+- With keep < 1 a group without variance is never kept, so fewer groups (even none) may remain (filter_zero_std).
 - GAE advantages are whitened once over all kept response tokens of the iteration, not per mini-batch.
-- No dual clip (RAGEN's backend has it, c = 3): for A < 0 the loss is not bounded when the ratio grows.
+- Dual clip (RAGEN's backend has it, c = 3) is off by default.
 """
 
 import torch
 from torch import Tensor
+
+from configurator import Config
 
 MAX_LOG_RATIO = 20.0  # nats; exp(20) = 5e8 is far outside every clip range and still finite
 NOISE = 1e-6  # spread below NOISE * scale is rounding of float sums (0.1 + 0.2 against 0.3), not signal
@@ -75,51 +79,176 @@ def group_stats(scores: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
     return mean.to(scores.dtype), std.to(scores.dtype), best.to(scores.dtype)
 
 
-def filter_groups(scores: Tensor, group_size: int, keep: float) -> Tensor:
-    """The uncertainty filter of StarPO-S: keep the groups whose rollouts disagree most.
+def filter_groups(
+    values: Tensor, std: Tensor, *, keep: float, strategy: str = "fraction", smallest: bool = False,
+    zero_std: bool = False,
+) -> Tensor:  # fmt: skip
+    """The uncertainty filter of StarPO-S and those of RAGEN-2: which groups are trained on.
 
-    Ranks by in-group std of the raw scores, the lower index first among equals (to 1e-6), and keeps the first
-    max(1, int(keep * P)), less those with std 0. keep = 1 is vanilla StarPO: no filter, std 0 is kept too.
+    Groups are ranked by their value, the lower index first among equals (to 1e-6). "fraction" keeps the first
+    max(1, int(keep * P)), "count" the first int(keep); "top_p" the shortest list whose values sum to at least keep of
+    the total, "top_p_softmax" the same with softmax(values) for values; "min_p" all of at least keep * the largest.
+    Groups without variance are then dropped unless `zero_std`. fraction 1 is vanilla StarPO: no filter at all.
 
-    Args: scores (B,) float, raw (not normalised) trajectory scores; group_size N; keep, share of groups in (0, 1].
-    Returns: (<= P,) int64 indices of the kept groups, ascending; empty if keep < 1 and no group has variance.
-    Raises: ValueError if keep is not in (0, 1], and as group_stats. Source: StarPO-S, arXiv 2504.20073 (keep = 0.25).
-    >>> filter_groups(torch.tensor([0.0, 1.0, 5.0, 5.0, 0.0, 9.0]), group_size=2, keep=0.67).tolist()
+    Args: values (P,) float, >= 0 for top_p; std (P,) of raw scores, from `group_stats`; smallest: rank from the
+        smallest value, for fraction and count.
+    Returns: (<= P,) int64 indices of the kept groups, ascending; empty if no group has variance.
+    Raises: ValueError if keep or strategy is not legal, or a strategy cannot work with these values.
+    Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy (top_p 0.9).
+    >>> filter_groups(torch.tensor([0.7, 0.0, 6.4]), torch.tensor([0.7, 0.0, 6.4]), keep=0.67).tolist()
     [0, 2]
     """
-    if not 0.0 < keep <= 1.0:
-        raise ValueError(f"keep must be in (0, 1], got {keep}")
-    std = group_stats(scores, group_size)[1]  # (P,)
-    if keep == 1.0:
-        return torch.arange(len(std), device=scores.device)
-    num_keep = max(1, int(keep * len(std) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29
-    order = torch.sort((std / NOISE).round(), descending=True, stable=True).indices[:num_keep]  # (num_keep,)
-    return order[std[order] > 0].sort().values
+    _check_vectors(values=values, std=std)
+    if not 0.0 < keep <= (len(std) if strategy == "count" else 1.0):
+        raise ValueError(f"keep must be in (0, 1], for count in [1, {len(std)}], got {keep} for {strategy}")
+    if strategy not in ("fraction", "count") and (smallest or values.min() < 0):
+        raise ValueError(f"{strategy} ranks from the largest and wants values >= 0, got {values.tolist()}")
+    if strategy == "fraction" and keep == 1.0:
+        return torch.arange(len(std), device=std.device)
+    values = values.double()
+    ranks = (values / NOISE).round()
+    order = torch.sort(-ranks if smallest else ranks, descending=True, stable=True).indices  # (P,)
+    if strategy == "fraction":
+        num_keep = max(1, int(keep * len(std) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29
+    elif strategy == "count":
+        num_keep = int(keep)
+    elif strategy == "min_p":
+        num_keep = int((values >= keep * values.max() - NOISE).sum())
+    elif strategy in ("top_p", "top_p_softmax"):
+        mass = (values.softmax(0) if strategy == "top_p_softmax" else values)[order]  # (P,)
+        num_keep = 1 + int((mass.cumsum(0) < keep * mass.sum() - NOISE).sum())
+    else:
+        raise ValueError(f"strategy must be fraction, count, top_p, top_p_softmax or min_p, got {strategy!r}")
+    order = order[:num_keep]
+    return order[(std[order] > 0) | zero_std].sort().values
 
 
-def grpo_advantages(scores: Tensor, group_size: int) -> Tensor:
-    """Group-relative advantages, (score - group mean) / (group std + 1e-6).
+def normalize_rewards(rewards: Tensor, turns: list[int], owners: Tensor, method: str) -> Tensor:
+    """Normalise trajectory scores among those with the same owner, and turn rewards with them.
 
-    Args: scores (B,) float, trajectory scores; group_size N.
-    Returns: (B,) dtype of scores, no unit; 0 for N = 1 and for groups without variance.
-    Raises: ValueError as group_stats. Source: GRPO, https://arxiv.org/abs/2402.03300 (outcome supervision).
-    >>> grpo_advantages(torch.tensor([0.0, 1.0, 2.0]), group_size=3).tolist()  # mean 1, std 1
-    [-0.9999989867210388, 0.0, 0.9999989867210388]
+    Scores become s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"), held in [-1, 3] ("asym_clip"). Turn
+    rewards are divided by the same number, and their last takes what the sum lacks.
+
+    Args: rewards (K,) of turns; turns, B counts summing to K; owners (B,) int64, group, batch or environment.
+    Returns: (K,) dtype of rewards. Owners without variance: 0 in sum for every trajectory.
+    Source: RAGEN's reward_normalization (grouping state, batch, inductive).
+    >>> normalize_rewards(torch.tensor([1.0, 2.0, 1.0]), [2, 1], torch.tensor([0, 0]), "mean").tolist()
+    [1.0, 0.0, -1.0]
     """
-    mean, std, _ = group_stats(scores.double() if scores.is_floating_point() else scores, group_size)  # (P,), (P,)
-    mean, std = (x.repeat_interleave(group_size) for x in (mean, std))  # (B,), (B,)
-    advantages = (scores.detach() - mean) / (std + 1e-6)  # (B,)
-    return torch.where(std > 0, advantages, 0.0).to(scores.dtype)
+    scores = segment_sums(rewards, turns)  # (B,)
+    mean, std, _ = owner_stats(scores, owners)  # (B,)
+    scale = torch.where(std > 0, 1 / (std + 1e-6), 0.0) if method != "mean" else torch.ones_like(std)
+    wanted = (scores - mean) * scale  # (B,)
+    wanted = wanted.clamp(-1.0, 3.0) if method == "asym_clip" else wanted
+    counts, ends = torch.tensor(turns), torch.tensor(turns).cumsum(0) - 1
+    rewards = rewards * scale.repeat_interleave(counts)  # (K,)
+    rewards[ends] += wanted - segment_sums(rewards, turns)
+    return rewards
 
 
-def gae(rewards: Tensor, values: Tensor, lengths: list[int], gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def segment_sums(x: Tensor, lengths: list[int]) -> Tensor:
+    """Sums over consecutive pieces, (len(lengths),).
+
+    >>> segment_sums(torch.tensor([1.0, 2.0, 3.0]), [2, 1]).tolist()
+    [3.0, 3.0]
+    """
+    return torch.stack([piece.sum() for piece in x.split(lengths)])
+
+
+def owner_stats(scores: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and unbiased std of the scores with the same owner, and their number, each (M,) for M scores.
+
+    std is 0 for a single score and where scores differ by float rounding only, as in group_stats.
+    >>> mean, std, count = owner_stats(torch.tensor([0.0, 2.0, 5.0]), torch.tensor([7, 7, 3]))
+    >>> mean.tolist(), count.tolist()
+    ([1.0, 1.0, 5.0], [2, 2, 1])
+    """
+    mean, std, count = torch.zeros_like(scores), torch.zeros_like(scores), torch.zeros_like(owners)
+    for owner in owners.unique():
+        own = owners == owner
+        stats = group_stats(scores[own], int(own.sum()))
+        mean[own], std[own], count[own] = stats[0], stats[1], own.sum()
+    return mean, std, count
+
+
+def group_advantages(scores: Tensor, owners: Tensor, estimator: str) -> Tensor:
+    """Advantages against the other scores of the same owner, without a critic.
+
+    "grpo" (s - mean) / (std + 1e-6), 0 without variance; "dr_grpo" and "reinforce_plus_plus_baseline" s - mean; "rloo"
+    s - mean of the others, 0 for a single score.
+
+    Args: scores (M,) float, of trajectories or turns; owners (M,) int64. Returns: (M,) dtype of scores.
+    Raises: ValueError for another estimator. Sources: GRPO, https://arxiv.org/abs/2402.03300; Dr. GRPO,
+        https://arxiv.org/abs/2503.20783; RLOO, https://arxiv.org/abs/2402.14740.
+    >>> group_advantages(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 0, 0]), "rloo").tolist()
+    [-1.5, 0.0, 1.5]
+    """
+    mean, std, count = owner_stats(scores.detach().double(), owners)  # (M,) each
+    centred = scores.detach() - mean  # (M,)
+    if estimator == "grpo":
+        centred = torch.where(std > 0, centred / (std + 1e-6), 0.0)
+    elif estimator == "rloo":
+        centred = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), 0.0)
+    elif estimator not in ("dr_grpo", "reinforce_plus_plus_baseline"):
+        raise ValueError(f"no group baseline for estimator {estimator!r}")
+    return centred.to(scores.dtype)
+
+
+def advantages(
+    rewards: Tensor, values: Tensor | None, turn_lengths: list[int], turns: list[int], groups: Tensor, config: Config
+) -> tuple[Tensor, Tensor | None]:
+    """What the config's estimator makes of the rewards.
+
+    gae, bi_level_gae: whitened, see there. grpo, dr_grpo, rloo: `group_advantages` of the trajectories' scores, one for
+    all tokens of each; with turn_level of the turns' returns-to-go, against the same turn of the other members.
+    reinforce_plus_plus: returns-to-go of the tokens, whitened over the batch; its _baseline form: scores less the mean
+    of their group, whitened over the batch.
+
+    Args: rewards (R,) of tokens; values (R,), None without critic; turn_lengths, K counts of tokens; turns, B counts of
+        turns; groups (B,) int64; config: estimator, turn_level, gamma, lam, turn_gamma, turn_lam.
+    Returns: advantages (R,); returns (R,) for the critic, None without one.
+    Source: REINFORCE++, https://arxiv.org/abs/2501.03262, and above; turn returns-to-go: arXiv 2510.01132 lacks them.
+    >>> half, groups = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
+    >>> advantages(half, None, [1, 1, 1], [2, 1], groups, Config(estimator="dr_grpo"))[0].tolist()
+    [0.25, 0.25, -0.25]
+    """
+    ends, device = torch.tensor(turn_lengths).cumsum(0) - 1, rewards.device
+    lengths = [sum(part) for part in _split(turn_lengths, turns)]
+    gamma, lam = (torch.full_like(rewards, x) for x in (config.gamma, config.lam))  # (R,)
+    gamma[ends], lam[ends] = config.turn_gamma, config.turn_lam
+    if config.estimator == "bi_level_gae":
+        raw, returns = bi_level_gae(rewards, values, turn_lengths, turns, config)
+        return whiten(raw), returns
+    if config.estimator in ("gae", "reinforce_plus_plus"):
+        none = torch.zeros_like(rewards) if values is None else values
+        raw, returns = gae(rewards, none, lengths, gamma, lam if values is not None else 1.0)
+        return whiten(raw), returns if values is not None else None
+    scores, owners, counts = segment_sums(rewards, lengths), groups, lengths
+    if config.turn_level:
+        per_turn = segment_sums(rewards, turn_lengths)  # (K,)
+        scores = gae(per_turn, torch.zeros_like(per_turn), turns, config.turn_gamma, 1.0)[1]  # returns-to-go
+        places = torch.cat([torch.arange(n) for n in turns])
+        owners, counts = groups.repeat_interleave(torch.tensor(turns)) * max(turns) + places, turn_lengths
+    each = group_advantages(scores.cpu(), owners, config.estimator).to(device)  # (B,) or (K,)
+    result = each.repeat_interleave(torch.tensor(counts, device=device))  # (R,)
+    return whiten(result) if config.estimator == "reinforce_plus_plus_baseline" else result, None
+
+
+def _split(items: list[int], counts: list[int]) -> list[list[int]]:
+    rest = iter(items)
+    return [[next(rest) for _ in range(n)] for n in counts]
+
+
+def gae(
+    rewards: Tensor, values: Tensor, lengths: list[int], gamma: float | Tensor, lam: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation along the response tokens of each trajectory.
 
     The step after the last token of a turn is the first token of the next turn. Nothing is bootstrapped past the end:
     turn and action limits are part of the task and shown in the prompt, so running out is a real end.
 
     Args: rewards (R,), values (R,) float, V of the state in which the token was sampled, reward units; lengths, B
-        counts summing to R; gamma, lam in [0, 1], per response token.
+        counts summing to R; gamma, lam in [0, 1], per response token, (R,) where they differ at the end of a turn.
     Returns: advantages (R,), returns (R,) = advantages + values, without gradient, at least float32.
     Raises: ValueError if shapes or lengths do not match, or gamma or lam is outside [0, 1].
     Source: https://arxiv.org/abs/1506.02438, equation 16.
@@ -130,21 +259,46 @@ def gae(rewards: Tensor, values: Tensor, lengths: list[int], gamma: float, lam: 
     _check_vectors(rewards=rewards, values=values)
     if sum(lengths) != len(values) or min(lengths, default=0) < 0:
         raise ValueError(f"lengths {lengths} must be counts that sum to the {len(values)} response tokens")
-    if not (0.0 <= gamma <= 1.0 and 0.0 <= lam <= 1.0):
-        raise ValueError(f"gamma and lam must be in [0, 1], got gamma={gamma}, lam={lam}")
     values = _full_precision(values.detach())
+    of_tokens = dict(dtype=torch.float64, device=values.device)
+    gamma, lam = (torch.as_tensor(x, **of_tokens).expand(len(values)) for x in (gamma, lam))  # (R,), (R,)
+    if not all(((x >= 0.0) & (x <= 1.0)).all() for x in (gamma, lam)):
+        raise ValueError(f"gamma and lam must be in [0, 1], got gamma={gamma.tolist()}, lam={lam.tolist()}")
     B, T = len(lengths), max(lengths, default=0)
     steps = torch.arange(T, device=values.device)
     mask = steps < torch.tensor(lengths, device=values.device)[:, None]  # (B, T)
-    padded_values, padded_rewards = values.new_zeros(B, T + 1), values.new_zeros(B, T)
-    padded_values[:, :T][mask] = values  # zeros behind the end: V = 0 there, hence delta = advantage = 0 too
-    padded_rewards[mask] = rewards.detach().to(values.dtype)
-    deltas = padded_rewards + gamma * padded_values[:, 1:] - padded_values[:, :-1]  # (B, T)
+    padded = values.new_zeros(4, B, T + 1)  # zeros behind the end: V = 0 there, hence delta = advantage = 0 too
+    for row, x in zip(padded, (values, rewards.detach(), gamma, gamma * lam), strict=True):
+        row[:, :T][mask] = x.to(values.dtype)
+    v, r, discount, decay = padded  # (B, T + 1) each
+    deltas = r[:, :-1] + discount[:, :-1] * v[:, 1:] - v[:, :-1]  # (B, T)
     padded_advantages = values.new_zeros(T + 1, B)  # time first: the loop walks over contiguous rows
     for t in reversed(range(T)):
-        padded_advantages[t] = deltas[:, t] + gamma * lam * padded_advantages[t + 1]  # (B,)
-    advantages = padded_advantages[:T].T[mask]  # (R,)
-    return advantages, advantages + values
+        padded_advantages[t] = deltas[:, t] + decay[:, t] * padded_advantages[t + 1]  # (B,)
+    raw = padded_advantages[:T].T[mask]  # (R,)
+    return raw, raw + values
+
+
+def bi_level_gae(
+    rewards: Tensor, values: Tensor, turn_lengths: list[int], turns: list[int], config: Config
+) -> tuple[Tensor, Tensor]:
+    """GAE over turns, then inside each: a turn's return takes the place of its reward, and nothing follows it.
+
+    Over turns: rewards are sums of the turn, values those at its last token, with turn_gamma and turn_lam. Inside, with
+    gamma and lam: what the turn's return exceeds its own rewards by is added to the reward of its last token.
+
+    Args, returns: as `advantages`, not whitened. Source: RAGEN's compute_bi_level_gae_advantage_return, which finds the
+        ends of turns by rewards that are not zero, and so loses turns without reward.
+    >>> r, v = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
+    >>> bi_level_gae(r, v, [2, 2], [2], Config(turn_gamma=0.5))[0].tolist()
+    [0.25, 0.25, 0.5, 0.5]
+    """
+    ends = torch.tensor(turn_lengths).cumsum(0) - 1
+    own = segment_sums(rewards, turn_lengths)  # (K,)
+    _, returns = gae(own, values[ends], turns, config.turn_gamma, config.turn_lam)
+    rewards = rewards.clone()
+    rewards[ends] += (returns - own).to(rewards.dtype)
+    return gae(rewards, values, turn_lengths, config.gamma, config.lam)
 
 
 def whiten(x: Tensor) -> Tensor:
@@ -166,13 +320,14 @@ def whiten(x: Tensor) -> Tensor:
 
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, num_tokens: int,
-    importance: Tensor | None = None,
+    weights: Tensor | None = None, dual_clip: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """PPO's clipped objective, -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), summed / num_tokens.
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) before the update; advantages (R,); num_tokens >= 1,
         response tokens of the whole mini-batch, so that losses and gradients of micro-batches (and ranks) add up;
-        importance (R,), factors without gradient, from `importance_weights`.
+        weights (R,), factors without gradient, of `importance_weights` and `token_weights`; dual_clip: 0, or c > 1,
+        which holds the objective of tokens with A < 0 above c A (https://arxiv.org/abs/1912.09729).
     Returns: loss, scalar; metrics, SUMS over the R tokens without gradient, to be divided once by the caller:
         clipfrac (tokens whose clipped term is strictly smaller), approx_kl (k3 of KL(old || new), nats).
     Raises: ValueError if shapes differ, clip_low is not in [0, 1], clip_high < 0 or num_tokens < 1.
@@ -191,9 +346,30 @@ def policy_loss(
     unclipped = ratio * advantages  # (R,)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages  # (R,)
     objective = torch.minimum(unclipped, clipped)  # (R,)
-    loss = -(objective if importance is None else objective * importance.detach()).sum() / num_tokens
+    if dual_clip:
+        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
+    loss = -(objective if weights is None else objective * weights.detach()).sum() / num_tokens
     clipfrac, approx_kl = (clipped < unclipped).sum().to(loss.dtype), (torch.expm1(log_ratio) - log_ratio).sum()
     return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl.detach()}
+
+
+def token_weights(lengths: list[int], aggregation: str, most_tokens: int) -> Tensor:
+    """Factors that turn the mean over the tokens of a mini-batch into another aggregation.
+
+    "token_mean" 1 / R sum over tokens; "seq_mean_token_mean" mean over trajectories of their token means (eq. 4 of
+    arXiv 2504.20073); "seq_mean_token_sum" mean over trajectories of sums; "constant" the same / most_tokens.
+
+    Args: lengths, tokens of each of the B trajectories of the mini-batch; most_tokens: a constant, the longest possible
+    Returns: (R,) float32. Raises: ValueError for another aggregation. "constant" is that of Dr. GRPO, arXiv 2503.20783.
+    >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
+    [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
+    """
+    share = sum(lengths) / len(lengths)
+    factors = {"token_mean": lambda n: 1.0, "seq_mean_token_mean": lambda n: share / n,
+               "seq_mean_token_sum": lambda n: share, "constant": lambda n: share / most_tokens}  # fmt: skip
+    if aggregation not in factors:
+        raise ValueError(f"aggregation must be one of {', '.join(factors)}, got {aggregation!r}")
+    return torch.tensor([factors[aggregation](n) for n in lengths]).repeat_interleave(torch.tensor(lengths))
 
 
 def importance_weights(logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float) -> Tensor:

@@ -21,7 +21,9 @@ import json
 import math
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +37,22 @@ from tqdm import tqdm
 
 import parallel
 import starpo
+from diagnostics import stop_reason
 from engine import check_installed, make_engine
-from eval import evaluate, newest_checkpoint, reference_rows, table, trajectory_record, write_jsonl
+from envs import env_stage
+from eval import (
+    evaluate_all,
+    newest_checkpoint,
+    reference_rows,
+    scored_envs,
+    table,
+    trajectory_record,
+    write_jsonl,
+)  # fmt: skip
 from model import Critic, Policy, compile_blocks, load_model
-from rollout import Chat, Trajectory, make_episode, pack, summarize
+from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask
 
-SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE = 31, 32, 33  # purposes of the random streams
+SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE = 31, 32, 33, 34  # purposes of the random streams
 METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max"""  # None without an update, or where they do not apply
 DRIFT = {torch.float32: 1e-3, torch.bfloat16: 0.05}  # warn where engine and trainer differ more, nats, mean over tokens
@@ -53,12 +65,10 @@ EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 class Log:
     """metrics.jsonl and TensorBoard from one dict; a row with other keys than the first is an error."""
 
-    def __init__(self, out_dir: Path, step: int):
+    def __init__(self, out_dir: Path, history: Sequence[dict]):
         self.path, self.keys = out_dir / "metrics.jsonl", None
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-        self.path.write_text("".join(kept), encoding="utf-8")
-        self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=step + 1)
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in history), encoding="utf-8")
+        self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=len(history) + 1)
 
     def write(self, row: dict[str, float | None]) -> None:
         self.keys = self.keys or row.keys()
@@ -72,12 +82,19 @@ class Log:
         self.board.flush()
 
 
+def read_metrics(out_dir: Path, step: int) -> list[dict]:
+    """The rows of a run up to this iteration; a line that was cut off is none."""
+    path = out_dir / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["step"] <= step]
+
+
 class Learner:
     """Everything that training changes, and the frozen reference where KL is on. Sharded over the ranks by FSDP2."""
 
     def __init__(self, config: Config, model, tokenizer, device: torch.device, dtype: torch.dtype, ref_model=None):
         self.config, self.tokenizer, self.device, self.dtype = config, tokenizer, device, dtype
-        critic = Critic(copy.deepcopy(model.model)).to(device) if config.estimator == "gae" else None
+        critic = Critic(copy.deepcopy(model.model)).to(device) if "gae" in config.estimator else None
         self.mesh = parallel.make_mesh(device)
         self.policy = self._shard(Policy(model), model.model)
         self.critic = self._shard(critic, critic.backbone) if critic else None
@@ -138,38 +155,69 @@ class Learner:
 
 
 def play(learner: Learner, engine, chat: Chat) -> list[Trajectory]:
-    """P groups of N trajectories: members share the instance, and differ in transition and sampling noise."""
+    """P groups of N trajectories: members share the instance, and differ in transition and sampling noise. Where the
+    config mixes environments, each group draws its own."""
     config = learner.config
     starts = [
         ((config.seed, SEED_INSTANCES, learner.step, group), member)
         for group in range(config.num_groups)
         for member in range(config.group_size)
     ]
+    specs, weights = zip(*env_stage(config.env, learner.step).items(), strict=True)
+    rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
+    envs = np.repeat(rng.choice(specs, size=config.num_groups, p=weights), config.group_size).tolist()
     parallel.synchronize(engine, learner.policy)
     options = dict(split="train", temperature=config.temperature, noise_seed=(config.seed, SEED_SAMPLING, learner.step))
-    return parallel.collect_all(engine, learner.policy, chat, config, starts, group_size=config.group_size, **options)
+    return parallel.collect_all(
+        engine, learner.policy, chat, config, starts, envs=envs, group_size=config.group_size, **options
+    )
 
 
-def token_targets(learner: Learner, kept: Sequence[Trajectory], scores: Tensor) -> dict[str, Tensor]:
+def choose(config: Config, trajectories: Sequence[Trajectory], scores: Tensor) -> Tensor:
+    """Indices of the groups that the filter keeps, (<= P,); see `starpo.filter_groups`."""
+    size = config.group_size
+    mean, std, _ = starpo.group_stats(scores, size)  # (P,) each
+    groups = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
+    tokens = torch.tensor([sum(t.num_response_tokens for t in group) for group in groups])
+    surprise = torch.tensor([-sum(lp for t in group for lp in t.rollout_logprobs) for group in groups])
+    values = {"reward_std": std, "reward_mean": mean, "entropy": surprise / tokens, "length": tokens / size}
+    options = dict(strategy=config.filter_strategy, smallest=config.filter_smallest, zero_std=config.filter_zero_std)
+    return starpo.filter_groups(values[config.filter_by].double(), std, keep=config.filter_keep, **options)
+
+
+def token_targets(learner: Learner, kept: Sequence[Trajectory], share: float = 1.0) -> dict[str, Tensor]:
     """Advantages and what else the losses need, per response token of the kept trajectories, each (R,).
 
-    old_logprobs are the engine's, which saves a forward; see `starpo.importance_weights` for where they differ."""
-    config, lengths = learner.config, [t.num_response_tokens for t in kept]
+    old_logprobs are the engine's, which saves a forward; see `starpo.importance_weights` for where they differ.
+    Args: share: of all groups, the kept ones'."""
+    config, scored = learner.config, sequences(kept, learner.config)
     sampled = torch.tensor([lp for t in kept for lp in t.rollout_logprobs], device=learner.device)  # (R,)
     targets = {"rollout_logprobs": sampled, "old_logprobs": sampled}
-    if config.recompute_old_logprobs:
-        targets["old_logprobs"] = parallel.score_tokens(learner.policy, kept, config, config.temperature)[0]
+    if config.recompute_old_logprobs or not config.mask_observations:
+        old = parallel.score_tokens(learner.policy, scored, config, config.temperature)[0]
+        targets = {"rollout_logprobs": torch.where(sampled.isnan(), old, sampled), "old_logprobs": old}
     if learner.ref:
-        targets["ref_logprobs"] = parallel.score_tokens(learner.ref, kept, config, config.temperature)[0]
+        targets["ref_logprobs"] = parallel.score_tokens(learner.ref, scored, config, config.temperature)[0]
     if learner.critic:
-        targets["old_values"] = parallel.score_tokens(learner.critic, kept, config)[0]
-        rewards = torch.tensor([reward for t in kept for reward in t.token_rewards], device=learner.device)
-        advantages, returns = starpo.gae(rewards, targets["old_values"], lengths, config.gamma, config.lam)
-        targets |= {"advantages": starpo.whiten(advantages), "returns": returns}
-    else:
-        per_trajectory = starpo.grpo_advantages(scores, config.group_size)
-        targets["advantages"] = per_trajectory.repeat_interleave(torch.tensor(lengths)).to(learner.device)  # (R,)
-    return targets
+        targets["old_values"] = parallel.score_tokens(learner.critic, scored, config)[0]
+
+    turns, turn_lengths = [len(t.turns) for t in kept], [len(turn.response_ids) for t in kept for turn in t.turns]
+    groups = torch.arange(len(kept)) // config.group_size  # kept ones are whole groups
+    rewards = torch.tensor([turn.reward for t in kept for turn in t.turns], dtype=torch.float64)  # (K,)
+    if config.reward_norm != "none":
+        names = [t.env for t in kept]
+        owners = {"group": groups, "batch": groups * 0, "env": torch.tensor([names.index(name) for name in names])}
+        rewards = starpo.normalize_rewards(rewards, turns, owners[config.reward_norm_over], config.reward_norm)
+    per_token = torch.zeros(sum(turn_lengths), dtype=torch.float64)
+    per_token[torch.tensor(turn_lengths).cumsum(0) - 1] = rewards
+    if learner.ref and config.kl_in == "reward":
+        kl = starpo.kl_penalty(targets["old_logprobs"], targets["ref_logprobs"], config.kl_estimator)  # (R,)
+        per_token -= config.kl_coef * kl.cpu()
+    per_token, values = per_token.to(learner.device), targets.get("old_values")
+    advantages, returns = starpo.advantages(per_token, values, turn_lengths, turns, groups, config)
+    scale = {"none": 1.0, "linear": share, "sqrt": share**0.5}[config.filter_loss_scale]
+    targets["advantages"] = advantages.float() * scale
+    return targets | ({} if returns is None else {"returns": returns})
 
 
 def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> Iterator[tuple[Tensor, dict]]:
@@ -179,15 +227,16 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> It
     config = learner.config
     logprobs, entropy = learner.policy(batch, config.temperature)  # (R,)
     importance = starpo.importance_weights(logprobs, t["old_logprobs"], t["rollout_logprobs"], config.importance_cap)
-    options = dict(clip_low=config.clip_low, clip_high=config.clip_high, num_tokens=num_tokens, importance=importance)
-    loss, metrics = starpo.policy_loss(logprobs, t["old_logprobs"], t["advantages"], **options)
+    options = dict(clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip)
+    loss, metrics = starpo.policy_loss(logprobs, t["old_logprobs"], t["advantages"], num_tokens=num_tokens,
+                                       weights=importance * t["weights"], **options)  # fmt: skip
     difference = (logprobs.detach() - t["rollout_logprobs"]).abs()  # (R,)
     metrics |= {"pg_loss": loss.detach() * num_tokens, "entropy": entropy.detach().sum()}
     metrics |= {"logprob_diff_mean": difference.sum(), "logprob_diff_max": difference.max()}
-    loss = loss - config.entropy_coef * entropy.sum() / num_tokens
+    loss = loss - config.entropy_coef * (entropy * t["weights"]).sum() / num_tokens
     if learner.ref:
-        kl = starpo.kl_penalty(logprobs, t["ref_logprobs"], "k3")  # (R,)
-        loss = loss + config.kl_coef * kl.sum() / num_tokens
+        kl = starpo.kl_penalty(logprobs, t["ref_logprobs"], config.kl_estimator)  # (R,)
+        loss = loss + config.kl_coef * (config.kl_in == "loss") * (kl * t["weights"]).sum() / num_tokens
         metrics["kl_ref"] = kl.detach().sum()
     yield loss, metrics
     if learner.critic:
@@ -221,7 +270,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
 def backward(learner: Learner, kept: Sequence[Trajectory], pieces: dict[str, Sequence[Tensor]]) -> dict[str, Tensor]:
     """Gradients of one mini-batch: this rank's micro-batches, one denominator for those of all ranks.
 
-    Args: pieces: the targets of each trajectory. Returns: metrics, sums over the tokens of all ranks but the largest
+    Args: pieces: the targets of each sequence. Returns: metrics, sums over the tokens of all ranks but the largest
     log-prob difference."""
     config, num_tokens = learner.config, sum(t.num_response_tokens for t in kept)
     work, sums, largest = parallel.shares(kept, config.micro_batch_tokens), {}, torch.zeros((), device=learner.device)
@@ -252,11 +301,15 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tens
     config, lengths = learner.config, [t.num_response_tokens for t in kept]
     pieces = {key: value.split(lengths) for key, value in targets.items()}
     sums, norms, tokens, drift = {}, [], 0, {}
+    most = config.max_turns * config.max_response_tokens
     for epoch in range(config.num_epochs):
         order = np.random.default_rng([config.seed, SEED_SHUFFLE, learner.step, epoch]).permutation(len(kept))
         for mini in np.array_split(order, range(config.batch_size, len(order), config.batch_size)):
-            num_tokens = sum(lengths[i] for i in mini)
-            metrics = backward(learner, [kept[i] for i in mini], {k: [x[i] for i in mini] for k, x in pieces.items()})
+            parts, counts = sequences([kept[i] for i in mini], config), [lengths[i] for i in mini]
+            batch = {key: torch.cat([piece[i] for i in mini]) for key, piece in pieces.items()}
+            batch["weights"] = starpo.token_weights(counts, config.aggregation, most).to(learner.device)
+            split = {key: value.split([t.num_response_tokens for t in parts]) for key, value in batch.items()}
+            metrics, num_tokens = backward(learner, parts, split), sum(counts)
             norms.append(optimizer_step(learner, metrics))
             metrics = {key: value.item() for key, value in metrics.items()}
             mean, largest = metrics.pop("logprob_diff_mean") / num_tokens, metrics.pop("logprob_diff_max")
@@ -296,15 +349,34 @@ def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], cou
                 file.write(f"--- assistant (reward {turn['reward']:g})\n{turn['response']}\n")
 
 
-def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
-    """The evaluation table with the reference players, and where everything was written."""
-    players = {name: (summarize(played), played) for name, played in reference_rows(config).items()}
-    text = table(players | rows)
-    text = f"{config.env}: {config.eval_size} fixed prompts ({config.eval_split}), T={config.eval_temperature}\n{text}"
-    (out_dir / "scores.md").write_text(text + "\n", encoding="utf-8")
-    successes = {name: [int(t.success) for t in played] for name, (_, played) in (players | rows).items()}
+def stopped(config: Config, history: Sequence[dict]) -> str | None:
+    """Why the run ends early, if it does."""
+    return stop_reason(history) if config.early_stop else None
+
+
+def eval_metrics(config: Config, results: dict[str, tuple] | None) -> dict[str, float | None]:
+    """eval_* of the first environment that is scored, and eval_success/NAME of the others; None without results."""
+    first, *others = scored_envs(config)
+    metrics = {env: results[env][0] for env in results} if results else defaultdict(lambda: defaultdict(lambda: None))
+    row = {f"eval_{key}": metrics[first][key] for key in EVAL_KEYS}
+    return row | {f"eval_success/{env}": metrics[env]["success"] for env in others}
+
+
+def final_report(config: Config, stages: dict[str, dict[str, tuple]], out_dir: Path) -> None:
+    """The evaluation tables with the reference players, one for each environment, and where everything was written."""
+    texts, successes = [], {}
+    for env in stages["start"]:
+        players = reference_rows(replace(config, env=env))
+        rows = {name: (summarize(played), played) for name, played in players.items()}
+        rows |= {stage: results[env] for stage, results in stages.items()}
+        head = f"{env}: {config.eval_size} fixed prompts ({config.eval_split}), T={config.eval_temperature}"
+        prefix = f"{env}: " if successes else ""  # the first is the one that the run is about
+        texts.append(f"{head}\n{table(rows)}\n")
+        successes |= {prefix + name: [int(t.success) for t in played] for name, (_, played) in rows.items()}
+    text = "\n".join(texts)
+    (out_dir / "scores.md").write_text(text, encoding="utf-8")
     (out_dir / "scores.json").write_text(json.dumps(successes) + "\n", encoding="utf-8")
-    print(f"\n{text}\n")
+    print(f"\n{text}")
     files = ", ".join(sorted(p.name for p in out_dir.iterdir()))
     print(f"wrote {out_dir}/: {files}; the policy is in Hugging Face format")
 
@@ -312,12 +384,16 @@ def final_report(config: Config, rows: dict[str, tuple], out_dir: Path) -> None:
 def main(argv: list[str]) -> None:
     config, _, sources = load_config(argv)
     device, dtype = parallel.set_up(config)
-    check_installed(config), make_episode(config)  # what is wrong with either is said before the long part
+    check_installed(config)
+    for env in (*env_stage(config.env, 0), *scored_envs(config)):
+        make_episode(config, env)  # what is wrong with it is said before the long part
     out_dir = Path(config.out_dir)
     check_out_dir(config)
     checkpoint = newest_checkpoint(out_dir)
     print(describe(config, sources), flush=True)
-    if checkpoint and int(checkpoint.name[-6:]) >= config.num_iterations and (out_dir / "scores.md").is_file():
+    history = read_metrics(out_dir, int(checkpoint.name[-6:]) if checkpoint else 0)
+    is_over = len(history) >= config.num_iterations or stopped(config, history)
+    if checkpoint and is_over and (out_dir / "scores.md").is_file():
         print((out_dir / "scores.md").read_text())
         hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
         print(f"{out_dir} is finished at iteration {int(checkpoint.name[-6:])}. {hint}")
@@ -335,18 +411,20 @@ def main(argv: list[str]) -> None:
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
 
     # -- score the start (again after a restart: it is cheap and not stored)
-    rows = {"start": evaluate(config, engine, chat, Policy(load_model(config.model, device=device)[0]))}
-    success = rows["start"][0]["success"]
-    print(f"start: success {success:.3f} on {config.eval_size} {config.eval_split} prompts", flush=True)
+    stages = {"start": evaluate_all(config, engine, chat, Policy(load_model(config.model, device=device)[0]))}
+    for env, (metrics, _) in stages["start"].items():
+        prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
+        print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
         (out_dir / "scores.md").unlink(missing_ok=True)
-        write_jsonl(out_dir / "eval_start.jsonl", rows["start"][1])
-        log = Log(out_dir, learner.step)
+        write_jsonl(out_dir / "eval_start.jsonl", stages["start"])
+        log = Log(out_dir, history)
+    evaluated = -1
 
     bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1,
                disable=parallel.rank() > 0)  # fmt: skip
-    while learner.step < config.num_iterations:
+    while learner.step < config.num_iterations and not stopped(config, history):
         clock, cpu = time.perf_counter(), time.process_time()
 
         # -- collect
@@ -356,15 +434,14 @@ def main(argv: list[str]) -> None:
         # -- filter: the groups whose raw scores vary most
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)
         successes = torch.tensor([float(t.success) for t in trajectories])
-        groups = starpo.filter_groups(scores, config.group_size, config.filter_keep)
+        groups = choose(config, trajectories, scores)
         members = (groups[:, None] * config.group_size + torch.arange(config.group_size)).flatten()
-        kept = [trajectories[i] for i in members]
+        kept = [trajectories[i] if config.mask_observations else unmask(trajectories[i], chat.end) for i in members]
 
         # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
         step_metrics = dict.fromkeys(METRICS_OF_UPDATE.split())
         if kept:
-            targets = token_targets(learner, kept, scores[members].float())
-            step_metrics |= update(learner, kept, targets)
+            step_metrics |= update(learner, kept, token_targets(learner, kept, len(groups) / config.num_groups))
             if step_metrics["logprob_diff_mean"] > DRIFT[dtype]:
                 drift = step_metrics["logprob_diff_mean"]
                 tqdm.write(f"warning: the log-probs of engine and trainer differ by {drift:.4f} nats a token")
@@ -375,28 +452,29 @@ def main(argv: list[str]) -> None:
 
         # -- evaluate, log, checkpoint
         last = learner.step == config.num_iterations
-        evals = dict.fromkeys(f"eval_{key}" for key in EVAL_KEYS)
-        if last or (config.eval_every and learner.step % config.eval_every == 0):
-            rows["after RL"] = evaluate(config, engine, chat, learner.policy)
-            evals = {f"eval_{key}": rows["after RL"][0][key] for key in EVAL_KEYS}
+        due = last or (config.eval_every and learner.step % config.eval_every == 0)
+        if due:
+            stages["after RL"], evaluated = evaluate_all(config, engine, chat, learner.policy), learner.step
+        evals = eval_metrics(config, stages["after RL"] if due else None)
         row = {"step": learner.step, "kept_groups": len(groups), "kept_trajectories": len(kept)}
         row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
         row |= step_metrics | evals | {"bad_steps": learner.bad_steps}
         row |= {"rollout_s": rollout_s, "update_s": update_s, "cpu_s": cpu_s}
+        history.append(row)
         if parallel.rank() == 0:
             log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
-        if last or (config.save_every and learner.step % config.save_every == 0):
+        if last or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
             learner.save(out_dir)
-        if evals["eval_success"] is not None and parallel.rank() == 0:
+        if due and parallel.rank() == 0:
             write_samples(out_dir / "samples.txt", learner.step, trajectories, config.num_samples)
         tqdm.write(describe_step(row, config.num_iterations))
         bar.update()
     bar.close()
-    if "after RL" not in rows:  # everything was done before an interruption, but the report
-        rows["after RL"] = evaluate(config, engine, chat, learner.policy)
+    if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
+        stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
     if parallel.rank() == 0:
-        write_jsonl(out_dir / "eval_final.jsonl", rows["after RL"][1])
-        final_report(config, rows, out_dir)
+        write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"])
+        final_report(config, stages, out_dir)
     parallel.tear_down(engine)
 
 

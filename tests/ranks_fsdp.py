@@ -56,8 +56,10 @@ def one_process(single, kept, pieces, optimizers):
 def played_and_pieces(learner, count):
     played = train.play(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
-    scores = torch.tensor([t.score for t in played]) + 0.1 * torch.arange(len(played))  # never all the same
-    targets = train.token_targets(learner, played, scores.float())
+    for i, t in enumerate(played):
+        t.turns[-1].reward += 0.1 * i  # never all the same
+    targets = train.token_targets(learner, played)
+    targets["weights"] = torch.ones_like(targets["advantages"])
     targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(torch.arange(len(targets["old_logprobs"])))
     pieces = {key: value.split([t.num_response_tokens for t in played])[:count] for key, value in targets.items()}
     return kept, pieces

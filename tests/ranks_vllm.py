@@ -88,7 +88,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
         lengths = [t.num_response_tokens for t in played]
         sampled = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
         up = torch.linspace(-1, 1, len(sampled))
-        targets = {"rollout_logprobs": sampled, "old_logprobs": sampled, "advantages": up}
+        targets = {"rollout_logprobs": sampled, "old_logprobs": sampled, "advantages": up, "weights": up * 0 + 1}
         pieces = {key: x.split(lengths) for key, x in targets.items()}
         train.optimizer_step(learner, train.backward(learner, played, pieces))
 

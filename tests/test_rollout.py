@@ -335,8 +335,8 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
     monkeypatch.setattr(dialogue.Episode, "step", slow)
     counter, make = itertools.count(), rollout.make_episode
 
-    def every_second(config):
-        episode = make(config)
+    def every_second(config, env):
+        episode = make(config, env)
         episode.env.blocking = next(counter) % 2 == 1
         return episode
 

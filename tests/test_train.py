@@ -77,11 +77,11 @@ def played_and_targets(learner):
     """Two groups with variance, and their targets."""
     played = train.play(learner, learner.engine, rollout.Chat(learner.tokenizer))
     scores = torch.tensor([t.score for t in played], dtype=torch.float64)
-    groups = starpo.filter_groups(scores, 4, 0.5)
+    groups = train.choose(learner.config, played, scores)
     assert len(groups) == 2
-    members = [4 * group + i for group in groups.tolist() for i in range(4)]
-    kept = [played[i] for i in members]
-    return kept, train.token_targets(learner, kept, scores[members].float())
+    kept = [played[4 * group + i] for group in groups.tolist() for i in range(4)]
+    targets = train.token_targets(learner, kept)
+    return kept, targets | {"weights": torch.ones_like(targets["advantages"])}
 
 
 # ---------- whole runs
@@ -273,10 +273,10 @@ def test_a_missing_gpu_is_named(monkeypatch):
 
 
 def test_log_drops_rows_after_the_checkpoint_and_fixes_the_keys(tmp_path):
-    log = train.Log(tmp_path, 0)
+    log = train.Log(tmp_path, [])
     for step in (1, 2, 3):
         log.write({"step": step, "x": None if step == 1 else 0.5})
-    log = train.Log(tmp_path, 2)
+    log = train.Log(tmp_path, train.read_metrics(tmp_path, 2))
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
     log.write({"step": 3, "x": 1.0})
     with pytest.raises(ValueError, match=r"metric keys changed during the run: \['x', 'y'\]"):
@@ -295,10 +295,9 @@ def small_trajectory(rewards, lengths):
 
 def test_targets_by_hand(trained_folder):
     kept = [small_trajectory([-0.1, 1.0], [2, 1]), small_trajectory([0.0], [2])]
-    scores = torch.tensor([0.9, 0.0])
     old = [-0.5, -1.0, -0.5, -0.5, -1.0]
 
-    targets = train.token_targets(make_learner(trained_folder), kept, scores)
+    targets = train.token_targets(make_learner(trained_folder), kept)
     assert targets.keys() == {"rollout_logprobs", "old_logprobs", "old_values", "advantages", "returns"}
     assert targets["rollout_logprobs"].tolist() == old
     assert targets["old_logprobs"].tolist() == old and targets["old_values"].tolist() == [0.0] * 5
@@ -309,7 +308,7 @@ def test_targets_by_hand(trained_folder):
     torch.testing.assert_close(targets["advantages"], expected, rtol=1e-5, atol=1e-6)
 
     learner = make_learner(trained_folder, estimator="grpo", group_size=2, batch_size=2)
-    targets = train.token_targets(learner, kept, scores)
+    targets = train.token_targets(learner, kept)
     assert targets.keys() == {"rollout_logprobs", "old_logprobs", "advantages"}
     # mean 0.45, unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2): +-1 / sqrt(2)
     expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
@@ -480,7 +479,7 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     for t in kept:
         for each in t.turns:
             each.rollout_logprobs = [lp - 0.5 for lp in each.rollout_logprobs]  # an engine that is off
-    targets = train.token_targets(learner, kept, torch.arange(float(len(kept))))
+    targets = train.token_targets(learner, kept)
     expected, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
     assert torch.equal(targets["old_logprobs"], expected)
     metrics = train.update(learner, kept, targets)
