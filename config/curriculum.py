@@ -1,0 +1,4 @@
+# Overlay: small lakes for 50 iterations, then those of the flagship, which are scored.
+# Launch:  torchrun --standalone train.py config/frozenlake_ppo.py config/curriculum.py --out_dir=out/curriculum
+
+env = "frozenlake:size=3,frozen_prob=0.8,success_rate=0.8 @50 > frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
