@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -147,7 +148,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
         hidden, weight, targets, entropy = ctx.saved_tensors
         w = weight.to(hidden.dtype)
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(w)
+        grad_hidden, is_trained = torch.empty_like(hidden), ctx.needs_input_grad[1]
+        grad_weight = torch.zeros_like(w) if is_trained else None
         for i in range(0, hidden.shape[0], ctx.chunk):
             rows = slice(i, i + ctx.chunk)
             logp = _log_softmax(hidden[rows], w, ctx.temperature)  # (chunk, V)
@@ -157,9 +159,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
             del logp, p
             grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)
             grad_hidden[rows] = grad_z @ w
-            grad_weight.addmm_(grad_z.T, hidden[rows])
+            if is_trained:
+                grad_weight.addmm_(grad_z.T, hidden[rows])
             del grad_z
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype) if is_trained else None, None, None, None
 
 
 def chunked_logprobs(
@@ -221,6 +224,27 @@ def compile_blocks(layers) -> None:
     for layer in layers:
         for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
             part.compile(dynamic=False)
+
+
+# ---------- LoRA
+
+
+def add_lora(model: nn.Module, rank: int, seed: int) -> None:
+    """LoRA (Hu et al., arXiv 2106.09685) in place, by peft: the linear layers of the blocks compute W x + B A x with
+    trainable A (rank, in), drawn from `seed`, and B (out, rank), zero at first; W and all else is frozen, and lm_head,
+    whose weight `Policy` takes, stays plain. alpha = rank: alpha / rank, the factor of B A, is 1 as in the paper."""
+    from peft import LoraConfig, inject_adapter_in_model  # only here: it takes a second
+
+    torch.manual_seed(seed)  # every rank must draw the same
+    options = dict(target_modules="all-linear", task_type="CAUSAL_LM", base_model_name_or_path=model.name_or_path)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, **options), model)
+
+
+def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write `weights`, the A and B of a model with LoRA by its own names, for PeftModel.from_pretrained."""
+    model.peft_config["default"].save_pretrained(folder)
+    named = {f"base_model.model.{name.replace('.default', '')}": weight for name, weight in weights.items()}
+    save_file(named, folder / "adapter_model.safetensors")
 
 
 # ---------- loading and building

@@ -6,6 +6,7 @@ the case of one rank. Collectives must be met by all ranks: forwards of a sharde
 """
 
 import os
+import resource
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -52,6 +53,14 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
     return device, pick_dtype(config.dtype, device)
 
 
+def peak_memory(device: torch.device) -> float:
+    """Largest memory of this process so far, GiB: what torch had allocated on a GPU, else what was resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
 def tear_down(engine) -> None:
     """End a run: vLLM destroys the process group as it goes, so it goes when all ranks are done."""
     dist.barrier()
@@ -92,12 +101,18 @@ def whole(x: Tensor) -> Tensor:
 def stream_weights(policy: Policy, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
     """Full weights by Hugging Face name, one at a time; a tied head is named as well, because vLLM keeps a copy of it.
 
+    LoRA is merged on the way, W + alpha / rank * B A: in float32, each rank for its shard, the model's own W untouched.
     Every rank must exhaust it. Shards are cast before they are gathered, which halves the traffic in bfloat16."""
     if isinstance(policy, FSDPModule):
         policy.reshard()
     for name, p in policy.model.named_parameters():
+        if ".lora_" in name:
+            continue
+        if name.endswith(".base_layer.weight"):
+            lora = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
+            p = torch.addmm(p, lora.lora_B.default.weight, lora.lora_A.default.weight, alpha=lora.scaling["default"])
         weight = whole(p.detach().to(dtype))
-        yield name, weight
+        yield name.replace(".base_layer", ""), weight
         if name == "model.embed_tokens.weight" and policy.model.config.tie_word_embeddings:
             yield "lm_head.weight", weight
 

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -40,16 +40,8 @@ import starpo
 from diagnostics import stop_reason
 from engine import check_installed, make_engine
 from envs import env_stage
-from eval import (
-    evaluate_all,
-    newest_checkpoint,
-    reference_rows,
-    scored_envs,
-    table,
-    trajectory_record,
-    write_jsonl,
-)  # fmt: skip
-from model import Critic, Policy, compile_blocks, load_model
+from eval import evaluate_all, newest_checkpoint, reference_rows, scored_envs, table, trajectory_record, write_jsonl
+from model import Critic, Policy, add_lora, compile_blocks, load_model, save_adapter
 from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask
 
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE = 31, 32, 33, 34  # purposes of the random streams
@@ -89,11 +81,18 @@ def read_metrics(out_dir: Path, step: int) -> list[dict]:
     return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["step"] <= step]
 
 
+def trained(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters with gradients, by name: all of them, or those of LoRA and the value head."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
 class Learner:
     """Everything that training changes, and the frozen reference where KL is on. Sharded over the ranks by FSDP2."""
 
     def __init__(self, config: Config, model, tokenizer, device: torch.device, dtype: torch.dtype, ref_model=None):
         self.config, self.tokenizer, self.device, self.dtype = config, tokenizer, device, dtype
+        if config.lora_rank:
+            add_lora(model, config.lora_rank, config.seed)  # the critic gets a copy
         critic = Critic(copy.deepcopy(model.model)).to(device) if "gae" in config.estimator else None
         self.mesh = parallel.make_mesh(device)
         self.policy = self._shard(Policy(model), model.model)
@@ -103,7 +102,7 @@ class Learner:
         rates = {"policy": config.learning_rate, "critic": config.critic_lr}
         options = dict(betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay)
         self.optimizers = {
-            name: torch.optim.AdamW(module.parameters(), rates[name], fused=device.type == "cuda", **options)
+            name: torch.optim.AdamW(trained(module).values(), rates[name], fused=device.type == "cuda", **options)
             for name, module in self.modules.items()
         }
         self.step = self.bad_steps = 0
@@ -114,8 +113,9 @@ class Learner:
         return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
 
     def save(self, out_dir: Path) -> None:
-        """Write checkpoint-STEP beside the old one, then drop the old one. `policy/` is a Hugging Face folder, `state/`
-        a torch.distributed.checkpoint of weights and optimizers that any number of ranks can read."""
+        """Write checkpoint-STEP beside the old one, then drop the old one. `policy/` is a Hugging Face folder with LoRA
+        merged, `adapter/` that LoRA for peft, `state/` a torch.distributed.checkpoint of what is trained and of the
+        optimizers that any number of ranks can read."""
         final, partial = out_dir / f"checkpoint-{self.step:06d}", out_dir / "checkpoint.partial"
         if parallel.rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -123,10 +123,14 @@ class Learner:
         tied = "lm_head.weight" if self.policy.model.config.tie_word_embeddings else ""
         stream = parallel.stream_weights(self.policy)  # to its end on every rank; rank 0 keeps it
         weights = {name: weight.cpu() for name, weight in stream if parallel.rank() == 0 and name != tied}
+        parts = trained(self.policy.model) if self.config.lora_rank else {}
+        adapter = {name: parallel.whole(p.detach()).cpu() for name, p in parts.items()}
         dcp.save(self._states(), checkpoint_id=partial / "state")
         if parallel.rank() == 0:
             self.policy.model.save_pretrained(partial / "policy", state_dict=weights)
             self.tokenizer.save_pretrained(partial / "policy")
+            if adapter:
+                save_adapter(self.policy.model, adapter, partial / "adapter")
             (partial / "state.json").write_text(json.dumps({"step": self.step, "bad_steps": self.bad_steps}))
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
@@ -137,18 +141,22 @@ class Learner:
 
     def load(self, checkpoint: Path) -> None:
         """Continue from `save`."""
-        states = self._states()
+        states, options = self._states(), StateDictOptions(strict=False)  # the frozen ones are not in it
         dcp.load(states, checkpoint_id=checkpoint / "state")
         for name, module in self.modules.items():
             weights, moments = states[name]["weights"], states[name]["moments"]
-            set_state_dict(module, self.optimizers[name], model_state_dict=weights, optim_state_dict=moments)
+            both = dict(model_state_dict=weights, optim_state_dict=moments)
+            set_state_dict(module, self.optimizers[name], **both, options=options)
         state = json.loads((checkpoint / "state.json").read_text())
         self.step, self.bad_steps = state["step"], state["bad_steps"]
         self.policy.changed()
 
     def _states(self) -> dict[str, dict]:
-        pairs = {name: get_state_dict(module, self.optimizers[name]) for name, module in self.modules.items()}
-        return {name: {"weights": weights, "moments": moments} for name, (weights, moments) in pairs.items()}
+        states = {}
+        for name, module in self.modules.items():
+            weights, moments = get_state_dict(module, self.optimizers[name])
+            states[name] = {"weights": {key: weights[key] for key in trained(module)}, "moments": moments}
+        return states
 
 
 # ---------- one iteration
@@ -406,6 +414,9 @@ def main(argv: list[str]) -> None:
     if parallel.world_size() > 1:
         sizes = zip(learner.mesh.mesh_dim_names, learner.mesh.shape, strict=True)
         print(f"{parallel.world_size()} ranks as {', '.join(f'{name}={size}' for name, size in sizes)}", flush=True)
+    for name, module in learner.modules.items():
+        some, all_ = (sum(p.numel() for p in group) for group in (trained(module).values(), module.parameters()))
+        print(f"{name}: {some:,} of {all_:,} parameters are trained", flush=True)
     if checkpoint:
         learner.load(checkpoint)
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
@@ -460,6 +471,7 @@ def main(argv: list[str]) -> None:
         row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
         row |= step_metrics | evals | {"bad_steps": learner.bad_steps}
         row |= {"rollout_s": rollout_s, "update_s": update_s, "cpu_s": cpu_s}
+        row["memory_gib"] = parallel.peak_memory(device)
         history.append(row)
         if parallel.rank() == 0:
             log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart

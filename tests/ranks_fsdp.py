@@ -30,6 +30,8 @@ def ranks():
 def plain(learner, start):
     """Policy, critic and reference of a fresh learner, not sharded."""
     policy = model.Policy(model.load_model(str(start))[0])
+    if learner.config.lora_rank:
+        model.add_lora(policy.model, learner.config.lora_rank, learner.config.seed)
     critic = None
     if learner.critic:
         critic = model.Critic(copy.deepcopy(policy.model.model))
@@ -73,6 +75,7 @@ CASES = {  # trajectories, settings
     "no critic": (9, dict(estimator="grpo", micro_batch_tokens=1280)),
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
+    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 3 rows of A on 2 ranks
 }
 
 
@@ -154,6 +157,20 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     assert local < 0.6 * sum(p.numel() for p in single.parameters())  # sharded indeed
 
 
+def test_lora_is_merged_from_shards(trained_folder):
+    learner, single = make_learner(trained_folder, lora_rank=3), model.load_model(str(trained_folder))[0]
+    expected, noise = single.state_dict(), torch.Generator().manual_seed(rank())
+    own = dict(learner.policy.model.named_parameters())
+    with torch.no_grad():
+        for name in own:
+            if "lora_B" in name:
+                own[name].to_local().normal_(generator=noise)
+                b, a = (parallel.whole(own[name.replace("lora_B", x)]) for x in ("lora_B", "lora_A"))
+                expected[name.replace("lora_B.default.", "")] += b @ a
+    for name, weight in parallel.stream_weights(learner.policy):
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
+
+
 def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
     learner = make_learner(trained_folder)
     config, chat = learner.config, Chat(learner.tokenizer)
@@ -199,15 +216,16 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monk
     assert all(torch.equal(a, p.to_local()) for a, p in zip(before, learner.policy.parameters(), strict=True))
 
 
-def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path):
+@pytest.mark.parametrize("lora_rank", [0, 3])
+def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     folder = gather([tmp_path])[0][0]  # the same for both
-    learner = make_learner(trained_folder, bias=True, learning_rate=1e-3)
+    learner = make_learner(trained_folder, bias=True, learning_rate=1e-3, lora_rank=lora_rank)
     kept, pieces = played_and_pieces(learner, 8)
     train.optimizer_step(learner, train.backward(learner, kept, pieces))
     learner.step = 3
     learner.save(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
-    other = make_learner(trained_folder)
+    other = make_learner(trained_folder, lora_rank=lora_rank)
     other.load(folder / "checkpoint-000003")
     exported = model.load_model(str(folder / "checkpoint-000003" / "policy"))[0].state_dict()
     saved, loaded = (dict(parallel.stream_weights(each.policy)) for each in (learner, other))

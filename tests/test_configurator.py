@@ -19,7 +19,7 @@ ROOT = Path(configurator.__file__).resolve().parent
 EXPERIMENTS = sorted(
     f"{env}_{estimator}" for env in ("bandit", "sokoban", "frozenlake") for estimator in ("ppo", "grpo")
 )
-OVERLAYS = ["base", "frozenlake_det", "frozenlake_v1", "sokoban_large", "starpo_vanilla", "tiny"]
+OVERLAYS = ["base", "frozenlake_det", "frozenlake_v1", "lora", "sokoban_large", "starpo_vanilla", "tiny"]
 
 
 def load(*argv):

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import model
+import parallel
 import sft
 from configurator import Config
 from model import Policy
@@ -58,6 +59,13 @@ def test_vllm_on_two_ranks(trained_folder):
     assert done.stdout.count(" passed") == 2 and "engine steps of 128 trajectories: continuous" in done.stdout
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the kernel's own figure is read on Linux only")
+def test_peak_memory_is_the_kernels():
+    found = parallel.peak_memory(torch.device("cpu"))
+    kib = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    assert found == pytest.approx(kib / 2**20, rel=0.02)
+
+
 # ---------- whole commands
 
 NODES = ["--nnodes=2", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:29541"]
@@ -72,7 +80,7 @@ def small_settings(path, **changes):
 
 def rows_of(out_dir):
     rows = [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in rows]
+    return [{key: value for key, value in row.items() if not key.endswith(("_s", "_gib"))} for row in rows]
 
 
 def assert_close(rows, expected):

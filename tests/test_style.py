@@ -22,7 +22,7 @@ LEVELS = dict(
 )  # fmt: skip
 OUTSIDE = {  # what a file may import besides the standard library and the project
     "configurator": set(), "envs": {"numpy"}, "dialogue": set(), "starpo": {"torch"}, "rollout": {"numpy", "torch"},
-    "model": {"flash_attn", "safetensors", "tokenizers", "torch", "transformers"},
+    "model": {"flash_attn", "peft", "safetensors", "tokenizers", "torch", "transformers"},
     "engine": {"numpy", "torch", "vllm"}, "parallel": {"torch"}, "corpus": {"numpy"},
 }  # fmt: skip
 FIELDS = {field.name for field in fields(Config)}

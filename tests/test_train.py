@@ -31,7 +31,7 @@ KEYS = """
     zero_std_frac pass@4 pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max
     eval_success eval_reward eval_valid_frac eval_entropy eval_response_length bad_steps
-    rollout_s update_s cpu_s
+    rollout_s update_s cpu_s memory_gib
 """.split()  # noqa: SIM905
 OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
 OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
@@ -58,7 +58,7 @@ def rows_of(out_dir):
 
 
 def untimed(rows):
-    return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in rows]
+    return [{key: value for key, value in row.items() if not key.endswith(("_s", "_gib"))} for row in rows]
 
 
 def assert_same_checkpoint(first, second):
@@ -104,6 +104,7 @@ def test_rows_of_a_run(gae_run):
         assert all(math.isfinite(value) for value in row.values() if value is not None)
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3 and row["entropy"] > 0.01
+    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # the largest so far
     assert rows[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)  # the critic says 0 everywhere
 
 
