@@ -641,7 +641,3 @@ def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
         return reserved[split][path[0]]
     blocked = set() if env.repeats else {*reserved["eval"], *reserved["heldout"]}
     return _draw_outside(env, np.random.default_rng(list(path)), blocked)
-
-
-def env_stage(text, iteration):
-    return {text: 1.0}
