@@ -8,8 +8,6 @@ Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RA
 """
 
 import difflib
-import inspect
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import product
@@ -73,16 +71,18 @@ class Env:
 
     def step(self, action: str) -> Step:
         """Execute one action. Any string is accepted: an unknown one, or one after the end, changes nothing."""
-        names = [name.lower() for name in self.actions]
-        index = names.index(action.strip().lower()) if action.strip().lower() in names else -1
-        if index < 0 or self.terminated or self.actions_left == 0:
-            info = {"success": False, "valid": False, "effective": False}
-            return Step(self.observe(), 0.0, self.terminated, self.actions_left == 0, info)
-        self.num_actions += 1
-        reward, self.terminated, success, effective = self._move(index)
+        move = None if self.terminated or self.actions_left == 0 else self._read(action.strip())
+        reward, success, effective = 0.0, False, False
+        if move is not None:
+            self.num_actions += 1
+            reward, self.terminated, success, effective = self._move(move)
         truncated = self.actions_left == 0 and not self.terminated
-        info = {"success": success, "valid": True, "effective": effective}
+        info = {"success": success, "valid": move is not None, "effective": effective}
         return Step(self.observe(), reward, self.terminated, truncated, info)
+
+    def _read(self, action: str):
+        """What `_move` takes: an index into `actions`, elsewhere what the text means. None: it is no action."""
+        return {name.lower(): index for index, name in enumerate(self.actions)}.get(action.lower())
 
     @property
     def actions_left(self) -> int:
@@ -97,8 +97,7 @@ class Bandit(Env):
     """Two arms known by name only. Low arm: 0.1 for sure; high arm: 1 with probability 0.25, else 0. One action."""
 
     PAIRS = {  # low arm/high arm; `jobs_test` is for generalisation only
-        "phoenix": "Phoenix/Dragon",
-        "trader": "Trader/Librarian", "engineer": "Engineer/Teacher",
+        "phoenix": "Phoenix/Dragon", "trader": "Trader/Librarian", "engineer": "Engineer/Teacher",
         "teacher": "Teacher/Engineer", "librarian": "Librarian/Trader",
         "jobs": "Teacher/Trader Nurse/StartupFounder Librarian/Investor Accountant/StockBroker "
         "Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber Planner/Artist "
@@ -159,11 +158,9 @@ class Grid(Env):
 
     def _offset(self, a: int, b: int) -> str:
         """Where cell b lies as seen from cell a, such as '2 down 1 right'."""
-        (ra, ca), (rb, cb), words = divmod(a, self.size), divmod(b, self.size), []
-        for delta, less, more in ((rb - ra, "up", "down"), (cb - ca, "left", "right")):
-            if delta:
-                words.append(f"{abs(delta)} {more if delta > 0 else less}")
-        return " ".join(words) or "here"
+        (ra, ca), (rb, cb) = divmod(a, self.size), divmod(b, self.size)
+        ways = ((rb - ra, "up", "down"), (cb - ca, "left", "right"))
+        return " ".join(f"{abs(n)} {more if n > 0 else less}" for n, less, more in ways if n) or "here"
 
     def _distance(self, a: int, b: int) -> int:
         (ra, ca), (rb, cb) = divmod(a, self.size), divmod(b, self.size)
@@ -210,7 +207,7 @@ class FrozenLake(Grid):
             holes = set(np.flatnonzero(rng.random(self.size**2) >= self.frozen_prob).tolist())
             start, goal = (int(c) for c in rng.choice(self.size**2, size=2, replace=False))
             holes -= {start, goal}
-            if lake_distances(self.size, frozenset(holes), goal)[start] is not None:
+            if start in lake_distances(self.size, frozenset(holes), goal):
                 return ("frozenlake", self.size, tuple(sorted(holes)), start, goal)
 
     def _start(self, instance: tuple) -> None:
@@ -276,7 +273,7 @@ class FrozenLake(Grid):
         distances, moves, cell = lake_distances(self.size, self.holes, self.goal), [], self.player
         while len(moves) < count and cell != self.goal:
             near = {i: lake_neighbour(self.size, cell, i) for i in range(4)}
-            nearer = [i for i, n in near.items() if distances[n] == distances[cell] - 1]
+            nearer = [i for i, n in near.items() if distances.get(n) == distances[cell] - 1]
             moves.append(nearer[rng.integers(len(nearer))])
             cell = near[moves[-1]]
         return [self.actions[i] for i in moves]
@@ -284,18 +281,15 @@ class FrozenLake(Grid):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The best commitment of at most `max_actions` moves: exact dynamic programming over the turns left."""
         plans = lake_plans(self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions)
-        code, path = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left]), []
-        while code:
-            code, digit = divmod(code, 5)
-            path.append(self.actions[digit - 1])
-        return path[::-1]
+        code = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left])
+        return [self.actions[int(digit) - 1] for digit in np.base_repr(code, 5).strip("0")]  # 0: no move
 
     def greedy(self) -> str:
         """Walk to the goal blind to holes; where two directions approach it, the vertical one comes first."""
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
     def optimal_length(self) -> int | None:
-        return lake_distances(self.size, self.holes, self.goal)[self.player]
+        return lake_distances(self.size, self.holes, self.goal).get(self.player)
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
@@ -305,15 +299,12 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def lake_distances(size: int, holes: frozenset, goal: int) -> list[int | None]:
-    """Moves from every cell to the goal around the holes (None: no path), by breadth-first search."""
-    distance: list[int | None] = [None] * (size * size)
-    distance[goal], queue = 0, deque([goal])
-    while queue:
-        cell = queue.popleft()
-        for direction in range(4):
-            near = lake_neighbour(size, cell, direction)
-            if near not in holes and distance[near] is None:
+def lake_distances(size: int, holes: frozenset, goal: int) -> dict[int, int]:
+    """Moves to the goal around the holes, from every cell that has a path to it, by breadth-first search."""
+    distance, queue = {goal: 0}, [goal]
+    for cell in queue:  # which grows meanwhile
+        for near in (lake_neighbour(size, cell, direction) for direction in range(4)):
+            if near not in holes and near not in distance:
                 distance[near] = distance[cell] + 1
                 queue.append(near)
     return distance
@@ -329,12 +320,9 @@ def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: i
     """
     cells, side = size * size, (1.0 - success_rate) / 2
     single = np.zeros((4, cells, cells))  # (action, from, to)
-    for action, cell in product(range(4), range(cells)):
-        if cell == goal or cell in holes:
-            single[action, cell, cell] = 1.0
-            continue
-        for turn, prob in ((-1, side), (0, success_rate), (1, side)):
-            single[action, cell, lake_neighbour(size, cell, (action + turn) % 4)] += prob
+    for action, cell, (turn, prob) in product(range(4), range(cells), ((-1, side), (0, success_rate), (1, side))):
+        after = cell if cell == goal or cell in holes else lake_neighbour(size, cell, (action + turn) % 4)
+        single[action, cell, after] += prob
     moves, codes = [single], [np.arange(1, 5)]  # moves[j - 1]: (4**j, from, to), one matrix per sequence of j actions
     for _ in range(min(k, budget) - 1):
         moves.append((moves[-1][:, None] @ single[None]).reshape(-1, cells, cells))
@@ -400,9 +388,8 @@ class Sokoban(Grid):
             if rng.random() < 0.35:
                 direction = directions[rng.integers(4)]
             row, col = (min(max(int(x) + d, 1), size - 2) for x, d in zip((row, col), direction, strict=True))
-            for r, c in self.MASKS[rng.integers(5)]:
-                if 1 <= row - 1 + r <= size - 2 and 1 <= col - 1 + c <= size - 2:
-                    floor.add((row - 1 + r) * size + col - 1 + c)
+            stamp = ((row - 1 + r, col - 1 + c) for r, c in self.MASKS[rng.integers(5)])
+            floor |= {r * size + c for r, c in stamp if 1 <= r <= size - 2 and 1 <= c <= size - 2}
         return floor
 
     def _reverse_play(self, floor: set[int], player: int, targets: tuple) -> tuple[int, tuple, int]:
@@ -422,28 +409,22 @@ class Sokoban(Grid):
                 ahead, behind = player + delta, player - delta
                 if ahead not in floor or ahead in boxes:
                     continue
-                if behind in boxes:
-                    i = boxes.index(behind)
-                    pulled = (*boxes[:i], player, *boxes[i + 1 :])
-                    stack.append((ahead, pulled, i, swaps + (i != last), ttl - 1))
-                else:
-                    stack.append((ahead, boxes, last, swaps, ttl - 1))
+                i = boxes.index(behind) if behind in boxes else last
+                pulled = tuple(player if box == behind else box for box in boxes)
+                stack.append((ahead, pulled, i, swaps + (i != last), ttl - 1))
         return *best, sum(map(self._distance, best[1], targets))
 
     def _random_walk(self, rng: np.random.Generator, floor: set[int], player: int, boxes: tuple, prob: float) -> int:
         """Up to three steps away from the box, so that the player does not always start next to it."""
         visited = [player]
-        if rng.random() > prob:
-            return player
-        for _ in range(3):
-            options = [player + d for d in self.deltas if player + d in floor and player + d not in (*boxes, *visited)]
+        while rng.random() <= prob and len(visited) <= 3:
+            near = (visited[-1] + delta for delta in self.deltas)
+            options = [cell for cell in near if cell in floor and cell not in (*boxes, *visited)]
             if not options:
                 break
-            player = options[rng.integers(len(options))]
-            visited.append(player)
-            if rng.random() > 0.5:
-                break
-        return player
+            visited.append(options[rng.integers(len(options))])
+            prob = 0.5
+        return visited[-1]
 
     def _start(self, instance: tuple) -> None:
         _, _, _, floor, targets, self.player, self.boxes = instance
@@ -540,34 +521,25 @@ class Sokoban(Grid):
 
 def sokoban_move(floor: frozenset, player: int, boxes: tuple, delta: int) -> tuple[int, tuple] | None:
     """(player, boxes) after a move or push by `delta`, or None where it is blocked. Boxes stay sorted."""
-    ahead = player + delta
-    if ahead not in floor:
+    ahead, beyond = player + delta, player + 2 * delta
+    if ahead not in floor or (ahead in boxes and (beyond not in floor or beyond in boxes)):
         return None
-    if ahead in boxes:
-        beyond = ahead + delta
-        if beyond not in floor or beyond in boxes:
-            return None
-        boxes = tuple(sorted(beyond if b == ahead else b for b in boxes))
-    return ahead, boxes
+    pushed = (beyond if box == ahead else box for box in boxes)
+    return ahead, tuple(sorted(pushed)) if ahead in boxes else boxes
 
 
 @lru_cache(maxsize=16384)
 def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: tuple, deltas: tuple) -> tuple | None:
     """A shortest sequence of action indices that puts all boxes on targets, or None. Ties: action order."""
-    start = (player, boxes)
-    parent, queue = {start: None}, deque([start])
-    while queue:
-        state = queue.popleft()
+    paths = {(player, boxes): ()}
+    queue = list(paths)
+    for state in queue:  # which grows meanwhile
         if targets.issuperset(state[1]):
-            path = []
-            while parent[state] is not None:
-                state, index = parent[state]
-                path.append(index)
-            return tuple(reversed(path))
+            return paths[state]
         for index, delta in enumerate(deltas):
             moved = sokoban_move(floor, *state, delta)
-            if moved is not None and moved not in parent:
-                parent[moved] = (state, index)
+            if moved is not None and moved not in paths:
+                paths[moved] = (*paths[state], index)
                 queue.append(moved)
     return None
 
@@ -586,9 +558,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     if name not in ENVS:
         near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
         raise ValueError(f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?")
-    parameters = inspect.signature(ENVS[name].__init__).parameters
-    legal = {k: p.default for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    kwargs = {}
+    legal, kwargs = ENVS[name].__init__.__kwdefaults__, {}
     for item in filter(None, options.split(",")):
         key, _, value = item.partition("=")
         if key not in legal:
