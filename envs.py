@@ -1,16 +1,20 @@
-"""Environments: Bandit, FrozenLake and Sokoban behind one protocol (`Env`), their instances and their optimal plans.
+"""Environments: Bandit, FrozenLake, Sokoban and Countdown behind one protocol (`Env`), their instances and best plans.
 
 Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
 - members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
 - nothing depends on `hash()` or global random state, so a seed means the same instance in every process;
 - splits are disjoint by instance, not only by seed: small boards repeat, and an instance of the evaluation or held-out
-  set of an environment is never drawn for its training.
+  set of an environment is never drawn for its training;
+- Countdown needs no dataset: its problems are drawn, all can be solved, and Python's `eval` reads no expression.
 """
 
 import difflib
+import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from functools import lru_cache
-from itertools import product
+from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +35,7 @@ class Step(NamedTuple):
     reward: float
     terminated: bool  # the game ended by its rules
     truncated: bool  # the action budget ran out
-    info: dict  # success, valid (a legal action name), effective (something moved)
+    info: dict  # success, valid (a legal action), effective (something moved)
 
 
 # ---------- dynamics
@@ -39,10 +43,9 @@ class Step(NamedTuple):
 
 class Env:
     """The protocol. A subclass defines `actions`, `draw`, `_start`, `_move`, `observe`, `rules`, `greedy`, `plan` (best
-    commitment of at most k actions), `statements` (true sentences about the board; thoughts are checked by them) and
-    `optimal_length` (actions of a shortest solution when every move goes as intended; None: unsolvable)."""
+    commitment of at most k actions) and `statements` (true sentences about the board; thoughts are checked by them)."""
 
-    actions: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()  # names; () in a class whose instances name their own, or read any text (`_read`)
     repeats = False  # True: so few distinct prompts that splits cannot be disjoint (Bandit)
     blocking = False  # True: a step takes long (it waits for a program or a server) and is done in a thread
 
@@ -55,8 +58,7 @@ class Env:
         """Start the instance named by (split, seed); `member` of a group changes the transition noise only.
 
         Args: seed: for "train" any integer or sequence of integers >= 0, for "eval" and "heldout" an index below 256.
-        Returns: the first observation. Raises: ValueError for an unknown split or an index outside of it.
-        """
+        Returns: the first observation. Raises: ValueError for an unknown split or an index outside of it."""
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         path = [int(seed)] if isinstance(seed, (int, np.integer)) else [int(s) for s in seed]
@@ -91,6 +93,14 @@ class Env:
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         """What a supervised demonstration does here: `count` moves of the optimal plan, fewer where the game ends."""
         return self.plan(count, self.actions_left)
+
+    def random(self, count: int, rng: np.random.Generator) -> list[str]:
+        """`count` random legal actions."""
+        return rng.choice(self.actions, count).tolist()
+
+    def optimal_length(self) -> int | None:
+        """Actions of a shortest solution when every move goes as intended; None: unsolvable."""
+        return 1
 
 
 class Bandit(Env):
@@ -147,9 +157,6 @@ class Bandit(Env):
     def greedy(self) -> str:
         return self.low  # the arm whose name says nothing and whose payment is sure
 
-    def optimal_length(self) -> int:
-        return 1
-
 
 class Grid(Env):
     """What FrozenLake and Sokoban share: cells numbered row by row, four moves, offsets in words."""
@@ -189,8 +196,7 @@ class FrozenLake(Grid):
     """Walk from a random start to a random goal over ice with holes; a move slips to one side with some probability.
 
     Boards are drawn as upstream draws them: every cell is ice with `frozen_prob`, start and goal differ, a path exists.
-    `success_rate` is the probability of the intended direction; the rest is shared by the two perpendicular ones.
-    """
+    `success_rate` is the probability of the intended direction; the rest is shared by the two perpendicular ones."""
 
     actions = ("Left", "Down", "Right", "Up")
     DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))
@@ -316,8 +322,7 @@ def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: i
 
     Value iteration over turns, V_t(s, a) = max over sequences q of 1..k actions of E[V_{t-1}(s', a - |q|)] - cost |q|,
     where goal and holes absorb. With k = 1 and as many turns as actions this is the closed-loop optimum. Ties: the
-    shortest sequence, then the order Left, Down, Right, Up.
-    """
+    shortest sequence, then the order Left, Down, Right, Up."""
     cells, side = size * size, (1.0 - success_rate) / 2
     single = np.zeros((4, cells, cells))  # (action, from, to)
     for action, cell, (turn, prob) in product(range(4), range(cells), ((-1, side), (0, success_rate), (1, side))):
@@ -346,8 +351,7 @@ def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: i
 class Sokoban(Grid):
     """Push every box onto a target. Rooms are made as upstream makes them: random walk, reverse play, player walk.
 
-    `search_depth` limits the reverse play (300 for the 6x6 room with one box, 10 for 8x8 with two, 30 for "newvocab").
-    """
+    `search_depth` limits the reverse play: 300 for 6x6 rooms with one box, 10 for 8x8 with two, 30 for "newvocab"."""
 
     actions = ("Up", "Down", "Left", "Right")
     SYMBOLS = {"default": "#_O√XPS", "newvocab": "W.GCBA@"}  # wall, floor, target, box on it, box, you, you on target
@@ -407,11 +411,10 @@ class Sokoban(Grid):
                 best, best_score = (player, boxes), score
             for delta in reversed(self.deltas):
                 ahead, behind = player + delta, player - delta
-                if ahead not in floor or ahead in boxes:
-                    continue
-                i = boxes.index(behind) if behind in boxes else last
-                pulled = tuple(player if box == behind else box for box in boxes)
-                stack.append((ahead, pulled, i, swaps + (i != last), ttl - 1))
+                if ahead in floor and ahead not in boxes:
+                    i = boxes.index(behind) if behind in boxes else last
+                    pulled = tuple(player if box == behind else box for box in boxes)
+                    stack.append((ahead, pulled, i, swaps + (i != last), ttl - 1))
         return *best, sum(map(self._distance, best[1], targets))
 
     def _random_walk(self, rng: np.random.Generator, floor: set[int], player: int, boxes: tuple, prob: float) -> int:
@@ -433,8 +436,7 @@ class Sokoban(Grid):
     def _move(self, index: int) -> tuple[float, bool, bool, bool]:
         before = len(self.targets & set(self.boxes))
         moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
-        if moved is not None:
-            self.player, self.boxes = moved
+        self.player, self.boxes = moved or (self.player, self.boxes)
         on_target = len(self.targets & set(self.boxes))
         success = on_target == len(self.targets)
         return -0.1 + (on_target - before) + 10.0 * success, success, success, moved is not None
@@ -544,7 +546,114 @@ def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: t
     return None
 
 
-ENVS = {"bandit": Bandit, "frozenlake": FrozenLake, "sokoban": Sokoban}
+def countdown_steps(parts: Sequence[tuple[int, str]]) -> list[tuple]:
+    """The parts, (value, text) each, after any two became one by + - * /; only whole values above 0."""
+    steps = []
+    for (x, left), (y, right), *rest in permutations(parts):
+        made = {"+": x + y, "-": x - y, "*": x * y, "/": 0 if x % y else x // y}
+        steps += [((value, f"({left} {sign} {right})"), *rest) for sign, value in made.items() if value > 0]
+    return steps
+
+
+def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple[int, str]:
+    """(value, text) of an expression of all numbers, made in random steps."""
+    parts = [(n, str(n)) for n in numbers]
+    while len(parts) > 1:
+        steps = countdown_steps(parts)
+        parts = steps[rng.integers(len(steps))]
+    return parts[0][0], parts[0][1][1:-1]
+
+
+@lru_cache(maxsize=16384)
+def countdown_solution(parts: tuple, target: int) -> str | None:
+    """The first expression, in parentheses, of all (value, text) parts that makes `target`, or None: brute force."""
+    if len(parts) == 1:
+        return parts[0][1] if parts[0][0] == target else None
+    return next(filter(None, (countdown_solution(fewer, target) for fewer in countdown_steps(parts))), None)
+
+
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
+    """Sorted numbers and exact value of whole numbers joined by + - * / and parentheses, 100 characters at most. None:
+    it is something else, or divides by 0. Never raises.
+
+    >>> evaluate_expression("(3 + 5) / 2 * 1")
+    ([1, 2, 3, 5], Fraction(4, 1))
+    """
+    tokens = re.findall(r"[0-9]+|[^ ]", text) if re.fullmatch(r"[-+*/() 0-9]{1,100}", text) else []
+    rest = ["end", *reversed(tokens)]
+    try:
+        value = _parse(rest)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return (sorted(int(t) for t in tokens if t.isdigit()), value) if rest == ["end"] else None
+
+
+def _parse(rest: list[str], level: int = 0) -> Fraction:
+    """Take a sum (level 0), a product (1) or an atom (2) off the end of the reversed tokens; returns its value."""
+    if level == 2:
+        value = _parse(rest) if (token := rest.pop()) == "(" else Fraction(token)  # ValueError: no number
+        if token == "(" and rest.pop() != ")":
+            raise ValueError("a parenthesis is not closed")
+        return value
+    value = _parse(rest, level + 1)
+    while rest[-1] in ("+-", "*/")[level]:
+        value = OPERATORS[rest.pop()](value, _parse(rest, level + 1))
+    return value
+
+
+class Countdown(Env):
+    """Make the target of 3 or 4 numbers, each used once. The one action is an expression; other text is no action.
+    Numbers and targets are as large as upstream's. Numbers are in falling order, so instances are their own keys."""
+
+    TARGETS, PARTIAL = range(10, 101), 0.1  # PARTIAL: the reward for the right numbers and a wrong value
+    _read = staticmethod(evaluate_expression)
+
+    def __init__(self, *, numbers: int = 0, largest: int = 99, **common):
+        super().__init__(**(common | {"max_actions": 1}))
+        if numbers not in (0, 2, 3, 4) or not 5 <= largest <= 999:
+            raise ValueError(f"countdown wants numbers 2, 3, 4 or 0 (3 or 4), largest 5..999, got {numbers}, {largest}")
+        self.count, self.largest = numbers, largest
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        count, target = self.count or int(rng.integers(3, 5)), 0
+        while target not in self.TARGETS:
+            numbers = sorted(rng.integers(1, self.largest + 1, count).tolist(), reverse=True)
+            target, _ = random_expression(numbers, rng)
+        return ("countdown", tuple(numbers), target)
+
+    def _start(self, instance: tuple) -> None:
+        _, self.numbers, self.target = instance
+
+    def _move(self, expression: tuple[list[int], Fraction]) -> tuple[float, bool, bool, bool]:
+        right, success = expression[0] == sorted(self.numbers), expression == (sorted(self.numbers), self.target)
+        return 1.0 if success else self.PARTIAL * right, True, success, right
+
+    def observe(self) -> str:
+        return " ".join(self.statements())
+
+    def rules(self) -> str:
+        task = "Make the target of the numbers, each used exactly once, with + - * / and parentheses."
+        return f"{task} An action is an expression, such as (3 + 5) * 2. Reward 1, {self.PARTIAL} for a wrong value."
+
+    def statements(self) -> list[str]:
+        return [f"Target {self.target}.", f"Numbers {' '.join(map(str, self.numbers))}."]
+
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        return [countdown_solution(tuple((n, str(n)) for n in self.numbers), self.target)[1:-1]]
+
+    def greedy(self) -> str:
+        """The numbers in the order shown, with the signs + and - that come closest to the target."""
+        form, signs = " {} ".join(map(str, self.numbers)), product("+-", repeat=len(self.numbers) - 1)
+        return min((form.format(*s) for s in signs), key=lambda text: abs(evaluate_expression(text)[1] - self.target))
+
+    def random(self, count: int, rng: np.random.Generator) -> list[str]:
+        return [random_expression(self.numbers, rng)[1] for _ in range(count)]
+
+
+ENVS = {"bandit": Bandit, "frozenlake": FrozenLake, "sokoban": Sokoban, "countdown": Countdown}
 
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
@@ -574,6 +683,35 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     return env
 
 
+def stage_of(text: str, iteration: int | None = None) -> dict[str, float]:
+    """Environments of a curriculum at an iteration (None: in its last stage), each with its share of the groups.
+
+    'A + 2*B' mixes A and B as 1 to 2; 'A @50 > B' is A in iterations 0 to 49, then B; a stage may be a mixture.
+    Raises: ValueError for a missing, surplus or not rising @N, an empty part, a weight of 0, or by `make_env`.
+
+    >>> stage_of("frozenlake @50 > sokoban + 3*bandit", 50)
+    {'sokoban': 0.25, 'bandit': 0.75}
+    """
+    stages = [re.fullmatch(r"(.*?)(?:@\s*(\d+)\s*)?", stage, re.DOTALL).groups() for stage in text.split(">")]
+    ends = [0, *(float(end or "inf") for _, end in stages)]
+    if ends != sorted(set(ends)) or stages[-1][1]:
+        raise ValueError(f"all stages but the last, and only they, must end in @N, N rising from 1; got env={text!r}")
+    mixtures = [_shares(mixture, text) for mixture, _ in stages]
+    return mixtures[sum(iteration is None or end <= iteration for end in ends[1:-1])]
+
+
+def _shares(mixture: str, text: str) -> dict[str, float]:
+    weights = {}
+    for part in mixture.split("+"):
+        match = re.fullmatch(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*", part)
+        weight = float(match[1] or 1) if match else 0.0
+        if weight == 0:
+            raise ValueError(f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above 0")
+        spec = make_env(match[2]).spec
+        weights[spec] = weights.get(spec, 0.0) + weight
+    return {spec: weight / sum(weights.values()) for spec, weight in weights.items()}
+
+
 # ---------- instances
 
 
@@ -581,13 +719,12 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """The 256 distinct evaluation instances of an environment and 256 other held-out ones, drawn from fixed seeds.
 
-    Where prompts repeat (Bandit) the instances are simply drawn, and training shares them.
-    """
+    Where prompts repeat (Bandit) the instances are simply drawn, and training shares them."""
     env, taken, splits = make_env(spec), set(), {}
     for split in ("eval", "heldout"):
         rng, drawn = np.random.default_rng([EVAL_SEED, SPLITS.index(split)]), []
         while len(drawn) < SPLIT_SIZE:
-            drawn.append(_draw_outside(env, rng, set() if env.repeats else taken))
+            drawn.append(_draw_outside(env, rng, taken))
             taken.add(drawn[-1])
         splits[split] = tuple(drawn)
     return splits
@@ -595,7 +732,7 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set) -> tuple:
     for _ in range(MAX_DRAWS):
-        if (instance := env.draw(rng)) not in taken:
+        if (instance := env.draw(rng)) not in taken or env.repeats:
             return instance
     raise ValueError(f"env={env.spec!r} has too few different instances to keep {len(taken)} apart from training")
 
@@ -607,5 +744,4 @@ def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
         if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
             raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {path}")
         return reserved[split][path[0]]
-    blocked = set() if env.repeats else {*reserved["eval"], *reserved["heldout"]}
-    return _draw_outside(env, np.random.default_rng(list(path)), blocked)
+    return _draw_outside(env, np.random.default_rng(list(path)), {*reserved["eval"], *reserved["heldout"]})

@@ -70,7 +70,7 @@ def play_reference(config: Config, player: str) -> list[Trajectory]:
         rng = np.random.default_rng([SEED_EVAL, index])
         while not trajectory.status:
             if player == "random":
-                actions = [str(rng.choice(episode.env.actions))]
+                actions = episode.env.random(1, rng)
             elif player == "greedy":
                 actions = [episode.env.greedy()]
             else:
