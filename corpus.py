@@ -75,7 +75,7 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
         noisy = rng.random() < config.sft_noise
         count = min(int(rng.integers(1, most + 1) if noisy else rng.geometric(COMMIT_ONE)), most)
         actions = [] if noisy else env.demonstrate(count, rng)
-        actions = actions or rng.choice(env.actions, count).tolist()
+        actions = actions or env.random(count, rng)
         return format_response(" ".join(env.statements()) if config.think else "", actions, think=config.think)
 
     return recite(chat, Trajectory(seed, 0, system=system), episode, user, reply, config.max_context_tokens)
@@ -146,7 +146,7 @@ def random_reply(episode: Episode, skill: float, rng: np.random.Generator) -> st
         actions = best or env.demonstrate(count, rng)
     else:
         actions = []
-    return format_response(thought, actions or rng.choice(env.actions, count).tolist(), think=episode.think)
+    return format_response(thought, actions or env.random(count, rng), think=episode.think)
 
 
 # ---------- the corpus

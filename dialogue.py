@@ -75,7 +75,7 @@ class Episode:
     def system(self) -> str:
         most = min(self.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(most, 2), think=self.think)
-        names = "" if self.env.repeats else f"Actions: {', '.join(self.env.actions)}. "
+        names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {most} action{'s' * (most > 1)} a turn."
         return f"{self.env.rules()}\n{limits}\nReply {form} in at most {self.max_response_tokens} tokens."
 

@@ -1,18 +1,20 @@
-"""Environments: Bandit, FrozenLake and Sokoban behind one protocol (`Env`), their instances and their optimal plans.
+"""Environments: Bandit, FrozenLake, Sokoban and Countdown behind one protocol (`Env`), their instances and best plans.
 
 Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
 - members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
 - nothing depends on `hash()` or global random state, so a seed means the same instance in every process;
 - splits are disjoint by instance, not only by seed: small boards repeat, and an instance of the evaluation or held-out
-  set of an environment is never drawn for its training.
+  set of an environment is never drawn for its training;
+- Countdown needs no dataset: its problems are drawn, all can be solved, and Python's `eval` reads no expression.
 """
 
 import difflib
-import inspect
-from collections import deque
+import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from functools import lru_cache
-from itertools import product
+from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +35,7 @@ class Step(NamedTuple):
     reward: float
     terminated: bool  # the game ended by its rules
     truncated: bool  # the action budget ran out
-    info: dict  # success, valid (a legal action name), effective (something moved)
+    info: dict  # success, valid (a legal action), effective (something moved)
 
 
 # ---------- dynamics
@@ -41,10 +43,9 @@ class Step(NamedTuple):
 
 class Env:
     """The protocol. A subclass defines `actions`, `draw`, `_start`, `_move`, `observe`, `rules`, `greedy`, `plan` (best
-    commitment of at most k actions), `statements` (true sentences about the board; thoughts are checked by them) and
-    `optimal_length` (actions of a shortest solution when every move goes as intended; None: unsolvable)."""
+    commitment of at most k actions) and `statements` (true sentences about the board; thoughts are checked by them)."""
 
-    actions: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()  # names; () in a class whose instances name their own, or read any text (`_read`)
     repeats = False  # True: so few distinct prompts that splits cannot be disjoint (Bandit)
     max_reward = 1.0  # what a success pays
     blocking = False  # True: a step takes long (it waits for a program or a server) and is done in a thread
@@ -58,8 +59,7 @@ class Env:
         """Start the instance named by (split, seed); `member` of a group changes the transition noise only.
 
         Args: seed: for "train" any integer or sequence of integers >= 0, for "eval" and "heldout" an index below 256.
-        Returns: the first observation. Raises: ValueError for an unknown split or an index outside of it.
-        """
+        Returns: the first observation. Raises: ValueError for an unknown split or an index outside of it."""
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         path = [int(seed)] if isinstance(seed, (int, np.integer)) else [int(s) for s in seed]
@@ -74,16 +74,18 @@ class Env:
 
     def step(self, action: str) -> Step:
         """Execute one action. Any string is accepted: an unknown one, or one after the end, changes nothing."""
-        names = [name.lower() for name in self.actions]
-        index = names.index(action.strip().lower()) if action.strip().lower() in names else -1
-        if index < 0 or self.terminated or self.actions_left == 0:
-            info = {"success": False, "valid": False, "effective": False}
-            return Step(self.observe(), 0.0, self.terminated, self.actions_left == 0, info)
-        self.num_actions += 1
-        reward, self.terminated, success, effective = self._move(index)
+        move = None if self.terminated or self.actions_left == 0 else self._read(action.strip())
+        reward, success, effective = 0.0, False, False
+        if move is not None:
+            self.num_actions += 1
+            reward, self.terminated, success, effective = self._move(move)
         truncated = self.actions_left == 0 and not self.terminated
-        info = {"success": success, "valid": True, "effective": effective}
+        info = {"success": success, "valid": move is not None, "effective": effective}
         return Step(self.observe(), reward, self.terminated, truncated, info)
+
+    def _read(self, action: str):
+        """What `_move` takes: an index into `actions`, elsewhere what the text means. None: it is no action."""
+        return {name.lower(): index for index, name in enumerate(self.actions)}.get(action.lower())
 
     @property
     def actions_left(self) -> int:
@@ -93,13 +95,20 @@ class Env:
         """What a supervised demonstration does here: `count` moves of the optimal plan, fewer where the game ends."""
         return self.plan(count, self.actions_left)
 
+    def random(self, count: int, rng: np.random.Generator) -> list[str]:
+        """`count` random legal actions."""
+        return rng.choice(self.actions, count).tolist()
+
+    def optimal_length(self) -> int | None:
+        """Actions of a shortest solution when every move goes as intended; None: unsolvable."""
+        return 1
+
 
 class Bandit(Env):
     """Two arms known by name only. Low arm: 0.1 for sure; high arm: 1 with probability 0.25, else 0. One action."""
 
     PAIRS = {  # low arm/high arm; `jobs_test` is for generalisation only
-        "phoenix": "Phoenix/Dragon",
-        "trader": "Trader/Librarian", "engineer": "Engineer/Teacher",
+        "phoenix": "Phoenix/Dragon", "trader": "Trader/Librarian", "engineer": "Engineer/Teacher",
         "teacher": "Teacher/Engineer", "librarian": "Librarian/Trader",
         "jobs": "Teacher/Trader Nurse/StartupFounder Librarian/Investor Accountant/StockBroker "
         "Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber Planner/Artist "
@@ -149,9 +158,6 @@ class Bandit(Env):
     def greedy(self) -> str:
         return self.low  # the arm whose name says nothing and whose payment is sure
 
-    def optimal_length(self) -> int:
-        return 1
-
 
 class Grid(Env):
     """What FrozenLake and Sokoban share: cells numbered row by row, four moves, offsets in words."""
@@ -160,11 +166,9 @@ class Grid(Env):
 
     def _offset(self, a: int, b: int) -> str:
         """Where cell b lies as seen from cell a, such as '2 down 1 right'."""
-        (ra, ca), (rb, cb), words = divmod(a, self.size), divmod(b, self.size), []
-        for delta, less, more in ((rb - ra, "up", "down"), (cb - ca, "left", "right")):
-            if delta:
-                words.append(f"{abs(delta)} {more if delta > 0 else less}")
-        return " ".join(words) or "here"
+        (ra, ca), (rb, cb) = divmod(a, self.size), divmod(b, self.size)
+        ways = ((rb - ra, "up", "down"), (cb - ca, "left", "right"))
+        return " ".join(f"{abs(n)} {more if n > 0 else less}" for n, less, more in ways if n) or "here"
 
     def _distance(self, a: int, b: int) -> int:
         (ra, ca), (rb, cb) = divmod(a, self.size), divmod(b, self.size)
@@ -193,8 +197,7 @@ class FrozenLake(Grid):
     """Walk from a random start to a random goal over ice with holes; a move slips to one side with some probability.
 
     Boards are drawn as upstream draws them: every cell is ice with `frozen_prob`, start and goal differ, a path exists.
-    `success_rate` is the probability of the intended direction; the rest is shared by the two perpendicular ones.
-    """
+    `success_rate` is the probability of the intended direction; the rest is shared by the two perpendicular ones."""
 
     actions = ("Left", "Down", "Right", "Up")
     DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))
@@ -211,7 +214,7 @@ class FrozenLake(Grid):
             holes = set(np.flatnonzero(rng.random(self.size**2) >= self.frozen_prob).tolist())
             start, goal = (int(c) for c in rng.choice(self.size**2, size=2, replace=False))
             holes -= {start, goal}
-            if lake_distances(self.size, frozenset(holes), goal)[start] is not None:
+            if start in lake_distances(self.size, frozenset(holes), goal):
                 return ("frozenlake", self.size, tuple(sorted(holes)), start, goal)
 
     def _start(self, instance: tuple) -> None:
@@ -277,7 +280,7 @@ class FrozenLake(Grid):
         distances, moves, cell = lake_distances(self.size, self.holes, self.goal), [], self.player
         while len(moves) < count and cell != self.goal:
             near = {i: lake_neighbour(self.size, cell, i) for i in range(4)}
-            nearer = [i for i, n in near.items() if distances[n] == distances[cell] - 1]
+            nearer = [i for i, n in near.items() if distances.get(n) == distances[cell] - 1]
             moves.append(nearer[rng.integers(len(nearer))])
             cell = near[moves[-1]]
         return [self.actions[i] for i in moves]
@@ -285,18 +288,15 @@ class FrozenLake(Grid):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The best commitment of at most `max_actions` moves: exact dynamic programming over the turns left."""
         plans = lake_plans(self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions)
-        code, path = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left]), []
-        while code:
-            code, digit = divmod(code, 5)
-            path.append(self.actions[digit - 1])
-        return path[::-1]
+        code = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left])
+        return [self.actions[int(digit) - 1] for digit in np.base_repr(code, 5).strip("0")]  # 0: no move
 
     def greedy(self) -> str:
         """Walk to the goal blind to holes; where two directions approach it, the vertical one comes first."""
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
     def optimal_length(self) -> int | None:
-        return lake_distances(self.size, self.holes, self.goal)[self.player]
+        return lake_distances(self.size, self.holes, self.goal).get(self.player)
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
@@ -306,15 +306,12 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def lake_distances(size: int, holes: frozenset, goal: int) -> list[int | None]:
-    """Moves from every cell to the goal around the holes (None: no path), by breadth-first search."""
-    distance: list[int | None] = [None] * (size * size)
-    distance[goal], queue = 0, deque([goal])
-    while queue:
-        cell = queue.popleft()
-        for direction in range(4):
-            near = lake_neighbour(size, cell, direction)
-            if near not in holes and distance[near] is None:
+def lake_distances(size: int, holes: frozenset, goal: int) -> dict[int, int]:
+    """Moves to the goal around the holes, from every cell that has a path to it, by breadth-first search."""
+    distance, queue = {goal: 0}, [goal]
+    for cell in queue:  # which grows meanwhile
+        for near in (lake_neighbour(size, cell, direction) for direction in range(4)):
+            if near not in holes and near not in distance:
                 distance[near] = distance[cell] + 1
                 queue.append(near)
     return distance
@@ -326,16 +323,12 @@ def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: i
 
     Value iteration over turns, V_t(s, a) = max over sequences q of 1..k actions of E[V_{t-1}(s', a - |q|)] - cost |q|,
     where goal and holes absorb. With k = 1 and as many turns as actions this is the closed-loop optimum. Ties: the
-    shortest sequence, then the order Left, Down, Right, Up.
-    """
+    shortest sequence, then the order Left, Down, Right, Up."""
     cells, side = size * size, (1.0 - success_rate) / 2
     single = np.zeros((4, cells, cells))  # (action, from, to)
-    for action, cell in product(range(4), range(cells)):
-        if cell == goal or cell in holes:
-            single[action, cell, cell] = 1.0
-            continue
-        for turn, prob in ((-1, side), (0, success_rate), (1, side)):
-            single[action, cell, lake_neighbour(size, cell, (action + turn) % 4)] += prob
+    for action, cell, (turn, prob) in product(range(4), range(cells), ((-1, side), (0, success_rate), (1, side))):
+        after = cell if cell == goal or cell in holes else lake_neighbour(size, cell, (action + turn) % 4)
+        single[action, cell, after] += prob
     moves, codes = [single], [np.arange(1, 5)]  # moves[j - 1]: (4**j, from, to), one matrix per sequence of j actions
     for _ in range(min(k, budget) - 1):
         moves.append((moves[-1][:, None] @ single[None]).reshape(-1, cells, cells))
@@ -359,8 +352,7 @@ def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: i
 class Sokoban(Grid):
     """Push every box onto a target. Rooms are made as upstream makes them: random walk, reverse play, player walk.
 
-    `search_depth` limits the reverse play (300 for the 6x6 room with one box, 10 for 8x8 with two, 30 for "newvocab").
-    """
+    `search_depth` limits the reverse play: 300 for 6x6 rooms with one box, 10 for 8x8 with two, 30 for "newvocab"."""
 
     actions = ("Up", "Down", "Left", "Right")
     SYMBOLS = {"default": "#_O√XPS", "newvocab": "W.GCBA@"}  # wall, floor, target, box on it, box, you, you on target
@@ -402,9 +394,8 @@ class Sokoban(Grid):
             if rng.random() < 0.35:
                 direction = directions[rng.integers(4)]
             row, col = (min(max(int(x) + d, 1), size - 2) for x, d in zip((row, col), direction, strict=True))
-            for r, c in self.MASKS[rng.integers(5)]:
-                if 1 <= row - 1 + r <= size - 2 and 1 <= col - 1 + c <= size - 2:
-                    floor.add((row - 1 + r) * size + col - 1 + c)
+            stamp = ((row - 1 + r, col - 1 + c) for r, c in self.MASKS[rng.integers(5)])
+            floor |= {r * size + c for r, c in stamp if 1 <= r <= size - 2 and 1 <= c <= size - 2}
         return floor
 
     def _reverse_play(self, floor: set[int], player: int, targets: tuple) -> tuple[int, tuple, int]:
@@ -422,30 +413,23 @@ class Sokoban(Grid):
                 best, best_score = (player, boxes), score
             for delta in reversed(self.deltas):
                 ahead, behind = player + delta, player - delta
-                if ahead not in floor or ahead in boxes:
-                    continue
-                if behind in boxes:
-                    i = boxes.index(behind)
-                    pulled = (*boxes[:i], player, *boxes[i + 1 :])
+                if ahead in floor and ahead not in boxes:
+                    i = boxes.index(behind) if behind in boxes else last
+                    pulled = tuple(player if box == behind else box for box in boxes)
                     stack.append((ahead, pulled, i, swaps + (i != last), ttl - 1))
-                else:
-                    stack.append((ahead, boxes, last, swaps, ttl - 1))
         return *best, sum(map(self._distance, best[1], targets))
 
     def _random_walk(self, rng: np.random.Generator, floor: set[int], player: int, boxes: tuple, prob: float) -> int:
         """Up to three steps away from the box, so that the player does not always start next to it."""
         visited = [player]
-        if rng.random() > prob:
-            return player
-        for _ in range(3):
-            options = [player + d for d in self.deltas if player + d in floor and player + d not in (*boxes, *visited)]
+        while rng.random() <= prob and len(visited) <= 3:
+            near = (visited[-1] + delta for delta in self.deltas)
+            options = [cell for cell in near if cell in floor and cell not in (*boxes, *visited)]
             if not options:
                 break
-            player = options[rng.integers(len(options))]
-            visited.append(player)
-            if rng.random() > 0.5:
-                break
-        return player
+            visited.append(options[rng.integers(len(options))])
+            prob = 0.5
+        return visited[-1]
 
     def _start(self, instance: tuple) -> None:
         _, _, _, floor, targets, self.player, self.boxes = instance
@@ -454,8 +438,7 @@ class Sokoban(Grid):
     def _move(self, index: int) -> tuple[float, bool, bool, bool]:
         before = len(self.targets & set(self.boxes))
         moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
-        if moved is not None:
-            self.player, self.boxes = moved
+        self.player, self.boxes = moved or (self.player, self.boxes)
         on_target = len(self.targets & set(self.boxes))
         success = on_target == len(self.targets)
         return -0.1 + (on_target - before) + 10.0 * success, success, success, moved is not None
@@ -542,39 +525,137 @@ class Sokoban(Grid):
 
 def sokoban_move(floor: frozenset, player: int, boxes: tuple, delta: int) -> tuple[int, tuple] | None:
     """(player, boxes) after a move or push by `delta`, or None where it is blocked. Boxes stay sorted."""
-    ahead = player + delta
-    if ahead not in floor:
+    ahead, beyond = player + delta, player + 2 * delta
+    if ahead not in floor or (ahead in boxes and (beyond not in floor or beyond in boxes)):
         return None
-    if ahead in boxes:
-        beyond = ahead + delta
-        if beyond not in floor or beyond in boxes:
-            return None
-        boxes = tuple(sorted(beyond if b == ahead else b for b in boxes))
-    return ahead, boxes
+    pushed = (beyond if box == ahead else box for box in boxes)
+    return ahead, tuple(sorted(pushed)) if ahead in boxes else boxes
 
 
 @lru_cache(maxsize=16384)
 def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: tuple, deltas: tuple) -> tuple | None:
     """A shortest sequence of action indices that puts all boxes on targets, or None. Ties: action order."""
-    start = (player, boxes)
-    parent, queue = {start: None}, deque([start])
-    while queue:
-        state = queue.popleft()
+    paths = {(player, boxes): ()}
+    queue = list(paths)
+    for state in queue:  # which grows meanwhile
         if targets.issuperset(state[1]):
-            path = []
-            while parent[state] is not None:
-                state, index = parent[state]
-                path.append(index)
-            return tuple(reversed(path))
+            return paths[state]
         for index, delta in enumerate(deltas):
             moved = sokoban_move(floor, *state, delta)
-            if moved is not None and moved not in parent:
-                parent[moved] = (state, index)
+            if moved is not None and moved not in paths:
+                paths[moved] = (*paths[state], index)
                 queue.append(moved)
     return None
 
 
-ENVS = {"bandit": Bandit, "frozenlake": FrozenLake, "sokoban": Sokoban}
+def countdown_steps(parts: Sequence[tuple[int, str]]) -> list[tuple]:
+    """The parts, (value, text) each, after any two became one by + - * /; only whole values above 0."""
+    steps = []
+    for (x, left), (y, right), *rest in permutations(parts):
+        made = {"+": x + y, "-": x - y, "*": x * y, "/": 0 if x % y else x // y}
+        steps += [((value, f"({left} {sign} {right})"), *rest) for sign, value in made.items() if value > 0]
+    return steps
+
+
+def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple[int, str]:
+    """(value, text) of an expression of all numbers, made in random steps."""
+    parts = [(n, str(n)) for n in numbers]
+    while len(parts) > 1:
+        steps = countdown_steps(parts)
+        parts = steps[rng.integers(len(steps))]
+    return parts[0][0], parts[0][1][1:-1]
+
+
+@lru_cache(maxsize=16384)
+def countdown_solution(parts: tuple, target: int) -> str | None:
+    """The first expression, in parentheses, of all (value, text) parts that makes `target`, or None: brute force."""
+    if len(parts) == 1:
+        return parts[0][1] if parts[0][0] == target else None
+    return next(filter(None, (countdown_solution(fewer, target) for fewer in countdown_steps(parts))), None)
+
+
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
+    """Sorted numbers and exact value of whole numbers joined by + - * / and parentheses, 100 characters at most. None:
+    it is something else, or divides by 0. Never raises.
+
+    >>> evaluate_expression("(3 + 5) / 2 * 1")
+    ([1, 2, 3, 5], Fraction(4, 1))
+    """
+    tokens = re.findall(r"[0-9]+|[^ ]", text) if re.fullmatch(r"[-+*/() 0-9]{1,100}", text) else []
+    rest = ["end", *reversed(tokens)]
+    try:
+        value = _parse(rest)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return (sorted(int(t) for t in tokens if t.isdigit()), value) if rest == ["end"] else None
+
+
+def _parse(rest: list[str], level: int = 0) -> Fraction:
+    """Take a sum (level 0), a product (1) or an atom (2) off the end of the reversed tokens; returns its value."""
+    if level == 2:
+        value = _parse(rest) if (token := rest.pop()) == "(" else Fraction(token)  # ValueError: no number
+        if token == "(" and rest.pop() != ")":
+            raise ValueError("a parenthesis is not closed")
+        return value
+    value = _parse(rest, level + 1)
+    while rest[-1] in ("+-", "*/")[level]:
+        value = OPERATORS[rest.pop()](value, _parse(rest, level + 1))
+    return value
+
+
+class Countdown(Env):
+    """Make the target of 3 or 4 numbers, each used once. The one action is an expression; other text is no action.
+    Numbers and targets are as large as upstream's. Numbers are in falling order, so instances are their own keys."""
+
+    TARGETS, PARTIAL = range(10, 101), 0.1  # PARTIAL: the reward for the right numbers and a wrong value
+    _read = staticmethod(evaluate_expression)
+
+    def __init__(self, *, numbers: int = 0, largest: int = 99, **common):
+        super().__init__(**(common | {"max_actions": 1}))
+        if numbers not in (0, 2, 3, 4) or not 5 <= largest <= 999:
+            raise ValueError(f"countdown wants numbers 2, 3, 4 or 0 (3 or 4), largest 5..999, got {numbers}, {largest}")
+        self.count, self.largest = numbers, largest
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        count, target = self.count or int(rng.integers(3, 5)), 0
+        while target not in self.TARGETS:
+            numbers = sorted(rng.integers(1, self.largest + 1, count).tolist(), reverse=True)
+            target, _ = random_expression(numbers, rng)
+        return ("countdown", tuple(numbers), target)
+
+    def _start(self, instance: tuple) -> None:
+        _, self.numbers, self.target = instance
+
+    def _move(self, expression: tuple[list[int], Fraction]) -> tuple[float, bool, bool, bool]:
+        right, success = expression[0] == sorted(self.numbers), expression == (sorted(self.numbers), self.target)
+        return 1.0 if success else self.PARTIAL * right, True, success, right
+
+    def observe(self) -> str:
+        return " ".join(self.statements())
+
+    def rules(self) -> str:
+        task = "Make the target of the numbers, each used exactly once, with + - * / and parentheses."
+        return f"{task} An action is an expression, such as (3 + 5) * 2. Reward 1, {self.PARTIAL} for a wrong value."
+
+    def statements(self) -> list[str]:
+        return [f"Target {self.target}.", f"Numbers {' '.join(map(str, self.numbers))}."]
+
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        return [countdown_solution(tuple((n, str(n)) for n in self.numbers), self.target)[1:-1]]
+
+    def greedy(self) -> str:
+        """The numbers in the order shown, with the signs + and - that come closest to the target."""
+        form, signs = " {} ".join(map(str, self.numbers)), product("+-", repeat=len(self.numbers) - 1)
+        return min((form.format(*s) for s in signs), key=lambda text: abs(evaluate_expression(text)[1] - self.target))
+
+    def random(self, count: int, rng: np.random.Generator) -> list[str]:
+        return [random_expression(self.numbers, rng)[1] for _ in range(count)]
+
+
+ENVS = {"bandit": Bandit, "frozenlake": FrozenLake, "sokoban": Sokoban, "countdown": Countdown}
 
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
@@ -588,9 +669,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     if name not in ENVS:
         near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
         raise ValueError(f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?")
-    parameters = inspect.signature(ENVS[name].__init__).parameters
-    legal = {k: p.default for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    kwargs = {}
+    legal, kwargs = ENVS[name].__init__.__kwdefaults__, {}
     for item in filter(None, options.split(",")):
         key, _, value = item.partition("=")
         if key not in legal:
@@ -606,6 +685,35 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     return env
 
 
+def stage_of(text: str, iteration: int | None = None) -> dict[str, float]:
+    """Environments of a curriculum at an iteration (None: in its last stage), each with its share of the groups.
+
+    'A + 2*B' mixes A and B as 1 to 2; 'A @50 > B' is A in iterations 0 to 49, then B; a stage may be a mixture.
+    Raises: ValueError for a missing, surplus or not rising @N, an empty part, a weight of 0, or by `make_env`.
+
+    >>> stage_of("frozenlake @50 > sokoban + 3*bandit", 50)
+    {'sokoban': 0.25, 'bandit': 0.75}
+    """
+    stages = [re.fullmatch(r"(.*?)(?:@\s*(\d+)\s*)?", stage, re.DOTALL).groups() for stage in text.split(">")]
+    ends = [0, *(float(end or "inf") for _, end in stages)]
+    if ends != sorted(set(ends)) or stages[-1][1]:
+        raise ValueError(f"all stages but the last, and only they, must end in @N, N rising from 1; got env={text!r}")
+    mixtures = [_shares(mixture, text) for mixture, _ in stages]
+    return mixtures[sum(iteration is None or end <= iteration for end in ends[1:-1])]
+
+
+def _shares(mixture: str, text: str) -> dict[str, float]:
+    weights = {}
+    for part in mixture.split("+"):
+        match = re.fullmatch(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*", part)
+        weight = float(match[1] or 1) if match else 0.0
+        if weight == 0:
+            raise ValueError(f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above 0")
+        spec = make_env(match[2]).spec
+        weights[spec] = weights.get(spec, 0.0) + weight
+    return {spec: weight / sum(weights.values()) for spec, weight in weights.items()}
+
+
 # ---------- instances
 
 
@@ -613,13 +721,12 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """The 256 distinct evaluation instances of an environment and 256 other held-out ones, drawn from fixed seeds.
 
-    Where prompts repeat (Bandit) the instances are simply drawn, and training shares them.
-    """
+    Where prompts repeat (Bandit) the instances are simply drawn, and training shares them."""
     env, taken, splits = make_env(spec), set(), {}
     for split in ("eval", "heldout"):
         rng, drawn = np.random.default_rng([EVAL_SEED, SPLITS.index(split)]), []
         while len(drawn) < SPLIT_SIZE:
-            drawn.append(_draw_outside(env, rng, set() if env.repeats else taken))
+            drawn.append(_draw_outside(env, rng, taken))
             taken.add(drawn[-1])
         splits[split] = tuple(drawn)
     return splits
@@ -627,7 +734,7 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set) -> tuple:
     for _ in range(MAX_DRAWS):
-        if (instance := env.draw(rng)) not in taken:
+        if (instance := env.draw(rng)) not in taken or env.repeats:
             return instance
     raise ValueError(f"env={env.spec!r} has too few different instances to keep {len(taken)} apart from training")
 
@@ -639,5 +746,4 @@ def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
         if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
             raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {path}")
         return reserved[split][path[0]]
-    blocked = set() if env.repeats else {*reserved["eval"], *reserved["heldout"]}
-    return _draw_outside(env, np.random.default_rng(list(path)), blocked)
+    return _draw_outside(env, np.random.default_rng(list(path)), {*reserved["eval"], *reserved["heldout"]})

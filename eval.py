@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from dialogue import format_response
 from engine import make_engine
-from envs import env_stage
+from envs import stage_of
 from model import Policy, load_model
 from parallel import collect_all, rank, score_tokens, set_up, synchronize, tear_down, world_size
 from rollout import Chat, Trajectory, Turn, make_episode, sequences, summarize
@@ -71,7 +71,7 @@ def play_reference(config: Config, player: str) -> list[Trajectory]:
         rng = np.random.default_rng([SEED_EVAL, index])
         while not trajectory.status:
             if player == "random":
-                actions = [str(rng.choice(episode.env.actions))]
+                actions = episode.env.random(1, rng)
             elif player == "greedy":
                 actions = [episode.env.greedy()]
             else:
@@ -119,7 +119,7 @@ def evaluate(config: Config, engine, chat: Chat, policy: Policy) -> tuple[dict[s
 
 def scored_envs(config: Config) -> list[str]:
     """The environments that are scored: those of `eval_env`, else of the last stage of training."""
-    return list(env_stage(config.eval_env or config.env, None))
+    return list(stage_of(config.eval_env or config.env, None))
 
 
 def evaluate_all(config: Config, engine, chat: Chat, policy: Policy) -> dict[str, tuple[dict, list[Trajectory]]]:

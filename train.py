@@ -39,7 +39,7 @@ import parallel
 import starpo
 from diagnostics import stop_reason
 from engine import check_installed, make_engine
-from envs import env_stage
+from envs import stage_of
 from eval import evaluate_all, newest_checkpoint, reference_rows, scored_envs, table, trajectory_record, write_jsonl
 from model import Critic, Policy, add_lora, compile_blocks, load_model, save_adapter
 from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask
@@ -171,7 +171,7 @@ def play(learner: Learner, engine, chat: Chat) -> list[Trajectory]:
         for group in range(config.num_groups)
         for member in range(config.group_size)
     ]
-    specs, weights = zip(*env_stage(config.env, learner.step).items(), strict=True)
+    specs, weights = zip(*stage_of(config.env, learner.step).items(), strict=True)
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     envs = np.repeat(rng.choice(specs, size=config.num_groups, p=weights), config.group_size).tolist()
     parallel.synchronize(engine, learner.policy)
@@ -393,7 +393,7 @@ def main(argv: list[str]) -> None:
     config, _, sources = load_config(argv)
     device, dtype = parallel.set_up(config)
     check_installed(config)
-    for env in (*env_stage(config.env, 0), *scored_envs(config)):
+    for env in (*stage_of(config.env, 0), *scored_envs(config)):
         make_episode(config, env)  # what is wrong with it is said before the long part
     out_dir = Path(config.out_dir)
     check_out_dir(config)

@@ -16,10 +16,10 @@ import configurator
 from configurator import Config, check_type, describe, help_text, load_config, load_saved, parse_text, save_config
 
 ROOT = Path(configurator.__file__).resolve().parent
-EXPERIMENTS = sorted(
-    f"{env}_{estimator}" for env in ("bandit", "sokoban", "frozenlake") for estimator in ("ppo", "grpo")
-)
-OVERLAYS = ["base", "frozenlake_det", "frozenlake_v1", "lora", "sokoban_large", "starpo_vanilla", "tiny"]
+WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
+EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
+OVERLAYS = sorted("""base frozenlake_det frozenlake_v1 lora sokoban_large starpo_vanilla tiny dr_grpo rloo
+    reinforce_plus_plus bi_level top_p think_reward all_text online_5 single_turn curriculum mixture""".split())
 
 
 def load(*argv):
@@ -340,7 +340,7 @@ def test_overlay_loads_on_an_experiment(name):
 
 
 def test_ppo_and_grpo_differ_in_the_estimator_only():
-    for env in ("bandit", "sokoban", "frozenlake"):
+    for env in WORLDS:
         ppo, grpo = load(shipped(f"{env}_ppo")), load(shipped(f"{env}_grpo"))
         assert replace(ppo, estimator="grpo", out_dir=grpo.out_dir) == grpo
 

@@ -5,8 +5,10 @@ CPU, under a minute.
     python -m pytest -q tests/test_envs.py
 """
 
+import ast
 import doctest
 import hashlib
+import json
 import math
 import os
 import pathlib
@@ -15,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from itertools import product
 
@@ -25,8 +29,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envs
+from configurator import load_config
 from dialogue import Episode, check_thought, format_response, parse_response
-from envs import make_env
+from envs import evaluate_expression, make_env, stage_of
 
 LAKE_V1 = "frozenlake:frozen_prob=0.8,success_rate=0.3333333333333333"
 LAKE_V2 = "frozenlake:frozen_prob=0.9,success_rate=0.8"
@@ -34,6 +39,7 @@ LAKE_SURE = "frozenlake:frozen_prob=0.9,success_rate=1"
 SIMPLE = "sokoban"
 LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
+SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
 
 # size 4, start (1,1), goal (3,4), holes (1,3) (2,2) (4,1); cells are numbered row by row from 0
@@ -401,7 +407,7 @@ def test_sokoban_unsolvable_room_has_no_plan():
 def prompt_digest():
     """sha256 over first prompts of several environments, seeds, splits and members, and over what slips do."""
     digest = hashlib.sha256()
-    for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs"):
+    for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs", SMALL_COUNTDOWN):
         for observation in ("grid", "relations"):
             env = make_env(spec, observation=observation)
             episode = Episode(env)
@@ -442,7 +448,7 @@ def test_splits_are_disjoint():
     assert len(train) > 1000
 
 
-@pytest.mark.parametrize("spec", [SIMPLE, LARGER, LAKE_V1])
+@pytest.mark.parametrize("spec", [SIMPLE, LARGER, LAKE_V1, SMALL_COUNTDOWN])
 def test_reserved_sets_are_distinct(spec):
     reserved = envs.reserved_instances(spec)
     assert len(set(reserved["eval"])) == len(set(reserved["heldout"])) == 256
@@ -776,6 +782,289 @@ def test_legend_decodes_lakes():
         cells = [means[symbol] for symbol in env.reset(seed).replace("\n", "")]
         assert {i for i, m in enumerate(cells) if m == "hole"} == env.holes
         assert (cells.index("you"), cells.index("goal")) == (env.player, env.goal)
+
+
+# ---------- Countdown
+
+
+def countdown(numbers, target):
+    env = make_env("countdown")
+    env.start(("countdown", numbers, target), [0])
+    return env
+
+
+@pytest.mark.parametrize(
+    "action, reward",
+    [
+        ("(3 + 5) * 2", 1.0),
+        (" 2*(5+3) ", 1.0),
+        ("((3)+(05)) * 2", 1.0),
+        ("5 * 3 + 2 / 2", 0.0),  # 16, but 2 is used twice
+        ("3 * 5 + 1", 0.0),  # 16, but of 1
+        ("(3 + 5)", 0.0),  # 2 is not used
+        ("32 / 5", 0.0),  # digits, not numbers
+        ("3 + 5 * 2", 0.1),  # 13: products come first
+        ("5 - 3 - 2", 0.1),  # 0
+        ("2 / (3 - 5)", 0.1),  # -1
+    ],
+)
+def test_countdown_pays_by_hand(action, reward):
+    env = countdown((5, 3, 2), 16)
+    step = env.step(action)
+    assert (step.reward, step.terminated, step.truncated) == (reward, True, False)
+    assert step.info == {"success": reward == 1, "valid": True, "effective": reward > 0}
+    assert not env.step("(3 + 5) * 2").info["valid"]  # one action a game
+
+
+def test_countdown_is_exact():
+    # 8 / (3 - 8 / 3) = 8 / (1 / 3) = 24, in floating point 23.99..; the solver takes whole steps only, so it finds none
+    assert countdown((8, 8, 3, 3), 24).step("8 / (3 - 8 / 3)").info["success"]
+    assert envs.countdown_solution(tuple((n, str(n)) for n in (8, 8, 3, 3)), 24) is None
+    assert envs.countdown_solution(((6, "6"), (2, "2")), 3) == "(6 / 2)"
+    assert envs.countdown_solution(((2, "2"), (6, "6")), 4) == "(6 - 2)"
+
+
+NO_EXPRESSIONS = (
+    "", " ", "Up", "3 +", "+ 3", "-3 + 5", "3 5", "3 + 5 = 8", "2 ** 3", "9**9**9**9", "7 // 2", "2(3)", "(2)(3)", "()",
+    "(3 + 5", "3 + 5)", "1)+(2", "5 / 0", "5 / (3 - 3)", "3.5 + 1", "1e2", "1_0", "0x1", "3,5", "٣ + ٥", "３+５", "²+1",
+    "1\0+1", "1\n+1", "1\t+1", "1 || 2", "__import__('os')", "end", "9" * 100_000, "1+" * 100_000, "(" * 100_000,
+    "(" * 50_000 + "1" + ")" * 50_000, "(" * 100, ")" * 100, "(" * 50 + "1" + ")" * 50,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_EXPRESSIONS, ids=range(len(NO_EXPRESSIONS)))
+def test_no_expression_is_no_action(text):
+    env = countdown((5, 3, 2), 16)
+    assert evaluate_expression(text) is None
+    step = env.step(text)
+    assert (step.reward, step.terminated, step.truncated, step.info["valid"]) == (0.0, False, False, False)
+    assert env.step("(3 + 5) * 2").info["success"]  # the one action was not spent
+
+
+def test_longest_expressions():
+    assert evaluate_expression("9" * 100) == ([10**100 - 1], 10**100 - 1)
+    assert evaluate_expression("(" * 49 + "12" + ")" * 49) == ([12], 12)  # 100 characters
+    assert evaluate_expression("1" + "+1" * 49 + " ") == ([1] * 50, 50)
+
+
+def python_reads(text):
+    """(numbers, value) by Python's own grammar: binary + - * / of whole numbers and nothing else, else None."""
+    if len(text) > 100 or not set(text) <= set("0123456789+-*/() "):
+        return None
+    try:
+        tree = ast.parse(re.sub(r"\b0+(?=\d)", "", text).strip(), mode="eval")  # no leading zeros in Python
+    except SyntaxError:
+        return None
+    legal = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Constant)
+    if not all(isinstance(node, legal) for node in ast.walk(tree)):
+        return None
+    numbers = sorted(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    try:
+        return numbers, eval(re.sub(r"(\d+)", r"Fraction('\1')", text).strip(), {"Fraction": Fraction})
+    except ZeroDivisionError:
+        return None
+
+
+EXPRESSIONS = st.recursive(
+    st.integers(0, 30).map(str),
+    lambda part: st.tuples(part, st.sampled_from("+-*/"), part, st.sampled_from(("{}", "({})", " ( {} )"))).map(
+        lambda parts: parts[3].format(f"{parts[0]}{parts[1]} {parts[2]}")
+    ),
+    max_leaves=8,
+)
+LEGAL_CHARACTERS = st.text("0123456789+-*/() ", max_size=12)
+
+
+@settings(deadline=None, max_examples=150)
+@given(EXPRESSIONS, LEGAL_CHARACTERS, st.integers(0, 99), st.integers(0, 3))
+def test_expressions_are_read_as_python_reads_them(text, inserted, at, removed):
+    for changed in (text, inserted, text[:at] + text[at + removed :], text[:at] + inserted + text[at:]):
+        assert evaluate_expression(changed) == python_reads(changed), changed
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(max_size=200))
+def test_any_text_is_an_expression_or_not(text):
+    assert evaluate_expression(text) == python_reads(text)
+    episode = Episode(countdown((5, 3, 2), 16), max_turns=1)
+    episode.open(episode.env.observe())
+    outcome = episode.step(f"<think></think><answer>{text}</answer>")
+    assert outcome.status in ("success", "failure", "out_of_turns") and -0.1 <= outcome.reward <= 1
+
+
+@pytest.mark.parametrize("spec", ["countdown", "countdown:numbers=2", SMALL_COUNTDOWN, "countdown:numbers=4"])
+def test_countdown_problems_can_be_solved(spec):
+    env, instances = raw_draws(spec, 150)
+    rng, wins = np.random.default_rng(0), Counter()
+    for instance in instances:
+        _, numbers, target = instance
+        assert len(numbers) in ([3, 4] if spec == "countdown" else [int(re.search(r"numbers=(\d)", spec)[1])])
+        assert list(numbers) == sorted(numbers, reverse=True) and 10 <= target <= 100
+        assert numbers[-1] >= 1 and numbers[0] <= (9 if spec == SMALL_COUNTDOWN else 99)
+        for player in ("random", "greedy", "optimal"):
+            env.start(instance, [0])
+            text = {"random": env.random(1, rng)[0], "greedy": env.greedy(), "optimal": env.plan(1, 1)[0]}[player]
+            used, value = python_reads(text)
+            assert used == sorted(numbers)
+            assert player == "greedy" or (value > 0 and value.denominator == 1)
+            wins[player] += env.step(text).info["success"]
+            assert env.terminated and env.optimal_length() == 1
+    assert wins["optimal"] == 150 > wins["greedy"]
+
+
+def test_countdown_draws():
+    _, instances = raw_draws("countdown", 600)
+    four = sum(len(numbers) == 4 for _, numbers, _ in instances)
+    assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
+    targets = Counter((target - 10) // 31 for _, _, target in instances)  # 10 to 40, 41 to 71, 72 to 100
+    assert set(targets) == {0, 1, 2} and min(targets.values()) > 120
+    assert {n for _, numbers, _ in instances for n in numbers} == set(range(1, 100))
+    plans = "".join(countdown(*instance[1:]).plan(1, 1)[0] for instance in instances)
+    assert set(plans) == set("0123456789+-*/() ")
+
+
+def test_countdown_splits_know_no_order_of_numbers():
+    # 165 multisets of three numbers up to 9, so problems repeat: 602 different ones among 1000 draws
+    env = make_env(SMALL_COUNTDOWN)
+    reserved = {key for part in envs.reserved_instances(SMALL_COUNTDOWN).values() for key in part}
+    train = set()
+    for seed in range(600):
+        env.reset([seed, 1])
+        train.add((tuple(sorted(env.numbers)), env.target))
+    assert len(reserved) == 512 and len(train) > 200
+    assert not train & {(tuple(sorted(numbers)), target) for _, numbers, target in reserved}
+
+
+def test_countdown_texts():
+    env = countdown((25, 7, 3), 96)
+    assert env.observe() == "Target 96. Numbers 25 7 3."
+    assert env.statements() == ["Target 96.", "Numbers 25 7 3."]
+    assert env.greedy() == "25 + 7 + 3"  # 35, 29, 21 and 15
+    assert countdown((25, 7, 3), 20).greedy() == "25 - 7 + 3"
+    assert env.plan(5, 5) == ["(25 + 7) * 3"] and countdown((5, 2), 10).plan(1, 1) == ["5 * 2"]
+    assert {make_env("countdown", observation=mode).reset(3) for mode in envs.OBSERVATIONS} == {
+        make_env("countdown").reset(3)
+    }
+    for options in ("numbers=5", "numbers=1", "largest=4", "largest=1000"):
+        with pytest.raises(ValueError, match=r"countdown wants numbers 2, 3, 4 or 0 \(3 or 4\), largest 5\.\.999"):
+            make_env(f"countdown:{options}")
+
+
+def test_countdown_dialogue():
+    episode = Episode(make_env("countdown"))
+    system, _ = episode.reset(0)
+    assert system == episode.reset(1)[0] and "Actions:" not in system and "At most 1 action a turn." in system
+    episode.env.start(("countdown", (5, 3, 2), 16), [0])
+    outcome = episode.step("<think>Target 16. Numbers 5 3.</think><answer>(3 + 5) * 2 = 16</answer>")
+    head = 'Reward -0.1. Unknown action: "(3 + 5) * 2 = 16". No action was executed; nothing changed.'
+    assert outcome.user == f"{head}\nTurn 2 of 5, 1 action left.\nTarget 16. Numbers 5 3 2."
+    assert (outcome.info["statements_checked"], outcome.info["statements_true"]) == (2, 1)
+    outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")  # one action is left
+    assert (outcome.status, outcome.info["actions"]) == ("success", ["(3 + 5) * 2"])
+    assert outcome.reward == pytest.approx(0.9)  # the second is over the limit
+
+
+def countdown_config(**changes):
+    folder = pathlib.Path(envs.__file__).parent / "config"
+    config = load_config([str(folder / "countdown_ppo.py"), str(folder / "tiny.py"), f"--env={SMALL_COUNTDOWN}"])[0]
+    return replace(config, **changes)
+
+
+def test_countdown_players_and_demonstrations(chat):
+    from corpus import demonstration  # here: they need torch, and other processes import this file
+    from eval import PLAYERS, play_reference
+
+    config, rates = countdown_config(eval_size=64), {}
+    for player in PLAYERS:
+        played = play_reference(config, player)
+        assert all(len(t.turns) == 1 and t.turns[0].info["format_ok"] for t in played)
+        rates[player] = sum(t.success for t in played) / 64
+    assert rates["optimal"] == 1 > rates["greedy"] > rates["random"]
+    for noise in (0.0, 1.0):
+        demos = [demonstration(replace(config, sft_noise=noise), chat, i) for i in range(30)]
+        assert all(demo.turns[0].info["format_ok"] and demo.score >= 0.1 for demo in demos)
+        assert all(demo.success for demo in demos) == (noise == 0)
+
+
+def test_shipped_tokenizer_is_built_again(tokenizer):
+    """Another environment here must not change it: the weights in `base` were trained with it."""
+    base = json.loads((pathlib.Path(envs.__file__).parent / "base" / "tokenizer.json").read_text(encoding="utf-8"))
+    built = json.loads(tokenizer.backend_tokenizer.to_str())
+    assert len(base["model"]["merges"]) > 100
+    assert (built["model"]["vocab"], built["model"]["merges"]) == (base["model"]["vocab"], base["model"]["merges"])
+    assert built["added_tokens"] == base["added_tokens"]
+
+
+# ---------- mixtures and curricula
+
+
+LAKE = "frozenlake:size=4,frozen_prob=0.8"
+
+
+@pytest.mark.parametrize(
+    "text, iteration, expected",
+    [
+        (LAKE, None, {LAKE: 1.0}),
+        (f" {LAKE} ", 7, {LAKE: 1.0}),
+        (f"{LAKE} + 2*sokoban", 0, {LAKE: 1 / 3, "sokoban": 2 / 3}),
+        (f"0.5*{LAKE}+1.5 * bandit:pair=jobs", 0, {LAKE: 0.25, "bandit:pair=jobs": 0.75}),
+        (".5*bandit + countdown + .5*bandit", 0, {"bandit": 0.5, "countdown": 0.5}),
+        (f"{LAKE} @50 > sokoban", 0, {LAKE: 1.0}),
+        (f"{LAKE} @50 > sokoban", 49, {LAKE: 1.0}),
+        (f"{LAKE} @50 > sokoban", 50, {"sokoban": 1.0}),
+        (f"{LAKE} @50 > sokoban", None, {"sokoban": 1.0}),
+        ("bandit@1>bandit + 3*sokoban@ 20 > countdown", 0, {"bandit": 1.0}),
+        ("bandit@1>bandit + 3*sokoban@ 20 > countdown", 1, {"bandit": 0.25, "sokoban": 0.75}),
+        ("bandit@1>bandit + 3*sokoban@ 20 > countdown", 19, {"bandit": 0.25, "sokoban": 0.75}),
+        ("bandit@1>bandit + 3*sokoban@ 20 > countdown", 20, {"countdown": 1.0}),
+        ("bandit@1>bandit + 3*sokoban@ 20 > countdown", 10**9, {"countdown": 1.0}),
+    ],
+)
+def test_stages_by_hand(text, iteration, expected):
+    shares = stage_of(text, iteration)
+    assert shares == pytest.approx(expected) and list(shares) == list(expected)
+
+
+STAGES = "all stages but the last, and only they, must end in @N, N rising from 1; got env="
+PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("bandit > sokoban", STAGES),  # no @N
+        ("bandit @x > sokoban", STAGES),
+        ("bandit @-5 > sokoban", STAGES),
+        ("bandit @1.5 > sokoban", STAGES),
+        ("bandit @0 > sokoban", STAGES),
+        ("bandit @20 > sokoban @20 > countdown", STAGES),
+        ("bandit @20 > sokoban @10 > countdown", STAGES),
+        ("bandit @20 > sokoban > countdown", STAGES),
+        ("bandit @20", STAGES),  # the last stage has no end
+        ("bandit @20 > sokoban @30", STAGES),
+        ("", rf"'' in env='' {PART}"),
+        ("bandit +", rf"'' in env='bandit \+' {PART}"),
+        ("+ bandit", PART),
+        ("bandit + + sokoban", PART),
+        ("bandit @20 >", PART),
+        ("@20 > bandit", PART),
+        ("0*bandit", rf"'0\*bandit' in env='0\*bandit' {PART}"),
+        ("0.0*bandit + sokoban", PART),
+        ("-1*bandit", PART),
+        ("nan*bandit", PART),
+        ("2*", PART),
+        ("2*3*bandit", PART),
+        ("bandit sokoban", PART),
+        ("bandit @20 > sokoban @x", PART),
+        ("bandti", "unknown environment 'bandti' in env='bandti'; did you mean bandit"),
+        ("bandit + 2*frozenlake:sise=3", "unknown option 'sise'"),
+        ("sokobann @5 > bandit", "unknown environment 'sokobann'"),  # also where another stage is asked for
+    ],
+)
+def test_stages_that_are_refused(text, message):
+    for iteration in (0, 25, None):
+        with pytest.raises(ValueError, match=message):
+            stage_of(text, iteration)
 
 
 # ---------- dialogue by hand
