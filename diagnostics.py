@@ -23,7 +23,7 @@ from torch import Tensor
 from configurator import Config
 from model import Policy
 from parallel import score_tokens
-from rollout import Chat, Trajectory, Turn
+from rollout import Chat, Trajectory, Turn, sequences
 
 RANKS = (1, 2, 4, 8)  # k of retrieval@k
 TIE = 1e-3  # nats over a thought; what is closer differs by rounding only
@@ -136,7 +136,7 @@ def measure(
         measurement. Raises: ValueError if replies have no thoughts, think=False."""
     if not config.think:
         raise ValueError("collapse metrics compare thoughts and think is False; set think=True or collapse_every=0")
-    found = [thoughts(t, chat) for t in trajectories]
+    found = [[z for s in sequences([t], config) for z in thoughts(s, chat)] for t in trajectories]
     valid = [thought is not None for mine in found for thought in mine]
     row: dict[str, float | None] = dict.fromkeys(KEYS) | {"valid_thinking_rate": fmean(valid)}
     for sampling, pairs in draw(found, config.collapse_pairs, rng).items():

@@ -37,14 +37,15 @@ from tqdm import tqdm
 
 import parallel
 import starpo
-from diagnostics import stop_reason
+from diagnostics import KEYS, measure, regime, stop_reason, warnings_of
 from engine import check_installed, make_engine
 from envs import stage_of
 from eval import evaluate_all, newest_checkpoint, reference_rows, scored_envs, table, trajectory_record, write_jsonl
 from model import Critic, Policy, add_lora, compile_blocks, load_model, save_adapter
 from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask
 
-SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE = 31, 32, 33, 34  # purposes of the random streams
+# purposes of the random streams
+SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE, SEED_COLLAPSE = 31, 32, 33, 34, 35
 METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max"""  # None without an update, or where they do not apply
 DRIFT = {torch.float32: 1e-3, torch.bfloat16: 0.05}  # warn where engine and trainer differ more, nats, mean over tokens
@@ -62,14 +63,17 @@ class Log:
         self.path.write_text("".join(json.dumps(row) + "\n" for row in history), encoding="utf-8")
         self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=len(history) + 1)
 
-    def write(self, row: dict[str, float | None]) -> None:
+    def write(self, row: dict[str, float | str | None]) -> None:
         self.keys = self.keys or row.keys()
         if row.keys() != self.keys:
             raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({k: v if v is None or math.isfinite(v) else None for k, v in row.items()}) + "\n")
+            lost = {k: None for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
+            file.write(json.dumps(row | lost) + "\n")
         for key, value in row.items():
-            if value is not None:
+            if isinstance(value, str):
+                self.board.add_text(key, value, int(row["step"]))
+            elif value is not None:
                 self.board.add_scalar(key, value, int(row["step"]))
         self.board.flush()
 
@@ -343,7 +347,7 @@ PRINTED = {  # key: digits
 def describe_step(row: dict, total: int) -> str:
     """The printed line of an iteration."""
     parts = [f"{key} {row[key]:.{digits}f}" for key, digits in PRINTED.items() if row[key] is not None]
-    return f"{row['step']:4d}/{total} {' | '.join(parts)}"
+    return f"{row['step']:4d}/{total} {' | '.join([*parts, row['regime'] or ''])}"
 
 
 def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], count: int) -> None:
@@ -441,6 +445,11 @@ def main(argv: list[str]) -> None:
         # -- collect
         trajectories = play(learner, engine, chat)
         rollout_s = time.perf_counter() - clock
+        collapse = dict.fromkeys(KEYS)
+        if config.collapse_every and learner.step % config.collapse_every == 0:  # with the weights that sampled
+            rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
+            collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
+        measured = time.perf_counter()
 
         # -- filter: the groups whose raw scores vary most
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)
@@ -459,7 +468,7 @@ def main(argv: list[str]) -> None:
         else:
             tqdm.write(f"iteration {learner.step + 1}: all members of every group scored the same; update skipped")
         learner.step += 1
-        update_s, cpu_s = time.perf_counter() - clock - rollout_s, time.process_time() - cpu
+        update_s, cpu_s = time.perf_counter() - measured, time.process_time() - cpu
 
         # -- evaluate, log, checkpoint
         last = learner.step == config.num_iterations
@@ -469,10 +478,12 @@ def main(argv: list[str]) -> None:
         evals = eval_metrics(config, stages["after RL"] if due else None)
         row = {"step": learner.step, "kept_groups": len(groups), "kept_trajectories": len(kept)}
         row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
-        row |= step_metrics | evals | {"bad_steps": learner.bad_steps}
+        row |= step_metrics | evals | collapse | {"bad_steps": learner.bad_steps}
         row |= {"rollout_s": rollout_s, "update_s": update_s, "cpu_s": cpu_s}
-        row["memory_gib"] = parallel.peak_memory(device)
+        row |= {"memory_gib": parallel.peak_memory(device), "regime": regime(row, history)}
         history.append(row)
+        for sentence in warnings_of(history):
+            tqdm.write(f"iteration {learner.step}: {sentence}")
         if parallel.rank() == 0:
             log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
         if last or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):

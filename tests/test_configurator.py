@@ -18,8 +18,11 @@ from configurator import Config, check_type, describe, help_text, load_config, l
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
-OVERLAYS = sorted("""base frozenlake_det frozenlake_v1 lora sokoban_large starpo_vanilla tiny dr_grpo rloo
-    reinforce_plus_plus bi_level top_p think_reward all_text online_5 single_turn curriculum mixture""".split())
+OVERLAYS = [
+    "all_text", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1", "lora", "mixture",
+    "online_5", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large", "starpo_vanilla", "think_reward", "tiny",
+    "top_p",
+]  # fmt: skip
 
 
 def load(*argv):
