@@ -87,8 +87,7 @@ class VLLMEngine:
         if on_cpu := model.device.type == "cpu":
             # blocks of 128 tokens, the default on a CPU, lose most cache hits; chunks of a seeded prompt crash there
             options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
-        for key, value in (ENVIRONMENT | {"RANK": "0", "LOCAL_RANK": "0"}).items():
-            os.environ.setdefault(key, value)
+        os.environ.update(ENVIRONMENT | dict(RANK="0", LOCAL_RANK="0") | os.environ)  # what is set stays
         with _undisturbed():
             from vllm import LLM
             from vllm.platforms import current_platform
