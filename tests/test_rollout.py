@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import dialogue
 import envs
 import rollout
-from engine import Sample, TorchEngine, check_installed, make_engine
+from engine import Sample, check_installed, draw, make_engine
 from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, summarize
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
@@ -105,20 +105,13 @@ def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
         )
 
 
-def draw(logits, noise, temperature):
-    """What `_draw` makes of one logit row (V,) and many uniform numbers (n,)."""
-    n = len(noise)
-    state = SimpleNamespace(temperature=torch.full((n,), temperature), noise=torch.as_tensor(noise)[:, None],
-                            count=torch.zeros(n, dtype=torch.long))  # fmt: skip
-    return TorchEngine._draw(state, logits.expand(n, -1), n)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_sampling_frequencies(temperature):
     p = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
     n = 20_000
-    noise = np.array([np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)])
-    tokens, logprobs = draw(p.log() + 3.0, noise, temperature)  # softmax(log p / T) is p ** (1 / T) / sum
+    noise = torch.tensor([np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)])
+    tokens, logprobs = draw((p.log() + 3.0).expand(n, -1), torch.full((n,), temperature), noise)
+    # softmax(log p / T) is p ** (1 / T) / sum
     expected = p ** (1 / temperature) / (p ** (1 / temperature)).sum()
     frequencies = torch.bincount(tokens, minlength=5) / n
     assert ((frequencies - expected).abs() < 4 * (expected * (1 - expected) / n).sqrt()).all()
@@ -127,7 +120,7 @@ def test_sampling_frequencies(temperature):
 
 def test_a_token_without_probability_is_never_drawn():
     p = torch.tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0])
-    tokens, logprobs = draw(p.log(), np.array([0.0, 0.29, 0.31, 1 - 2**-24], dtype=np.float32), 1.0)
+    tokens, logprobs = draw(p.log().expand(4, -1), torch.ones(4), torch.tensor([0.0, 0.29, 0.31, 1 - 2**-24]))
     assert tokens.tolist() == [2, 2, 4, 4]
     assert torch.isfinite(logprobs).all()
 
@@ -368,7 +361,7 @@ def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
 def test_the_bfloat16_engine_keeps_the_rotary_frequencies(trained_model, chat):
     """Rounded to 16 bits they would turn far places by the wrong angle."""
     engine = make_engine(small_config(dtype="bfloat16"), trained_model, chat)
-    assert engine.model.lm_head.weight.dtype == engine.keys.dtype == engine.dtype == torch.bfloat16
+    assert engine.model.lm_head.weight.dtype == engine.cache.dtype == engine.dtype == torch.bfloat16
     frequencies = engine.model.model.rotary_emb.inv_freq
     assert torch.equal(frequencies, trained_model.model.rotary_emb.inv_freq) and frequencies.dtype == torch.float32
     assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
