@@ -275,7 +275,7 @@ def measure_head(chunk: int, rows: int = 2048, vocabulary: int = 151_936) -> Non
     ours = chunked_logprobs(hidden, weight, targets[:, 0], chunk=chunk)[0] if chunk else None
     (ours if chunk else (hidden @ weight.T).log_softmax(-1).gather(1, targets)).sum().backward()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
-    print(json.dumps({"head_cpu_s": time.process_time() - cpu, "peak_mib": peak / 1024}))
+    print(json.dumps({"cpu_s": time.process_time() - cpu, "peak_mib": peak / 1024}))
 
 
 def head(config: Config, repeats: int) -> dict:
@@ -404,13 +404,15 @@ def main(argv: list[str]) -> None:
     benches = {f.__name__: f for f in (rollout, update, iteration, head, scale, gpu)}
     if not argv or argv[0] not in benches:
         raise ValueError(f"give one of {', '.join(benches)}; got {argv[:1] or 'nothing'}")
-    config, options, _ = load_config([*SETTINGS, *argv[1:]], extra={"repeats": 5})
+    config, options, _ = load_config([*SETTINGS, *argv[1:]], extra={"repeats": 5, "json": ""})
     if argv[0] == "gpu":
         config = replace(config, device="cuda", num_threads=0)
     parallel.set_up(config)
     for part in build_tiny(config.seed, config.tiny_shape):
         part.save_pretrained(FOLDER)
-    benches[argv[0]](config, options["repeats"])
+    rows = benches[argv[0]](config, options["repeats"])
+    if options["json"]:
+        Path(options["json"]).write_text(json.dumps({"command": argv, "torch": torch.__version__, "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
 OVERLAYS = [
-    "all_text", "bandit_transfer", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1", "lora", "mixture",
-    "online_5", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large", "sokoban_transfer",
+    "all_text", "bandit_transfer", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1",
+    "lora", "mixture", "online_5", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large", "sokoban_transfer",
     "starpo_vanilla", "think_reward", "tiny", "top_p",
 ]  # fmt: skip
 ALGORITHMS = {"bi_level", "dr_grpo", "reinforce_plus_plus", "rloo"}

@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\n(.*?)```", README, re.S)
 LINES = [line.split("#")[0].split() for block in BLOCKS for line in block.splitlines() if ".py" in line]
 COMMANDS = [words for words in LINES if "--help" not in words]
-EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": ""}, "bench.py": {"repeats": 5}}
+EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": ""}, "bench.py": {"repeats": 5, "json": ""}}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
