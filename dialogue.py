@@ -105,8 +105,8 @@ class Episode:
         self.turn_idx += 1
         if self.turn_idx == self.max_turns:
             status = status or "out_of_turns"
-        stated = sum(fact in parsed.thought for fact in facts)  # each once, however often it is repeated
-        thinking = self.think_reward * max(0, stated - (checked - true)) / len(facts)
+        stated = {s.strip() + "." for s in parsed.thought.split(".")} & {*facts}  # each once, repeated or not
+        thinking = self.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
         info = {
             "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
             "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
@@ -164,7 +164,8 @@ def shape(
         return [float(success and k == last) for k in range(len(rewards))]
     if density == "plan":
         first = remaining[0] or 1
-        away = [2 * first if n is None else n for n in remaining[:-1]] + [0 if success else remaining[-1] or 2 * first]
+        away = [first, *remaining[1:-1], 0 if success else remaining[-1] or None]
+        away = [2 * first if n is None else n for n in away]
         return [(a - b) / first for a, b in zip(away, away[1:], strict=False)]
     if density not in ("dense", "balanced"):
         raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")

@@ -91,13 +91,13 @@ def sequences(trajectories: Sequence[Trajectory], config: Config) -> list[Trajec
 def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
     """The trajectory as the code of the paper's day trained on it: everything after the system message counts as
     sampled. Its log-probs under the sampler are not known: nan."""
-    first, *others = trajectory.turns
-    cut = first.prompt_ids.index(end_id) + 2  # the mark and the line break behind it
-    prompts = [first.prompt_ids[cut:], *(turn.prompt_ids for turn in others)]
-    turns = [replace(turn, prompt_ids=[], response_ids=prompt + turn.response_ids,
-                     rollout_logprobs=[math.nan] * len(prompt) + turn.rollout_logprobs)
-             for turn, prompt in zip(trajectory.turns, prompts, strict=True)]  # fmt: skip
-    turns[0].prompt_ids = first.prompt_ids[:cut]
+    opening, turns = trajectory.turns[0].prompt_ids, []
+    system = opening[: opening.index(end_id) + 2]  # with the mark and the line break behind it
+    for turn in trajectory.turns:
+        cut = len(system) if turn.prompt_ids[: len(system)] == system else 0  # a window begins with it anew
+        prompt, nans = turn.prompt_ids[cut:], [math.nan] * (len(turn.prompt_ids) - cut)
+        turns.append(replace(turn, prompt_ids=turn.prompt_ids[:cut], response_ids=prompt + turn.response_ids,
+                             rollout_logprobs=nans + turn.rollout_logprobs))  # fmt: skip
     return replace(trajectory, turns=turns)
 
 
