@@ -22,7 +22,7 @@ import dialogue
 import envs
 import parallel
 import rollout
-from engine import Sample, TorchEngine, check_installed, draw, make_engine
+from engine import Sample, check_installed, draw, make_engine
 from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, sequences, summarize, unmask
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
