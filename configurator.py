@@ -31,7 +31,7 @@ class Config:
     num_iterations: int = 200  # >= 0; rounds of rollout and update; 0 = evaluate the starting model only
     eval_every: int = 10  # iterations between evaluations; 0 = only at the start and the end
     save_every: int = 10  # iterations between checkpoints; 0 = only at the end
-    num_samples: int = 4  # >= 0; trajectories written as text per evaluated iteration
+    num_samples: int = 4  # >= 0; trajectories written per evaluated iteration, whole groups first
     device: str = "auto"  # auto (cuda if there is one) | cpu | cuda
     num_threads: int = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
     # environment

@@ -78,9 +78,8 @@ class Log:
         self.board.flush()
 
 
-def read_metrics(out_dir: Path, step: int) -> list[dict]:
-    """The rows of a run up to this iteration; a line that was cut off is none."""
-    path = out_dir / "metrics.jsonl"
+def read_rows(path: Path, step: int) -> list[dict]:
+    """The rows of metrics.jsonl or trajectories.jsonl up to this iteration; a line that was cut off is none."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["step"] <= step]
 
@@ -350,15 +349,12 @@ def describe_step(row: dict, total: int) -> str:
     return f"{row['step']:4d}/{total} {' | '.join([*parts, row['regime'] or ''])}"
 
 
-def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], count: int) -> None:
-    """Append `count` trajectories as text, spread over the groups."""
+def write_trajectories(path: Path, step: int, trajectories: Sequence[Trajectory], config: Config, tokenizer) -> None:
+    """Append `num_samples` trajectories, members of as few groups as possible; view.py shows them."""
     with path.open("a", encoding="utf-8") as file:
-        for trajectory in trajectories[:: max(1, len(trajectories) // max(1, count))][:count]:
-            record = trajectory_record(trajectory)
-            file.write(f"=== iteration {step}, {record['status']}, score {record['score']:.2f}\n{record['system']}\n")
-            for turn in record["turns"]:
-                file.write(f"--- user\n{turn['observation']}\n")
-                file.write(f"--- assistant (reward {turn['reward']:g})\n{turn['response']}\n")
+        for i, trajectory in enumerate(trajectories[: config.num_samples]):
+            row = {"step": step, "group": i // config.group_size} | trajectory_record(trajectory, tokenizer)
+            file.write(json.dumps(row) + "\n")
 
 
 def stopped(config: Config, history: Sequence[dict]) -> str | None:
@@ -403,7 +399,7 @@ def main(argv: list[str]) -> None:
     check_out_dir(config)
     checkpoint = newest_checkpoint(out_dir)
     print(describe(config, sources), flush=True)
-    history = read_metrics(out_dir, int(checkpoint.name[-6:]) if checkpoint else 0)
+    history = read_rows(out_dir / "metrics.jsonl", int(checkpoint.name[-6:]) if checkpoint else 0)
     is_over = len(history) >= config.num_iterations or stopped(config, history)
     if checkpoint and is_over and (out_dir / "scores.md").is_file():
         print((out_dir / "scores.md").read_text())
@@ -433,8 +429,10 @@ def main(argv: list[str]) -> None:
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
         (out_dir / "scores.md").unlink(missing_ok=True)
-        write_jsonl(out_dir / "eval_start.jsonl", stages["start"])
-        log = Log(out_dir, history)
+        write_jsonl(out_dir / "eval_start.jsonl", stages["start"], tokenizer)
+        log, played = Log(out_dir, history), out_dir / "trajectories.jsonl"
+        rows = read_rows(played, learner.step)
+        played.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     evaluated = -1
 
     bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1,
@@ -486,17 +484,17 @@ def main(argv: list[str]) -> None:
             tqdm.write(f"iteration {learner.step}: {sentence}")
         if parallel.rank() == 0:
             log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
+            if due:
+                write_trajectories(played, learner.step, trajectories, config, tokenizer)
         if last or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
             learner.save(out_dir)
-        if due and parallel.rank() == 0:
-            write_samples(out_dir / "samples.txt", learner.step, trajectories, config.num_samples)
         tqdm.write(describe_step(row, config.num_iterations))
         bar.update()
     bar.close()
     if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
         stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
     if parallel.rank() == 0:
-        write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"])
+        write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], tokenizer)
         final_report(config, stages, out_dir)
     parallel.tear_down(engine)
 

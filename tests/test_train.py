@@ -115,7 +115,7 @@ def test_files_of_a_run(gae_run, trained_folder):
     out_dir, _ = gae_run
     names = {path.name for path in out_dir.iterdir()}
     assert names == {
-        "config.json", "metrics.jsonl", "tensorboard", "samples.txt", "eval_start.jsonl", "eval_final.jsonl",
+        "config.json", "metrics.jsonl", "tensorboard", "trajectories.jsonl", "eval_start.jsonl", "eval_final.jsonl",
         "scores.md", "scores.json", "checkpoint-000004",
     }  # fmt: skip
     weights, tokenizer = model.load_model(str(out_dir / "checkpoint-000004" / "policy"))
@@ -129,8 +129,14 @@ def test_files_of_a_run(gae_run, trained_folder):
     ]  # fmt: skip
     final = [json.loads(line) for line in (out_dir / "eval_final.jsonl").read_text().splitlines()]
     assert scores["after RL"] == [int(record["success"]) for record in final] and len(final) == 6
-    samples = (out_dir / "samples.txt").read_text()
-    assert samples.count("=== iteration") == 2 and "=== iteration 2, " in samples and "--- assistant (reward" in samples
+    played = [json.loads(line) for line in (out_dir / "trajectories.jsonl").read_text().splitlines()]
+    keys = ("step", "group", "member")  # five of each evaluated iteration: a group of four, and one of the next
+    assert [tuple(r[key] for key in keys) for r in played] == [
+        (step, i // 4, i % 4) for step in (2, 4) for i in range(5)
+    ]
+    for turn in (turn for record in played for turn in record["turns"]):
+        assert "".join(turn["tokens"]).removesuffix("<|im_end|>") == turn["response"]
+        assert len(turn["surprise"]) == len(turn["tokens"]) and min(turn["surprise"]) >= 0
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +162,14 @@ def test_four_iterations_equal_two_and_a_continuation(gae_run, first_half, train
         (out_dir / "checkpoint.partial" / "state.json").unlink()
         with (out_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(rows[2]) + "\n")
+        played = (whole / "trajectories.jsonl").read_text().splitlines(keepends=True)
+        (out_dir / "trajectories.jsonl").write_text("".join(played[:7]) + played[7][:99])  # cut off in iteration 4
     capsys.readouterr()
     both = run(out_dir, trained_folder, num_iterations=4)
     assert f"continuing {out_dir} from iteration 2" in capsys.readouterr().out
     assert untimed(both) == untimed(rows)
     assert_same_checkpoint(whole, out_dir)
-    for name in ("eval_final.jsonl", "scores.json", "samples.txt"):
+    for name in ("eval_final.jsonl", "scores.json", "trajectories.jsonl"):
         assert (out_dir / name).read_text() == (whole / name).read_text()
 
 
@@ -280,7 +288,7 @@ def test_log_drops_rows_after_the_checkpoint_and_fixes_the_keys(tmp_path):
     log = train.Log(tmp_path, [])
     for step in (1, 2, 3):
         log.write({"step": step, "x": None if step == 1 else 0.5})
-    log = train.Log(tmp_path, train.read_metrics(tmp_path, 2))
+    log = train.Log(tmp_path, train.read_rows(tmp_path / "metrics.jsonl", 2))
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
     log.write({"step": 3, "x": 1.0})
     with pytest.raises(ValueError, match=r"metric keys changed during the run: \['x', 'y'\]"):
