@@ -222,9 +222,8 @@ def collect(
         if config.context_turns:  # a window begins anew
             engine.release(i)
             history[i] = []
-        if not trajectory.status:
-            fits = ask(i, next_prompt(chat, trajectory, outcome.user, config.context_turns))
-            trajectory.status = "" if fits else "out_of_tokens"
+        if not trajectory.status and not ask(i, next_prompt(chat, trajectory, users[i], config.context_turns)):
+            trajectory.status = "out_of_tokens"
         if trajectory.status:
             if not config.context_turns:
                 engine.release(i)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
+import diagnostics
 import dialogue
 import envs
 import model
@@ -34,10 +35,12 @@ KEYS = """
     zero_std_frac pass@4 pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max
     eval_success eval_reward eval_valid_frac eval_entropy eval_response_length bad_steps
-    rollout_s update_s cpu_s memory_gib
+    rollout_s update_s cpu_s memory_gib regime
 """.split()  # noqa: SIM905
+KEYS += diagnostics.KEYS
 OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
 OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
+UNKNOWN = {"regime", *diagnostics.KEYS}  # of which nothing is known without an update or a measurement
 
 
 @pytest.fixture(autouse=True)
@@ -103,8 +106,9 @@ def test_rows_of_a_run(gae_run):
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         missing = {key for key, value in row.items() if value is None}
-        assert missing == {"kl_ref"} | (set() if row["step"] % 2 == 0 else OF_EVAL)
-        assert all(math.isfinite(value) for value in row.values() if value is not None)
+        assert missing == {"kl_ref", *diagnostics.KEYS} | (set() if row["step"] % 2 == 0 else OF_EVAL)
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+        assert row["regime"] == "diverse"
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3 and row["entropy"] > 0.01
     assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # the largest so far
@@ -177,7 +181,7 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
     grpo = dict(estimator="grpo", num_epochs=2, eval_every=1)
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **grpo)
     assert sorted(rows[0]) == sorted(KEYS)
-    assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {"kl_ref"}
+    assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {"kl_ref", *diagnostics.KEYS}
     (checkpoint,) = (tmp_path / "whole").glob("checkpoint-*")
     saved = FileSystemReader(checkpoint / "state").read_metadata().state_dict_metadata
     assert {name.split(".")[0] for name in saved} == {"policy"}
@@ -234,7 +238,8 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         assert (row["kept_groups"], row["kept_trajectories"], row["zero_std_frac"], row["bad_steps"]) == (0, 0, 1.0, 0)
-        assert {key for key, value in row.items() if value is None} - OF_EVAL == set(train.METRICS_OF_UPDATE.split())
+        missing = {key for key, value in row.items() if value is None} - OF_EVAL - UNKNOWN
+        assert missing == set(train.METRICS_OF_UPDATE.split())
     after = model.load_model(str(tmp_path / "out" / "checkpoint-000002" / "policy"))[0]
     assert all(torch.equal(a, b) for a, b in zip(after.parameters(), random_model.parameters(), strict=True))
 
@@ -815,7 +820,7 @@ def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
 
 def test_a_mixture_draws_an_environment_for_each_group(trained_folder, monkeypatch):
     learner, asked = make_learner(trained_folder, num_groups=400, group_size=2), []
-    monkeypatch.setattr(train, "env_stage", lambda spec, step: {"a": 0.25, "b": 0.75} if step else {spec: 1.0})
+    monkeypatch.setattr(train, "stage_of", lambda spec, step: {"a": 0.25, "b": 0.75} if step else {spec: 1.0})
     monkeypatch.setattr(parallel, "collect_all", lambda *args, envs, **options: asked.append(envs))
     for learner.step in (1, 1, 2, 0):
         train.play(learner, learner.engine, None)
@@ -827,7 +832,7 @@ def test_a_mixture_draws_an_environment_for_each_group(trained_folder, monkeypat
 
 def test_scores_are_normalised_inside_of_each_environment(trained_folder, monkeypatch):
     mixture = {SMALL_RUN["env"]: 0.5, "bandit": 0.5}
-    monkeypatch.setattr(train, "env_stage", lambda spec, step: mixture)
+    monkeypatch.setattr(train, "stage_of", lambda spec, step: mixture)
     changes = dict(reward_norm="mean_std", reward_norm_over="env", estimator="dr_grpo", batch_size=16, filter_keep=1.0)
     update = Update(trained_folder, **changes)
     assert {t.env for t in update.kept} == set(mixture) and len(update.kept) == 16
