@@ -48,6 +48,8 @@ $(INSTALLED): $(REQUIREMENTS) requirements-common.txt | .venv/bin/python
 $(INSTALLED_DEV): requirements-dev.txt | .venv/bin/python
 	@echo "installing the test tools into .venv"
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	@which chromium chromium-browser google-chrome 2>/dev/null | grep -q . || \
+		.venv/bin/playwright install chromium >/dev/null 2>&1 || echo "no Chromium: tests in a browser will be skipped"
 	@touch $@
 
 # where there is no GPU; what vLLM brings along of torch's family is built for CUDA and would break the import

@@ -11,8 +11,7 @@ Settings: frozenlake_grpo with tiny, and --key=value. Repeats are interleaved, a
 smallest, largest. The work is compared first: same tokens, same loss. vLLM and TRL (pip install trl) where installed.
 """
 
-# before all else: it answers --help, and other imports take seconds
-from configurator import Config, fail_clearly, load_config
+from configurator import Config, fail_clearly, load_config  # first: it answers --help, other imports take seconds
 
 # isort: split
 
@@ -32,18 +31,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config, Qwen2ForCausalLM
 
 import model
 import parallel
 from engine import Sample, make_engine
-from model import Batch, Critic, Policy, build_tiny, chunked_logprobs, load_model
+from model import Batch, Critic, PackedLayout, Policy, build_tiny, chunked_logprobs, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_episode, micro_batches, pack
 from starpo import policy_loss
 
 FOLDER = "out/bench_model"  # of the random weights
 STARTS = [((71, i // 16), i % 16) for i in range(128)]  # 8 instances of 16 members
-LENGTHS = dict(max_response_tokens=100, max_context_tokens=1600)
+SETTINGS = ["config/frozenlake_grpo.py", "config/tiny.py", "--max_response_tokens=100", "--max_context_tokens=1600"]
 QWEN = dict(vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
             num_key_value_heads=2, max_position_embeddings=32_768, tie_word_embeddings=True)  # fmt: skip
 PEAK = 989e12  # FLOP/s in bfloat16 of one H100 or H200, dense
@@ -63,14 +63,13 @@ def check(same: bool, difference: str) -> None:
 def compare(variants: dict[str, Callable[[], dict]], repeats: int) -> dict[str, dict]:
     """Prints and returns median, smallest and largest value of the times and of what the variants return."""
     runs: dict[str, list[dict]] = {name: [] for name in variants}
-    for repeat in range(repeats + 1):
+    for _ in range(repeats + 1):
         for name, run in variants.items():
             cpu, wall = time.process_time(), time.perf_counter()
             counts = run()
-            times = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}
-            runs[name] += [times | counts] if repeat else []
+            runs[name].append({"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall} | counts)
     rows = {}
-    for name, found in runs.items():
+    for name, (_, *found) in runs.items():
         rows[name] = {key: [float(f([r[key] for r in found])) for f in (np.median, np.min, np.max)] for key in found[0]}
         cells = [f"{key} {m:,.5g} [{low:,.5g}, {high:,.5g}]" for key, (m, low, high) in rows[name].items()]
         ratio = rows[name]["cpu_s"][0] / next(iter(rows.values()))["cpu_s"][0]
@@ -82,20 +81,21 @@ class Barrier:
     """An engine that begins a turn only when every trajectory has finished the one before."""
 
     def __init__(self, engine):
-        self.engine, self.next, self.done, self.release = engine, [], [], engine.release
+        self.engine, self.next, self.release = engine, [], engine.release
 
-    busy = property(lambda self: self.engine.busy or bool(self.next))
+    busy = property(lambda self: bool(self.next))
+    num_steps = property(lambda self: self.engine.num_steps)
 
     def add(self, *args, **options) -> None:
         self.next.append((args, options))
 
     def step(self) -> list[Sample]:
-        if not self.engine.busy:
-            for args, options in self.next:
-                self.engine.add(*args, **options)
-            self.next = []
-        self.done += self.engine.step()
-        done, self.done = ([], self.done) if self.engine.busy else (self.done, [])
+        """The whole turn of all."""
+        for args, options in self.next:
+            self.engine.add(*args, **options)
+        self.next, done = [], []
+        while self.engine.busy:
+            done += self.engine.step()
         return done
 
 
@@ -119,12 +119,12 @@ class HuggingFace:
     def __init__(self, eos_id: int, *, keep: bool):
         self.model = AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="sdpa")
         self.eos_id, self.keep, self.waiting, self.num_steps = eos_id, keep, [], 0
-        self.keys, self.known = [], {}  # rows of ids, mask and cache; tokens of a key's history that are among the ids
+        self.keys: list[int] = []  # of the rows of ids, mask and cache
 
     busy = property(lambda self: bool(self.waiting))
 
     def release(self, key: int) -> None:
-        self.known.pop(key)
+        """Nothing to do: who asks for no further turn loses its row."""
 
     def add(self, key: int, ids: list[int], *, max_tokens: int, **_) -> None:
         self.waiting.append((key, list(ids), max_tokens))
@@ -135,33 +135,32 @@ class HuggingFace:
         keys, most = [key for key, *_ in todo], torch.tensor([n for *_, n in todo])
         if not (self.keep and self.keys):
             self.cache = DynamicCache() if self.keep else None
-            self.ids, self.mask, self.known = (torch.zeros(len(todo), 0, dtype=torch.long),) * 2 + ({},)
+            self.ids = self.mask = torch.zeros(len(todo), 0, dtype=torch.long)
         elif keys != self.keys:
             stay = torch.tensor([self.keys.index(key) for key in keys])
             self.cache.batch_select_indices(stay)
             self.ids, self.mask = self.ids[stay], self.mask[stay]
-        new = [ids[self.known.get(key, 0) :] for key, ids, _ in todo]
-        width = max(map(len, new))
-        self.ids = torch.cat([self.ids, torch.tensor([[0] * (width - len(row)) + row for row in new])], 1)
-        block = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in new])
-        self.mask = torch.cat([self.mask, block], 1)
+        known = self.mask.sum(1).tolist()  # tokens of each history that are among the ids
+        new = [torch.tensor(ids[n:]) for (_, ids, _), n in zip(todo, known, strict=True)]
+        left = partial(pad_sequence, batch_first=True, padding_side="left")
+        self.ids = torch.cat([self.ids, left(new)], 1)
+        self.mask = torch.cat([self.mask, left([torch.ones_like(row) for row in new])], 1)
         self.ids = self.model.generate(
             self.ids, attention_mask=self.mask, past_key_values=self.cache, do_sample=False, pad_token_id=0,
             max_new_tokens=int(most.max()), eos_token_id=self.eos_id,
         )  # fmt: skip
         sampled = self.ids[:, self.mask.shape[1] :]
         self.num_steps += sampled.shape[1]
-        ended = (sampled == self.eos_id).int().cumsum(1) - (sampled == self.eos_id).int()
-        valid = (ended == 0) & (torch.arange(sampled.shape[1]) < most[:, None])  # the rest is masked from now on
+        ends = (sampled == self.eos_id).long()
+        # up to the first end; the rest is masked from now on
+        valid = (ends.cumsum(1) == ends) & (torch.arange(sampled.shape[1]) < most[:, None])
         self.mask, self.keys = torch.cat([self.mask, valid.long()], 1), keys
         replies = [row[flags].tolist() for row, flags in zip(sampled, valid, strict=True)]
-        self.known = {key: len(ids) + len(reply) for (key, ids, _), reply in zip(todo, replies, strict=True)}
         return [Sample(key, reply, [0.0] * len(reply)) for key, reply in zip(keys, replies, strict=True)]
 
 
 def rollout(config: Config, repeats: int) -> dict:
     """Greedy, so that everyone samples the same tokens; members of a group differ by the transitions."""
-    config = replace(config, **LENGTHS)
     model, tokenizer = load_model(FOLDER)
     chat, policy, played = Chat(tokenizer), Policy(model), {}
     engines = {"torch engine": make_engine(config, model, chat)}
@@ -173,13 +172,12 @@ def rollout(config: Config, repeats: int) -> dict:
 
     def play(name: str) -> dict:
         engine = engines.get(name) or HuggingFace(chat.end, keep="kept" in name)
-        counter = engine.engine if isinstance(engine, Barrier) else engine
-        before, options = counter.num_steps, dict(split="train", temperature=0.0, noise_seed=(0,))
+        before, options = engine.num_steps, dict(split="train", temperature=0.0, noise_seed=(0,))
         done = collect(DrawnLengths(engine), chat, config, STARTS, **options)
         played[name] = [t.ids for t in done]
         same = np.mean([a == b for a, b in zip(played[name], played["torch engine"], strict=True)])
         check(same > 0.95, f"{name} plays only {same:.0%} of the trajectories like the torch engine")
-        return {"engine steps": counter.num_steps - before, "sampled tokens": sum(t.num_response_tokens for t in done)}
+        return {"engine steps": engine.num_steps - before, "sampled tokens": sum(t.num_response_tokens for t in done)}
 
     names = (*engines, "Hugging Face, cache kept over turns", "Hugging Face, history prefilled every turn")
     return compare({name: partial(play, name) for name in names}, repeats)
@@ -187,9 +185,8 @@ def rollout(config: Config, repeats: int) -> dict:
 
 def padded(part: list[Trajectory]) -> list[torch.Tensor]:
     """Ids, attention mask and response mask, each (B, S), padded to the longest."""
-    columns = zip(*(([*t.ids], [1] * len(t.ids), [*map(int, t.response_mask)]) for t in part), strict=True)
-    width = max(len(t.ids) for t in part)
-    return [torch.tensor([row + [0] * (width - len(row)) for row in rows]) for rows in columns]
+    columns = zip(*((t.ids, [1] * len(t.ids), t.response_mask) for t in part), strict=True)
+    return [pad_sequence([torch.tensor(row).long() for row in rows], batch_first=True) for rows in columns]
 
 
 def trl_trainer(folder: str, prompt, **options):
@@ -225,7 +222,6 @@ def padded_logprobs(model, part: list[Trajectory]) -> torch.Tensor:
 
 def update(config: Config, repeats: int) -> dict:
     """32 trajectories of 2 groups, over after 1 to 5 turns; loss and gradient norm must agree first."""
-    config = replace(config, **LENGTHS)
     model, tokenizer = load_model(FOLDER)
     engine = DrawnLengths(make_engine(config, model, Chat(tokenizer)))
     played = collect(engine, Chat(tokenizer), config, STARTS[:32], split="train", temperature=1.0, noise_seed=(0,))
@@ -279,7 +275,7 @@ def measure_head(chunk: int, rows: int = 2048, vocabulary: int = 151_936) -> Non
     ours = chunked_logprobs(hidden, weight, targets[:, 0], chunk=chunk)[0] if chunk else None
     (ours if chunk else (hidden @ weight.T).log_softmax(-1).gather(1, targets)).sum().backward()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
-    print(json.dumps({"head_cpu_s": time.process_time() - cpu, "peak_mib": peak / 1024}))
+    print(json.dumps({"cpu_s": time.process_time() - cpu, "peak_mib": peak / 1024}))
 
 
 def head(config: Config, repeats: int) -> dict:
@@ -360,8 +356,7 @@ def workload(rng: np.random.Generator, observation: int, vocabulary: int) -> lis
 
 def flop_of(batch: Batch, shape: dict, body: int, head: int) -> float:
     """Forward and backward: 6 a weight and token, of the head for sampled tokens only, 12 layers width a key seen."""
-    totals = [n + sum(batch.lengths[j] for j in c) for n, c in zip(batch.lengths, batch.contexts, strict=True)]
-    keys = sum(n * (total - n / 2) for n, total in zip(batch.lengths, totals, strict=True))
+    keys = sum(n * (total - n / 2) for n, total in PackedLayout(batch).sizes)
     attention = 12.0 * shape["num_hidden_layers"] * shape["hidden_size"] * keys
     return 6.0 * (body * len(batch.ids) + head * len(batch.response_index)) + attention
 
@@ -369,8 +364,6 @@ def flop_of(batch: Batch, shape: dict, body: int, head: int) -> float:
 def gpu(config: Config, repeats: int, *, shape: dict = QWEN, sizes=(16_384, 32_768)) -> dict:
     """The update of W1 (400 tokens before every turn) and W2 (400, then 80) as the trainer makes it: forward, backward,
     clip, AdamW. GRPO's is the policy's, PPO's the sum of both. MFU: FLOP of `flop_of` without padding / time / peak."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("bench.py gpu needs an NVIDIA GPU; rollout, update, iteration, head and scale run on a CPU")
     device, rows, rng = torch.device(config.device), {}, np.random.default_rng(0)
     works = {name: workload(rng, n, shape["vocab_size"]) for name, n in (("W1", 400), ("W2", 80))}
     cases = product(works, sizes, ("varlen", "SDPA"), (False, True), ("policy", "critic"))
@@ -380,7 +373,7 @@ def gpu(config: Config, repeats: int, *, shape: dict = QWEN, sizes=(16_384, 32_7
         model.compile_blocks(network.model.layers if compiled else ())
         head = network.lm_head.weight.numel()
         body = sum(p.numel() for p in network.parameters()) - head
-        module, args = (Policy(network), [1.0]) if what == "policy" else (Critic(network.model).to(device), [])
+        module, args = (Policy(network), (1.0,)) if what == "policy" else (Critic(network.model).to(device), ())
         parallel.shard(module, network.model.layers, parallel.make_mesh(device), torch.bfloat16)
         optimizer = torch.optim.AdamW(module.parameters(), 1e-6, fused=config.device == "cuda")
         packs = [[works[name][i] for i in part] for part in micro_batches(works[name], size)]
@@ -411,8 +404,7 @@ def main(argv: list[str]) -> None:
     benches = {f.__name__: f for f in (rollout, update, iteration, head, scale, gpu)}
     if not argv or argv[0] not in benches:
         raise ValueError(f"give one of {', '.join(benches)}; got {argv[:1] or 'nothing'}")
-    files, extra = ["config/frozenlake_grpo.py", "config/tiny.py"], {"repeats": 5, "json": ""}
-    config, options, _ = load_config([*files, *argv[1:]], extra=extra)
+    config, options, _ = load_config([*SETTINGS, *argv[1:]], extra={"repeats": 5, "json": ""})
     if argv[0] == "gpu":
         config = replace(config, device="cuda", num_threads=0)
     parallel.set_up(config)

@@ -33,7 +33,7 @@ class Config:
     save_every: int = 10  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: int = 2  # >= 1; the last ones that are kept
     grace_s: float = 60.0  # > 0; seconds that an iteration under way has, after a signal, to end and be saved
-    num_samples: int = 4  # >= 0; trajectories written as text per evaluated iteration
+    num_samples: int = 4  # >= 0; trajectories written per evaluated iteration, whole groups first
     device: str = "auto"  # auto (cuda if there is one) | cpu | cuda
     num_threads: int = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
     # environment

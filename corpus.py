@@ -44,11 +44,10 @@ LEARNED = 0.75  # part of the training after which the players get worse
 SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.3, "sokoban": 0.15, "bandit": 0.5}  # mean skill before and after
 
 
-def recite(
-    chat: Chat, trajectory: Trajectory, episode, user: str, reply: Callable[[], str], max_tokens: int
-) -> Trajectory:
-    """Play `episode` to its end with scripted replies, as tokens that a policy would have sampled."""
-    prompt = chat.opening(trajectory.system, user)
+def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[], str], max_tokens: int) -> Trajectory:
+    """Play an opened `episode` to its end with scripted replies, as tokens that a policy would have sampled."""
+    trajectory, user = Trajectory(seed, 0, system=opening[0]), opening[1]
+    prompt = chat.opening(*opening)
     while not trajectory.status:
         text = reply()
         outcome = episode.step(text)
@@ -67,24 +66,22 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
     seed = (config.seed, SEED_DEMOS, index)
     # the last number is not 0, because numpy seeds [a, b, c] and [a, b, c, 0] alike, and the first draws the instance
     episode, rng = make_episode(config), np.random.default_rng([*seed, 1])
-    system, user = episode.reset(seed)
+    opening, env = episode.reset(seed), episode.env
 
     def reply() -> str:
-        env = episode.env
         most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
         noisy = rng.random() < config.sft_noise
         count = min(int(rng.integers(1, most + 1) if noisy else rng.geometric(COMMIT_ONE)), most)
-        actions = [] if noisy else env.demonstrate(count, rng)
-        actions = actions or env.random(count, rng)
-        return format_response(" ".join(env.statements()) if config.think else "", actions, think=config.think)
+        actions = (not noisy and env.demonstrate(count, rng)) or env.random(count, rng)
+        return format_response(" ".join(env.statements()), actions, think=config.think)
 
-    return recite(chat, Trajectory(seed, 0, system=system), episode, user, reply, config.max_context_tokens)
+    return recite(chat, seed, episode, opening, reply, config.max_context_tokens)
 
 
 # ---------- drills
 
 
-class Drill:
+class Drill(Episode):
     """Questions about a board of a grid world, which is shown with each; a turn earns 1 for the right answer.
     A move in it never slips, and later questions are about the board after it."""
 
@@ -93,14 +90,10 @@ class Drill:
         if isinstance(env, FrozenLake):
             env.success_rate = 1.0
 
-    def reset(self, seed, *, split: str = "train", member: int = 0) -> tuple[str, str]:
-        return self.open(self.env.reset(seed, split=split, member=member))
+    def system(self) -> str:
+        return f"{self.env.rules()}\nAnswer questions about the board."
 
-    def open(self, observation: str) -> tuple[str, str]:
-        self.turn_idx = 0
-        return f"{self.env.rules()}\nAnswer questions about the board.", self._ask(observation)
-
-    def _ask(self, observation: str) -> str:
+    def _turn_text(self, observation: str, _: str = "") -> str:
         """The next question; `truth` becomes the answer to it."""
         question = self.questions[self.turn_idx]
         env, size, (kind, *number) = self.env, self.env.size, question.split()
@@ -119,17 +112,16 @@ class Drill:
 
     def step(self, response: str) -> Outcome:
         info = {"question": self.questions[self.turn_idx], "truth": self.truth, "answer": response}
-        reward = float(response == self.truth)
         self.turn_idx += 1
         over = self.turn_idx == len(self.questions) or self.env.terminated
-        return Outcome("" if over else self._ask(self.env.observe()), reward, "success" if over else None, info)
+        user = "" if over else self._turn_text(self.env.observe())
+        return Outcome(user, float(response == info["truth"]), "success" if over else None, info)
 
 
 def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]:
     """Random questions: one in five of each of where, a row or column, and a move."""
     kinds = ["Where", "Where", "Around", "Facts", "Facts", "Plan", "line", "line", "move", "move"]
-    lines = [f"{kind} {i + 1}" for kind in ("Row", "Column") for i in range(env.size)]
-    more = {"line": lines, "move": env.actions}
+    more = {"line": [f"{kind} {i + 1}" for kind in ("Row", "Column") for i in range(env.size)], "move": env.actions}
     return [str(rng.choice(more.get(kind, [kind]))) for kind in rng.choice(kinds, count)]
 
 
@@ -140,12 +132,11 @@ def random_reply(episode: Episode, skill: float, rng: np.random.Generator) -> st
     """A true thought, and actions of the optimal plan or a shortest path with probability `skill`, else careless."""
     env, most = episode.env, min(episode.actions_per_turn, episode.env.actions_left)
     count, thought = int(rng.integers(1, most + 1)), " ".join(env.statements())
+    actions: list[str] = []
     if rng.random() < skill:
         # plans of more than 3 slippery actions take long to find; no player knows which arm of a bandit is better
         best = rng.random() < 0.5 and not env.repeats and env.plan(min(count, 3), episode.max_turns - episode.turn_idx)
         actions = best or env.demonstrate(count, rng)
-    else:
-        actions = []
     return format_response(thought, actions or env.random(count, rng), think=episode.think)
 
 
@@ -179,9 +170,10 @@ def draw_arms(rng: np.random.Generator) -> tuple:
     return "bandit", low, high, bool(rng.integers(2))
 
 
-def documents(chat: Chat, path: tuple[int, ...], max_tokens: int, progress: float) -> Iterator[Trajectory]:
-    """Documents of one environment under one system prompt, the same for the same `path`, without end. `progress`: part
-    of the training that is done, 0 to 1; it sets how good the players are."""
+def documents(config: Config, chat: Chat, step: int, index: int, progress: float) -> Iterator[Trajectory]:
+    """Pack `index` of a step: documents of one environment under one system prompt, until they have
+    `micro_batch_tokens` tokens. `progress`: part of the training that is done, 0 to 1; it sets how good players are."""
+    path, num_tokens = (config.seed, SEED_CORPUS, step, index), 0
     rng, easy = np.random.default_rng([*path, 1]), progress < EASY
     worlds = {LAKE: 1.0} if progress < EASY / 2 else {LAKE: 0.5, SOKOBAN: 0.5} if easy else WORLDS
     spec = str(rng.choice(list(worlds), p=list(worlds.values())))
@@ -193,7 +185,7 @@ def documents(chat: Chat, path: tuple[int, ...], max_tokens: int, progress: floa
     turns, actions = (1, 1) if env.repeats else (5, 5) if rng.random() < 0.7 else rng.integers(1, 6, 2).tolist()
     limits = dict(max_turns=turns, actions_per_turn=actions, max_response_tokens=int(rng.choice([40, 64, 400])))
     think, mean = rng.random() < THINK, SKILL if progress < LEARNED else LAST_SKILL[spec.split(":")[0]]
-    while True:
+    while num_tokens < config.micro_batch_tokens:
         instance = draw_arms(rng) if env.repeats else env.draw(rng)
         while board_key(instance) in reserved_keys():
             instance = env.draw(rng)
@@ -202,9 +194,10 @@ def documents(chat: Chat, path: tuple[int, ...], max_tokens: int, progress: floa
         else:
             episode = Episode(env, think=think, **limits)
         skill = rng.random() ** (1 / mean - 1)  # between 0 and 1
-        system, user = episode.open(env.start(instance, [*path, int(rng.integers(1, 2**31))]))
+        opening = episode.open(env.start(instance, [*path, int(rng.integers(1, 2**31))]))
         reply = (lambda: episode.truth) if drill else (lambda: random_reply(episode, skill, rng))  # noqa: B023
-        yield recite(chat, Trajectory(path, 0, system=system), episode, user, reply, max_tokens)
+        yield (document := recite(chat, path, episode, opening, reply, config.max_context_tokens))
+        num_tokens += len(document.ids)
 
 
 def main(argv: list[str]) -> None:
@@ -212,14 +205,12 @@ def main(argv: list[str]) -> None:
     config, options, _ = load_config(["config/base.py", *argv], extra={"packs": 600})
     chat, kinds = Chat(build_tiny_tokenizer()), defaultdict(list)
     for i in range(options["packs"]):
-        part, size = (i + 0.5) / options["packs"], 0
-        for document in documents(chat, (config.seed, SEED_CORPUS, i, 0), config.max_context_tokens, part):
-            is_drill, size = "question" in document.turns[0].info, size + len(document.ids)
+        part = (i + 0.5) / options["packs"]
+        stage = "1 easy" if part < EASY else "2 learning" if part < LEARNED else "3 imitating"
+        for document in documents(config, chat, i, 0, part):
             world = "Bandit" if "arms" in document.system else "Sokoban" if "box" in document.system else "FrozenLake"
-            stage = "1 easy" if part < EASY else "2 learning" if part < LEARNED else "3 imitating"
-            kinds[f"{stage} | {world} | {'drills' if is_drill else 'games'}"].append(document)
-            if size >= config.micro_batch_tokens:
-                break
+            kind = "drills" if "question" in document.turns[0].info else "games"
+            kinds[f"{stage} | {world} | {kind}"].append(document)
     total = sum(len(d.ids) for found in kinds.values() for d in found)
     print("| stage | environment | kind | documents | different openings | tokens % | trained % | success % |")
     print("|---" * 8 + "|")

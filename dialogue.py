@@ -25,17 +25,15 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
     >>> parse_response("<think>go</think><answer>Up || Left</answer>")
     Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
     """
-    thought, outside, found, rest = "", "", True, text
-    if think:
-        before, opened, rest = text.partition("<think>")
-        thought, closed, rest = rest.partition("</think>")
-        found, outside = bool(opened and closed), before
-    between, opened, rest = rest.partition("<answer>")
-    answer, closed, after = rest.partition("</answer>")
-    if not (found and opened and closed):
-        return Parsed("", [], False)
-    actions = [part.strip() for part in answer.split("||")]
-    return Parsed(thought.strip(), [a for a in actions if a], not (outside + between + after).strip())
+    inside, outside, rest = {"think": ""}, "", text
+    for tag in ("think", "answer") if think else ("answer",):
+        before, _, rest = rest.partition(f"<{tag}>")
+        inside[tag], closed, rest = rest.partition(f"</{tag}>")
+        if not closed:
+            return Parsed("", [], False)
+        outside += before
+    actions = [part.strip() for part in inside["answer"].split("||")]
+    return Parsed(inside["think"].strip(), [a for a in actions if a], not (outside + rest).strip())
 
 
 def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
@@ -88,8 +86,9 @@ class Episode:
         """Execute one response. Any text is accepted; what is not executed is reported in the next message."""
         parsed = parse_response(response, think=self.think)
         facts = self.env.statements()
+        checked, true = check_thought(parsed.thought, facts)
         allowed = min(self.actions_per_turn, self.env.actions_left)
-        reward, unknown, num_actions, num_effective, success, ended = 0.0, [], 0, 0, False, False
+        reward, unknown, num_actions, num_effective, status = 0.0, [], 0, 0, None
         for action in parsed.actions[:allowed]:
             step = self.env.step(action)
             if not step.info["valid"]:
@@ -97,19 +96,17 @@ class Episode:
                 continue
             reward, num_actions = reward + step.reward, num_actions + 1
             num_effective += step.info["effective"]
-            success, ended = step.info["success"], step.terminated or step.truncated
-            if ended:
+            if step.terminated or step.truncated:
+                status = "success" if step.info["success"] else "failure"
                 break
         surplus = len(parsed.actions) - allowed
         format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
         earned, reward = reward, reward + (0.0 if format_ok else self.format_penalty)
         self.turn_idx += 1
-        status = ("success" if success else "failure") if ended else None
-        if status is None and self.turn_idx == self.max_turns:
-            status = "out_of_turns"
-        checked, true = check_thought(parsed.thought, facts)
-        stated = sum(fact in parsed.thought for fact in facts)  # each once, however often it is repeated
-        thinking = self.think_reward * max(0, stated - (checked - true)) / len(facts)
+        if self.turn_idx == self.max_turns:
+            status = status or "out_of_turns"
+        stated = {s.strip() + "." for s in parsed.thought.split(".")} & {*facts}  # each once, repeated or not
+        thinking = self.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
         info = {
             "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
             "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
@@ -167,7 +164,8 @@ def shape(
         return [float(success and k == last) for k in range(len(rewards))]
     if density == "plan":
         first = remaining[0] or 1
-        away = [2 * first if n is None else n for n in remaining[:-1]] + [0 if success else remaining[-1] or 2 * first]
+        away = [first, *remaining[1:-1], 0 if success else remaining[-1] or None]
+        away = [2 * first if n is None else n for n in away]
         return [(a - b) / first for a, b in zip(away, away[1:], strict=False)]
     if density not in ("dense", "balanced"):
         raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")

@@ -11,7 +11,6 @@ import importlib.util
 import logging
 import os
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -36,15 +35,9 @@ class Sample(NamedTuple):
     logprobs: list[float]
 
 
-def cache_shape(config) -> tuple[int, int, int]:
-    """Layers, key heads and head width of a model config: what one token occupies in a KV cache, keys or values."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_hidden_layers, config.num_key_value_heads, width
-
-
 def check_installed(config: Config) -> None:
     """Raises: ValueError where the config wants vLLM and there is none; before anything that takes long."""
-    if config.engine == "vllm" and "vllm" not in sys.modules and importlib.util.find_spec("vllm") is None:
+    if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise ValueError(f"engine='vllm', but vLLM is not installed; {NEEDS_VLLM}")
 
 
@@ -85,17 +78,16 @@ class VLLMEngine:
     `load` only: the engine starts with dummies, and a rollout before the first `load` would be caught."""
 
     def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
-        self.version, self.dtype, self.eos_id, self.num_steps, self._num_requests = None, dtype, eos_id, 0, 0
-        layers, heads, width = cache_shape(model.config)
+        self.version, self.dtype, self.eos_id, self.num_steps = None, dtype, eos_id, 0
         # room for all that may run, and some: the cache is handed out in blocks
         tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
-        cache = 2 * layers * heads * width * dtype.itemsize * tokens  # bytes
-        on_cpu = model.device.type == "cpu"
-        # blocks of 128 tokens, the default on a CPU, lose most cache hits; chunks of a seeded prompt crash there
-        cpu_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
-        gpu_options = dict(gpu_memory_utilization=0.1)  # only checked against what is free: the cache has its own size
-        for key, value in (ENVIRONMENT | {"RANK": "0", "LOCAL_RANK": "0"}).items():
-            os.environ.setdefault(key, value)
+        shape, head_dim = model.config, model.model.layers[0].self_attn.head_dim
+        cache = 2 * shape.num_hidden_layers * shape.num_key_value_heads * head_dim * dtype.itemsize * tokens  # bytes
+        options = dict(gpu_memory_utilization=0.1)  # only checked against what is free: the cache has its own size
+        if on_cpu := model.device.type == "cpu":
+            # blocks of 128 tokens, the default on a CPU, lose most cache hits; chunks of a seeded prompt crash there
+            options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
+        os.environ.update(ENVIRONMENT | dict(RANK="0", LOCAL_RANK="0") | os.environ)  # what is set stays
         with _undisturbed():
             from vllm import LLM
             from vllm.platforms import current_platform
@@ -109,17 +101,14 @@ class VLLMEngine:
                 seed=config.seed + int(os.environ["RANK"]), distributed_executor_backend="external_launcher",
                 max_model_len=config.max_context_tokens, max_num_seqs=config.max_running,
                 max_num_batched_tokens=max(8192, config.max_context_tokens, config.max_running),
-                kv_cache_memory_bytes=cache, enable_prefix_caching=True, logprobs_mode="processed_logprobs",
-                **(cpu_options if on_cpu else gpu_options),
+                kv_cache_memory_bytes=cache, enable_prefix_caching=True, logprobs_mode="processed_logprobs", **options,
             )  # fmt: skip
         self.engine = self.llm.llm_engine
         reloading = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
         reloading.setLevel(logging.WARNING)
         reloading.addFilter(_refuse_unloaded)
 
-    @property
-    def busy(self) -> bool:
-        return self.engine.has_unfinished_requests()
+    busy = property(lambda self: self.engine.has_unfinished_requests())
 
     def add(self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Sequence[int]) -> None:
         """Ask for a response to the token history `ids`; what earlier requests computed comes from the prefix cache."""
@@ -133,18 +122,17 @@ class VLLMEngine:
             temperature=temperature, max_tokens=max_tokens, seed=number, logprobs=0, flat_logprobs=True,
             detokenize=False, ignore_eos=True, stop_token_ids=[self.eos_id], output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
-        self.engine.add_request(f"{key}.{self._num_requests}", tokens_input(list(ids)), how)
-        self._num_requests += 1
+        self.engine.add_request(str(key), tokens_input(list(ids)), how)
 
     def step(self) -> list[Sample]:
         """One forward of everything that runs; returns what finished. Raises: ValueError when vLLM fails."""
         self.num_steps += 1
         try:
-            finished = [request for request in self.engine.step() if request.finished]
+            finished = self.engine.step()
         except RuntimeError as error:
             advice = "lower max_running or max_context_tokens; started again, a run continues from its checkpoint"
             raise ValueError(f"vLLM failed while sampling ({_first_line(error)}); {advice}") from error
-        outputs = [(int(request.request_id.split(".")[0]), request.outputs[0]) for request in finished]
+        outputs = [(int(request.request_id), request.outputs[0]) for request in finished]
         return [Sample(key, list(out.token_ids), list(out.logprobs.logprobs)) for key, out in outputs]
 
     def release(self, key: int) -> None:
@@ -159,7 +147,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Also destroys the process group of torch.distributed: the last thing a run does."""
-        self.llm.llm_engine.engine_core.shutdown()
+        self.engine.engine_core.shutdown()
 
 
 def _refuse_unloaded(record: logging.LogRecord) -> bool:
@@ -178,7 +166,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class TorchEngine:
-    """Batched decoding with a static KV cache (layers, rows, kv_heads, positions, D) that persists over turns.
+    """Batched decoding with a static KV cache that persists over turns.
 
     Live rows are the first `len(self.rows)` of the cache, so a decode step works on contiguous views; a row that is
     released is overwritten by the last one. A token is drawn by inverse CDF from one uniform number that depends on
@@ -190,25 +178,17 @@ class TorchEngine:
         for p in self.model.parameters():  # not self.model.to, which would round the rotary frequencies as well
             p.data = p.data.to(dtype)
         self.version, self.dtype, self.eos_id, self.max_running = None, dtype, eos_id, config.max_running
-        layers, heads, width = cache_shape(model.config)
-        max_running, max_context_tokens, device = config.max_running, config.max_context_tokens, self.model.device
-        shape = (layers, max_running, heads, max_context_tokens, width)
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        counters = torch.zeros(5, max_running, dtype=torch.long, device=device)
-        self.length, self.next_token, self.count, self.budget, self.active = counters  # not active: its turn is over
-        self.num_active = 0
-        self.temperature = torch.ones(max_running, device=device)
-        self.noise, self.out_logprobs = torch.zeros(2, max_running, max_context_tokens, device=device)
-        self.out_ids = torch.zeros(max_running, max_context_tokens, dtype=torch.long, device=device)
+        shape, head_dim = model.config, model.model.layers[0].self_attn.head_dim
+        sizes = (config.max_running, shape.num_key_value_heads, config.max_context_tokens, head_dim)
+        self.cache = torch.zeros(2, shape.num_hidden_layers, *sizes, dtype=dtype, device=model.device)  # keys, values
         self.rows: list[int] = []  # key of every live row
-        self.ids: dict[int, list[int]] = {}  # tokens of a live row whose keys and values are cached, by key
+        self.ids: dict[int, list[int]] = {}  # history of a live row by key; all but its last token are in the cache
+        self.turns: dict[int, tuple[Sample, float, list[float]]] = {}  # by key: response so far, temperature, noise
         self.first_prompt: dict[tuple[int, ...], int] = {}  # first prompt -> key of a live row that has it cached
         self.waiting: list[tuple] = []
         self.num_prefilled = self.num_steps = 0  # prompt tokens computed and forwards made so far
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.num_active or self.waiting)
+    busy = property(lambda self: bool(self.turns or self.waiting))
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
@@ -230,16 +210,10 @@ class TorchEngine:
         """Forget a trajectory; the last live row moves into its place."""
         row, last = self.rows.index(key), len(self.rows) - 1
         self.first_prompt = {prompt: owner for prompt, owner in self.first_prompt.items() if owner != key}
-        del self.ids[key]
-        if row != last:
-            used = int(self.length[last])
-            for cache in (self.keys, self.values):
-                cache[:, row, :, :used] = cache[:, last, :, :used]
-            for state in (self.length, self.next_token, self.count, self.budget, self.active, self.temperature,
-                          self.noise, self.out_ids, self.out_logprobs):  # fmt: skip
-                state[row] = state[last]
-            self.rows[row] = self.rows[last]
-        self.rows.pop()
+        used = len(self.ids[self.rows[last]])
+        self.cache[:, :, row, :, :used] = self.cache[:, :, last, :, :used]
+        self.rows[row] = self.rows[last]
+        del self.rows[last], self.ids[key]
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
@@ -247,102 +221,87 @@ class TorchEngine:
         returns what finished."""
         segments, copies = self._admit()
         self.num_steps += 1
-        n, device = len(self.rows), self.length.device
-        new = torch.tensor([token for _, _, ids in segments for token in ids], dtype=torch.long, device=device)
-        places = [torch.arange(start, start + len(ids), device=device) for _, start, ids in segments]
-        tokens, positions = torch.cat([self.next_token[:n], new]), torch.cat([self.length[:n], *places])
-        layout = _CacheLayout(self, n, segments, copies)
-        hidden = self.model.model(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout
-        ).last_hidden_state[0]
+        n, device, histories = len(self.rows), self.cache.device, [self.ids[key] for key in self.rows]
+        new = [(token, start + i) for _, start, ids in segments for i, token in enumerate(ids)]
+        tokens, places = torch.tensor([(ids[-1], len(ids) - 1) for ids in histories] + new, device=device).T  # (T,)
         self.num_prefilled += len(new)
-        logits = self.model.lm_head(hidden[:n]).float()  # (n, V)
-        active = self.active[:n]  # the other rows wait for their environments, and nothing of theirs is kept
-        self.length[:n] += active
-        tokens, logprobs = self._draw(logits, n)
-        self.out_ids[:n].scatter_(1, self.count[:n, None], tokens[:, None])
-        self.out_logprobs[:n].scatter_(1, self.count[:n, None], logprobs[:, None])
-        self.count[:n] += active
-        self.next_token[:n] = torch.where(active > 0, tokens, self.next_token[:n])
-        done = ((tokens == self.eos_id) | (self.count[:n] == self.budget[:n])) & (active > 0)
-        return [self._finish(row) for row in done.nonzero()[:, 0].tolist()]
-
-    def _finish(self, row: int) -> Sample:
-        key, count, self.active[row] = self.rows[row], int(self.count[row]), 0
-        self.num_active -= 1
-        ids = self.out_ids[row, :count].tolist()
-        self.ids[key] += ids[:-1]  # the last sampled token has no keys and values yet; it is fed with the next prompt
-        return Sample(key, ids, self.out_logprobs[row, :count].tolist())
+        options = dict(use_cache=False, layout=_CacheLayout(self.cache, places[:n], segments, copies))
+        hidden = self.model.model(tokens[None], position_ids=places[None], **options).last_hidden_state[0]
+        # rows without a turn wait for their environments, and what is drawn for them is not kept
+        turns = [self.turns[key] if key in self.turns else (Sample(key, [], []), 1.0, [0.0]) for key in self.rows]
+        choice = [(temperature, noise[len(sample.ids)]) for sample, temperature, noise in turns]
+        drawn = draw(self.model.lm_head(hidden[:n]).float(), *torch.tensor(choice, device=device).T)
+        finished = []
+        for (sample, _, noise), ids, token, logprob in zip(turns, histories, *(x.tolist() for x in drawn), strict=True):
+            if sample.key in self.turns:
+                sample.ids.append(token), sample.logprobs.append(logprob), ids.append(token)
+                if token == self.eos_id or len(sample.ids) == len(noise):
+                    finished.append(self.turns.pop(sample.key)[0])
+        return finished
 
     def _admit(self) -> tuple[list[tuple], list[tuple]]:
         """Give rows to waiting requests. Returns: their new tokens but the last as (row, first place, ids), and where
         another row has the whole first prompt: (that row, row, tokens to copy)."""
-        segments, copies, postponed = [], [], []
-        for key, ids, max_tokens, temperature, seed in self.waiting:
+        requests, self.waiting, segments, copies = self.waiting, [], [], []
+        for key, ids, max_tokens, temperature, seed in requests:
             if key not in self.ids:
                 if len(self.rows) == self.max_running:
-                    postponed.append((key, ids, max_tokens, temperature, seed))
+                    self.waiting.append((key, ids, max_tokens, temperature, seed))
                     continue
                 self.rows.append(key)
-                self.ids[key] = []
-            row, cached = self.rows.index(key), self.ids[key]
-            assert ids[: len(cached)] == cached, "a trajectory's history must extend what was sampled"
-            donor = self.first_prompt.setdefault(tuple(ids), key) if not cached else key
+            row, known = self.rows.index(key), self.ids.get(key, [])
+            assert ids[: len(known)] == known, "a trajectory's history must extend what was sampled"
+            donor, start = key if known else self.first_prompt.setdefault(tuple(ids), key), len(known[:-1])
             if donor != key:
                 copies.append((self.rows.index(donor), row, len(ids) - 1))
-            elif len(ids) - 1 > len(cached):
-                segments.append((row, len(cached), ids[len(cached) : -1]))
+            elif len(ids) - 1 > start:
+                segments.append((row, start, ids[start:-1]))
             self.ids[key] = ids
-            self.length[row], self.next_token[row], self.count[row] = len(ids) - 1, ids[-1], 0
-            self.budget[row], self.temperature[row], self.active[row] = max_tokens, temperature, 1
-            self.num_active += 1
-            self.noise[row, :max_tokens] = torch.from_numpy(np.random.default_rng(seed).random(max_tokens, np.float32))
-        self.waiting = postponed
+            noise = np.random.default_rng(seed).random(max_tokens, np.float32).tolist()
+            self.turns[key] = Sample(key, [], []), temperature, noise
         return segments, copies
 
-    def _draw(self, logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """One token per row from softmax(logits / temperature), arg max at temperature 0; and its log-prob."""
-        temperature = self.temperature[:n, None]
-        logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (n, V)
-        cdf = logp.exp().cumsum(-1)
-        u = self.noise[:n].gather(1, self.count[:n, None]) * cdf[:, -1:]
-        tokens = torch.searchsorted(cdf, u, right=True).clamp_max(logits.shape[-1] - 1)  # (n, 1)
-        tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))
-        return tokens[:, 0], logp.gather(1, tokens)[:, 0]
+
+def draw(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (n,) from softmax(logits / temperature), arg max at temperature 0; and their log-probs (n,).
+
+    Args: logits (n, V); temperature (n,); noise (n,) uniform in [0, 1)."""
+    temperature = temperature[:, None]
+    logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (n, V)
+    cdf = logp.exp().cumsum(-1)
+    tokens = torch.searchsorted(cdf, noise[:, None] * cdf[:, -1:], right=True).clamp_max(logits.shape[-1] - 1)  # (n, 1)
+    tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))
+    return tokens[:, 0], logp.gather(1, tokens)[:, 0]
 
 
 class _CacheLayout:
     """The tokens of one forward: the newest of each of the first n rows, then the segments that are to be prefilled.
     All keys and values are stored before anything attends to them, so a row may begin to decode at once."""
 
-    def __init__(self, engine: TorchEngine, n: int, segments: list[tuple], copies: list[tuple]):
-        self.engine, self.segments, self.copies = engine, segments, copies
-        self.rows, self.at = torch.arange(n, device=engine.length.device), engine.length[:n]
-        self.span = int(self.at.max()) + 1  # the shortest attention span that all live rows need
-        beyond = torch.arange(self.span, device=self.at.device) > self.at[:, None]  # (n, span)
-        self.bias = torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, -torch.inf)[:, None, None]
-        sizes = [(len(ids), start) for _, start, ids in segments]
-        self.masks = [torch.ones(m, start + m, dtype=torch.bool, device=self.at.device).tril(start) if start else None
-                      for m, start in sizes]  # fmt: skip
+    def __init__(self, cache: Tensor, at: Tensor, segments: list[tuple], copies: list[tuple]):
+        self.cache, self.at, self.segments, self.copies = cache, at, segments, copies
+        self.rows, places = (torch.arange(size, device=at.device) for size in (len(at), int(at.max()) + 1))
+        self.seen = (places <= at[:, None])[:, None, None]  # (n, 1, 1, span), the shortest span that all rows need
+        self.sizes = [len(at), *(len(ids) for _, _, ids in segments)]
+        self.masks = [torch.ones(len(ids), start + len(ids), dtype=torch.bool, device=at.device).tril(start)
+                      if start else None for _, start, ids in segments]  # fmt: skip
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        n, lengths = len(self.rows), [len(ids) for _, _, ids in self.segments]
-        keys, values = self.engine.keys[layer_idx], self.engine.values[layer_idx]  # (rows, kv_heads, positions, D)
-        for cache, new in ((keys, k), (values, v)):
-            newest, *pieces = new.to(cache.dtype).split([n, *lengths], dim=1)
-            cache[self.rows, :, self.at] = newest.transpose(0, 1)
-            for (row, start, ids), piece in zip(self.segments, pieces, strict=True):
-                cache[row, :, start : start + len(ids)] = piece
-            for source, row, used in self.copies:
-                cache[row, :, :used] = cache[source, :, :used]
-        newest, *pieces = q.split([n, *lengths], dim=1)
+        n, cache = len(self.rows), self.cache[:, layer_idx]  # (2, rows, kv_heads, positions, D)
+        newest, *pieces = torch.stack([k, v]).split(self.sizes, dim=2)  # (2, kv_heads, tokens, D)
+        cache[:, self.rows, :, self.at] = newest.permute(2, 0, 1, 3)
+        for (row, start, ids), piece in zip(self.segments, pieces, strict=True):
+            cache[:, row, :, start : start + len(ids)] = piece
+        for source, row, used in self.copies:
+            cache[:, row, :, :used] = cache[:, source, :, :used]
+        newest, *pieces = q.split(self.sizes, dim=1)
         # query heads that share a key head form one small batch
         newest = newest.transpose(0, 1).reshape(n, k.shape[0], -1, q.shape[-1])  # (n, kv_heads, group, D)
-        held = (cache[:n, :, : self.span].to(q.dtype) for cache in (keys, values))
-        out = [F.scaled_dot_product_attention(newest, *held, attn_mask=self.bias.to(q.dtype), scale=scale)]
-        out[0] = out[0].reshape(n, -1, q.shape[-1])  # (n, heads, D)
+        held = cache[:, :n, :, : self.seen.shape[-1]]
+        newest = F.scaled_dot_product_attention(newest, *held, attn_mask=self.seen, scale=scale)
+        out = [newest.reshape(n, -1, q.shape[-1])]  # (n, heads, D)
         for (row, start, ids), piece, mask in zip(self.segments, pieces, self.masks, strict=True):
-            held = (cache[None, row, :, : start + len(ids)].to(q.dtype) for cache in (keys, values))
+            held = cache[:, None, row, :, : start + len(ids)]
             options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
             out.append(F.scaled_dot_product_attention(piece[None], *held, **options)[0].transpose(0, 1))
         return torch.cat(out)  # (T, heads, D)

@@ -143,19 +143,24 @@ def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
 
 
-def trajectory_record(trajectory: Trajectory) -> dict:
-    """A trajectory as plain data: every turn with the reward that its own actions earned."""
+def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
+    """A trajectory as plain data: every turn with the reward that its own actions earned, and the sampled tokens one by
+    one with their surprise -log p under the sampler, nats. A token that is no whole character becomes U+FFFD.
+
+    Args: tokenizer: of the policy; a reference player, which samples nothing, needs none."""
     turns = [
-        {"observation": t.observation, "response": t.text, **t.info, "reward": t.reward, "tokens": len(t.response_ids)}
+        {"observation": t.observation, "response": t.text, **t.info, "reward": t.reward,
+         "tokens": [tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in t.response_ids],
+         "surprise": [round(-lp, 4) for lp in t.rollout_logprobs]}
         for t in trajectory.turns
-    ]
+    ]  # fmt: skip
     keys = ("env", "seed", "member", "status", "success", "score", "system")
     return {key: getattr(trajectory, key) for key in keys} | {"turns": turns}
 
 
-def write_jsonl(path: str | Path, rows: dict[str, tuple[dict, list[Trajectory]]]) -> None:
-    lines = (json.dumps(trajectory_record(t), ensure_ascii=False) for _, played in rows.values() for t in played)
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+def write_jsonl(path: str | Path, rows: dict[str, tuple[dict, list[Trajectory]]], tokenizer=None) -> None:
+    records = (trajectory_record(t, tokenizer) for _, played in rows.values() for t in played)
+    Path(path).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
 def policy_of(run: str | Path) -> Path:
@@ -172,7 +177,7 @@ def main(argv: list[str]) -> None:
     config, options, _ = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""}, base=base)
     if options["player"] not in ("", *PLAYERS):
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
-    device, is_first = set_up(config)[0], rank() == 0
+    device, is_first, tokenizer = set_up(config)[0], rank() == 0, None
     began = time.process_time()
     if options["player"]:
         rows = {}
@@ -196,7 +201,7 @@ def main(argv: list[str]) -> None:
             scores[name] = metrics | {"n": n, "interval": wilson_interval(sum(wins), n), "successes": wins}
         Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
     if options["jsonl"] and is_first:
-        write_jsonl(options["jsonl"], rows)
+        write_jsonl(options["jsonl"], rows, tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,122 +1,320 @@
-"""Run the experiments behind the tables in README; an interrupted run continues, a finished one is not repeated.
+"""Run the experiments of this repository and of the paper (arXiv 2504.20073), and draw them. An interrupted run
+continues, a finished one is not repeated, one that several figures share is run once: a run is known by its settings.
 
     python reproduce.py learning                                 # every run of the learning table, two at a time
-    python reproduce.py learning --jobs=1 --only=frozenlake_ppo
+    python reproduce.py fig5 --seeds=0 --only=frozenlake --jobs=1
+    python reproduce.py fig5 fig7 fig9 --dry_run=True            # commands and estimated hours
+    python reproduce.py fig9 --scale=full                        # Qwen2.5-0.5B-Instruct on a GPU: no config/tiny.py
 
-Results are JSON under docs/results/learning/, the table of all is docs/results/learning.md. Nothing is committed.
+Runs are JSON under docs/results/runs/ (older ones: learning/); docs/results/NAME.csv, .png and .md are made from them.
 """
 
 # before all else: it answers --help, and other imports take seconds
-from configurator import fail_clearly, load_config
+from configurator import FIELD_TYPES, Config, fail_clearly, load_config
 
 # isort: split
 
+import csv
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import product, takewhile
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from eval import paired_bootstrap, wilson_interval
 
-LEARNING = {  # name -> config files
-    "frozenlake_ppo": ("frozenlake_ppo",), "frozenlake_grpo": ("frozenlake_grpo",),
-    "frozenlake_det_ppo": ("frozenlake_ppo", "frozenlake_det"), "bandit_ppo": ("bandit_ppo",),
-    "sokoban_ppo": ("sokoban_ppo",), "sokoban_large_ppo": ("sokoban_ppo", "sokoban_large"),
+
+def knobs(**settings) -> tuple[str, ...]:
+    """The settings as overrides, without those that are defaults: the same run has the same name in every figure."""
+    return tuple(f"--{key}={value}" for key, value in settings.items() if value != getattr(Config, key))
+
+
+def grid(envs: tuple[str, ...], kinds: tuple[str, ...], variants: dict[str, tuple]) -> dict[str, tuple[str, ...]]:
+    """Label of a curve, its environment first -> config files and overrides; matched in all that a variant leaves."""
+    return {
+        f"{env} {kind.upper()} {name}": (f"{env}_{kind}", *(word.replace("ENV", env) for word in words))
+        for env in envs for kind in kinds for name, words in variants.items()
+    }  # fmt: skip
+
+
+SOKOBAN, GRIDS, ENVS = ("sokoban",), ("frozenlake", "sokoban"), ("bandit", "frozenlake", "sokoban")
+PPO, BOTH = ("ppo",), ("ppo", "grpo")
+VANILLA, TRANSFER = ("starpo_vanilla",), ("ENV_transfer",)
+EVAL, THOUGHTS = ("eval_success",), ("response_length", "thought_true_frac")
+SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
+# a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
+ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
+FIGURES = {  # name -> what it shows, metrics that are drawn, curves
+    "learning": ("what the configs of this repository learn", EVAL, {
+        "frozenlake_ppo": ("frozenlake_ppo",), "frozenlake_grpo": ("frozenlake_grpo",),
+        "frozenlake_det_ppo": ("frozenlake_ppo", "frozenlake_det"), "bandit_ppo": ("bandit_ppo",),
+        "sokoban_ppo": ("sokoban_ppo",), "sokoban_large_ppo": ("sokoban_ppo", "sokoban_large")}),
+    "fig5": ("vanilla StarPO", EVAL, grid(ENVS, BOTH, {"StarPO": VANILLA})),
+    "fig6": ("early warnings of collapse in the runs of fig5", SIGNS, grid(ENVS, BOTH, {"StarPO": VANILLA})),
+    "fig7": ("uncertainty filter, by the share of groups that it keeps", EVAL, grid(GRIDS, PPO, {
+        f"keep {keep:.0%}": knobs(filter_keep=keep) for keep in (0.25, 0.5, 0.75, 1.0)})),
+    "fig8": ("StarPO-S without each of its parts", EVAL, grid(GRIDS, PPO, {
+        "StarPO-S": (), "with KL": knobs(kl_coef=0.001), "symmetric clip": knobs(clip_high=0.2),
+        "no filter": knobs(filter_keep=1.0), "StarPO": VANILLA})),
+    "fig9": ("StarPO-S against StarPO", EVAL, grid(ENVS, BOTH, {"StarPO": VANILLA, "StarPO-S": ()})),
+    "fig10": ("online-k: k passes over every rollout, 200 optimizer steps in all", EVAL, grid(GRIDS, PPO, {
+        f"online-{k}": knobs(num_epochs=k, num_iterations=200 // k, eval_every=10 // k) for k in (1, 2, 5, 10)})),
+    "fig11": ("does reasoning fade, also where true thoughts are paid", (*THOUGHTS, *EVAL), grid(ENVS, PPO, {
+        "StarPO": VANILLA, "StarPO-S": (), "StarPO-S + think_reward": knobs(think_reward=0.05)})),
+    "trap": ("vanilla StarPO trained on replies, or on all text like the paper's own code", (*EVAL, *SIGNS), grid(
+        GRIDS, BOTH, {"StarPO": VANILLA, "StarPO on all text": VANILLA + knobs(mask_observations=False)})),
+    "table2": ("N responses to each of 128/N prompts (N=1: no filter)", EVAL, grid(SOKOBAN, PPO, {
+        f"N={n}": TRANSFER + (knobs(num_groups=128 // n, group_size=n) if n > 1 else ALONE)
+        for n in (32, 16, 8, 4, 2, 1)})),
+    "table3": ("k actions a turn, 5k a trajectory", EVAL, grid(SOKOBAN, PPO, {
+        f"k={k}": TRANSFER + knobs(actions_per_turn=k, actions_per_traj=5 * k) for k in range(1, 8)})),
+    "table4": ("with and without thinking", EVAL, grid(("bandit", "sokoban"), PPO, {
+        "think": TRANSFER, "no-think": TRANSFER + knobs(think=False)})),
 }  # fmt: skip
-SEEDS = (0, 1, 2)
+# config files, jobs at a time, seconds of (a rollout of 128 trajectories, an optimizer step on 32) and their source
+SCALES = {
+    "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8)},
+             "CPU time of finished rows, else of groups of 16; evaluations come on top, and smaller groups cost more"),
+    "full": ((), 1, dict.fromkeys(ENVS, (9.3, 14.7)),
+             "finished rows, else the paper's 24 s (25 % kept) to 68 s (all) per step of Sokoban on one GPU"),
+}  # fmt: skip
+OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": False}  # jobs 0: as SCALES has it
 RESULTS = Path("docs/results")
-STAGES = ("start", "after RL")
+SERIES = ("success", *SIGNS, *THOUGHTS)  # what a row keeps of every iteration
+LEGEND = """Success in % with its 95 % Wilson interval over the prompts of all seeds together; differences are paired,
+with a bootstrap interval over seeds and prompts. Shaded in the picture: that Wilson interval for evaluations, the range
+of the seeds for all else; a triangle is the first warning of a seed."""
 
 
-def command(name: str, seed: int) -> list[str]:
-    files = (f"config/{file}.py" for file in (*LEARNING[name], "tiny"))
-    return ["train.py", *files, f"--seed={seed}", f"--out_dir=out/learning/{name}_s{seed}"]
+# ---------- runs
 
 
-def run(name: str, seed: int) -> tuple[bool, str]:
-    """Train one seed unless its result for the present settings is there; returns success and a line about it."""
-    target, out_dir = RESULTS / "learning" / f"{name}_s{seed}.json", Path(f"out/learning/{name}_s{seed}")
-    settings = asdict(load_config(command(name, seed)[1:])[0])
-    if target.is_file() and json.loads(target.read_text())["settings"] == settings:
-        return True, f"{target}: already there"
-    began = time.time()
-    log = Path(f"{out_dir}.log")
+def command(words: tuple[str, ...], scale: str, seed: int) -> list[str]:
+    overrides = [word for word in words if word.startswith("--")]
+    files = [*(word for word in words if not word.startswith("--")), *SCALES[scale][0]]
+    name = "-".join([*files, *(word[2:] for word in overrides)]) + f"_s{seed}"
+    files = [f"config/{file}.py" for file in files]
+    return ["train.py", *files, *overrides, f"--seed={seed}", f"--out_dir=out/runs/{name}"]
+
+
+def settings_of(words: tuple[str, ...], scale: str, seed: int) -> Config:
+    """What makes a run the same run: all its settings but the folder."""
+    return replace(load_config(command(words, scale, seed)[1:])[0], out_dir="")
+
+
+def finished_rows() -> dict[Config, dict]:
+    """Settings -> row. Settings that a row lacks had their defaults; rows with settings that are gone do not count."""
+    paths = [path for folder in ("learning", "runs") for path in sorted((RESULTS / folder).glob("*.json"))]
+    rows = [json.loads(path.read_text()) for path in paths]
+    return {Config(**(r["settings"] | {"out_dir": ""})): r for r in rows if r["settings"].keys() <= FIELD_TYPES.keys()}
+
+
+def first_warning(steps: list[dict]) -> list | None:
+    """Iteration and sentence of the first warning, judged at every iteration by the metrics up to it."""
+    from diagnostics import warnings_of
+
+    said = ((step["step"], warnings_of(steps[:n])) for n, step in enumerate(steps, 1))
+    return next(([step, sentences[0]] for step, sentences in said if sentences), None)
+
+
+def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
+    """Train one seed and write its row; returns success and a line about it."""
+    arguments = command(words, scale, seed)
+    config = load_config(arguments[1:])[0]
+    out_dir, log = Path(config.out_dir), Path(f"{config.out_dir}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
-        code = subprocess.run([sys.executable, *command(name, seed)], stdout=output, stderr=output).returncode
+        code = subprocess.run([sys.executable, *arguments], stdout=output, stderr=output).returncode
     if code:
-        return False, f"{name} seed {seed}: failed with exit code {code}, see {log}"
+        return False, f"{out_dir.name}: failed with exit code {code}, see {log}"
     steps = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
-    result = {
-        "command": "python " + " ".join(command(name, seed)),
-        "settings": settings,
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    row = {
+        "command": shlex.join(["python", *arguments]),
+        "settings": asdict(config),
         "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {gpu}, Python {platform.python_version()}",
         "iterations": len(steps),
         "cpu_s_per_iteration": float(np.mean([s["cpu_s"] for s in steps])),
+        "wall_s_per_iteration": float(np.mean([s["rollout_s"] + s["update_s"] for s in steps])),
         "curve": {s["step"]: s["eval_success"] for s in steps if s["eval_success"] is not None},
+        "series": {key: [s[key] if s[key] is None else float(f"{s[key]:.5g}") for s in steps] for key in SERIES},
+        "first_warning": first_warning(steps),
         "successes": json.loads((out_dir / "scores.json").read_text()),
     }
-    target.write_text(json.dumps(result) + "\n")
-    return True, f"{target}: written after {time.time() - began:.0f} s"
+    target = RESULTS / "runs" / f"{out_dir.name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(row) + "\n")
+    return True, f"{target}: written"
+
+
+def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
+    """Estimate for one run, from other seeds of it where there are some."""
+    key = "cpu_s_per_iteration" if scale == "tiny" else "wall_s_per_iteration"
+    known = [row[key] for other, row in rows.items() if replace(other, seed=config.seed) == config]
+    rollout, step = SCALES[scale][2][config.env.split(":")[0]]
+    played = config.num_groups * config.group_size
+    guess = rollout * played / 128 + step * played * config.filter_keep * config.num_epochs / 32
+    return config.num_iterations * (np.mean(known) if known else guess) / 3600
+
+
+# ---------- what is shown
+
+
+def series(row: dict) -> dict[str, dict[int, float]]:
+    """Metric -> iteration -> value; iteration 0 is the start. The oldest rows have evaluations only."""
+    start = np.mean([wins for key, wins in row["successes"].items() if "start" in key])
+    lines = {key: {i: x for i, x in enumerate(xs, 1) if x is not None} for key, xs in row.get("series", {}).items()}
+    return {"eval_success": {0: float(start)} | {int(i): x for i, x in row["curve"].items()}} | lines
 
 
 def percent(mean: float, low: float, high: float) -> str:
     return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def learning_table() -> str:
-    """Markdown of all finished rows: success in % [95 % Wilson interval] per stage, and differences paired on the same
-    instances with a bootstrap interval, over instances for one seed and over seeds and instances for all."""
-    head = " | ".join(["run", *STAGES, "RL - start", "RL - greedy", "CPU-s/iteration"])
-    lines = [f"| {head} |", "|---" * 6 + "|"]
-    players = ["", "Reference players on the same instances, success in %:", ""]
-    for name in LEARNING:
-        paths = [p for p in (RESULTS / "learning" / f"{name}_s{seed}.json" for seed in SEEDS) if p.is_file()]
-        results = [json.loads(p.read_text()) for p in paths]
-        commits = [str(r["git_commit"]) for r in results]
-        chosen = [(f"{p.stem} ({c[:7]}{c[40:]})", [r]) for p, c, r in zip(paths, commits, results, strict=True)]
-        chosen += [(f"{name}, {len(results)} seeds", results)] if len(results) > 1 else []
-        for label, rows in chosen:
-            score = {key: np.array([r["successes"][key] for r in rows]) for key in rows[0]["successes"]}
-            cells = [percent(score[stage].mean(), *wilson_interval(score[stage].sum(), score[stage].size))
-                     for stage in STAGES]  # fmt: skip
-            cells += [percent(*paired_bootstrap(score["after RL"], score[other]))
-                      for other in ("start", "greedy, closed loop")]  # fmt: skip
-            cells.append(f"{np.mean([r['cpu_s_per_iteration'] for r in rows]):.2f}")
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-        if results:
-            wins = {k: s for k, s in results[0]["successes"].items() if k not in STAGES}
-            rates = (f"{k} {percent(np.mean(s), *wilson_interval(sum(s), len(s)))}" for k, s in wins.items())
-            players.append(f"- {name}: {'; '.join(rates)}")
-    return "\n".join([*lines, *players]) + "\n"
+def rate(wins: np.ndarray) -> str:
+    return percent(wins.mean(), *wilson_interval(wins.sum(), wins.size))
+
+
+def scored(rows: list[dict]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """For every environment that was scored: its name ("" if it is alone), and wins (S, n) by stage or player."""
+    for key in (key for key in rows[0]["successes"] if "after RL" in key):
+        before, after = key.split("after RL")
+        names = [k for k in rows[0]["successes"] if k.startswith(before) and k.endswith(after)]
+        wins = {k.removeprefix(before).removesuffix(after): np.array([r["successes"][k] for r in rows]) for k in names}
+        yield (before + after).strip(" ,:/"), wins
+
+
+def table(curves: dict[str, list[dict]]) -> str:
+    """Markdown: success of all seeds of a curve, differences paired on the same instances, then the players."""
+    head = "curve | seeds | n | start | after RL | RL - start | RL - greedy | first warning | CPU-s/iteration | commit"
+    lines, players = [f"| {head} |", "|---" * 10 + "|"], {}
+    for label, rows in ((label, rows) for label, rows in curves.items() if rows):
+        commits = dict.fromkeys(f"{commit[:7]}{commit[40:]}" for commit in (str(row["git_commit"]) for row in rows))
+        warned = [str(row["first_warning"][0]) if row.get("first_warning") else "-" for row in rows]
+        for env, wins in scored(rows):
+            name, end = f"{label} on {env}" if env else label, wins["after RL"]
+            cells = [name, ", ".join(str(row["settings"]["seed"]) for row in rows), str(end.size)]
+            cells += [rate(wins["start"]), rate(end)]
+            cells += [percent(*paired_bootstrap(end, wins[other])) for other in ("start", "greedy, closed loop")]
+            cells += [", ".join(warned), f"{np.mean([row['cpu_s_per_iteration'] for row in rows]):.2f}"]
+            lines.append(f"| {' | '.join([*cells, ', '.join(commits)])} |")
+            text = "; ".join(f"{k} {rate(w[0])}" for k, w in wins.items() if k not in ("start", "after RL"))
+            players.setdefault(text, []).append(name)
+    missing = [label for label, rows in curves.items() if not rows]
+    lines += ["", LEGEND, *(["", f"Not run yet: {', '.join(missing)}."] if missing else [])]
+    lines += ["", "Reference players on the same instances, success in %:", ""]
+    return "\n".join([*lines, *(f"- {', '.join(names)}: {text}" for text, names in players.items())]) + "\n"
+
+
+def draw(ax, metric: str, label: str, rows: list[dict]) -> None:
+    """One curve, as LEGEND says, over the passes made over trajectories: iterations times epochs."""
+    scale = rows[0]["settings"]["num_epochs"]
+    lines = [series(row).get(metric, {}) for row in rows]
+    steps = sorted(set().union(*lines))
+    if not steps:
+        return
+    values = np.array([[line.get(step, np.nan) for step in steps] for line in lines])  # (S, len(steps))
+    steps, mean, low, high = scale * np.array(steps), *(f(values, 0) for f in (np.nanmean, np.nanmin, np.nanmax))
+    if metric == "eval_success":
+        n = np.isfinite(values).sum(0) * next(scored(rows))[1]["after RL"].shape[1]  # (len(steps),) prompts
+        low, high = np.array([wilson_interval(p * m, m) for p, m in zip(mean, n, strict=True)]).T
+    color = ax.plot(steps, mean, label=label)[0].get_color()
+    ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+    warned = [scale * row["first_warning"][0] for row in rows if row.get("first_warning")]
+    ax.plot(warned, np.interp(warned, steps, mean), "v", color=color)
+
+
+def plot(path: Path, title: str, metrics: tuple[str, ...], curves: dict[str, list[dict]]) -> None:
+    """A column of panels per environment, a row per metric; gray: players that score the same for all curves of it."""
+    from matplotlib.figure import Figure
+
+    panels: dict[str, dict[str, list[dict]]] = {}
+    for label, rows in curves.items():
+        env = label.replace("_", " ").split()[0]
+        panels.setdefault(env, {}).update({label.removeprefix(f"{env} "): rows} if rows else {})
+    figure = Figure(figsize=(5 * len(panels), 3.5 * len(metrics)), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(len(metrics), len(panels), squeeze=False)
+    for (i, metric), (column, (env, inside)) in product(enumerate(metrics), zip(axes.T, panels.items(), strict=True)):
+        ax = column[i]
+        ax.set(title=env, xlabel="iterations * num_epochs", ylabel=metric)
+        ax.set_yscale("log" if metric == "grad_norm" else "linear")
+        for label, rows in inside.items():
+            draw(ax, metric, label, rows)
+        wins = [next(scored(rows))[1] for rows in inside.values() if metric == "eval_success"]
+        for player, style in {"random": ":", "greedy": "-.", "optimal": "--"}.items():
+            if len(rates := {w[f"{player}, closed loop"][0].mean() for w in wins}) == 1:
+                ax.axhline(rates.pop(), color="gray", linestyle=style, label=player)
+        if inside:
+            ax.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
+def show(name: str, scale: str, seeds: list[int]) -> str:
+    """Write the table, the points and the picture of the runs that are there; returns the table."""
+    (what, metrics, curves), rows = FIGURES[name], finished_rows()
+    wanted = {label: [settings_of(words, scale, seed) for seed in seeds] for label, words in curves.items()}
+    found = {label: [rows[config] for config in configs if config in rows] for label, configs in wanted.items()}
+    stem = f"{RESULTS}/{name}" if scale == "tiny" else f"{RESULTS}/{name}_{scale}"
+    text = f"{name}, {scale}: {what}.\n\n{table(found)}"
+    Path(f"{stem}.md").write_text(text, encoding="utf-8")
+    with Path(f"{stem}.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = ((label, row) for label, rows in found.items() for row in rows)
+        lines = ((label, row["settings"]["seed"], *line) for label, row in rows for line in series(row).items())
+        cells = ((label, seed, i, metric, x) for label, seed, metric, line in lines for i, x in line.items())
+        csv.writer(file, lineterminator="\n").writerows([("curve", "seed", "iteration", "metric", "value"), *cells])
+    plot(Path(f"{stem}.png"), f"{name}, {scale}: {what}", metrics, found)
+    return text
+
+
+def read_options(argv: list[str]) -> tuple[list[str], dict, list[int]]:
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if not names or set(names) - FIGURES.keys():
+        raise ValueError(f"give names among {', '.join(FIGURES)}; got {' '.join(names) or 'nothing'}")
+    _, options, sources = load_config(argv[len(names) :], extra=OPTIONS)
+    if set(sources.values()) != {"default"}:
+        raise ValueError(f"the settings of the runs are fixed here; the options are --{', --'.join(OPTIONS)}")
+    if options["scale"] not in SCALES:
+        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {options['scale']!r}")
+    seeds = options["seeds"].split(",")
+    if not all(seed.isdecimal() for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be different integers, such as 0,1,2, got {options['seeds']!r}")
+    return names, options, [int(seed) for seed in seeds]
 
 
 def main(argv: list[str]) -> None:
-    if not argv or argv[0] != "learning":
-        raise ValueError(f"give the name of a table: learning; got {argv[:1] or 'nothing'}")
-    _, options, sources = load_config(argv[1:], extra={"jobs": 2, "only": ""})
-    if set(sources.values()) != {"default"}:
-        raise ValueError("the settings of the runs are fixed here; only --jobs and --only are options")
-    jobs = [(name, seed) for seed in SEEDS for name in LEARNING if options["only"] in name]
-    if not jobs:
-        raise ValueError(f"--only={options['only']} matches none of {', '.join(LEARNING)}")
-    (RESULTS / "learning").mkdir(parents=True, exist_ok=True)
+    names, options, seeds = read_options(argv)
+    scale, only, rows = options["scale"], options["only"], finished_rows()
+    curves = [curve for name in names for curve in FIGURES[name][2].items()]
+    chosen = [words for label, words in curves if only in label]
+    if not chosen:
+        raise ValueError(f"--only={only} matches none of {', '.join(label for label, _ in curves)}")
+    runs = {settings_of(words, scale, seed): (words, scale, seed) for seed in seeds for words in chosen}
+    todo = {config: job for config, job in runs.items() if config not in rows}
+    print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished", flush=True)
+    if options["dry_run"]:
+        estimates = {job: hours(config, scale, rows) for config, job in todo.items()}
+        for job, estimate in estimates.items():
+            print(f"{shlex.join(['python', *command(*job)])}  # {estimate:.2f} h")
+        print(f"about {sum(estimates.values()):.1f} hours one after the other ({SCALES[scale][3]})")
+        return
     failed = []
-    with ThreadPoolExecutor(options["jobs"]) as pool:
-        for there, line in pool.map(lambda job: run(*job), jobs):
+    with ThreadPoolExecutor(options["jobs"] or SCALES[scale][1]) as pool:
+        for there, line in pool.map(lambda job: run(*job), todo.values()):
             print(line, flush=True)
             failed += [] if there else [line]
-    text = learning_table()
-    (RESULTS / "learning.md").write_text(text)
-    print(text)
+    for name in names:
+        print(show(name, scale, seeds))
     if failed:
         raise ValueError("; ".join(failed))
 

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -95,13 +95,13 @@ def sequences(trajectories: Sequence[Trajectory], config: Config) -> list[Trajec
 def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
     """The trajectory as the code of the paper's day trained on it: everything after the system message counts as
     sampled. Its log-probs under the sampler are not known: nan."""
-    first, *others = trajectory.turns
-    cut = first.prompt_ids.index(end_id) + 2  # the mark and the line break behind it
-    prompts = [first.prompt_ids[cut:], *(turn.prompt_ids for turn in others)]
-    turns = [replace(turn, prompt_ids=[], response_ids=prompt + turn.response_ids,
-                     rollout_logprobs=[math.nan] * len(prompt) + turn.rollout_logprobs)
-             for turn, prompt in zip(trajectory.turns, prompts, strict=True)]  # fmt: skip
-    turns[0].prompt_ids = first.prompt_ids[:cut]
+    opening, turns = trajectory.turns[0].prompt_ids, []
+    system = opening[: opening.index(end_id) + 2]  # with the mark and the line break behind it
+    for turn in trajectory.turns:
+        cut = len(system) if turn.prompt_ids[: len(system)] == system else 0  # a window begins with it anew
+        prompt, nans = turn.prompt_ids[cut:], [math.nan] * (len(turn.prompt_ids) - cut)
+        turns.append(replace(turn, prompt_ids=turn.prompt_ids[:cut], response_ids=prompt + turn.response_ids,
+                             rollout_logprobs=nans + turn.rollout_logprobs))  # fmt: skip
     return replace(trajectory, turns=turns)
 
 
@@ -170,6 +170,8 @@ def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> lis
 
 def reshape_rewards(t: Trajectory, density: str, most: float, remaining: Sequence[int | None]) -> None:
     """Put `dialogue.shape` of the environment's rewards in their place; penalties and bonuses stay."""
+    if t.status == "error":
+        return
     native = [turn.info["env_reward"] for turn in t.turns]
     shaped = shape(native, t.success, density, most=most, remaining=remaining)
     for turn, old, new in zip(t.turns, native, shaped, strict=True):
@@ -204,6 +206,14 @@ def guarded(limit_s: float, call: Callable, *args, **options):
         if in_main:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+
+
+def open_episode(episode: Episode, t: Trajectory, split: str, limit_s: float) -> tuple[str, str, Outcome | None]:
+    """System message, user message and None; where that fails, empty ones and what the only turn is to come to."""
+    try:
+        return *guarded(limit_s, episode.reset, t.seed, split=split, member=t.member), None
+    except EnvError as error:
+        return "", "", error_outcome(error)
 
 
 def take_step(episode: Episode, text: str, limit_s: float) -> Outcome:
@@ -243,19 +253,13 @@ def collect(
         play, with the methods of `Episode`; by default those with `envs`, and without these what the config names.
     Returns: trajectories in the order of `starts`. Raises: ValueError when a first prompt does not fit.
     """
-    envs, users, remaining = envs or [config.env] * len(starts), [], []
+    envs, users, failed, remaining = envs or [config.env] * len(starts), [], [], []
     trajectories = [Trajectory(tuple(seed), member, env=env) for (seed, member), env in zip(starts, envs, strict=True)]
     episodes = episodes or [make_episode(config, env) for env in envs]
-    failed: dict[int, Outcome] = {}  # by index; who could not open is asked once all the same, to have a turn
-    for i, (trajectory, episode) in enumerate(zip(trajectories, episodes, strict=True)):
-        how, user = dict(split=split, member=trajectory.member), ""
-        try:
-            trajectory.system, user = guarded(config.step_timeout_s, episode.reset, trajectory.seed, **how)
-        except EnvError as error:
-            failed[i] = error_outcome(error)
-        users.append(user)
-        plans = config.reward_density == "plan" and i not in failed
-        remaining.append([episode.env.optimal_length()] if plans else [])
+    for trajectory, episode in zip(trajectories, episodes, strict=True):
+        trajectory.system, user, error = open_episode(episode, trajectory, split, config.step_timeout_s)
+        lengths = [episode.env.optimal_length()] if config.reward_density == "plan" and not error else []
+        users.append(user), failed.append(error), remaining.append(lengths)
     history: list[list[int]] = [[] for _ in starts]  # every token so far
     prompts: list[list[int]] = [[] for _ in starts]  # the tokens put before the response under way
 
@@ -287,22 +291,20 @@ def collect(
         if config.context_turns:  # a window begins anew
             engine.release(i)
             history[i] = []
-        if not trajectory.status:
-            fits = ask(i, next_prompt(chat, trajectory, outcome.user, config.context_turns))
-            trajectory.status = "" if fits else "out_of_tokens"
+        if not trajectory.status and not ask(i, next_prompt(chat, trajectory, users[i], config.context_turns)):
+            trajectory.status = "out_of_tokens"
         if trajectory.status:
             if not config.context_turns:
                 engine.release(i)
             on_done()
     if config.reward_density != "native":
         for trajectory, episode, lengths in zip(trajectories, episodes, remaining, strict=True):
-            if trajectory.status != "error":
-                reshape_rewards(trajectory, config.reward_density, episode.env.max_reward, lengths)
+            reshape_rewards(trajectory, config.reward_density, episode.env.max_reward, lengths)
     return trajectories
 
 
 def finished_turns(
-    engine, chat: Chat, episodes: Sequence[Episode], failed: Mapping[int, Outcome], limit_s: float
+    engine, chat: Chat, episodes: Sequence[Episode], failed: Sequence[Outcome | None], limit_s: float
 ) -> Iterator[tuple[Sample, str, Outcome]]:
     """Advance the engine until it has nothing left; yields every response with its text and what its environment made
     of it. A blocking environment works in a thread while the engine goes on with the others; one that takes longer than
@@ -316,8 +318,8 @@ def finished_turns(
     while engine.busy or under_way:
         for sample in engine.step() if engine.busy else ():
             text = chat.decode(sample.ids)
-            if sample.key in failed:
-                yield sample, text, failed[sample.key]
+            if known := failed[sample.key]:
+                yield sample, text, known
             elif episodes[sample.key].env.blocking:
                 under_way[sample.key] = (time.monotonic() + limit_s, sample, text)
                 threading.Thread(target=work, args=(sample, text), daemon=True).start()

@@ -10,8 +10,7 @@ these share the work and add up their gradients. An interrupted run continues fr
 on held-out boards, apart from success too.
 """
 
-# before all else: it answers --help, and other imports take seconds
-from configurator import Config, check_out_dir, fail_clearly, load_config, save_config
+from configurator import Config, check_out_dir, fail_clearly, load_config, save_config  # first: it answers --help
 
 # isort: split
 
@@ -21,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 import parallel
-from corpus import SEED_CORPUS, Drill, demonstration, documents
+from corpus import Drill, demonstration, documents
 from engine import make_engine
 from envs import make_env
 from model import Policy, build_tiny, load_model
@@ -44,32 +44,32 @@ PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--ev
 
 def make_optimizers(policy: Policy, config: Config) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks where `sft_muon_lr` is set, AdamW for everything else."""
-    matrices = [p for n, p in policy.named_parameters() if p.ndim == 2 and "layers" in n and config.sft_muon_lr]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in policy.parameters() if id(p) not in chosen]
+    matrices, others = [], []
+    for name, p in policy.named_parameters():
+        (matrices if p.ndim == 2 and "layers" in name and config.sft_muon_lr else others).append(p)
     adamw = torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=0.0)
-    return [adamw, *([Muon(matrices, config.sft_muon_lr)] if matrices else [])]
+    return [adamw, Muon(matrices, config.sft_muon_lr)] if matrices else [adamw]
 
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised (K. Jordan 2024; same constants as torch.optim.Muon). In float32, because
     torch's works in bfloat16, which takes ten times as long on a CPU that has no such instructions."""
 
-    def __init__(self, params, lr: float, momentum: float = 0.95):
-        super().__init__(params, dict(lr=lr, momentum=momentum))
+    def __init__(self, params, lr: float):
+        super().__init__(params, dict(lr=lr))
 
     @torch.no_grad()
     def step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - group["momentum"])
-                x = p.grad.lerp(buffer, group["momentum"])
-                x = x.T if (tall := p.shape[0] > p.shape[1]) else x  # the small side squared
-                x = x / x.norm().clamp_min(1e-7)
-                for _ in range(5):  # Newton-Schulz: pulls all singular values towards 1
-                    square = x @ x.T
-                    x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
-                p.sub_(x.T if tall else x, alpha=group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+        (group,) = self.param_groups
+        for p in group["params"]:
+            buffer = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - 0.95)
+            x = p.grad.lerp(buffer, 0.95)
+            x = x.T if (tall := p.shape[0] > p.shape[1]) else x  # the small side squared
+            x = x / x.norm().clamp_min(1e-7)
+            for _ in range(5):  # Newton-Schulz: pulls all singular values towards 1
+                square = x @ x.T
+                x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+            p.sub_(x.T if tall else x, alpha=group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
 
 
 def imitate(
@@ -92,12 +92,8 @@ def imitate(
     bar = tqdm(range(first, steps), initial=first, total=steps, desc="sft", unit="step", mininterval=2,
                disable=parallel.rank() > 0)  # fmt: skip
     for step in bar:
-        ramp = min(1.0, (step + 1) / min(20, steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        for optimizer, peak in zip(optimizers, (config.sft_lr, config.sft_muon_lr), strict=False):
-            optimizer.param_groups[0]["lr"] = peak * ramp
         packs = packs_at(step)
-        counts = torch.tensor([sum(t.num_response_tokens for part in packs for t in part),
-                               sum(len(t.ids) for part in packs for t in part)])  # fmt: skip
+        counts = torch.tensor([(t.num_response_tokens, len(t.ids)) for part in packs for t in part]).sum(0)
         parallel.add_up(counts)
         loss = torch.zeros(())
         for part in packs:
@@ -109,7 +105,9 @@ def imitate(
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr")
         torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)
+        ramp = min(1.0, (step + 1) / min(20, steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
         for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * ramp
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         totals["tokens"] += int(counts[1])
@@ -134,11 +132,10 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
     for temperature in (config.eval_temperature, 1.0):
         played = collect(engine, chat, config, [((i,), 0) for i in range(config.eval_size)], split="heldout",
                          temperature=temperature, noise_seed=(config.seed, SEED_PROBE))  # fmt: skip
-        metrics = summarize(played)
+        logprobs = [lp for t in played for lp in t.rollout_logprobs]
+        metrics = summarize(played) | {"entropy": -sum(logprobs) / len(logprobs)}
         report |= {f"{key}_T{temperature:g}": round(metrics[key], 4)
-                   for key in ("success", "valid_frac", "thought_true_frac")}  # fmt: skip
-        surprise = [-lp for t in played for lp in t.rollout_logprobs]
-        report[f"entropy_T{temperature:g}"] = round(sum(surprise) / len(surprise), 4)
+                   for key in ("success", "valid_frac", "thought_true_frac", "entropy")}  # fmt: skip
     return report
 
 
@@ -148,8 +145,8 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
     drills = []
     for i in range(config.eval_size):
         env = make_env(config.env, observation=config.observation)
-        lines = [f"Row {1 + i % env.size}", f"Column {1 + i // 2 % env.size}"]
-        drills.append(Drill(env, ["Where", *lines, env.actions[i % 4]], np.random.default_rng(i)))
+        questions = ["Where", f"Row {1 + i % env.size}", f"Column {1 + i // 2 % env.size}", env.actions[i % 4]]
+        drills.append(Drill(env, questions, np.random.default_rng(i)))
     starts = [((i,), 0) for i in range(config.eval_size)]
     options = dict(split="heldout", temperature=0.0, noise_seed=(0,), episodes=drills)
     return score_reading(collect(make_engine(config, model, chat), chat, config, starts, **options))
@@ -162,16 +159,17 @@ def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
     for info in (turn.info for drill in drills for turn in drill.turns):
         kind, truth, answer = info["question"].split()[0], info["truth"], info["answer"]
         if kind == "Where":
-            given = [*answer.rstrip(".").split(". "), "", "", ""]
-            for place, said in zip(truth.rstrip(".").split(". "), given, strict=False):
-                right[place.split()[0].lower()].append(place == said)
+            given = answer.rstrip(".").split(". ")
+            for i, place in enumerate(truth.rstrip(".").split(". ")):
+                right[place.split()[0].lower()].append(given[i : i + 1] == [place])
         elif kind in ("Row", "Column"):
-            pairs = list(zip(truth.split(), [*answer.split(), *[""] * len(truth)], strict=False))
-            right["cell"] += [word == given for word, given in pairs]
-            right["wall"] += [word == given for word, given in pairs if word == "wall"]
+            given = answer.split()
+            for i, word in enumerate(truth.split()):
+                for name in ("cell", "wall") if word == "wall" else ("cell",):
+                    right[name].append(given[i : i + 1] == [word])
         else:
             right["next_board"].append(truth == answer)
-    return {name: round(sum(values) / len(values), 4) for name, values in sorted(right.items()) if values}
+    return {name: round(sum(values) / len(values), 4) for name, values in sorted(right.items())}
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:
@@ -183,7 +181,7 @@ def base_report(model, chat: Chat) -> dict[str, dict]:
         task = load_config([*paths, *PROBE_SETTINGS, f"--observation={mode}"])[0]
         reading = {} if task.env.startswith("bandit") else probe_reading(model, chat, task)
         rows[f"{task.env} {mode}"] = probe(model, chat, task) | reading
-    return dict(sorted(item for part in parallel.gather(list(rows.items())) for item in part))
+    return dict(sorted(chain(*parallel.gather(list(rows.items())))))
 
 
 # ---------- a run
@@ -195,14 +193,7 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     if config.model != "tiny":
         demos = [demonstration(config, chat, step * config.sft_batch_size + i) for i in mine]
         return [[demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)]
-    packs: list[list[Trajectory]] = [[] for _ in mine]
-    for i, part in zip(mine, packs, strict=True):
-        path, progress = (config.seed, SEED_CORPUS, step, i), step / config.sft_steps
-        for document in documents(chat, path, config.max_context_tokens, progress):
-            part.append(document)
-            if sum(len(d.ids) for d in part) >= config.micro_batch_tokens:
-                break
-    return packs
+    return [list(documents(config, chat, step, i, step / config.sft_steps)) for i in mine]
 
 
 def main(argv: list[str]) -> None:

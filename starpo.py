@@ -90,8 +90,8 @@ def filter_groups(
     the total, "top_p_softmax" the same with softmax(values) for values; "min_p" all of at least keep * the largest.
     Groups without variance are then dropped unless `zero_std`. fraction 1 is vanilla StarPO: no filter at all.
 
-    Args: values (P,) float, >= 0 for top_p; std (P,) of raw scores, from `group_stats`; smallest: rank from the
-        smallest value, for fraction and count.
+    Args: values (P,) float, >= 0 for top_p and min_p; std (P,) of raw scores, from `group_stats`; smallest: rank from
+        the smallest value, for fraction and count.
     Returns: (<= P,) int64 indices of the kept groups, ascending; empty if no group has variance.
     Raises: ValueError if keep or strategy is not legal, or a strategy cannot work with these values.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy (top_p 0.9).
@@ -99,9 +99,9 @@ def filter_groups(
     [0, 2]
     """
     _check_vectors(values=values, std=std)
-    if not 0.0 < keep <= (len(std) if strategy == "count" else 1.0):
+    if not (1 <= keep <= len(std) if strategy == "count" else 0.0 < keep <= 1.0):
         raise ValueError(f"keep must be in (0, 1], for count in [1, {len(std)}], got {keep} for {strategy}")
-    if strategy not in ("fraction", "count") and (smallest or values.min() < 0):
+    if (smallest and strategy not in ("fraction", "count")) or (strategy in ("top_p", "min_p") and values.min() < 0):
         raise ValueError(f"{strategy} ranks from the largest and wants values >= 0, got {values.tolist()}")
     if strategy == "fraction" and keep == 1.0:
         return torch.arange(len(std), device=std.device)
@@ -138,7 +138,7 @@ def normalize_rewards(rewards: Tensor, turns: list[int], owners: Tensor, method:
     scores = segment_sums(rewards, turns)  # (B,)
     mean, std, _ = owner_stats(scores, owners)  # (B,)
     scale = torch.where(std > 0, 1 / (std + 1e-6), 0.0) if method != "mean" else torch.ones_like(std)
-    wanted = (scores - mean) * scale  # (B,)
+    wanted = torch.where(std > 0, scores - mean, 0.0) * scale  # (B,)
     wanted = wanted.clamp(-1.0, 3.0) if method == "asym_clip" else wanted
     counts, ends = torch.tensor(turns), torch.tensor(turns).cumsum(0) - 1
     rewards = rewards * scale.repeat_interleave(counts)  # (K,)
@@ -184,11 +184,11 @@ def group_advantages(scores: Tensor, owners: Tensor, estimator: str) -> Tensor:
     [-1.5, 0.0, 1.5]
     """
     mean, std, count = owner_stats(scores.detach().double(), owners)  # (M,) each
-    centred = scores.detach() - mean  # (M,)
+    centred = torch.where(std > 0, scores.detach() - mean, 0.0)  # (M,), rounding would be blown up by whitening
     if estimator == "grpo":
-        centred = torch.where(std > 0, centred / (std + 1e-6), 0.0)
+        centred = centred / (std + 1e-6)
     elif estimator == "rloo":
-        centred = torch.where(count > 1, centred * count / (count - 1).clamp(min=1), 0.0)
+        centred = centred * count / (count - 1).clamp(min=1)
     elif estimator not in ("dr_grpo", "reinforce_plus_plus_baseline"):
         raise ValueError(f"no group baseline for estimator {estimator!r}")
     return centred.to(scores.dtype)
@@ -263,7 +263,7 @@ def gae(
     of_tokens = dict(dtype=torch.float64, device=values.device)
     gamma, lam = (torch.as_tensor(x, **of_tokens).expand(len(values)) for x in (gamma, lam))  # (R,), (R,)
     if not all(((x >= 0.0) & (x <= 1.0)).all() for x in (gamma, lam)):
-        raise ValueError(f"gamma and lam must be in [0, 1], got gamma={gamma.tolist()}, lam={lam.tolist()}")
+        raise ValueError(f"gamma and lam must be in [0, 1], got {gamma.unique().tolist()}, {lam.unique().tolist()}")
     B, T = len(lengths), max(lengths, default=0)
     steps = torch.arange(T, device=values.device)
     mask = steps < torch.tensor(lengths, device=values.device)[:, None]  # (B, T)

@@ -64,7 +64,7 @@ class Log:
 
     def __init__(self, out_dir: Path, history: Sequence[dict]):
         self.path, self.keys = out_dir / "metrics.jsonl", None
-        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in history))
+        write_rows(self.path, history)
         self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=len(history) + 1)
 
     def write(self, row: dict[str, float | str | None]) -> None:
@@ -83,11 +83,14 @@ class Log:
         self.board.flush()
 
 
-def read_metrics(out_dir: Path, step: int) -> list[dict]:
-    """The rows of a run up to this iteration; a line that was cut off is none."""
-    path = out_dir / "metrics.jsonl"
+def read_rows(path: Path, step: int) -> list[dict]:
+    """The rows of metrics.jsonl or trajectories.jsonl up to this iteration; a line that was cut off is none."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["step"] <= step]
+
+
+def write_rows(path: Path, rows: Sequence[dict]) -> None:
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Learner:
@@ -316,15 +319,12 @@ def describe_step(row: dict, total: int) -> str:
     return f"{row['step']:4d}/{total} {' | '.join([*parts, row['regime'] or ''])}"
 
 
-def write_samples(path: Path, step: int, trajectories: Sequence[Trajectory], count: int) -> None:
-    """Append `count` trajectories as text, spread over the groups."""
+def write_trajectories(path: Path, step: int, trajectories: Sequence[Trajectory], config: Config, tokenizer) -> None:
+    """Append `num_samples` trajectories, members of as few groups as possible; view.py shows them."""
     with path.open("a", encoding="utf-8") as file:
-        for trajectory in trajectories[:: max(1, len(trajectories) // max(1, count))][:count]:
-            record = trajectory_record(trajectory)
-            file.write(f"=== iteration {step}, {record['status']}, score {record['score']:.2f}\n{record['system']}\n")
-            for turn in record["turns"]:
-                file.write(f"--- user\n{turn['observation']}\n")
-                file.write(f"--- assistant (reward {turn['reward']:g})\n{turn['response']}\n")
+        for i, trajectory in enumerate(trajectories[: config.num_samples]):
+            row = {"step": step, "group": i // config.group_size} | trajectory_record(trajectory, tokenizer)
+            file.write(json.dumps(row) + "\n")
 
 
 def stopped(config: Config, history: Sequence[dict]) -> str | None:
@@ -340,9 +340,13 @@ def eval_metrics(config: Config, results: dict[str, tuple] | None) -> dict[str, 
     return row | {f"eval_success/{env}": metrics[env]["success"] for env in others}
 
 
-def final_report(config: Config, stages: dict[str, dict[str, tuple]], out_dir: Path) -> None:
-    """The evaluation tables with the reference players, one for each environment, and where everything was written."""
-    texts, successes = [], {}
+def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
+    """Export the policy; write the evaluation tables with the reference players, one for each environment."""
+    config, out_dir, texts, successes = learner.config, Path(learner.config.out_dir), [], {}
+    checkpoint.export(out_dir / "policy", learner.policy, learner.tokenizer)
+    if parallel.rank():
+        return
+    write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], learner.tokenizer)
     for env in stages["start"]:
         players = reference_rows(replace(config, env=env))
         rows = {name: (summarize(played), played) for name, played in players.items()}
@@ -356,7 +360,7 @@ def final_report(config: Config, stages: dict[str, dict[str, tuple]], out_dir: P
     write_whole(out_dir / "scores.md", text)  # the last: with it the run is over
     print(f"\n{text}")
     files = ", ".join(sorted(p.name for p in out_dir.iterdir()))
-    print(f"wrote {out_dir}/: {files}; the policy is in Hugging Face format")
+    print(f"wrote {out_dir}/: {files}; policy and best are Hugging Face folders")
 
 
 def set_up(config: Config, device: torch.device, dtype: torch.dtype) -> tuple[Learner, object, Chat]:
@@ -420,7 +424,8 @@ def main(argv: list[str]) -> None:
         make_episode(config, env)  # what is wrong with it is said before the long part
     check_out_dir(config, take=options["take_config"])
     with locked(Path(config.out_dir)), Interruption(config.grace_s) as interruption:
-        run(config, sources, device, dtype, interruption)
+        if run(config, sources, device, dtype, interruption):
+            sys.exit(checkpoint.LEFT)
 
 
 def is_finished(config: Config, history: Sequence[dict]) -> bool:
@@ -442,26 +447,26 @@ def score_start(config: Config, engine, chat: Chat, device: torch.device) -> dic
     return results
 
 
-def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype, interruption: Interruption) -> None:
-    """Start or continue in a folder that is ours. Exits with `checkpoint.LEFT` when it was interrupted."""
+def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype, interruption: Interruption) -> bool:
+    """Start or continue in a folder that is ours; returns whether it was interrupted."""
     out_dir = Path(config.out_dir)
     saved = checkpoint.newest(out_dir)
     print(describe(config, sources), flush=True)
-    history = read_metrics(out_dir, int(saved.name[-6:]) if saved else 0)
+    history = read_rows(out_dir / "metrics.jsonl", int(saved.name[-6:]) if saved else 0)
     if saved and is_finished(config, history):
-        return
+        return False
     learner, engine, chat = set_up(config, device, dtype)
     if saved:
         learner.load(saved)
         print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
-
     stages = {"start": score_start(config, engine, chat, device)}
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
         (out_dir / "scores.md").unlink(missing_ok=True)
         shutil.rmtree(out_dir / "policy", ignore_errors=True)
-        write_jsonl(out_dir / "eval_start.jsonl", stages["start"])
-        log = Log(out_dir, history)
+        write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
+        log, played = Log(out_dir, history), out_dir / "trajectories.jsonl"
+        write_rows(played, read_rows(played, learner.step))
     evaluated, last_saved = -1, learner.step
 
     bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1,
@@ -469,7 +474,6 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
     while learner.step < config.num_iterations and not stopped(config, history) and not interruption.wanted():
         row, trajectories = iterate(learner, engine, chat, history)
 
-        # -- evaluate, log, checkpoint
         last = learner.step == config.num_iterations
         due = last or (config.eval_every and learner.step % config.eval_every == 0)
         if due:
@@ -485,27 +489,24 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
             checkpoint.export(out_dir / "best", learner.policy, learner.tokenizer)
         if parallel.rank() == 0:
             log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
+            if due:
+                write_trajectories(played, learner.step, trajectories, config, learner.tokenizer)
         if last or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
             learner.save(out_dir)
             last_saved = learner.step
-        if due and parallel.rank() == 0:
-            write_samples(out_dir / "samples.txt", learner.step, trajectories, config.num_samples)
         tqdm.write(describe_step(row, config.num_iterations))
         bar.update()
     bar.close()
-    if learner.step < config.num_iterations and not stopped(config, history):  # it was interrupted
+    if interrupted := learner.step < config.num_iterations and not stopped(config, history):
         if learner.step > last_saved:
             learner.save(out_dir)
         print(f"interrupted and saved at iteration {learner.step}; started again, the run continues", flush=True)
-        parallel.tear_down(engine)
-        sys.exit(checkpoint.LEFT)
-    if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
-        stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
-    checkpoint.export(out_dir / "policy", learner.policy, learner.tokenizer)
-    if parallel.rank() == 0:
-        write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"])
-        final_report(config, stages, out_dir)
+    else:
+        if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
+            stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
+        finish(learner, stages)
     parallel.tear_down(engine)
+    return interrupted
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ SMALL_RUN = dict(
     device="cpu", num_threads=1, env="frozenlake:success_rate=0.8", observation="relations", think=False,
     max_turns=3, actions_per_turn=2, actions_per_traj=6, max_response_tokens=12, max_context_tokens=640,
     micro_batch_tokens=4096, max_running=64, num_groups=2, group_size=4, batch_size=4, filter_keep=0.5, eval_size=6,
-    learning_rate=1e-4, critic_lr=1e-3, num_iterations=2, eval_every=2, save_every=2, num_samples=1,
+    learning_rate=1e-4, critic_lr=1e-3, num_iterations=2, eval_every=2, save_every=2, num_samples=5,
 )  # fmt: skip
 
 

@@ -103,6 +103,3 @@ def test_the_gpu_bench_runs_on_a_cpu_where_it_is_allowed_to(monkeypatch):
     tokens = 2 * (399 + 16 * 1071)
     row = rows["W2 policy, 150000 tokens, SDPA"]
     assert row["tokens/s"] * row["wall_s"][0] == pytest.approx(tokens)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="bench.py gpu needs an NVIDIA GPU"):
-            bench.gpu(small_config(device="cuda"), 1)

@@ -19,10 +19,11 @@ ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
 OVERLAYS = [
-    "all_text", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1", "lora", "mixture",
-    "online_5", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large", "starpo_vanilla", "think_reward", "tiny",
-    "top_p",
+    "all_text", "bandit_transfer", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1",
+    "lora", "mixture", "online_5", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large", "sokoban_transfer",
+    "starpo_vanilla", "think_reward", "tiny", "top_p",
 ]  # fmt: skip
+ALGORITHMS = {"bi_level", "dr_grpo", "reinforce_plus_plus", "rloo"}
 
 
 def load(*argv):
@@ -239,6 +240,12 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
         ("--eval_temperature=-0.1", "eval_temperature must be 0 or more, got -0.1"),
         ("--filter_keep=0", "filter_keep must be more than 0, got 0.0"),
         ("--filter_keep=1.5", "filter_keep must be at most 1 for fraction, got 1.5"),
+        ("--dual_clip=1", "dual_clip must be 0, or more than 1, got 1.0"),
+        ("--turn_gamma=1.1", "turn_gamma must be between 0 and 1, got 1.1"),
+        (
+            "--filter_strategy=top_k",
+            "filter_strategy must be one of fraction, count, top_p, top_p_softmax, min_p, got 'top_k'",
+        ),
         ("--format_penalty=0.1", "format_penalty must be 0 or less, got 0.1"),
         ("--gamma=1.1", "gamma must be between 0 and 1, got 1.1"),
         ("--adam_beta2=1", "adam_beta2 must be at least 0 and less than 1, got 1.0"),
@@ -285,10 +292,33 @@ def test_batch_is_no_more_than_the_filter_keeps():
     assert load("--num_groups=2", "--batch_size=16").num_groups == 2
 
 
+def test_batch_is_no_more_than_other_filters_may_keep():
+    count = ["--filter_strategy=count", "--filter_keep=3"]
+    assert load(*count, "--batch_size=48").filter_keep == 3.0
+    with pytest.raises(ValueError, match=r"batch_size \(49\) is more than the 48 trajectories kept \(filter_keep 3.0"):
+        load(*count, "--batch_size=49")
+    for strategy in ("top_p", "top_p_softmax", "min_p"):  # any number of groups, up to all
+        assert load(f"--filter_strategy={strategy}", "--batch_size=128").filter_keep == 0.25
+        with pytest.raises(ValueError, match=r"batch_size \(129\) is more than the 128 trajectories kept"):
+            load(f"--filter_strategy={strategy}", "--batch_size=129")
+        with pytest.raises(ValueError, match=rf"filter_keep must be at most 1 for {strategy}, got 3\.0"):
+            load(f"--filter_strategy={strategy}", "--filter_keep=3")
+
+
+def test_k1_is_refused_in_the_loss_with_the_reason():
+    with pytest.raises(ValueError) as error:
+        load("--kl_coef=0.01", "--kl_estimator=k1")
+    message = "kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'"
+    assert str(error.value) == message
+    assert load("--kl_coef=0.01", "--kl_estimator=k1", "--kl_in=reward").kl_estimator == "k1"
+    assert load("--kl_estimator=k1").kl_coef == 0.0  # nothing is measured
+
+
 def test_a_group_of_one_is_never_kept():
     with pytest.raises(ValueError, match=r"batch_size \(1\) is more than the 0 trajectories kept"):
         load("--group_size=1", "--batch_size=1")
     assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
+    assert load("--group_size=1", "--batch_size=1", "--filter_zero_std=True").group_size == 1
     assert load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464  # 29 groups of 16
 
 
@@ -339,7 +369,7 @@ def test_experiment_loads_alone_and_tiny(name):
 def test_overlay_loads_on_an_experiment(name):
     base, config = load(shipped("frozenlake_ppo")), load(shipped("frozenlake_ppo"), shipped(name))
     changed = {key for key, value in asdict(config).items() if value != getattr(base, key)}
-    assert changed and "out_dir" not in changed and "estimator" not in changed
+    assert changed and "out_dir" not in changed and ("estimator" in changed) == (name in ALGORITHMS)
 
 
 def test_ppo_and_grpo_differ_in_the_estimator_only():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import corpus
-from configurator import load_config
+from configurator import Config, load_config
 from corpus import Drill, demonstration, documents
 from dialogue import Episode, parse_response
 from envs import SPLIT_SIZE, Bandit, Env, Sokoban, make_env, reserved_instances
@@ -25,7 +25,9 @@ def tiny_config(experiment, **changes):
 
 
 def read(chat, path, count, progress=0.5):
-    return list(itertools.islice(documents(chat, path, 1024, progress), count))
+    seed, step, index = path
+    config = Config(seed=seed, max_context_tokens=1024, micro_batch_tokens=10**6)
+    return list(itertools.islice(documents(config, chat, step, index, progress), count))
 
 
 # ---------- demonstrations
@@ -176,7 +178,7 @@ def test_a_wrong_answer_earns_nothing_and_the_next_question_comes():
 
 
 def test_the_same_path_gives_the_same_documents(chat):
-    first, again, other = (read(chat, path, 3) for path in ((0, 14, 5, 0), (0, 14, 5, 0), (0, 14, 6, 0)))
+    first, again, other = (read(chat, path, 3) for path in ((0, 5, 0), (0, 5, 0), (0, 6, 0)))
     assert [d.ids for d in first] == [d.ids for d in again] != [d.ids for d in other]
     assert len({d.system for d in first}) == 1  # a pack shares its system prompt
 
@@ -184,7 +186,7 @@ def test_the_same_path_gives_the_same_documents(chat):
 def test_documents_are_right_and_of_every_kind(chat):
     systems, num_actions = [], set()
     for i in range(60):
-        for document in read(chat, (0, 14, i, 0), 3):
+        for document in read(chat, (0, i, 0), 3):
             systems.append(document.system)
             assert document.status in ("success", "failure", "out_of_turns", "out_of_tokens")
             assert len(document.ids) <= 1024
@@ -228,7 +230,7 @@ def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
     monkeypatch.setattr(Env, "start", spy)
     texts = []
     for i in range(150):
-        for document in read(chat, (1, 14, i, 0), 12):
+        for document in read(chat, (1, i, 0), 12):
             texts.append(document.system + document.turns[0].observation)
     reserved = set()
     for spec in ("frozenlake:frozen_prob=0.8", "frozenlake:frozen_prob=0.9", "sokoban"):
@@ -246,7 +248,7 @@ def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
 
 def test_answers_of_games_are_parsed_as_written(chat):
     for i in range(40):
-        for document in read(chat, (0, 14, i, 0), 1):
+        for document in read(chat, (0, i, 0), 1):
             for turn in document.turns:
                 if "actions" in turn.info:
                     parsed = parse_response(turn.text, think="<think>" in document.system)
@@ -255,7 +257,7 @@ def test_answers_of_games_are_parsed_as_written(chat):
 
 def test_players_get_worse_towards_the_end(chat):
     def success(progress):
-        played = [d for i in range(80) for d in read(chat, (2, 14, i, 0), 6, progress)]
+        played = [d for i in range(80) for d in read(chat, (2, i, 0), 6, progress)]
         games = [d for d in played if "Turn 1" in d.turns[0].observation and "two arms" not in d.system]
         return sum(d.success for d in games) / len(games)
 
@@ -265,6 +267,6 @@ def test_players_get_worse_towards_the_end(chat):
 
 def test_easy_documents_come_first(chat):
     for progress, environments in ((0.0, 1), (0.059, 1), (0.061, 2), (0.119, 2)):
-        played = [d for i in range(20) for d in read(chat, (3, 14, i, 0), 2, progress)]
+        played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]
         assert all(len(d.turns) == 1 and d.system.endswith("\nAnswer questions about the board.") for d in played)
         assert len({d.system for d in played}) == environments

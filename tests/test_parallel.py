@@ -199,8 +199,8 @@ def test_the_qwen_path(tmp_path):
     for row in rows:  # sampled from softmax(logits / T) of the trainer's model: no top_k, no repetition penalty
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
         assert row["valid_frac"] > 0.3  # tags of several tokens are read
-    samples = (tmp_path / "out" / "samples.txt").read_text()
-    assert "You are Qwen" not in samples and "<think>" in samples
+    played = (tmp_path / "out" / "trajectories.jsonl").read_text()
+    assert "You are Qwen" not in played and "<think>" in played
     records = [json.loads(line) for line in (tmp_path / "out" / "eval_final.jsonl").read_text().splitlines()]
     assert len(records) == 8 and all(record["status"] != "out_of_tokens" for record in records)
 

@@ -1,7 +1,11 @@
-"""Tests of reproduce.py: the table by hand, finished rows, failed runs."""
+"""Tests of reproduce.py: every experiment is a valid run, matched but for what it names; tables, points and pictures by
+hand; finished, shared and failed runs; one short real run for every figure."""
 
+import importlib.util
 import json
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,78 +13,311 @@ import numpy as np
 import pytest
 
 import reproduce
-from configurator import load_config
+import train
+from configurator import Config, load_config
+from envs import make_env
 from eval import paired_bootstrap
 
-ROW = {
-    "command": "python train.py", "git_commit": "0123456789", "machine": "here", "iterations": 2,
-    "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75}, "settings": {},
-}  # fmt: skip
+ROOT = Path(reproduce.__file__).parent
+PLAYERS = ("random", "greedy", "optimal")
 # four instances: the start solves the first, RL all but the last, the greedy player the first two
-SUCCESSES = {"greedy, closed loop": [1, 1, 0, 0], "start": [1, 0, 0, 0], "after RL": [1, 1, 1, 0]}
+SUCCESSES = {f"{player}, closed loop": [1, 1, 0, 0] for player in PLAYERS}
+SUCCESSES |= {"start": [1, 0, 0, 0], "after RL": [1, 1, 1, 0]}
+FLAT = [0.5, None]  # a metric of two iterations, the second one skipped
+EVERY = [(name, label) for name, (_, _, curves) in reproduce.FIGURES.items() for label in curves]
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
+    """An empty docs/results, with the configs beside it; bootstrap intervals from few draws."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config").symlink_to(Path(reproduce.__file__).parent / "config")
-    folder = tmp_path / "docs/results/learning"
-    folder.mkdir(parents=True)
-    return folder
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    monkeypatch.setattr(reproduce, "paired_bootstrap", partial(paired_bootstrap, draws=20))
+    for folder in ("learning", "runs"):
+        (tmp_path / "docs/results" / folder).mkdir(parents=True)
+    return tmp_path / "docs/results"
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def words_of(name, label):
+    return reproduce.FIGURES[name][2][label]
+
+
+def write_row(results, words, seed=0, folder="runs", **changes):
+    """A row as `run` writes it, of two iterations."""
+    settings = asdict(load_config(reproduce.command(words, "tiny", seed)[1:])[0])
+    row = {
+        "command": "python train.py", "git_commit": "0123456789", "machine": "here", "iterations": 2,
+        "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75}, "settings": settings, "successes": SUCCESSES,
+        "series": dict.fromkeys(reproduce.SERIES, FLAT), "first_warning": None,
+    }  # fmt: skip
+    name = "-".join(words).replace("--", "")
+    (results / folder / f"{name}_s{seed}.json").write_text(json.dumps(row | changes))
+
+
+def launch_with(monkeypatch, run):
+    monkeypatch.setattr(reproduce, "subprocess", SimpleNamespace(run=run))
 
 
 def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+# ---------- the experiments
+
+
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+def test_every_experiment_is_a_valid_run(scale):
+    names = {}
+    for name, label in EVERY:
+        config = reproduce.settings_of(words_of(name, label), scale, 1)
+        assert config.model == ("base" if scale == "tiny" else Config.model) and config.seed == 1
+        for stage in f"{config.env} + {config.eval_env or config.env}".split(" + "):
+            make_env(stage)
+        assert label.startswith(config.env.split(":")[0])
+        names.setdefault(config, set()).add(reproduce.command(words_of(name, label), scale, 1)[-1])
+    assert all(len(folders) == 1 for folders in names.values())  # one run has one name in all figures
+    assert len({folder for folders in names.values() for folder in folders}) == len(names)  # and a name one run
+
+
+def differences(a, b, scale="tiny"):
+    a, b = (asdict(reproduce.settings_of(words_of(*x), scale, 0)) for x in (a, b))
+    return {key for key in a if a[key] != b[key]}
+
+
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+@pytest.mark.parametrize("env", reproduce.ENVS)
+def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
+    for kind in ("PPO", "GRPO"):
+        pair = [("fig9", f"{env} {kind} {name}") for name in ("StarPO", "StarPO-S")]
+        assert differences(*pair, scale) == {"filter_keep", "clip_high", "kl_coef"}
+        assert differences(("fig5", f"{env} {kind} StarPO"), pair[0], scale) == set()
+    for name in ("StarPO", "StarPO-S"):
+        assert differences(("fig9", f"{env} PPO {name}"), ("fig9", f"{env} GRPO {name}"), scale) == {"estimator"}
+
+
+@pytest.mark.parametrize("name, a, b, fields", [
+    ("fig7", "keep 25%", "keep 100%", {"filter_keep"}),
+    ("fig8", "StarPO-S", "with KL", {"kl_coef"}),
+    ("fig8", "StarPO-S", "symmetric clip", {"clip_high"}),
+    ("fig8", "StarPO-S", "no filter", {"filter_keep"}),
+    ("fig10", "online-1", "online-5", {"num_epochs", "num_iterations", "eval_every"}),
+    ("fig11", "StarPO-S", "StarPO-S + think_reward", {"think_reward"}),
+    ("trap", "StarPO", "StarPO on all text", {"mask_observations"}),
+    ("table2", "N=16", "N=2", {"num_groups", "group_size"}),
+    ("table2", "N=16", "N=1", {"num_groups", "group_size", "filter_keep", "batch_size"}),
+    ("table3", "k=2", "k=7", {"actions_per_turn", "actions_per_traj"}),
+    ("table4", "think", "no-think", {"think"}),
+])  # fmt: skip
+def test_curves_differ_in_what_they_name(name, a, b, fields):
+    assert differences((name, f"sokoban PPO {a}"), (name, f"sokoban PPO {b}")) == fields
+
+
+def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
+    for label, words in reproduce.FIGURES["table2"][2].items():
+        c = reproduce.settings_of(words, "tiny", 0)
+        kept = int(c.filter_keep * c.num_groups) * c.group_size
+        assert c.num_groups * c.group_size == 128 and kept == c.batch_size, label  # one optimizer step an iteration
+    for words in reproduce.FIGURES["fig10"][2].values():
+        c = reproduce.settings_of(words, "tiny", 0)
+        assert c.num_iterations * c.num_epochs == 200 and c.eval_every >= 1
+
+
+# ---------- tables, points, pictures
+
+
 def test_table_by_hand(results):
-    (results / "frozenlake_ppo_s0.json").write_text(json.dumps(ROW | {"successes": SUCCESSES}))
-    second = ROW | {"git_commit": None, "successes": SUCCESSES | {"after RL": [1] * 4}, "cpu_s_per_iteration": 2.5}
-    (results / "frozenlake_ppo_s2.json").write_text(json.dumps(second))
-    head, _, first, other, both, *players = reproduce.learning_table().splitlines()
-    assert cells(head)[1:3] == ["start", "after RL"]
-    # Wilson at 1 of 4 and 3 of 4; mean differences 2/4 and 1/4
-    assert cells(first)[0] == "frozenlake_ppo_s0 (0123456)"
-    assert cells(first)[1:3] == ["25.0 [4.6, 69.9]", "75.0 [30.1, 95.4]"]
-    assert cells(first)[3].startswith("50.0 [") and cells(first)[4].startswith("25.0 [")
-    assert cells(first)[5] == "1.50"
-    assert cells(other)[0] == "frozenlake_ppo_s2 (None)" and cells(other)[2].startswith("100.0 [")
-    a, b = (np.array([SUCCESSES[key], second["successes"][key]]) for key in ("after RL", "start"))
-    assert cells(both)[0] == "frozenlake_ppo, 2 seeds" and cells(both)[2].startswith("87.5 [")
-    assert cells(both)[3] == reproduce.percent(*paired_bootstrap(a, b))
-    assert cells(both)[5] == "2.00"
-    assert "- frozenlake_ppo: greedy, closed loop 50.0 [15.0, 85.0]" in players
+    words = words_of("learning", "frozenlake_ppo")
+    write_row(results, words, 0)
+    second = SUCCESSES | {"after RL": [1] * 4}
+    write_row(results, words, 2, git_commit=None, successes=second, cpu_s_per_iteration=2.5, first_warning=[2, "low"])
+    head, _, first, *rest = reproduce.show("learning", "tiny", [0, 1, 2]).splitlines()[2:]
+    row = dict(zip(cells(head), cells(first), strict=True))
+    assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
+    # of 8: the start solves 2, RL 3 + 4; Wilson by eval.py's own test
+    assert row["start"] == reproduce.percent(0.25, *reproduce.wilson_interval(2, 8))
+    assert row["after RL"] == reproduce.percent(0.875, *reproduce.wilson_interval(7, 8))
+    a, b = (np.array([SUCCESSES[key], second[key]]) for key in ("after RL", "start"))
+    assert row["RL - start"] == reproduce.percent(*paired_bootstrap(a, b, draws=20))
+    assert row["RL - start"].startswith("62.5 [")
+    assert row["RL - greedy"].startswith("37.5 [")
+    assert (row["first warning"], row["CPU-s/iteration"], row["commit"]) == ("-, 2", "2.00", "0123456, None")
+    assert any(line.startswith("- frozenlake_ppo: random, closed loop 50.0 [15.0, 85.0]; greedy") for line in rest)
+    assert any(line.startswith("Not run yet: frozenlake_grpo, ") for line in rest)
 
 
-def test_a_finished_row_is_not_run_again(results, monkeypatch):
-    monkeypatch.setattr(reproduce.subprocess, "run", lambda *_, **__: pytest.fail("was run"))
-    for seed in reproduce.SEEDS:
-        settings = asdict(load_config(reproduce.command("bandit_ppo", seed)[1:])[0])
-        row = ROW | {"successes": SUCCESSES, "settings": settings}
-        (results / f"bandit_ppo_s{seed}.json").write_text(json.dumps(row))
-    reproduce.main(["learning", "--only=bandit"])
-    assert "bandit_ppo_s0 (0123456)" in (results.parent / "learning.md").read_text()
+def test_every_scored_environment_has_a_row():
+    wins = {f"{env}: {key}": value for env in ("lake", "room") for key, value in SUCCESSES.items()}
+    found = list(reproduce.scored([{"successes": wins}]))
+    assert [env for env, _ in found] == ["lake", "room"]
+    assert all({key: list(w[0]) for key, w in scores.items()} == SUCCESSES for _, scores in found)
 
 
-def test_a_row_of_other_settings_is_run_again(results, monkeypatch):
-    monkeypatch.setattr(reproduce.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=2))
-    (results / "bandit_ppo_s0.json").write_text(json.dumps(ROW | {"successes": SUCCESSES}))
-    with pytest.raises(ValueError, match="bandit_ppo seed 0: failed with exit code 2"):
-        reproduce.main(["learning", "--only=bandit"])
+def test_points_and_picture_of_two_seeds(results):
+    words = words_of("fig6", "bandit GRPO StarPO")
+    write_row(results, words, 0)
+    write_row(results, words, 1, curve={"2": 1.0}, series={"reward": [1.0, 2.0]}, first_warning=[2, "low"])
+    reproduce.show("fig6", "tiny", [0, 1])
+    lines = (results / "fig6.csv").read_text().splitlines()
+    assert lines[0] == "curve,seed,iteration,metric,value"
+    # seed 0: start, one evaluation, and the first of two iterations of each metric; seed 1: reward twice
+    assert len(lines) == 1 + (2 + len(reproduce.SERIES)) + (2 + 2)
+    assert {"bandit GRPO StarPO,0,0,eval_success,0.25", "bandit GRPO StarPO,1,2,eval_success,1.0",
+            "bandit GRPO StarPO,0,1,entropy,0.5", "bandit GRPO StarPO,1,2,reward,2.0"} <= set(lines)  # fmt: skip
+    assert (results / "fig6.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_failed_run_leaves_no_row_and_fails(results, monkeypatch):
-    monkeypatch.setattr(reproduce.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=2))
-    with pytest.raises(ValueError, match=r"bandit_ppo seed 0: failed with exit code 2, see out/learning/bandit_ppo_s0"):
-        reproduce.main(["learning", "--only=bandit"])
-    assert list(results.iterdir()) == []
+class Canvas:
+    """What `draw` asks of matplotlib's axes, written down."""
+
+    def __init__(self):
+        self.lines, self.bands = [], []
+
+    def plot(self, x, y, *_, **__):
+        self.lines.append((list(x), list(y)))
+        return [SimpleNamespace(get_color=lambda: "red")]
+
+    def fill_between(self, x, low, high, **_):
+        self.bands.append((list(low), list(high)))
+
+
+def test_a_curve_is_the_mean_of_its_seeds():
+    rows = [
+        {"settings": {"num_epochs": 5}, "successes": SUCCESSES, "curve": {"2": rate}, "series": {"reward": reward},
+         "first_warning": warning}
+        for rate, reward, warning in ((0.5, [1.0, None], [1, "low"]), (1.0, [3.0, 4.0], None))
+    ]  # fmt: skip
+    canvas = Canvas()
+    reproduce.draw(canvas, "reward", "", rows)
+    assert canvas.lines == [([5, 10], [2.0, 4.0]), ([5], [2.0])]  # five epochs an iteration; the mark lies on the mean
+    assert canvas.bands == [([1.0, 4.0], [3.0, 4.0])]  # smallest and largest seed
+    canvas = Canvas()
+    reproduce.draw(canvas, "eval_success", "", rows)
+    assert canvas.lines[0] == ([0, 10], [0.25, 0.75])
+    low, high = reproduce.wilson_interval(6, 8)  # two seeds of four prompts
+    assert canvas.bands[0][0][1] == low and canvas.bands[0][1][1] == high
+
+
+def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
+    warnings_of = lambda steps: [f"reward fell {len(steps)}"] if min(s["reward"] for s in steps) < 0 else []  # noqa: E731
+    monkeypatch.setitem(sys.modules, "diagnostics", SimpleNamespace(warnings_of=warnings_of))
+    steps = [{"step": 7 + i, "reward": reward} for i, reward in enumerate((1.0, 0.5, -1.0, 2.0))]
+    assert reproduce.first_warning(steps) == [9, "reward fell 3"]
+    assert reproduce.first_warning(steps[:2]) is None
+
+
+# ---------- what is run
+
+
+def test_rows_of_this_repository_are_found():
+    """Rows from before a setting existed count as having its default."""
+    rows = reproduce.finished_rows()
+    for label in ("frozenlake_ppo", "frozenlake_grpo", "frozenlake_det_ppo", "bandit_ppo"):
+        assert reproduce.settings_of(words_of("learning", label), "tiny", 0) in rows
+    assert reproduce.settings_of(words_of("fig9", "bandit PPO StarPO-S"), "tiny", 0) in rows  # under another name
+    assert reproduce.settings_of(words_of("fig5", "bandit PPO StarPO"), "tiny", 0) not in rows
+
+
+def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
+    launch_with(monkeypatch, lambda *_, **__: pytest.fail("was run"))
+    words = words_of("learning", "bandit_ppo")
+    old = asdict(replace(reproduce.settings_of(words, "tiny", 0), out_dir="out/learning/bandit"))
+    old = {key: value for key, value in old.items() if key not in ("think_reward", "mask_observations")}
+    write_row(results, words, 0, "learning", settings=old)
+    write_row(results, words, 1)
+    reproduce.main(["learning", "--only=bandit", "--seeds=0,1"])
+    assert "2 runs, 2 of them finished" in capsys.readouterr().out
+    assert "| bandit_ppo | 0, 1 | 8 |" in (results / "learning.md").read_text()
+
+
+def test_rows_with_settings_that_are_gone_do_not_count(results):
+    write_row(results, ("bandit_ppo",), settings={"seed": 0, "chess": 1})
+    assert reproduce.finished_rows() == {}
+
+
+def test_what_figures_share_is_run_once(results, monkeypatch):
+    commands = []
+
+    def fail(arguments, **_):
+        commands.append(arguments[1:])
+        return SimpleNamespace(returncode=2)
+
+    launch_with(monkeypatch, fail)
+    monkeypatch.setattr(reproduce, "show", lambda name, *_: name)
+    write_row(results, words_of("fig9", "sokoban PPO StarPO-S"))
+    with pytest.raises(ValueError, match="sokoban_ppo-starpo_vanilla-tiny_s0: failed with exit code 2, see out/runs/s"):
+        reproduce.main(["fig5", "fig6", "fig9", "--only=sokoban PPO", "--seeds=0", "--jobs=1"])
+    assert commands == [reproduce.command(("sokoban_ppo", "starpo_vanilla"), "tiny", 0)]
+    assert not list((results / "runs").glob("*vanilla*"))  # a failed run leaves no row
+
+
+def test_dry_run(results, capsys, monkeypatch):
+    launch_with(monkeypatch, lambda *_, **__: pytest.fail("was run"))
+    write_row(results, words_of("fig5", "frozenlake PPO StarPO"), 1, cpu_s_per_iteration=36.0)
+    reproduce.main(["fig5", "fig6", "--only=PPO StarPO", "--seeds=0,1", "--dry_run=True"])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "6 runs, 1 of them finished" and len(lines) == 5 + 1
+    # 200 iterations: of 36 s in the other seed; of 0.4 + 4 * 0.3 s, as four optimizer steps follow a rollout
+    assert lines[1].endswith("--seed=0 --out_dir=out/runs/frozenlake_ppo-starpo_vanilla-tiny_s0  # 2.00 h")
+    assert lines[0].startswith("python train.py config/bandit_ppo.py config/starpo_vanilla.py config/tiny.py")
+    assert lines[0].endswith("# 0.09 h")
+    assert lines[-1].startswith("about ") and "evaluations come on top" in lines[-1]
+    reproduce.main(["fig7", "--only=sokoban PPO keep", "--seeds=0", "--dry_run=True", "--scale=full"])
+    quarter, *_, every, total = capsys.readouterr().out.splitlines()[1:]
+    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 24 s, as the paper
+    assert every.endswith("# 3.78 h") and "on one GPU" in total  # 68 s
 
 
 @pytest.mark.parametrize("argv, message", [
-    ([], "give the name of a table: learning; got nothing"),
+    ([], "give names among learning, fig5, .*; got nothing"),
+    (["fig5", "chess"], "give names among learning, .*; got fig5 chess"),
     (["learning", "--only=chess"], "--only=chess matches none of frozenlake_ppo"),
-    (["learning", "--seed=3"], "the settings of the runs are fixed here"),
+    (["learning", "--seed=3"], "the settings of the runs are fixed here; the options are --scale, --seeds"),
+    (["fig5", "--scale=huge"], "scale must be one of tiny, full, got 'huge'"),
+    (["fig5", "--seeds=0,x"], "seeds must be different integers, such as 0,1,2, got '0,x'"),
+    (["fig5", "--seeds=1,1"], "seeds must be different integers"),
 ])  # fmt: skip
 def test_messages(argv, message, results):
     with pytest.raises(ValueError, match=message):
         reproduce.main(argv)
+
+
+# ---------- real runs
+
+SMALL = reproduce.knobs(
+    env="bandit:pair=phoenix", num_groups=4, group_size=2, batch_size=2, eval_size=2, eval_every=2, save_every=0,
+    num_samples=0, max_response_tokens=2,
+)  # fmt: skip
+
+
+def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
+    """The last curve of every figure through train.py, in this process and on the bandit."""
+
+    def train_here(arguments, **_):
+        train.main(arguments[2:])
+        return SimpleNamespace(returncode=0)
+
+    if not importlib.util.find_spec("diagnostics"):
+        monkeypatch.setitem(sys.modules, "diagnostics", SimpleNamespace(warnings_of=lambda steps: []))
+    short = {}
+    for name, (what, metrics, curves) in reproduce.FIGURES.items():
+        label, words = list(curves.items())[-1]
+        files = [word for word in words if not word.startswith("--") and word != "sokoban_transfer"]
+        overrides = [word.replace("128", "4") for word in words if word.startswith("--")]  # N=1: four prompts
+        short[name] = what, metrics, {label: (*files, *SMALL, *overrides, "--num_iterations=2")}
+    monkeypatch.setattr(reproduce, "FIGURES", short)
+    launch_with(monkeypatch, train_here)
+    monkeypatch.setattr(reproduce, "plot", lambda *_: None)
+    reproduce.main([*short, "--seeds=0", "--jobs=1"])
+    rows = reproduce.finished_rows()
+    assert len(rows) == len(list((results / "runs").iterdir()))
+    for config, row in rows.items():
+        assert row["iterations"] == 2 and "2" in row["curve"], config
+        assert all(len(row["series"][key]) == 2 for key in reproduce.SERIES)
+    for name, (_, _, curves) in short.items():
+        assert all(f"| {label} " in (results / f"{name}.md").read_text() for label in curves)
+        assert f"{next(iter(curves))},0,1,reward," in (results / f"{name}.csv").read_text()

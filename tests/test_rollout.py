@@ -5,6 +5,8 @@ Tests of rollout.py: sampled tokens against a plain Hugging Face forward, masks 
 """
 
 import itertools
+import math
+import random
 import sys
 import time
 from dataclasses import replace
@@ -18,9 +20,10 @@ from transformers import AutoModelForCausalLM
 
 import dialogue
 import envs
+import parallel
 import rollout
-from engine import Sample, TorchEngine, check_installed, make_engine
-from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, summarize
+from engine import Sample, check_installed, draw, make_engine
+from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, sequences, summarize, unmask
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
 
@@ -105,20 +108,13 @@ def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
         )
 
 
-def draw(logits, noise, temperature):
-    """What `_draw` makes of one logit row (V,) and many uniform numbers (n,)."""
-    n = len(noise)
-    state = SimpleNamespace(temperature=torch.full((n,), temperature), noise=torch.as_tensor(noise)[:, None],
-                            count=torch.zeros(n, dtype=torch.long))  # fmt: skip
-    return TorchEngine._draw(state, logits.expand(n, -1), n)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_sampling_frequencies(temperature):
     p = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
     n = 20_000
-    noise = np.array([np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)])
-    tokens, logprobs = draw(p.log() + 3.0, noise, temperature)  # softmax(log p / T) is p ** (1 / T) / sum
+    noise = torch.tensor([np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)])
+    tokens, logprobs = draw((p.log() + 3.0).expand(n, -1), torch.full((n,), temperature), noise)
+    # softmax(log p / T) is p ** (1 / T) / sum
     expected = p ** (1 / temperature) / (p ** (1 / temperature)).sum()
     frequencies = torch.bincount(tokens, minlength=5) / n
     assert ((frequencies - expected).abs() < 4 * (expected * (1 - expected) / n).sqrt()).all()
@@ -127,7 +123,7 @@ def test_sampling_frequencies(temperature):
 
 def test_a_token_without_probability_is_never_drawn():
     p = torch.tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0])
-    tokens, logprobs = draw(p.log(), np.array([0.0, 0.29, 0.31, 1 - 2**-24], dtype=np.float32), 1.0)
+    tokens, logprobs = draw(p.log().expand(4, -1), torch.ones(4), torch.tensor([0.0, 0.29, 0.31, 1 - 2**-24]))
     assert tokens.tolist() == [2, 2, 4, 4]
     assert torch.isfinite(logprobs).all()
 
@@ -180,6 +176,144 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
         assert len({tuple(t.ids) for t in members}) > 2
         assert [(t.seed, t.member) for t in members] == [((4, group), member) for member in range(4)]
     assert len({tuple(t.turns[0].prompt_ids) for t in played}) == 4
+
+
+# ---------- windows
+
+
+def window_by_hand(chat, t, last, context_turns):
+    """What turn `last` sees: the system message and the last turns, message by message."""
+    ids = chat.message("system", t.system)
+    for k in range(max(0, last + 1 - context_turns), last + 1):
+        ids += [*chat.message("user", t.turns[k].observation), chat.start, *chat.encode("assistant\n")]
+        if k < last:
+            reply = t.turns[k].response_ids
+            ids += [*reply, *([] if reply[-1] == chat.end else [chat.end]), *chat.encode("\n")]
+    return ids
+
+
+@pytest.mark.parametrize("context_turns", [1, 2, 9])
+def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context_turns):
+    config = small_config(max_turns=4, context_turns=context_turns, max_running=5, max_response_tokens=5)
+    spy = Spy(make_engine(config, trained_model, chat))
+    played = collect(spy, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
+    assert max(len(t.turns) for t in played) == 4 and not spy.engine.rows
+    assert sorted(spy.released) == sorted(i for i, t in enumerate(played) for _ in t.turns)
+    closed = set()
+    for i, t in enumerate(played):
+        for k, (turn, (asked, _), returned) in enumerate(zip(t.turns, spy.asked[i], spy.returned[i], strict=True)):
+            assert turn.prompt_ids == asked == window_by_hand(chat, t, k, context_turns)
+            assert turn.response_ids == returned.ids and turn.rollout_logprobs == returned.logprobs
+            closed.add(returned.ids[-1] == chat.end)
+    assert closed == {True, False}
+
+    parts = sequences(played, config)  # one for each turn, in order
+    assert [(part.seed, part.member, part.turns) for part in parts] == [
+        (t.seed, t.member, [turn]) for t in played for turn in t.turns
+    ]
+    for part, logits in zip(parts, reference_logits(trained_model, tmp_path, [p.ids for p in parts]), strict=True):
+        logp = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(part.ids)[1:, None])[:, 0]
+        expected = logp[torch.tensor(part.response_mask)[1:]]
+        torch.testing.assert_close(torch.tensor(part.rollout_logprobs), expected, rtol=1e-4, atol=1e-4)
+        assert part.ids[len(part.turns[0].prompt_ids) :] == part.turns[0].response_ids
+
+
+def test_a_window_that_holds_everything_changes_nothing(trained_model, chat):
+    config = small_config()
+    whole, windows = (play(trained_model, chat, replace(config, context_turns=k)) for k in (0, config.max_turns))
+    assert sequences(whole, config) == whole
+    for a, b in zip(whole, windows, strict=True):
+        assert [turn.response_ids for turn in a.turns] == [turn.response_ids for turn in b.turns]
+        assert a.ids == b.turns[-1].prompt_ids + b.turns[-1].response_ids
+
+
+def test_a_window_that_does_not_fit_ends_the_trajectory(random_model, chat):
+    config = small_config(context_turns=2)
+    (t,) = play(random_model, chat, config, STARTS[:1])
+    longest = max(len(turn.prompt_ids) for turn in t.turns)
+    assert len(t.turns[0].prompt_ids) < longest and [len(turn.response_ids) for turn in t.turns] == [12] * 3
+    (t,) = play(random_model, chat, replace(config, max_context_tokens=longest), STARTS[:1])
+    assert t.status == "out_of_tokens" and len(t.turns) < 3
+
+
+# ---------- the mask of the paper's own code
+
+
+@pytest.mark.parametrize("context_turns", [0, 2])
+def test_unmask_trains_on_everything_after_the_system_message(trained_model, chat, context_turns):
+    config = small_config(context_turns=context_turns, max_response_tokens=5)
+    played = play(trained_model, chat, config, STARTS[:6])
+    assert max(len(t.turns) for t in played) > 1
+    for t in played:
+        before = [(list(turn.prompt_ids), list(turn.response_ids)) for turn in t.turns]
+        opened, cut = unmask(t, chat.end), len(chat.message("system", t.system))
+        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # a copy
+        assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]
+        for old, new in zip(sequences([t], config), sequences([opened], config), strict=True):
+            assert new.ids == old.ids
+            assert new.response_mask == [False] * cut + [True] * (len(old.ids) - cut)
+            known = iter(old.rollout_logprobs)
+            expected = [next(known) if sampled else math.nan for sampled in old.response_mask[cut:]]
+            assert new.rollout_logprobs == pytest.approx(expected, abs=0, nan_ok=True)
+
+
+# ---------- what turns earn, and in which environment
+
+
+@pytest.mark.parametrize("density", ["sparse", "dense", "balanced", "plan"])
+@pytest.mark.parametrize("spec, most", [("frozenlake:success_rate=1.0", 1), ("sokoban", 11)])
+def test_densities_replace_the_rewards_of_the_environment_only(chat, density, spec, most):
+    config, rng = small_config(env=spec, max_turns=6, actions_per_traj=12, max_response_tokens=40), random.Random(0)
+    options, changed, wins = dict(split="train", temperature=1.0, noise_seed=(7,)), 0, []
+    for start in STARTS:
+        env = envs.make_env(spec, max_actions=12)
+        env.reset(start[0], member=start[1])
+        moves = env.demonstrate(12, np.random.default_rng(0)) if start[1] % 2 else []
+        moves += [rng.choice([*env.actions, "Jump"]) for _ in range(len(moves), 12)]  # of which one is unknown
+        pairs = [moves[k : k + 2] for k in range(0, 12, 2)]
+        replies = [[*chat.encode(dialogue.format_response("", pair, think=False)), chat.end] for pair in pairs]
+        (old,), (new,) = (collect(Script(replies), chat, replace(config, reward_density=x), [start], **options)
+                          for x in ("native", density))  # fmt: skip
+        assert (old.ids, old.status) == (new.ids, new.status)
+        remaining, rewards = [env.optimal_length()], []
+        for pair in pairs[: len(old.turns)]:
+            rewards.append(sum(env.step(action).reward for action in pair if not env.terminated))
+            remaining.append(env.optimal_length())
+        penalties = [-0.1 * (not turn.info["format_ok"]) for turn in old.turns]
+        assert [turn.reward for turn in old.turns] == pytest.approx(np.add(rewards, penalties).tolist(), abs=1e-12)
+        expected = np.add(dialogue.shape(rewards, old.success, density, most=most, remaining=remaining), penalties)
+        assert [turn.reward for turn in new.turns] == pytest.approx(expected.tolist(), abs=1e-12)
+        assert (new.score - sum(penalties) > 0.999) == old.success
+        changed, wins = changed + (sum(penalties) < 0 and new.score != old.score), [*wins, old.success]
+    assert True in wins and False in wins and (changed > 2) == (spec == "sokoban" or density == "plan")
+
+
+def test_a_thought_is_paid_where_the_config_says_so(chat):
+    config = small_config(think=True, think_reward=0.5, max_response_tokens=60)
+    options, start = dict(split="train", temperature=1.0, noise_seed=(7,)), [((4, 0), 0)]
+    env = envs.make_env(config.env, max_actions=6)
+    env.reset((4, 0))
+    reply = chat.encode(dialogue.format_response(" ".join(env.statements()), ["Jump"]))  # nothing moves, facts stay
+    (t,) = collect(Script([[*reply, chat.end]] * 3), chat, config, start, **options)
+    assert [turn.reward for turn in t.turns] == pytest.approx([0.5 - 0.1] * 3)
+    (t,) = collect(Script([[*reply, chat.end]] * 3), chat, replace(config, think_reward=0.0), start, **options)
+    assert [turn.reward for turn in t.turns] == pytest.approx([-0.1] * 3)
+
+
+def test_groups_of_a_mixture_have_their_own_environments(trained_model, chat):
+    config = small_config(env="bandit")
+    engine, specs = make_engine(config, trained_model, chat), ["bandit", "frozenlake:size=3", "sokoban", "bandit"]
+    mixed = [spec for spec in specs for _ in range(4)]
+    options = dict(split="train", temperature=1.0, noise_seed=(7,))
+    played = parallel.collect_all(engine, SimpleNamespace(version=engine.version), chat, config, STARTS, envs=mixed,
+                                  group_size=4, **options)  # fmt: skip
+    assert [t.env for t in played] == mixed
+    for t, spec in zip(played, mixed, strict=True):
+        system, user = rollout.make_episode(config, spec).reset(t.seed)
+        assert (t.system, t.turns[0].observation) == (system, user)
+        assert t.turns[0].prompt_ids == chat.opening(system, user)
+    assert len({t.system for t in played}) == 3
+    assert {t.env for t in play(trained_model, chat, config, STARTS[:2])} == {"bandit"}  # the config's own
 
 
 # ---------- chat format
@@ -346,17 +480,6 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
     assert max(busy_steps) > 1 and sum(count > 0 for count in busy_steps) > 5  # decoding went on, several slept at once
 
 
-def test_an_error_in_a_blocking_environment_is_raised(trained_model, chat, monkeypatch):
-    monkeypatch.setattr(envs.Env, "blocking", True)
-
-    def broken(episode, text):
-        raise OSError("the server is gone")
-
-    monkeypatch.setattr(dialogue.Episode, "step", broken)
-    with pytest.raises(OSError, match="the server is gone"):
-        play(trained_model, chat, small_config())
-
-
 def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
     config = small_config(max_context_tokens=4097, micro_batch_tokens=5000)
     with pytest.raises(ValueError) as error:
@@ -368,7 +491,7 @@ def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
 def test_the_bfloat16_engine_keeps_the_rotary_frequencies(trained_model, chat):
     """Rounded to 16 bits they would turn far places by the wrong angle."""
     engine = make_engine(small_config(dtype="bfloat16"), trained_model, chat)
-    assert engine.model.lm_head.weight.dtype == engine.keys.dtype == engine.dtype == torch.bfloat16
+    assert engine.model.lm_head.weight.dtype == engine.cache.dtype == engine.dtype == torch.bfloat16
     frequencies = engine.model.model.rotary_emb.inv_freq
     assert torch.equal(frequencies, trained_model.model.rotary_emb.inv_freq) and frequencies.dtype == torch.float32
     assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight

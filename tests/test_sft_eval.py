@@ -326,15 +326,21 @@ def played_by_hand():
     return [success, Trajectory((1,), 0, [turn("third", -0.25, 1)], "failure", "rules")]
 
 
-def test_a_record_has_every_reward_at_the_turn_that_earned_it():
-    record = trajectory_record(played_by_hand()[0])
+def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
+    half = tokenizer("\u00e9")["input_ids"][:1]  # the first of the two bytes of e with an accent
+    played = played_by_hand()[0]
+    played.turns[0].response_ids = [*half, *tokenizer("a<think>")["input_ids"]]
+    record = trajectory_record(played, tokenizer)
+    tokens = [turn.pop("tokens") for turn in record["turns"]]
+    assert tokens[0] == ["\ufffd", "a", "<think>"] and [len(part) for part in tokens] == [3, 3]
     assert record == {
-        "seed": (0,), "member": 0, "status": "success", "success": True, "score": 0.9, "system": "rules",
+        "env": "", "seed": (0,), "member": 0, "status": "success", "success": True, "score": 0.9, "system": "rules",
         "turns": [
-            {"observation": "before first", "response": "first", "reward": -0.1, "tokens": 3, "actions": [],
+            {"observation": "before first", "response": "first", "reward": -0.1, "surprise": [1.0] * 3, "actions": [],
              "num_actions": 0, "format_ok": False, "effective": 0.5, "statements_true": 0, "statements_checked": 0},
-            {"observation": "before second", "response": "second", "reward": 1.0, "tokens": 3, "actions": ["Up", "Up"],
-             "num_actions": 2, "format_ok": True, "effective": 0.5, "statements_true": 0, "statements_checked": 0},
+            {"observation": "before second", "response": "second", "reward": 1.0, "surprise": [1.0] * 3,
+             "actions": ["Up", "Up"], "num_actions": 2, "format_ok": True, "effective": 0.5, "statements_true": 0,
+             "statements_checked": 0},
         ],
     }  # fmt: skip
 
@@ -343,7 +349,7 @@ def test_records_of_real_play_add_up(tmp_path):
     """Sokoban pays in many turns; each reward must be what the environment pays for that turn's own actions."""
     config = tiny_config("sokoban_ppo", eval_size=3)
     played = play_reference(config, "optimal")
-    evaluation.write_jsonl(tmp_path / "played.jsonl", played)
+    evaluation.write_jsonl(tmp_path / "played.jsonl", {"optimal": (summarize(played), played)})
     records = [json.loads(line) for line in (tmp_path / "played.jsonl").read_text().splitlines()]
     assert len(records) == 3
     for index, record in enumerate(records):
@@ -394,7 +400,7 @@ def test_eval_of_a_run(tmp_path, trained_folder, trained_model, chat, capsys):
     config = small_config(eval_size=5, eval_split="heldout")
     expected = evaluation.evaluate(config, make_engine(config, trained_model, chat), chat, model.Policy(trained_model))
     ((name, row),) = json.loads(scores.read_text()).items()
-    assert name == str(run / "best")
+    assert name == f"{config.env}: {run / 'best'}"
     successes = [int(t.success) for t in expected[1]]
     assert (row["successes"], row["n"]) == (successes, 5)
     assert row["interval"] == pytest.approx(wilson_interval(sum(successes), 5))
@@ -429,7 +435,8 @@ def test_eval_messages(argv, message):
     assert str(error.value) == message
 
 
-def test_eval_of_a_folder_without_checkpoint(tmp_path):
+def test_eval_of_a_run_without_a_policy(tmp_path):
+    save_config(small_config(), {}, tmp_path)
     with pytest.raises(ValueError) as error:
         evaluation.main([str(tmp_path)])
     wanted = "holds no policy/ or best/, which train.py writes at the end and at the best evaluation"

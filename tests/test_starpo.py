@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import starpo
+from configurator import CHOICES, Config
 
 NAN, INF = float("nan"), float("inf")
 
@@ -26,12 +27,22 @@ def close(actual, expected, tol=1e-12):
     torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=tol, atol=tol)
 
 
+def filtered(scores, group_size, keep, **options):
+    """The groups that are kept by the std of their scores."""
+    std = starpo.group_stats(scores, group_size)[1]
+    return starpo.filter_groups(std, std, keep=keep, **options)
+
+
+def grouped(scores, group_size, estimator="grpo"):
+    return starpo.group_advantages(scores, torch.arange(len(scores)) // group_size, estimator)
+
+
 def test_doctests():
     results = doctest.testmod(starpo)
     assert results.attempted > 0
     assert results.failed == 0
     public = [f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")]
-    assert len(public) == 11
+    assert len(public) == 17
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
 
 
@@ -54,6 +65,9 @@ def test_group_stats_of_one_rollout_has_zero_std():
     assert std.tolist() == [0.0, 0.0]
 
 
+OF_GROUPS = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_float_noise_is_no_variance(dtype):
     low = torch.tensor([0.3, 9.0], dtype=dtype)
@@ -61,8 +75,14 @@ def test_float_noise_is_no_variance(dtype):
     assert dtype == torch.float32 or high[0].item() == 0.1 + 0.2 != low[0].item()
     scores = torch.stack([low, high], 1).flatten()
     assert starpo.group_stats(scores, 2)[1].tolist() == [0.0, 0.0]
-    assert starpo.grpo_advantages(scores, 2).tolist() == [0.0] * 4
-    assert starpo.filter_groups(scores, 2, 0.9).tolist() == []
+    for estimator in OF_GROUPS:
+        assert grouped(scores, 2, estimator).tolist() == [0.0] * 4
+    assert filtered(scores, 2, 0.9).tolist() == []
+    owners = torch.tensor([0, 0, 1, 1])
+    for method in ("mean", "mean_std", "asym_clip"):
+        assert starpo.normalize_rewards(scores, [1] * 4, owners, method).tolist() == [0.0] * 4
+    config = Config(estimator="reinforce_plus_plus_baseline")  # it whitens, and the noise must not become 1
+    assert starpo.advantages(scores, None, [1] * 4, [1] * 4, owners, config)[0].tolist() == [0.0] * 4
     assert starpo.rollout_metrics(scores, torch.zeros(4), 2)["zero_std_frac"] == 1.0
 
 
@@ -70,35 +90,123 @@ def test_small_true_variance_survives():
     # one of two rollouts pays one format penalty of 0.1 on top of 10.9
     scores = torch.tensor([10.9, 10.8])
     assert starpo.group_stats(scores, 2)[1].item() == pytest.approx(0.1 / math.sqrt(2), rel=1e-4)
-    assert starpo.filter_groups(scores, 2, 0.5).tolist() == [0]
+    assert filtered(scores, 2, 0.5).tolist() == [0]
 
 
-def test_grpo_advantages_by_hand():
-    # group 0: mean 2, std 2; group 1: mean -1, std sqrt(3); 1e-6 is added to the std
-    s = math.sqrt(3) + 1e-6
-    advantages = starpo.grpo_advantages(doubles(0, 2, 4, -2, -2, 1), 3)
-    close(advantages, [-2 / 2.000001, 0, 2 / 2.000001, -1 / s, -1 / s, 2 / s])
+@pytest.mark.parametrize(
+    "estimator, expected",
+    [
+        # group 0: mean 2, std 2; group 1: mean -1, std sqrt(3); 1e-6 is added to the std
+        ("grpo", [-2 / 2.000001, 0, 2 / 2.000001, *(x / (math.sqrt(3) + 1e-6) for x in (-1, -1, 2))]),
+        ("dr_grpo", [-2, 0, 2, -1, -1, 2]),
+        ("reinforce_plus_plus_baseline", [-2, 0, 2, -1, -1, 2]),
+        # 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2; -2 - (-2 + 1) / 2, the same, 1 - (-2 - 2) / 2
+        ("rloo", [-3, 0, 3, -1.5, -1.5, 3]),
+    ],
+)
+def test_group_advantages_by_hand(estimator, expected):
+    scores = doubles(0, 2, 4, -2, -2, 1)
+    close(grouped(scores, 3, estimator), expected)
+    order = torch.tensor([3, 0, 4, 1, 2, 5])  # owners need not be neighbours
+    mixed = starpo.group_advantages(scores[order], torch.tensor([9, 0, 9, 0, 0, 9]), estimator)
+    close(mixed, doubles(*expected)[order])
 
 
-def test_grpo_advantages_sum_to_zero_and_agree_with_loop():
+@pytest.mark.parametrize("estimator", OF_GROUPS)
+def test_group_advantages_sum_to_zero_and_agree_with_loop(estimator):
     torch.manual_seed(0)
     scores = torch.randn(24, dtype=torch.float64) * 3 + 7
-    advantages = starpo.grpo_advantages(scores, 4)
+    advantages = grouped(scores, 4, estimator)
     assert advantages.view(6, 4).sum(1).abs().max() < 1e-12
     assert advantages.abs().max() > 0.5
     for i in range(24):
         group = scores[i // 4 * 4 : i // 4 * 4 + 4].tolist()
         mean = sum(group) / 4
         std = math.sqrt(sum((s - mean) ** 2 for s in group) / 3)
-        assert advantages[i].item() == pytest.approx((scores[i].item() - mean) / (std + 1e-6), rel=1e-9)
+        expected = scores[i].item() - mean
+        if estimator == "grpo":
+            expected /= std + 1e-6
+        elif estimator == "rloo":
+            expected = scores[i].item() - sum(s for j, s in enumerate(group) if j != i % 4) / 3
+        assert advantages[i].item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_grpo_advantages_without_variance_are_zero():
-    assert starpo.grpo_advantages(torch.tensor([3.0, -1.0]), 1).tolist() == [0.0, 0.0]  # N = 1
-    # all equal (group 0) next to a group with variance: mean 1, std sqrt(2)
-    advantages = starpo.grpo_advantages(doubles(5, 5, 0, 2), 2)
-    close(advantages, [0, 0, -1 / (math.sqrt(2) + 1e-6), 1 / (math.sqrt(2) + 1e-6)])
+@pytest.mark.parametrize("estimator", OF_GROUPS)
+def test_group_advantages_without_variance_are_zero(estimator):
+    assert grouped(torch.tensor([3.0, -1.0]), 1, estimator).tolist() == [0.0, 0.0]  # N = 1
+    advantages = grouped(doubles(5, 5, 0, 2), 2, estimator)  # all equal, next to a group with variance
+    assert advantages[:2].tolist() == [0.0, 0.0] and advantages[2] == -advantages[3] < 0
+    close(grouped(doubles(5, 5, 0, 2), 2), [0, 0, -1 / (math.sqrt(2) + 1e-6), 1 / (math.sqrt(2) + 1e-6)])
 
+
+def test_owner_stats_by_hand():
+    # owner 4: 1 and 5, mean 3, variance (4 + 4) / 1; owner 2: three times 7; owner 0: one score
+    mean, std, count = starpo.owner_stats(doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0]))
+    close(mean, [3, 7, 3, 7, 7, -2])
+    close(std, [math.sqrt(8), 0, math.sqrt(8), 0, 0, 0])
+    assert count.tolist() == [2, 3, 2, 3, 3, 1]
+
+
+# ---------- normalised rewards
+
+# trajectories of 2, 1, 2, 1 turns with scores 3, 0, 5, 3
+TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
+OWNERS = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
+R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
+NORMALISED = [
+    # the last turn takes what the score is to lose: means 1.5 and 4; 11 / 4; 3 and 2.5
+    ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
+    ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
+    ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
+    # stds 3 / sqrt(2) and sqrt(2): all scores become +-1 / sqrt(2), rewards are divided by these stds
+    ("mean_std", "group", [R2 / 3, 1 / R2 - R2 / 3, -1 / R2, 4 / R2, 1 / R2 - 4 / R2, -1 / R2]),
+    # deviations 1/4, -11/4, 9/4, 1/4: variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4
+    ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
+    ("asym_clip", "batch", [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6]),  # -2.75 / R6 = -1.33 is cut
+    # the first environment has no variance: nothing is left of its rewards; the other has std 5 / sqrt(2)
+    ("mean_std", "env", [0, 0, -1 / R2, 4 * R2 / 5, 1 / R2 - 4 * R2 / 5, 0]),
+]
+
+
+@pytest.mark.parametrize("method, over, expected", NORMALISED)
+def test_normalize_rewards_by_hand(method, over, expected):
+    rewards = starpo.normalize_rewards(doubles(*TURN_REWARDS), TURNS, torch.tensor(OWNERS[over]), method)
+    close(rewards, expected, tol=2e-6)  # 1e-6 is added to the std
+
+
+def test_asym_clip_by_hand():
+    # eleven zeros and 12: mean 1, variance (11 + 121) / 11 = 12; (12 - 1) / sqrt(12) = 3.18, and 1 / sqrt(12) = 0.29
+    for sign, bound in ((1, 3.0), (-1, -1.0)):
+        rewards = starpo.normalize_rewards(doubles(*[0] * 11, sign * 12), [1] * 12, torch.zeros(12).long(), "asym_clip")
+        close(rewards, [-sign / math.sqrt(12)] * 11 + [bound], tol=1e-6)
+
+
+@pytest.mark.parametrize("over", ["group", "batch", "env"])
+@pytest.mark.parametrize("method", ["mean", "mean_std", "asym_clip"])
+def test_normalize_rewards_agrees_with_loop(method, over):
+    torch.manual_seed(1)
+    turns = torch.randint(1, 5, (24,)).tolist()
+    rewards = torch.randn(sum(turns), dtype=torch.float64).round(decimals=1)  # some are 0
+    owners = {"group": torch.arange(24) // 4, "batch": torch.zeros(24).long(), "env": torch.randint(3, (24,))}[over]
+    found = starpo.normalize_rewards(rewards, turns, owners, method).split(turns)
+    scores = [part.sum().item() for part in rewards.split(turns)]
+    for b, part in enumerate(rewards.split(turns)):
+        own = [scores[i] for i in range(24) if owners[i] == owners[b]]
+        mean = sum(own) / len(own)
+        std = math.sqrt(sum((x - mean) ** 2 for x in own) / (len(own) - 1)) + 1e-6 if method != "mean" else 1.0
+        wanted = (scores[b] - mean) / std
+        wanted = min(max(wanted, -1.0), 3.0) if method == "asym_clip" else wanted
+        close(found[b][:-1], part[:-1] / std)
+        assert found[b].sum().item() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_normalised_scores_of_single_trajectories_are_zero():
+    for method in ("mean", "mean_std", "asym_clip"):
+        rewards = starpo.normalize_rewards(doubles(0.5, 1, 2), [2, 1], torch.tensor([0, 1]), method)
+        assert starpo.segment_sums(rewards, [2, 1]).tolist() == [0.0, 0.0]
+
+
+# ---------- filters
 
 # std of (0, x) is x / sqrt(2): the groups below have x = 1, 3, 0, 2
 FOUR_GROUPS = (0, 1, 0, 3, 4, 4, 0, 2)
@@ -117,39 +225,126 @@ FOUR_GROUPS = (0, 1, 0, 3, 4, 4, 0, 2)
     ],
 )
 def test_filter_by_hand(keep, kept):
-    groups = starpo.filter_groups(doubles(*FOUR_GROUPS), 2, keep)
+    groups = filtered(doubles(*FOUR_GROUPS), 2, keep)
     assert groups.dtype == torch.int64
     assert groups.tolist() == kept
 
 
 def test_filter_never_fills_up_with_zero_variance():
     # int(0.75 * 4) = 3 groups are asked for, one has variance
-    assert starpo.filter_groups(doubles(1, 1, 0, 0, 2, 3, 7, 7), 2, 0.75).tolist() == [2]
+    assert filtered(doubles(1, 1, 0, 0, 2, 3, 7, 7), 2, 0.75).tolist() == [2]
 
 
 def test_filter_ties_go_to_the_lower_index():
     scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # x = 1, 2, 2, 2, 2, 1
-    assert starpo.filter_groups(scores, 2, 0.5).tolist() == [1, 2, 3]
-    assert starpo.filter_groups(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
+    assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
+    assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
     many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # 3000 groups, every third has the larger std
-    assert starpo.filter_groups(many, 2, 0.1).tolist() == list(range(2, 900, 3))
+    assert filtered(many, 2, 0.1).tolist() == list(range(2, 900, 3))
     noisy = doubles(0, 0.3, 0, 0.1 + 0.2)  # the second std is larger by 4e-17: still a tie
     assert noisy[3] > noisy[1]
-    assert starpo.filter_groups(noisy, 2, 0.5).tolist() == [0]
+    assert filtered(noisy, 2, 0.5).tolist() == [0]
 
 
 def test_filter_may_be_empty():
-    groups = starpo.filter_groups(torch.ones(8), 4, 0.5)
+    groups = filtered(torch.ones(8), 4, 0.5)
     assert groups.dtype == torch.int64
     assert groups.shape == (0,)
-    assert starpo.filter_groups(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []  # N = 1
-    assert starpo.filter_groups(torch.ones(8), 4, 1.0).tolist() == [0, 1]
+    assert filtered(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []  # N = 1
+    assert filtered(torch.ones(8), 4, 1.0).tolist() == [0, 1]
 
 
 def test_filter_count_survives_float_product():
     # 0.29 * 100 = 28.999999999999996 in floats
     scores = torch.stack([torch.zeros(100), torch.arange(1.0, 101.0)], 1).flatten()
-    assert starpo.filter_groups(scores, 2, 0.29).tolist() == list(range(71, 100))
+    assert filtered(scores, 2, 0.29).tolist() == list(range(71, 100))
+
+
+# values and stds 1, 3, 0, 2: sum 6; softmax: e^3 = 20.09, e^2 = 7.39, e = 2.72, 1, of 31.19: 0.644, 0.237, 0.087, 0.032
+@pytest.mark.parametrize(
+    "strategy, keep, options, kept",
+    [
+        ("fraction", 0.5, {}, [1, 3]),
+        ("fraction", 0.5, dict(smallest=True), [0]),  # 2 and 0, and 2 has no variance
+        ("fraction", 0.5, dict(smallest=True, zero_std=True), [0, 2]),
+        ("fraction", 0.99, dict(zero_std=True), [0, 1, 3]),
+        ("count", 1, {}, [1]),
+        ("count", 2.0, {}, [1, 3]),
+        ("count", 4, {}, [0, 1, 3]),
+        ("count", 4, dict(zero_std=True), [0, 1, 2, 3]),
+        ("count", 1, dict(smallest=True), []),
+        ("count", 2, dict(smallest=True), [0]),
+        ("count", 1, dict(smallest=True, zero_std=True), [2]),
+        ("top_p", 0.5, {}, [1]),  # 3 of 6 is half
+        ("top_p", 0.51, {}, [1, 3]),
+        ("top_p", 5 / 6, {}, [1, 3]),
+        ("top_p", 0.84, {}, [0, 1, 3]),
+        ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # nothing is lacking after three
+        ("top_p_softmax", 0.64, {}, [1]),
+        ("top_p_softmax", 0.65, {}, [1, 3]),
+        ("top_p_softmax", 0.89, {}, [0, 1, 3]),
+        ("top_p_softmax", 0.97, {}, [0, 1, 3]),
+        ("top_p_softmax", 0.97, dict(zero_std=True), [0, 1, 2, 3]),
+        ("min_p", 1, {}, [1]),
+        ("min_p", 0.67, {}, [1]),
+        ("min_p", 2 / 3, {}, [1, 3]),
+        ("min_p", 0.33, {}, [0, 1, 3]),
+        ("min_p", 0.33, dict(zero_std=True), [0, 1, 3]),
+    ],
+)
+def test_filter_strategies_by_hand(strategy, keep, options, kept):
+    std = doubles(1, 3, 0, 2)
+    assert starpo.filter_groups(std, std, keep=keep, strategy=strategy, **options).tolist() == kept
+
+
+def test_filter_ranks_by_other_values_and_still_drops_groups_without_variance():
+    values, std = doubles(5, -1, 4, 3), doubles(0, 1, 1, 1)
+    assert starpo.filter_groups(values, std, keep=0.5).tolist() == [2]
+    assert starpo.filter_groups(values, std, keep=0.5, zero_std=True).tolist() == [0, 2]
+    assert starpo.filter_groups(values, std, keep=2, strategy="count", smallest=True).tolist() == [1, 3]
+    # softmax takes negative values: e^5, e^4 and e^3 have all but e^-1 of their sum
+    assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("strategy, keep", [("fraction", 0.9), ("count", 2), ("top_p", 0.9), ("top_p_softmax", 0.9),
+                                            ("min_p", 0.1)])  # fmt: skip
+def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
+    alike = doubles(0.7, 0.7, 0.7)
+    wanted = {"fraction": [0, 1], "count": [0, 1]}  # the lower index first
+    kept = starpo.filter_groups(alike, alike, keep=keep, strategy=strategy).tolist()
+    assert kept == wanted.get(strategy, [0, 1, 2])
+    assert starpo.filter_groups(alike * 0, alike * 0, keep=keep, strategy=strategy).tolist() == []
+    one = doubles(0.7)
+    assert starpo.filter_groups(one, one, keep=min(keep, 1), strategy=strategy).tolist() == [0]
+
+
+def slow_filter(values, std, keep, strategy, smallest, zero_std):
+    """Take groups one by one until there are enough."""
+    mass = [math.exp(v) for v in values] if strategy == "top_p_softmax" else values
+    taken = []
+    for i in sorted(range(len(values)), key=lambda i: (values[i] if smallest else -values[i], i)):
+        enough = {
+            "fraction": len(taken) >= max(1, int(keep * len(values))), "count": len(taken) >= keep,
+            "top_p": sum(mass[j] for j in taken) >= keep * sum(mass), "min_p": values[i] < keep * max(values),
+        }  # fmt: skip
+        if enough[strategy.removesuffix("_softmax")]:
+            break
+        taken.append(i)
+    return sorted(i for i in taken if std[i] > 0 or zero_std)
+
+
+@pytest.mark.parametrize("strategy", ["fraction", "count", "top_p", "top_p_softmax", "min_p"])
+def test_filter_strategies_agree_with_loop(strategy):
+    generator, sizes = torch.Generator().manual_seed(6), set()
+    for i in range(60):
+        values = torch.rand(9, generator=generator, dtype=torch.float64) * 3
+        std = torch.rand(9, generator=generator, dtype=torch.float64).round()  # 0 or 1
+        keep = (1 + i % 9) if strategy == "count" else 0.05 + 0.9 * (i / 60)
+        options = dict(smallest=strategy in ("fraction", "count") and i % 2 == 0, zero_std=i % 3 == 0)
+        kept = starpo.filter_groups(values, std, keep=keep, strategy=strategy, **options).tolist()
+        assert kept == slow_filter(values.tolist(), std.tolist(), keep, strategy, **options)
+        sizes.add(len(kept))
+    assert len(sizes) > 4
 
 
 # ---------- tokens
@@ -247,6 +442,207 @@ def test_whiten_without_variance():
     assert noise.abs().max() < 1e-15
 
 
+# ---------- advantages
+
+# group 0: trajectories of 3, 1, 2 turns; group 1: 1, 4, 2; one-token turns, turns without reward
+COUNTS, GROUPS = [3, 1, 2, 1, 4, 2], torch.arange(6) // 3
+LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
+DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
+
+
+def episodes(dense=True):
+    """Rewards and values of 28 tokens; `dense`: each token has a reward, as with KL in it; else some ends of turns."""
+    generator = torch.Generator().manual_seed(7)
+    rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
+    ends = torch.tensor(LENGTHS).cumsum(0) - 1
+    sparse = torch.zeros_like(rewards)
+    sparse[ends] = rewards[ends]
+    sparse[ends[::3]] = 0.0
+    return rewards if dense else sparse, values
+
+
+def nested(flat):
+    """flat[..] as trajectories of turns of numbers."""
+    rest, lengths = iter(flat.tolist()), iter(LENGTHS)
+    return [[[next(rest) for _ in range(next(lengths))] for _ in range(count)] for count in COUNTS]
+
+
+def slow_whiten(numbers):
+    mean = sum(numbers) / len(numbers)
+    std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
+    return [(x - mean) / (std + 1e-8) for x in numbers]
+
+
+def estimate(estimator, rewards, values=None, **options):
+    return starpo.advantages(rewards, values, LENGTHS, COUNTS, GROUPS, Config(estimator=estimator, **options))
+
+
+def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
+    """One trajectory, given as turns; from the last token back, other discounts at the end of a turn."""
+    advantages, next_value, next_advantage = [], 0.0, 0.0
+    for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
+        for t in reversed(range(len(turn_rewards))):
+            g, decay = (turn_gamma, turn_lam) if t == len(turn_rewards) - 1 else (gamma, lam)
+            delta = turn_rewards[t] + g * next_value - turn_values[t]
+            next_advantage = delta + g * decay * next_advantage
+            next_value = turn_values[t]
+            advantages.append(next_advantage)
+    return advantages[::-1]
+
+
+def test_gae_discounts_turns_by_hand():
+    # one trajectory, turns of 1 and 2 tokens, V = 1, 2, 4, r = 1, 0, 8; inside 0.5, 1; between turns 0.25, 0.5
+    # delta_2 = 8 - 4 = 4; delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2; delta_0 = 1 + 0.25 * 2 - 1 = 0.5
+    # A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75: the discount of a token is that of the step after it
+    gamma, lam = doubles(0.25, 0.5, 0.25), doubles(0.5, 1, 0.5)
+    advantages, returns = starpo.gae(doubles(1, 0, 8), doubles(1, 2, 4), [3], gamma, lam)
+    close(advantages, [0.75, 2, 4])
+    close(returns, [1.75, 4, 8])
+    config = Config(gamma=0.5, lam=1.0, turn_gamma=0.25, turn_lam=0.5)
+    found, returns = starpo.advantages(doubles(1, 0, 8), doubles(1, 2, 4), [1, 2], [2], torch.tensor([0]), config)
+    close(found, slow_whiten([0.75, 2, 4]))
+    close(returns, [1.75, 4, 8])
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("changes", [{}, dict(turn_gamma=1.0, turn_lam=1.0), dict(gamma=1.0, lam=1.0), dict(lam=0.0)])
+def test_gae_with_turn_discounts_agrees_with_loop(dense, changes):
+    (rewards, values), discounts = episodes(dense), DISCOUNTS | changes
+    found, returns = estimate("gae", rewards, values, **discounts)
+    pairs = zip(nested(rewards), nested(values), strict=True)
+    expected = [a for r, v in pairs for a in slow_gae(r, v, **discounts)]
+    close(found, slow_whiten(expected))
+    close(returns, doubles(*expected) + values)
+
+
+def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
+    """RAGEN's two loops for one trajectory of turns, with ends of turns by position."""
+    turn_returns, next_value, last = [], 0.0, 0.0
+    for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
+        delta = sum(turn_rewards) + turn_gamma * next_value - turn_values[-1]
+        last = delta + turn_gamma * turn_lam * last
+        next_value = turn_values[-1]
+        turn_returns.append(last + turn_values[-1])
+    advantages = []
+    for turn_rewards, turn_values, turn_return in zip(rewards, values, turn_returns[::-1], strict=True):
+        updated, own = list(turn_rewards), []
+        updated[-1] += turn_return - sum(turn_rewards)
+        for t in reversed(range(len(updated))):
+            end = t == len(updated) - 1
+            next_value, last = (0.0, 0.0) if end else (turn_values[t + 1], last)
+            last = updated[t] + gamma * next_value - turn_values[t] + gamma * lam * last
+            own.append(last)
+        advantages += own[::-1]
+    return advantages
+
+
+def test_bi_level_gae_by_hand():
+    # turns of 2 and 1 tokens, the first without reward: r = 0, 0, 1, V = 1, 2, 3, both gammas 0.5, lambdas 1
+    # turns: A_1 = 1 - 3 = -2, return 1; A_0 = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5, return 0.5
+    # tokens: -2; 0.5 - 2 = -1.5; 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75
+    config = Config(estimator="bi_level_gae", gamma=0.5, turn_gamma=0.5)
+    advantages, returns = starpo.bi_level_gae(doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], config)
+    close(advantages, [-0.75, -1.5, -2])
+    close(returns, [0.25, 0.5, 1])
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("changes", [{}, dict(gamma=1.0, lam=1.0, turn_lam=1.0, turn_gamma=0.95), dict(turn_gamma=1.0)])
+def test_bi_level_gae_agrees_with_loop(dense, changes):
+    (rewards, values), discounts = episodes(dense), DISCOUNTS | changes
+    found, returns = estimate("bi_level_gae", rewards, values, **discounts)
+    pairs = zip(nested(rewards), nested(values), strict=True)
+    expected = [a for r, v in pairs for a in slow_bi_level(r, v, **discounts)]
+    close(found, slow_whiten(expected))
+    close(returns, doubles(*expected) + values)
+    nothing = estimate("bi_level_gae", rewards * 0, values * 0, **discounts)  # no turn has a reward
+    assert nothing[0].abs().max() == nothing[1].abs().max() == 0.0
+
+
+@pytest.mark.parametrize("estimator", OF_GROUPS)
+def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
+    rewards, _ = episodes()
+    scores = doubles(*(sum(map(sum, turns)) for turns in nested(rewards)))
+    expected = [a for a, turns in zip(grouped(scores, 3, estimator).tolist(), nested(rewards), strict=True)
+                for turn in turns for _ in turn]  # fmt: skip
+    found, returns = estimate(estimator, rewards, gamma=0.5, turn_gamma=0.5)  # a score is never discounted
+    close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
+    assert returns is None
+
+
+def test_turn_level_advantages_by_hand():
+    # two members with rewards (1, 0, 2) and (0, 1), discount 0.5: to go 1.5, 1, 2 and 0.5, 1
+    # first turns 1.5 against 0.5, second ones equal, the third has nobody to compare with
+    rewards, groups = doubles(1, 0, 0, 2, 0, 0, 1), torch.tensor([0, 0])
+    half, small = 1 / 2, 0.5 / (math.sqrt(0.5) + 1e-6)
+    for estimator, x in (("dr_grpo", half), ("rloo", 1.0), ("grpo", small)):
+        config = Config(estimator=estimator, turn_level=True, turn_gamma=0.5)
+        found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, config)
+        close(found, [x, 0, 0, 0, -x, -x, 0])
+    config = Config(estimator="dr_grpo")  # scores 3 and 1
+    close(starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, config)[0], [1.0] * 4 + [-1.0] * 3)
+
+
+@pytest.mark.parametrize("turn_gamma", [1.0, 0.7])
+@pytest.mark.parametrize("estimator", OF_GROUPS)
+def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
+    rewards, _ = episodes()
+    to_go = {}
+    for b, turns in enumerate(nested(rewards)):
+        for k in range(len(turns)):
+            to_go[b, k] = sum(turn_gamma ** (j - k) * sum(turns[j]) for j in range(k, len(turns)))
+    expected = []
+    for length, ((b, k), value) in zip(LENGTHS, to_go.items(), strict=True):
+        others = [to_go[i, k] for i in range(6) if i // 3 == b // 3 and i != b and (i, k) in to_go]
+        mean = (sum(others) + value) / (len(others) + 1)
+        a = value - mean
+        if estimator == "grpo" and others:
+            a /= math.sqrt(sum((x - mean) ** 2 for x in (value, *others)) / len(others)) + 1e-6
+        elif estimator == "rloo" and others:
+            a = value - sum(others) / len(others)
+        expected += [a] * length
+    found, _ = estimate(estimator, rewards, turn_level=True, turn_gamma=turn_gamma)
+    close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
+    assert expected.count(0.0) == 2 + 5 + 2  # turns that one member only came to: 2, 5 and 2 tokens
+
+
+def test_permuted_rewards_change_turn_advantages_but_not_those_of_trajectories():
+    rewards, groups = doubles(1, 0, 2, 1), torch.tensor([0, 0])
+    permuted = doubles(0, 1, 2, 1)  # the first trajectory earns its 1 a turn later
+    for turn_level in (False, True):
+        config = Config(estimator="dr_grpo", turn_level=turn_level)
+        a, b = (starpo.advantages(x, None, [1] * 4, [2, 2], groups, config)[0] for x in (rewards, permuted))
+        assert torch.equal(a, b) != turn_level
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_reinforce_plus_plus_agrees_with_loop(dense):
+    rewards, _ = episodes(dense)
+    expected = []
+    for turns in nested(rewards):
+        running, backwards = 0.0, []
+        for turn in turns[::-1]:
+            for t in reversed(range(len(turn))):
+                running = turn[t] + (0.7 if t == len(turn) - 1 else 0.9) * running
+                backwards.append(running)
+        expected += backwards[::-1]
+    found, returns = estimate("reinforce_plus_plus", rewards, **DISCOUNTS)
+    close(found, slow_whiten(expected))
+    assert returns is None
+
+
+@pytest.mark.parametrize("estimator", CHOICES["estimator"])
+def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
+    """One-token trajectories: a critic that says 0 and a whitened return leave no advantage either."""
+    for scores, groups in ((doubles(2, 2, 2), [0, 0, 0]), (doubles(2), [0])):
+        values = torch.zeros_like(scores) if "gae" in estimator else None
+        ones = [1] * len(scores)
+        for turn_level in (False, True):
+            config = Config(estimator=estimator, turn_level=turn_level)
+            found, _ = starpo.advantages(scores, values, ones, ones, torch.tensor(groups), config)
+            assert found.tolist() == [0.0] * len(scores)
+
+
 # ---------- policy loss
 
 # ratio, A -> term of -loss, d term / d logprob (= ratio * A where not clipped, else 0), clipped?
@@ -312,6 +708,38 @@ def test_policy_loss_of_micro_batches_adds_up():
     assert sums == pytest.approx({key: value.item() for key, value in metrics.items()}, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "ratio, A, term, grad",
+    [
+        (5.0, -2.0, -6.0, 0.0),  # -10 is held at 3 * -2
+        (2.9, -2.0, -5.8, -5.8),  # not yet
+        (0.5, -2.0, -1.6, 0.0),  # PPO's own bound
+        (5.0, 2.0, 2.56, 0.0),  # A > 0: as before
+        (0.5, 2.0, 1.0, 1.0),
+        (5.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_dual_clip_by_hand(ratio, A, term, grad):
+    old = doubles(-2)
+    logprobs = (old + math.log(ratio)).requires_grad_()
+    options = dict(clip_low=0.2, clip_high=0.28, num_tokens=1, dual_clip=3.0)
+    loss, metrics = starpo.policy_loss(logprobs, old, doubles(A), **options)
+    loss.backward()
+    assert loss.item() == pytest.approx(-term, abs=1e-12)
+    assert logprobs.grad.item() == pytest.approx(-grad, abs=1e-12)
+
+
+def test_weights_multiply_the_terms_and_get_no_gradient():
+    old, new, advantages, terms, grads, _ = clip_batch()
+    logprobs, weights = new.clone().requires_grad_(), torch.arange(8.0, dtype=torch.float64).requires_grad_()
+    options = dict(clip_low=0.2, clip_high=0.28, num_tokens=8, weights=weights)
+    loss, _ = starpo.policy_loss(logprobs, old, advantages, **options)
+    loss.backward()
+    close(loss.detach(), -(terms * torch.arange(8)).sum() / 8)
+    close(logprobs.grad, -grads * torch.arange(8) / 8)
+    assert weights.grad is None
+
+
 def test_policy_loss_survives_absurd_ratios_and_half_precision():
     logprobs = torch.tensor([0.0, -500.0]).bfloat16().requires_grad_()
     old = torch.tensor([-500.0, 0.0])
@@ -324,6 +752,52 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
     assert loss.item() == pytest.approx(math.exp(20) / 2, rel=1e-5)
     assert torch.isfinite(logprobs.grad).all()
     assert torch.isfinite(metrics["approx_kl"])
+
+
+# ---------- aggregation
+
+
+@pytest.mark.parametrize(
+    "aggregation, expected",
+    [  # tokens times weights over 4 tokens: 1/4 each; 1/2 (1, 1/3 1/3 1/3); 1/2 each; 1/2 / 10 each
+        ("token_mean", [1, 1, 1, 1]),
+        ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),
+        ("seq_mean_token_sum", [2, 2, 2, 2]),
+        ("constant", [0.2, 0.2, 0.2, 0.2]),
+    ],
+)
+def test_token_weights_by_hand(aggregation, expected):
+    close(starpo.token_weights([1, 3], aggregation, 10), expected, tol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", CHOICES["aggregation"])
+def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregation):
+    lengths = [1, 5, 2, 4]
+    generator = torch.Generator().manual_seed(8)
+    new, old, advantages = torch.randn(3, 12, generator=generator)
+    new, options = old + 0.1 * new, dict(clip_low=0.2, clip_high=0.28, num_tokens=12)
+    weights = starpo.token_weights(lengths, aggregation, 6)
+    whole = new.clone().requires_grad_()
+    loss, _ = starpo.policy_loss(whole, old, advantages, weights=weights, **options)
+    loss.backward()
+    losses, _ = zip(*(starpo.policy_loss(*token, **options | dict(num_tokens=1, clip_low=0.2))
+                      for token in zip(*(x.split(1) for x in (new, old, advantages)), strict=True)),
+                    strict=True)  # fmt: skip
+    parts = torch.stack(losses).split(lengths)
+    expected = {
+        "token_mean": sum(part.sum() for part in parts) / 12,
+        "seq_mean_token_mean": sum(part.sum() / len(part) for part in parts) / 4,
+        "seq_mean_token_sum": sum(part.sum() for part in parts) / 4,
+        "constant": sum(part.sum() for part in parts) / 4 / 6,
+    }[aggregation]
+    close(loss.detach(), expected, tol=1e-6)
+    pieces, total = new.clone().requires_grad_(), 0.0
+    for piece in (slice(0, 1), slice(1, 8), slice(8, 12)):  # trajectories 0; 1, 2; 3
+        part, _ = starpo.policy_loss(pieces[piece], old[piece], advantages[piece], weights=weights[piece], **options)
+        part.backward()
+        total += part.item()
+    assert total == pytest.approx(loss.item(), rel=1e-5) != 0.0
+    close(pieces.grad, whole.grad, tol=1e-6)
 
 
 # ---------- value loss
@@ -478,10 +952,14 @@ def test_inputs_stay_unmodified():
     generator = torch.Generator().manual_seed(5)
     x, y, z = torch.randn(3, 6, generator=generator)
     before = [t.clone() for t in (x, y, z)]
-    lengths = [2, 4]
+    lengths, owners = [2, 4], torch.tensor([0, 0])
     starpo.group_stats(x, 2)
-    starpo.filter_groups(x, 2, 0.5)
-    starpo.grpo_advantages(x, 2)
+    starpo.filter_groups(y.abs(), x.abs(), keep=0.5, strategy="top_p")
+    starpo.normalize_rewards(x, lengths, owners, "mean_std")
+    starpo.group_advantages(x, torch.arange(6) // 2, "rloo")
+    for estimator in CHOICES["estimator"]:
+        config = Config(estimator=estimator, turn_level=True, turn_gamma=0.5)
+        starpo.advantages(x, y if "gae" in estimator else None, [1, 1, 2, 2], [2, 2], owners, config)
     starpo.gae(x, y, lengths, 0.9, 0.9)
     starpo.whiten(x)
     starpo.policy_loss(x, y, z, clip_low=0.2, clip_high=0.2, num_tokens=6)
@@ -491,10 +969,10 @@ def test_inputs_stay_unmodified():
     starpo.explained_variance(x, y)
     starpo.rollout_metrics(x, y > 0, 2)
     assert all(torch.equal(now, then) for now, then in zip((x, y, z), before, strict=True))
-    assert lengths == [2, 4]
+    assert lengths == [2, 4] and owners.tolist() == [0, 0]
 
 
-ONE, TWO = torch.zeros(1), torch.zeros(2)
+ONE, TWO, OWNER = torch.zeros(1), torch.zeros(2), torch.zeros(2).long()
 PPO = dict(clip_low=0.2, clip_high=0.2, num_tokens=1)
 
 
@@ -506,15 +984,25 @@ PPO = dict(clip_low=0.2, clip_high=0.2, num_tokens=1)
         (lambda: starpo.group_stats(torch.zeros(0), 2), "0 scores"),
         (lambda: starpo.group_stats(torch.zeros(2, 2), 2), "{'scores': (2, 2)}"),
         (lambda: starpo.group_stats(torch.tensor([1, 2]), 2), "finite floats, got torch.int64 [1, 2]"),
-        (lambda: starpo.grpo_advantages(torch.tensor([1, 2]), 2), "finite floats, got torch.int64 [1, 2]"),
-        (lambda: starpo.filter_groups(torch.tensor([NAN, 2.0]), 2, 0.5), "finite floats, got torch.float32 [nan, 2.0]"),
-        (lambda: starpo.filter_groups(TWO, 2, 0.0), "keep must be in (0, 1], got 0.0"),
-        (lambda: starpo.filter_groups(TWO, 2, 25), "keep must be in (0, 1], got 25"),
+        (lambda: starpo.group_stats(torch.tensor([NAN, 2.0]), 2), "finite floats, got torch.float32 [nan, 2.0]"),
+        (lambda: starpo.owner_stats(TWO * NAN, OWNER), "finite floats, got torch.float32 [nan, nan]"),
+        (lambda: starpo.group_advantages(TWO, OWNER, "gae"), "no group baseline for estimator 'gae'"),
+        (lambda: starpo.filter_groups(TWO, ONE, keep=0.5), "{'values': (2,), 'std': (1,)}"),
+        (lambda: starpo.filter_groups(TWO, TWO, keep=0.0), "keep must be in (0, 1], for count in [1, 2], got 0.0"),
+        (lambda: starpo.filter_groups(TWO, TWO, keep=2), "got 2 for fraction"),
+        (lambda: starpo.filter_groups(TWO, TWO, keep=3, strategy="count"), "count in [1, 2], got 3 for count"),
+        (lambda: starpo.filter_groups(TWO, TWO, keep=0.25, strategy="count"), "count in [1, 2], got 0.25 for count"),
+        (lambda: starpo.filter_groups(TWO, TWO, keep=1.5, strategy="top_p"), "got 1.5 for top_p"),
+        (lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="top_p"), "top_p ranks from the largest and"),
+        (lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="min_p"), "values >= 0, got [-1.0, -1.0]"),
+        (lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="min_p", smallest=True), "min_p ranks from the larg"),
+        (lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="top_k"), "or min_p, got 'top_k'"),
+        (lambda: starpo.token_weights([1], "mean", 5), "seq_mean_token_sum, constant, got 'mean'"),
         (lambda: starpo.gae(TWO, ONE, [2], 1.0, 1.0), "{'rewards': (2,), 'values': (1,)}"),
         (lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0), "lengths [1, 2] must be counts that sum to the 2 resp"),
         (lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0), "lengths [3, -1] must be counts that sum to the 2 resp"),
-        (lambda: starpo.gae(TWO, TWO, [2], 1.5, 1.0), "gamma=1.5"),
-        (lambda: starpo.gae(TWO, TWO, [2], 1.0, -0.5), "lam=-0.5"),
+        (lambda: starpo.gae(TWO, TWO, [2], 1.5, 1.0), "must be in [0, 1], got [1.5], [1.0]"),
+        (lambda: starpo.gae(TWO, TWO, [2], 1.0, TWO - 0.5), "must be in [0, 1], got [1.0], [-0.5]"),
         (lambda: starpo.whiten(torch.zeros(2, 2)), "{'x': (2, 2)}"),
         (lambda: starpo.policy_loss(TWO, TWO, ONE, **PPO), "'advantages': (1,)"),
         (lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "num_tokens": 0}), "num_tokens must be >= 1, got 0"),
@@ -560,7 +1048,7 @@ def test_importance_weights_truncate_the_gradient():
     weights = starpo.importance_weights(new, old, old, 2.0)
     assert not weights.requires_grad
     options = dict(clip_low=0.2, clip_high=0.28, num_tokens=1)
-    starpo.policy_loss(new, old, advantages, importance=weights, **options)[0].backward()
+    starpo.policy_loss(new, old, advantages, weights=weights, **options)[0].backward()
     close(new.grad, [2.0, math.exp(0.1)], tol=1e-6)
 
 

@@ -16,7 +16,11 @@ import torch
 from conftest import SMALL_RUN, make_learner, small_config
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from transformers import AutoModelForCausalLM
 
+import diagnostics
+import dialogue
+import envs
 import model
 import parallel
 import rollout
@@ -32,10 +36,12 @@ KEYS = """
     zero_std_frac pass@4 pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max
     eval_success eval_reward eval_valid_frac eval_entropy eval_response_length bad_steps
-    rollout_s update_s cpu_s memory_gib
+    rollout_s update_s cpu_s memory_gib regime
 """.split()  # noqa: SIM905
+KEYS += diagnostics.KEYS
 OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
 OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
+UNKNOWN = {"regime", *diagnostics.KEYS}  # of which nothing is known without an update or a measurement
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +70,13 @@ def untimed(rows):
 
 def assert_same_checkpoint(first, second):
     """Weights and optimizer states, bit by bit; and the exported policy."""
-    (a, b) = (sorted(Path(folder).glob("checkpoint-*"))[-1] for folder in (first, second))
-    assert a.name == b.name and (a / "manifest.json").read_bytes() == (b / "manifest.json").read_bytes()
-    assert not damage(a) and not damage(b)
-    (x, y) = (load_file(Path(folder) / "policy" / "model.safetensors") for folder in (first, second))
-    assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
+    a, b = (sorted(Path(folder).glob("checkpoint-*"))[-1] for folder in (first, second))
+    assert a.name == b.name and not damage(a) and not damage(b)
+    assert (a / "state.json").read_text() == (b / "state.json").read_text()
+    files = [[*sorted((a / "state").iterdir()), Path(first, "policy/model.safetensors")],
+             [*sorted((b / "state").iterdir()), Path(second, "policy/model.safetensors")]]  # fmt: skip
+    for x, y in zip(*([load_file(file) for file in side] for side in files), strict=True):
+        assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
 
 
 def played_and_targets(learner):
@@ -98,8 +106,9 @@ def test_rows_of_a_run(gae_run):
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         missing = {key for key, value in row.items() if value is None}
-        assert missing == {"kl_ref"} | (set() if row["step"] % 2 == 0 else OF_EVAL)
-        assert all(math.isfinite(value) for value in row.values() if value is not None)
+        assert missing == {"kl_ref", *diagnostics.KEYS} | (set() if row["step"] % 2 == 0 else OF_EVAL)
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+        assert row["regime"] == "diverse"
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3 and row["entropy"] > 0.01
     assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # the largest so far
@@ -110,7 +119,7 @@ def test_files_of_a_run(gae_run, trained_folder):
     out_dir, _ = gae_run
     names = {path.name for path in out_dir.iterdir()}
     assert names == {
-        "config.json", "metrics.jsonl", "tensorboard", "samples.txt", "eval_start.jsonl", "eval_final.jsonl",
+        "config.json", "metrics.jsonl", "tensorboard", "trajectories.jsonl", "eval_start.jsonl", "eval_final.jsonl",
         "scores.md", "scores.json", "checkpoint-000002", "checkpoint-000004", "best", "policy",
     }  # fmt: skip
     weights, tokenizer = model.load_model(str(out_dir / "policy"))
@@ -124,8 +133,14 @@ def test_files_of_a_run(gae_run, trained_folder):
     ]  # fmt: skip
     final = [json.loads(line) for line in (out_dir / "eval_final.jsonl").read_text().splitlines()]
     assert scores["after RL"] == [int(record["success"]) for record in final] and len(final) == 6
-    samples = (out_dir / "samples.txt").read_text()
-    assert samples.count("=== iteration") == 2 and "=== iteration 2, " in samples and "--- assistant (reward" in samples
+    played = [json.loads(line) for line in (out_dir / "trajectories.jsonl").read_text().splitlines()]
+    keys = ("step", "group", "member")  # five of each evaluated iteration: a group of four, and one of the next
+    assert [tuple(r[key] for key in keys) for r in played] == [
+        (step, i // 4, i % 4) for step in (2, 4) for i in range(5)
+    ]
+    for turn in (turn for record in played for turn in record["turns"]):
+        assert "".join(turn["tokens"]).removesuffix("<|im_end|>") == turn["response"]
+        assert len(turn["surprise"]) == len(turn["tokens"]) and min(turn["surprise"]) >= 0
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +166,14 @@ def test_four_iterations_equal_two_and_a_continuation(gae_run, first_half, train
         (out_dir / "partial" / "manifest.json").unlink()
         with (out_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(rows[2]) + "\n")
+        played = (whole / "trajectories.jsonl").read_text().splitlines(keepends=True)
+        (out_dir / "trajectories.jsonl").write_text("".join(played[:7]) + played[7][:99])  # cut off in iteration 4
     capsys.readouterr()
     both = run(out_dir, trained_folder, num_iterations=4)
     assert f"continuing {out_dir} from iteration 2" in capsys.readouterr().out
     assert untimed(both) == untimed(rows)
     assert_same_checkpoint(whole, out_dir)
-    for name in ("eval_final.jsonl", "scores.json", "samples.txt"):
+    for name in ("eval_final.jsonl", "scores.json", "trajectories.jsonl"):
         assert (out_dir / name).read_text() == (whole / name).read_text()
 
 
@@ -164,8 +181,9 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
     grpo = dict(estimator="grpo", num_epochs=2, eval_every=1)
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **grpo)
     assert sorted(rows[0]) == sorted(KEYS)
-    assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {"kl_ref"}
-    saved = HuggingFaceStorageReader(str(tmp_path / "whole/checkpoint-000002/state")).read_metadata().state_dict_metadata
+    assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {"kl_ref", *diagnostics.KEYS}
+    state = tmp_path / "whole" / "checkpoint-000002" / "state"
+    saved = HuggingFaceStorageReader(str(state)).read_metadata().state_dict_metadata
     assert {name.split(".")[0] for name in saved} == {"policy"}
     run(tmp_path / "split", trained_folder, num_iterations=1, **grpo)
     assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **grpo)) == untimed(rows)
@@ -220,7 +238,8 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         assert (row["kept_groups"], row["kept_trajectories"], row["zero_std_frac"], row["bad_steps"]) == (0, 0, 1.0, 0)
-        assert {key for key, value in row.items() if value is None} - OF_EVAL == set(train.METRICS_OF_UPDATE.split())
+        missing = {key for key, value in row.items() if value is None} - OF_EVAL - UNKNOWN
+        assert missing == set(train.METRICS_OF_UPDATE.split())
     after = model.load_model(str(tmp_path / "out" / "policy"))[0]
     assert all(torch.equal(a, b) for a, b in zip(after.parameters(), random_model.parameters(), strict=True))
 
@@ -274,7 +293,7 @@ def test_log_drops_rows_after_the_checkpoint_and_fixes_the_keys(tmp_path):
     log = train.Log(tmp_path, [])
     for step in (1, 2, 3):
         log.write({"step": step, "x": None if step == 1 else 0.5})
-    log = train.Log(tmp_path, train.read_metrics(tmp_path, 2))
+    log = train.Log(tmp_path, train.read_rows(tmp_path / "metrics.jsonl", 2))
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
     log.write({"step": 3, "x": 1.0})
     with pytest.raises(ValueError, match=r"metric keys changed during the run: \['x', 'y'\]"):
@@ -311,6 +330,30 @@ def test_targets_by_hand(trained_folder):
     # mean 0.45, unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2): +-1 / sqrt(2)
     expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
     torch.testing.assert_close(targets["advantages"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder, estimator):
+    neutral = dict(
+        reward_density="native", think_reward=0.0, context_turns=0, turn_level=False, turn_gamma=1.0, turn_lam=1.0,
+        reward_norm="none", filter_strategy="fraction", filter_by="reward_std", filter_loss_scale="none", dual_clip=0.0,
+        aggregation="token_mean", kl_in="loss", kl_coef=0.1, mask_observations=True,
+    )  # fmt: skip
+    learner = make_learner(trained_folder, bias=True, estimator=estimator, **neutral)
+    kept, targets = played_and_targets(learner)
+    assert targets["old_logprobs"].tolist() == targets["rollout_logprobs"].tolist()
+    expected, values = [], iter(targets.get("old_values", torch.zeros(10_000)).tolist())
+    for i, t in enumerate(kept):
+        scores = torch.tensor([member.score for member in kept[i // 4 * 4 : i // 4 * 4 + 4]])
+        for k, each in enumerate(t.turns):  # what is still to come, less V; or the score against its group
+            to_go = sum(later.reward for later in t.turns[k:])
+            relative = (t.score - scores.mean().item()) / (scores.std().item() + 1e-6)
+            expected += [to_go - next(values) if estimator == "gae" else relative for _ in each.response_ids]
+    expected = torch.tensor(expected)
+    if estimator == "gae":
+        torch.testing.assert_close(targets["returns"], expected + targets["old_values"], rtol=1e-5, atol=1e-5)
+        expected = (expected - expected.mean()) / expected.std()
+    torch.testing.assert_close(targets["advantages"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
@@ -363,6 +406,15 @@ def test_micro_batches_change_nothing(trained_folder, monkeypatch, estimator, kl
     assert small.keys() == large.keys() and {"pg_loss", "grad_norm", "entropy", "approx_kl"} <= small.keys()
     assert small == pytest.approx(large, rel=1e-5, abs=1e-5)
     assert small["grad_norm"] > 0.01 and small["approx_kl"] > 1e-4
+    for a, b in zip(in_small, in_large, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_micro_batches_change_nothing_for_windows_and_other_means(trained_folder, monkeypatch):
+    changes = dict(estimator="gae", batch_size=8, context_turns=2, aggregation="seq_mean_token_mean", entropy_coef=0.1)
+    small, [in_small] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=640, **changes)
+    large, [in_large] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=100_000, **changes)
+    assert small == pytest.approx(large, rel=1e-5, abs=1e-5) and small["grad_norm"] > 0.01
     for a, b in zip(in_small, in_large, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -496,6 +548,301 @@ def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, ca
     rows = run(tmp_path / "out", trained_folder, num_iterations=1)
     assert rows[0]["logprob_diff_mean"] == pytest.approx(0.01, abs=1e-4)
     assert "warning: the log-probs of engine and trainer differ by 0.0100 nats a token" in capsys.readouterr().out
+
+
+# ---------- every method
+
+
+class Update:
+    """One iteration up to its only optimizer step, whose gradients are kept. `prepare(learner)` comes before the
+    targets, `change(targets)` after them."""
+
+    def __init__(self, start, prepare=None, change=None, **changes):
+        self.start, settings = start, dict(estimator="grpo", batch_size=8, entropy_coef=0.0)
+        learner = make_learner(start, bias=True, **settings | changes)
+        self.learner, self.config, chat = learner, learner.config, rollout.Chat(learner.tokenizer)
+        self.played = train.play(learner, learner.engine, chat)
+        scores = torch.tensor([t.score for t in self.played], dtype=torch.float64)
+        self.groups = train.choose(self.config, self.played, scores).tolist()
+        self.original = [self.played[4 * group + i] for group in self.groups for i in range(4)]
+        masked = self.config.mask_observations
+        self.kept = self.original if masked else [rollout.unmask(t, chat.end) for t in self.original]
+        if prepare:
+            prepare(learner)
+        self.targets = train.token_targets(learner, self.kept, len(self.groups) / self.config.num_groups)
+        if change:
+            change(self.targets)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train, "optimizer_step", self.spy)
+            self.metrics = train.update(learner, self.kept, self.targets)
+
+    def spy(self, learner, metrics):
+        grads = {name: p.grad.full_tensor().clone() for name, p in learner.policy.model.named_parameters()}
+        self.gradient = torch.cat([grads[name].flatten() for name in sorted(grads)])
+        self.of_critic = learner.critic and learner.critic.value_head.weight.grad.full_tensor().clone()
+        return {"grad_norm": 0.0}
+
+    def advantages(self):
+        """Of tokens, by trajectory and turn."""
+        each = iter(self.targets["advantages"].tolist())
+        return [[[next(each) for _ in turn.response_ids] for turn in t.turns] for t in self.kept]
+
+    def plain_gradient(self):
+        """-sum of A grad log p in a loop over trajectories and what each of their turns saw, one forward at a time."""
+        plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
+        num_tokens, B = sum(t.num_response_tokens for t in self.kept), len(self.kept)
+        for t, advantages in zip(self.kept, self.advantages(), strict=True):
+            share = {"token_mean": 1 / num_tokens, "seq_mean_token_mean": 1 / B / t.num_response_tokens,
+                     "seq_mean_token_sum": 1 / B, "constant": 1 / B / (3 * 12)}[self.config.aggregation]  # fmt: skip
+            seen, loss = [], 0.0
+            for turn, weights in zip(t.turns, advantages, strict=True):
+                seen = [*([] if self.config.context_turns else seen), *turn.prompt_ids, *turn.response_ids]
+                n = len(turn.response_ids)
+                logp = plain(torch.tensor([seen])).logits[0, -n - 1 : -1].log_softmax(-1)
+                chosen = logp.gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0]
+                loss -= (chosen * torch.tensor(weights)).sum() * share
+            loss.backward()
+        grads = {name: p.grad for name, p in plain.named_parameters()}
+        return torch.cat([grads[name].flatten() for name in sorted(grads)])
+
+
+@pytest.fixture(scope="module")
+def neutral(trained_folder):
+    """GRPO with nothing else switched on."""
+    parallel.set_up(small_config())
+    return Update(trained_folder)
+
+
+def same(a, b):
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item())
+
+
+def scores_of(update):
+    return torch.tensor([t.score for t in update.original], dtype=torch.float64).view(-1, 4)  # (P, N)
+
+
+def first_advantages(update):
+    """Those of the first token of each trajectory, (P, N)."""
+    return torch.tensor([turns[0][0] for turns in update.advantages()], dtype=torch.float64).view(-1, 4)
+
+
+def rewards_of(update):
+    return {turn.reward for t in update.played for turn in t.turns}
+
+
+def spread(update):
+    """How much advantages differ inside of a trajectory, at most."""
+    return max(max(map(max, turns)) - min(map(min, turns)) for turns in update.advantages())
+
+
+METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
+    "neutral": ({}, lambda u, n: torch.equal(u.gradient, n.gradient)),
+    # estimators
+    "gae": (dict(estimator="gae"), lambda u, n: spread(u) > 0 and u.of_critic.abs().max() > 0),
+    "bi_level_gae": (
+        dict(estimator="bi_level_gae", turn_gamma=0.5),
+        lambda u, n: abs(u.targets["advantages"].mean()) < 1e-5 and u.of_critic.abs().max() > 0,
+    ),
+    "dr_grpo": (
+        dict(estimator="dr_grpo"),
+        lambda u, n: same(first_advantages(u), scores_of(u) - scores_of(u).mean(1, keepdim=True)),
+    ),
+    "rloo": (
+        dict(estimator="rloo"),
+        lambda u, n: same(first_advantages(u), (scores_of(u) - scores_of(u).mean(1, keepdim=True)) * 4 / 3),
+    ),
+    "reinforce_plus_plus": (
+        dict(estimator="reinforce_plus_plus", turn_gamma=0.5),
+        lambda u, n: spread(u) > 0 and abs(u.targets["advantages"].std() - 1) < 1e-3,
+    ),
+    "reinforce_plus_plus_baseline": (
+        dict(estimator="reinforce_plus_plus_baseline"),
+        lambda u, n: spread(u) == 0 and abs(u.targets["advantages"].std() - 1) < 1e-3,
+    ),
+    "grpo, turn level": (dict(turn_level=True), lambda u, n: spread(u) > 0 and u.groups == n.groups),
+    "rloo, turn level": (dict(estimator="rloo", turn_level=True), lambda u, n: spread(u) > 0),
+    # normalised rewards: GRPO of them is GRPO, Dr. GRPO of them GRPO as well
+    "mean": (dict(reward_norm="mean"), lambda u, n: same(u.gradient, n.gradient)),
+    "mean_std": (dict(reward_norm="mean_std", estimator="dr_grpo"), lambda u, n: same(u.gradient, n.gradient)),
+    "asym_clip": (
+        dict(reward_norm="asym_clip", estimator="dr_grpo"),
+        lambda u, n: same(first_advantages(u), (x := first_advantages(n).clamp(-1, 3)) - x.mean(1, keepdim=True)),
+    ),
+    "mean_std over the batch": (
+        dict(reward_norm="mean_std", reward_norm_over="batch", estimator="dr_grpo"),
+        lambda u, n: same(first_advantages(u) * (scores_of(u).std() + 1e-6),
+                          scores_of(u) - scores_of(u).mean(1, keepdim=True)),
+    ),
+    # aggregations
+    "seq_mean_token_mean": (dict(aggregation="seq_mean_token_mean"), lambda u, n: not same(u.gradient, n.gradient)),
+    "seq_mean_token_sum": (
+        dict(aggregation="seq_mean_token_sum"),
+        lambda u, n: same(u.gradient, n.gradient * len(u.targets["advantages"]) / 8),
+    ),
+    "constant": (
+        dict(aggregation="constant"),
+        lambda u, n: same(u.gradient, n.gradient * len(u.targets["advantages"]) / 8 / 36),
+    ),
+    # filters
+    "count": (dict(filter_strategy="count", filter_keep=2), lambda u, n: same(u.gradient, n.gradient)),
+    "top_p": (
+        dict(filter_strategy="top_p", filter_keep=0.01, batch_size=4),
+        lambda u, n: len(u.groups) == 1 and u.groups[0] in n.groups,
+    ),
+    "top_p_softmax": (
+        dict(filter_strategy="top_p_softmax", filter_keep=1.0, batch_size=16, filter_zero_std=True),
+        lambda u, n: u.groups == [0, 1, 2, 3],
+    ),
+    "min_p": (
+        dict(filter_strategy="min_p", filter_keep=1.0, batch_size=4),
+        lambda u, n: scores_of(u).std(1).min() == scores_of(n).std(1).max(),
+    ),
+    "by mean, smallest, unfiltered variance": (
+        dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True),
+        lambda u, n: sorted(means := [sum(t.score for t in u.played[4 * g : 4 * g + 4]) for g in range(4)])[:2]
+        == sorted(means[g] for g in u.groups),
+    ),
+    "by length": (
+        dict(filter_by="length", filter_keep=1, filter_strategy="count", filter_zero_std=True, batch_size=4),
+        lambda u, n: sum(t.num_response_tokens for t in u.kept)
+        == max(sum(t.num_response_tokens for t in u.played[4 * g : 4 * g + 4]) for g in range(4)),
+    ),
+    "by entropy": (
+        dict(filter_by="entropy", filter_keep=1, filter_strategy="count", filter_zero_std=True, batch_size=4),
+        lambda u, n: max(range(4), key=lambda g: -torch.cat([torch.tensor(t.rollout_logprobs)
+                                                             for t in u.played[4 * g : 4 * g + 4]]).mean()) in u.groups,
+    ),
+    "a loss scaled by what was kept": (
+        dict(filter_loss_scale="linear"), lambda u, n: same(u.gradient, n.gradient * 0.5),
+    ),
+    "a loss scaled by its root": (
+        dict(filter_loss_scale="sqrt"), lambda u, n: same(u.gradient, n.gradient * 0.5**0.5),
+    ),
+    # windows, the mask of the paper's code
+    "single turns": (
+        dict(context_turns=1),
+        lambda u, n: all(len(turn.prompt_ids) < 400 and turn.prompt_ids[0] == 1 for t in u.kept for turn in t.turns),
+    ),
+    "two turns": (dict(context_turns=2), lambda u, n: max(len(t.turns) for t in u.kept) == 3),
+    "two turns, all tokens": (
+        dict(context_turns=2, mask_observations=False),
+        lambda u, n: len(u.targets["advantages"]) > 2 * sum(t.num_response_tokens for t in u.original),
+    ),
+    "all tokens": (
+        dict(mask_observations=False),
+        lambda u, n: not same(u.gradient, n.gradient) and same(first_advantages(u), first_advantages(n)),
+    ),
+    # rewards: this environment pays at the goal only, so that only the plan is denser
+    "sparse": (dict(reward_density="sparse"), lambda u, n: same(u.gradient, n.gradient)),
+    "balanced": (dict(reward_density="balanced"), lambda u, n: same(u.gradient, n.gradient)),
+    "dense": (dict(reward_density="dense"), lambda u, n: same(u.gradient, n.gradient)),
+    "plan": (
+        dict(reward_density="plan"),
+        lambda u, n: not same(u.gradient, n.gradient)
+        and len(rewards_of(u)) > len(rewards_of(n)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_makes_the_update_that_it_names(trained_folder, neutral, method):
+    settings, holds = METHODS[method]
+    update = Update(trained_folder, **settings)
+    assert all(torch.isfinite(values).all() for values in update.targets.values())
+    assert update.metrics["logprob_diff_max"] < 1e-3 and update.metrics["approx_kl"] < 1e-6
+    assert update.gradient.norm() > 1e-4 and holds(update, neutral)
+    assert same(update.gradient, update.plain_gradient())
+
+
+def shaken(learner):
+    """A reference that differs from the policy."""
+    with torch.no_grad():
+        for p in learner.ref.parameters():
+            p.mul_(1.1)
+
+
+@pytest.mark.parametrize("kl_estimator", ["k1", "k2", "k3"])
+def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
+    changes = dict(kl_coef=0.1, kl_in="reward", kl_estimator=kl_estimator, estimator="reinforce_plus_plus")
+    update = Update(trained_folder, prepare=shaken, **changes)
+    d = (update.targets["old_logprobs"] - update.targets["ref_logprobs"]).double()
+    kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[kl_estimator]
+    assert kl.abs().mean() > 0.01
+    rewards = torch.tensor([r for t in update.kept for r in t.token_rewards]) - 0.1 * kl
+    parts = rewards.split([t.num_response_tokens for t in update.kept])
+    to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
+    expected = (to_go - to_go.mean()) / to_go.std()
+    torch.testing.assert_close(update.targets["advantages"].double(), expected, rtol=1e-4, atol=1e-4)
+    assert same(update.gradient, update.plain_gradient())  # nothing of it is left in the loss
+    assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("kl_estimator", ["k2", "k3"])
+def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
+    update = Update(trained_folder, prepare=shaken, kl_coef=0.1, kl_estimator=kl_estimator)
+    assert torch.equal(update.targets["advantages"], neutral.targets["advantages"])
+    d = update.targets["old_logprobs"] - update.targets["ref_logprobs"]
+    update.targets["advantages"] -= 0.1 * (d if kl_estimator == "k2" else 1 - (-d).exp())  # derivatives of the two
+    assert same(update.gradient, update.plain_gradient()) and not same(update.gradient, neutral.gradient)
+
+
+def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
+    """All ratios are e^2 = 7.4: good tokens are clipped, bad ones only by a dual clip below that."""
+
+    def far(targets):
+        targets["old_logprobs"] = targets["old_logprobs"] - 2.0
+
+    single, loose, tight = (Update(trained_folder, change=far, dual_clip=c) for c in (0.0, 8.0, 3.0))
+    single.targets["advantages"].clamp_(max=0.0)
+    assert same(single.gradient, single.plain_gradient()) and single.gradient.norm() > 1e-3
+    assert torch.equal(loose.gradient, single.gradient) and tight.gradient.abs().max() == 0.0
+
+
+def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
+    """Replies of an odd length are given a true thought."""
+    parse = dialogue.parse_response
+
+    def thoughtful(text, *, think):
+        return parse(text, think=think)._replace(thought="Ice is cold." if len(text) % 2 else "Ice is hot.")
+
+    monkeypatch.setattr(dialogue, "parse_response", thoughtful)
+    monkeypatch.setattr(envs.FrozenLake, "statements", lambda env: ["Ice is cold.", "Goal up."])
+    update = Update(trained_folder, think_reward=0.5)
+    odd = 0
+    for t, before in zip(update.played, neutral.played, strict=True):
+        for turn, plain in zip(t.turns, before.turns, strict=True):
+            assert turn.response_ids == plain.response_ids
+            assert turn.reward == pytest.approx(plain.reward + 0.25 * (len(turn.text) % 2))
+            odd += len(turn.text) % 2
+    assert odd > 0 and not same(update.gradient, neutral.gradient)
+    assert same(update.gradient, update.plain_gradient())
+
+
+def test_a_mixture_draws_an_environment_for_each_group(trained_folder, monkeypatch):
+    learner, asked = make_learner(trained_folder, num_groups=400, group_size=2), []
+    monkeypatch.setattr(train, "stage_of", lambda spec, step: {"a": 0.25, "b": 0.75} if step else {spec: 1.0})
+    monkeypatch.setattr(parallel, "collect_all", lambda *args, envs, **options: asked.append(envs))
+    for learner.step in (1, 1, 2, 0):
+        train.play(learner, learner.engine, None)
+    first, again, second, alone = asked
+    assert first == again != second and set(alone) == {learner.config.env}
+    assert first[::2] == first[1::2] and len(first) == 800 and {type(env) for env in first} == {str}
+    assert first.count("a") / 800 == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 400) ** 0.5)
+
+
+def test_scores_are_normalised_inside_of_each_environment(trained_folder, monkeypatch):
+    mixture = {SMALL_RUN["env"]: 0.5, "bandit": 0.5}
+    monkeypatch.setattr(train, "stage_of", lambda spec, step: mixture)
+    changes = dict(reward_norm="mean_std", reward_norm_over="env", estimator="dr_grpo", batch_size=16, filter_keep=1.0)
+    update = Update(trained_folder, **changes)
+    assert {t.env for t in update.kept} == set(mixture) and len(update.kept) == 16
+    z = []
+    for t in update.kept:
+        own = torch.tensor([other.score for other in update.kept if other.env == t.env], dtype=torch.float64)
+        z.append((t.score - own.mean()) / (own.std() + 1e-6))
+    z = torch.stack(z).view(-1, 4)
+    assert z.std() > 0.5 and same(first_advantages(update), z - z.mean(1, keepdim=True))
+    assert same(update.gradient, update.plain_gradient())
 
 
 # ---------- steps that are not finite

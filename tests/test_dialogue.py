@@ -1,0 +1,135 @@
+"""
+Tests of dialogue.py: what turns earn at other reward densities, and for true thoughts. The rest is in test_envs.py.
+
+    python -m pytest -q tests/test_dialogue.py
+"""
+
+import random
+
+import pytest
+
+from dialogue import Episode, format_response, shape
+from envs import make_env
+
+# ---------- densities
+
+
+@pytest.mark.parametrize(
+    "rewards, success, density, most, expected",
+    [
+        ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
+        ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),  # progress is not paid
+        ([1.0], True, "sparse", 1, [1]),
+        ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),  # a win makes up for lost steps
+        ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
+        ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),  # more than a win pays is held below one
+        ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
+        ([0.25], False, "dense", 1, [0.25]),
+        ([0.25], True, "dense", 1, [1]),
+        # progress in turns 0, 2, 3 of 4 steps: paid at the second time, and what is left at the end
+        ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
+        ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
+        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # a step back is none forward
+        ([1.0], True, "balanced", 4, [1]),
+    ],
+)
+def test_shape_by_hand(rewards, success, density, most, expected):
+    assert shape(rewards, success, density, most=most) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "remaining, success, expected",
+    [
+        ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
+        ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
+        ([2, 4, 1], False, [-1, 3 / 2]),  # a step away, then nearer
+        ([2, None, None], False, [-1, 0]),  # a dead end is 4 away
+        ([3, None, 1], False, [-1, 5 / 3]),  # another move led out of it
+        ([3, 0], True, [1]),
+        ([3, 0], False, [-1]),  # at the goal, and yet no success
+        ([3, None], True, [1]),  # where it is over there may be no plan
+        ([None, 3, 0], True, [-2, 3]),  # no plan was found, and still it was won
+        ([None, None], False, [-1]),
+    ],
+)
+def test_plan_density_by_hand(remaining, success, expected):
+    found = shape([0.0] * (len(remaining) - 1), success, "plan", remaining=remaining)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("density", ["sparse", "dense", "balanced", "plan"])
+def test_every_win_pays_one_and_every_loss_less(density):
+    rng, sums = random.Random(0), set()
+    for _ in range(500):
+        turns, success = rng.randint(1, 6), rng.random() < 0.5
+        rewards = [rng.choice([-1.0, -0.1, 0.0, 0.5, 1.0, 10.0]) for _ in range(turns)]
+        remaining = [rng.choice([None, 0, 1, 2, 5]) for _ in range(turns + 1)]
+        shaped = shape(rewards, success, density, most=2.0, remaining=remaining)
+        assert len(shaped) == turns
+        assert (sum(shaped) == pytest.approx(1.0)) if success else (sum(shaped) < 0.995)
+        sums.add(round(sum(shaped), 6))
+    assert len(sums) == 2 if density == "sparse" else len(sums) > 5
+
+
+def test_a_density_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="must be sparse, dense, balanced or plan, got 'native'"):
+        shape([1.0], True, "native")
+
+
+# ---------- thoughts
+
+
+def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
+    env = env or make_env("frozenlake:success_rate=1.0")
+    episode = Episode(env, think=think, think_reward=think_reward)
+    episode.reset(3)
+    return episode.step(text or format_response(thought, ["Left"], think=think))
+
+
+def bonus(thought, **options):
+    """What the thought adds to the reward where all true facts are worth 0.6."""
+    with_it, without = (outcome_of(thought, think_reward=x, **options) for x in (0.6, 0.0))
+    assert (with_it.user, with_it.status, with_it.info) == (without.user, without.status, without.info)  # never shown
+    return with_it.reward - without.reward
+
+
+def test_think_reward_by_hand():
+    env = make_env("frozenlake:success_rate=1.0")
+    env.reset(3)
+    first, second = env.statements()
+    false = "Goal 9 up hole."
+    assert first.startswith("Goal ") and first != false
+    for thought, expected in [
+        (f"{first} {second}", 0.6),
+        (f"{second}\n{first}", 0.6),
+        (first, 0.3),
+        (first.removesuffix("."), 0.3),
+        (f"{first} " * 5, 0.3),  # again and again earns nothing more
+        (f"{first} I go left. {second}", 0.6),  # what is no claim costs nothing
+        (f"{first} {second} {false}", 0.3),
+        (f"{first} {false}", 0.0),
+        (f"{first} {false} {false}", 0.0),  # never less than nothing
+        (false, 0.0),
+        (f"Not {first} Not {second}", 0.0),  # a fact inside of another sentence is no statement
+        ("", 0.0),
+    ]:
+        assert bonus(thought) == pytest.approx(expected, abs=1e-12), thought
+
+
+def test_no_thought_earns_no_think_reward():
+    env = make_env("frozenlake:success_rate=1.0")
+    env.reset(3)
+    facts = " ".join(env.statements())
+    assert bonus(facts, think=False) == 0.0
+    assert bonus("", think=False, text=f"<think>{facts}</think><answer>Left</answer>") == 0.0
+    assert bonus("", text=facts) == bonus("", text=f"<think>{facts}<answer>Left</answer>") == 0.0  # no closed tag
+
+
+def test_facts_are_a_set_and_may_be_none(monkeypatch):
+    """Two boxes may be as far from their targets, which is one fact."""
+    env = make_env("frozenlake:success_rate=1.0")
+    monkeypatch.setattr(env, "statements", lambda: ["Target 1 up.", "Target 1 up.", "Box here."])
+    assert bonus("Target 1 up.", env=env) == pytest.approx(0.3)
+    assert bonus("Target 1 up. Box here.", env=env) == pytest.approx(0.6)
+    monkeypatch.setattr(env, "statements", lambda: [])
+    assert bonus("Target 1 up.", env=env) == 0.0
