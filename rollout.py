@@ -199,9 +199,8 @@ def collect(
         room = min(config.max_response_tokens, config.max_context_tokens - len(history[i]) - len(prompt))
         if room < 1:
             return False
-        prompts[i] = prompt
+        prompts[i], t = prompt, trajectories[i]
         history[i] += prompt
-        t = trajectories[i]
         seed = (*noise_seed, *t.seed, t.member, len(t.turns))
         engine.add(i, history[i], max_tokens=room, temperature=temperature, seed=seed)
         return True
