@@ -62,11 +62,6 @@ class Trajectory:
         return [lp for turn in self.turns for lp in turn.rollout_logprobs]
 
     @property
-    def token_rewards(self) -> list[float]:
-        """Every turn's reward on its last sampled token, 0 elsewhere; r_k of arXiv 2504.20073."""
-        return [reward for turn in self.turns for reward in (*[0.0] * (len(turn.response_ids) - 1), turn.reward)]
-
-    @property
     def num_response_tokens(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
