@@ -31,6 +31,8 @@ class Config:
     num_iterations: int = 200  # >= 0; rounds of rollout and update; 0 = evaluate the starting model only
     eval_every: int = 10  # iterations between evaluations; 0 = only at the start and the end
     save_every: int = 10  # iterations between checkpoints; 0 = only at the end
+    keep_checkpoints: int = 2  # >= 1; the last ones that are kept
+    grace_s: float = 60.0  # > 0; seconds that an iteration under way has, after a signal, to end and be saved
     num_samples: int = 4  # >= 0; trajectories written per evaluated iteration, whole groups first
     device: str = "auto"  # auto (cuda if there is one) | cpu | cuda
     num_threads: int = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
@@ -60,6 +62,8 @@ class Config:
     max_response_tokens: int = 400  # >= 1; tokens of one reply
     max_context_tokens: int = 3600  # >= max_response_tokens; tokens of one trajectory, prompts and replies
     max_running: int = 128  # >= 1; trajectories decoded at once
+    step_timeout_s: float = 60.0  # > 0; seconds that an environment has for one step
+    max_error_frac: float = 0.1  # 0..1; trajectories that may end in an error of their environment before the run stops
     # StarPO
     estimator: str = "gae"  # gae | bi_level_gae (critic); grpo | dr_grpo | rloo | reinforce_plus_plus[_baseline]
     turn_level: bool = False  # True: without critic, advantages of turns from returns-to-go, not of trajectories
@@ -170,7 +174,7 @@ CHOICES = {
 }
 COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens
     max_running importance_cap batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size
-    sft_actions"""
+    sft_actions keep_checkpoints"""
 NOT_NEGATIVE = """seed num_iterations eval_every save_every num_samples num_threads value_coef entropy_coef kl_coef
     learning_rate critic_lr weight_decay eval_temperature sft_steps sft_lr sft_muon_lr
     context_turns think_reward lora_rank collapse_every"""
@@ -178,14 +182,17 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {  # every numeric fiel
     "1 or more": (lambda x: x >= 1, COUNTS),  # importance_cap among them: below 1 it would bias on-policy tokens
     "0 or more": (lambda x: x >= 0, NOT_NEGATIVE),
     "0 or less": (lambda x: x <= 0, "format_penalty"),
-    "more than 0": (lambda x: x > 0, "temperature clip_high value_clip grad_clip filter_keep"),
-    "between 0 and 1": (lambda x: 0 <= x <= 1, "gamma lam turn_gamma turn_lam sft_noise"),
+    "more than 0": (lambda x: x > 0, "temperature clip_high value_clip grad_clip filter_keep grace_s step_timeout_s"),
+    "between 0 and 1": (lambda x: 0 <= x <= 1, "gamma lam turn_gamma turn_lam sft_noise max_error_frac"),
     "at least 0 and less than 1": (lambda x: 0 <= x < 1, "clip_low adam_beta1 adam_beta2"),
     "0, or more than 1": (lambda x: x == 0 or x > 1, "dual_clip"),
     "2 or more": (lambda x: x >= 2, "collapse_pairs"),
     "between 1 and 256": (lambda x: 1 <= x <= 256, "eval_size"),
 }
-MAY_CHANGE = {"num_iterations", "eval_every", "save_every", "num_samples", "out_dir"}  # when a run is continued
+MAY_CHANGE = {  # when a run is continued
+    "num_iterations", "eval_every", "save_every", "num_samples", "out_dir", "keep_checkpoints", "grace_s",
+    "step_timeout_s", "max_error_frac",
+}  # fmt: skip
 ORDERED = [
     ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
     ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
@@ -283,8 +290,18 @@ def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) ->
     path = Path(out_dir, "config.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"config": asdict(config), "sources": sources, "git_commit": git_commit(), "launch": sys.argv}
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(record, indent=1) + "\n")
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there with all of the text or not at all: beside, synced, then renamed."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def load_saved(path: str | Path) -> Config:
@@ -297,15 +314,18 @@ def load_saved(path: str | Path) -> Config:
     return Config(**{k: check_type(k, v, _type_of(k, FIELD_TYPES, str(path)), str(path)) for k, v in saved.items()})
 
 
-def check_out_dir(config: Config) -> None:
-    """Raises: ValueError unless out_dir is free, or belongs to a run with these settings, which then continues."""
+def check_out_dir(config: Config, *, take: bool = False) -> None:
+    """Raises: ValueError unless out_dir is free, or belongs to a run, which then continues: one with these settings, or
+    with `take` any."""
     out_dir = Path(config.out_dir)
     if (out_dir / "config.json").is_file():
         saved, wanted = asdict(load_saved(out_dir)), asdict(config)
-        if changed := [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]:
+        changed = [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]
+        if changed and not take:
             differences = ", ".join(f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed)
-            raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); give another --out_dir")
-    elif out_dir.is_dir() and any(out_dir.iterdir()):
+            advice = "give another --out_dir, or --take_config=True to go on with these"
+            raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); {advice}")
+    elif out_dir.is_dir() and any(path.name != "lock" for path in out_dir.iterdir()):
         raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
 
 

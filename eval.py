@@ -1,6 +1,6 @@
 """Score a policy, or a reference player, on the 256 fixed prompts that training never draws (Bandit shares its two).
 
-    python eval.py out/frozenlake_ppo --json=scores.json             # the newest checkpoint of a run
+    python eval.py out/frozenlake_ppo --json=scores.json             # the last policy of a run, or its best so far
     python eval.py config/frozenlake_ppo.py --model=PATH             # any Qwen2-family model
     python eval.py config/frozenlake_ppo.py --player=optimal         # reference players: random, greedy, optimal
 
@@ -29,7 +29,7 @@ from engine import make_engine
 from envs import stage_of
 from model import Policy, load_model
 from parallel import collect_all, rank, score_tokens, set_up, synchronize, tear_down, world_size
-from rollout import Chat, Trajectory, Turn, make_episode, sequences, summarize
+from rollout import Chat, Trajectory, Turn, make_episode, sequences, summarize, without_errors
 
 SEED_EVAL = 21
 PLAYERS = ("random", "greedy", "optimal")
@@ -113,6 +113,7 @@ def evaluate(config: Config, engine, chat: Chat, policy: Policy) -> tuple[dict[s
             engine, policy, chat, config, starts, group_size=1, split=config.eval_split, noise_seed=(SEED_EVAL,),
             temperature=config.eval_temperature, on_done=lambda: bar.update(world_size()),
         )  # fmt: skip
+    without_errors(played, config)  # a few count as failures
     _, entropy = score_tokens(policy, sequences(played, config), config, config.eval_temperature or 1.0)
     return summarize(played) | {"entropy": entropy.mean().item()}, played
 
@@ -162,18 +163,17 @@ def write_jsonl(path: str | Path, rows: dict[str, tuple[dict, list[Trajectory]]]
     Path(path).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
-def newest_checkpoint(out_dir: str | Path) -> Path | None:
-    """The complete checkpoint of a run with the highest iteration, or None."""
-    states = sorted(Path(out_dir).glob("checkpoint-??????/state.json"))
-    return states[-1].parent if states else None
+def policy_of(run: str | Path) -> Path:
+    """The policy of a run: the last one when it is over, before that the one of its best evaluation."""
+    for name in ("policy", "best"):
+        if (folder := Path(run, name)).is_dir():
+            return folder
+    raise ValueError(f"{run} holds no policy/ or best/, which train.py writes at the end and at the best evaluation")
 
 
 def main(argv: list[str]) -> None:
     run = argv[0] if argv and Path(argv[0]).is_dir() else ""
-    checkpoint = newest_checkpoint(run) if run else None
-    if run and checkpoint is None:
-        raise ValueError(f"{run} holds no checkpoint of a run; expected a folder that train.py wrote")
-    base = replace(load_saved(run), model=str(checkpoint / "policy")) if run else None
+    base = replace(load_saved(run), model=str(policy_of(run))) if run else None
     config, options, _ = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""}, base=base)
     if options["player"] not in ("", *PLAYERS):
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")

@@ -8,11 +8,14 @@ end-of-turn token included; `Turn.prompt_ids` was put there by us, a forced one 
 
 import math
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
+from queue import Empty, SimpleQueue
 
 import torch
 
@@ -39,7 +42,8 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """One episode. `status`: success, failure, out_of_turns or out_of_tokens."""
+    """One episode. `status`: success, failure, out_of_turns, out_of_tokens; error where the environment failed, which
+    `info["error"]` of the last turn explains."""
 
     seed: tuple[int, ...]
     member: int
@@ -161,10 +165,75 @@ def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> lis
 
 def reshape_rewards(t: Trajectory, density: str, most: float, remaining: Sequence[int | None]) -> None:
     """Put `dialogue.shape` of the environment's rewards in their place; penalties and bonuses stay."""
+    if t.status == "error":
+        return
     native = [turn.info["env_reward"] for turn in t.turns]
     shaped = shape(native, t.success, density, most=most, remaining=remaining)
     for turn, old, new in zip(t.turns, native, shaped, strict=True):
         turn.reward += new - old
+
+
+class EnvError(Exception):
+    """An environment raised, took too long, or paid what is no number."""
+
+
+def error_outcome(error: object) -> Outcome:
+    """The end of a trajectory whose environment failed."""
+    nothing = dict.fromkeys(("num_actions", "effective", "statements_checked", "statements_true", "env_reward"), 0)
+    return Outcome("", 0.0, "error", nothing | {"actions": [], "format_ok": False, "error": str(error)})
+
+
+def guarded(limit_s: float, call: Callable, *args, **options):
+    """What `call`, some environment's code, returns. Raises: EnvError for whatever it raises, and when it takes longer
+    than `limit_s` (in another thread nothing can end it: there the caller watches the clock)."""
+    in_main = threading.current_thread() is threading.main_thread()
+
+    def late(*_) -> None:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, late) if in_main else None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, limit_s * in_main)
+        return call(*args, **options)
+    except Exception as error:
+        raise EnvError(f"{type(error).__name__}: {error}") from error
+    finally:
+        if in_main:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def open_episode(episode: Episode, t: Trajectory, split: str, limit_s: float) -> tuple[str, str, Outcome | None]:
+    """System message, user message and None; where that fails, empty ones and what the only turn is to come to."""
+    try:
+        return *guarded(limit_s, episode.reset, t.seed, split=split, member=t.member), None
+    except EnvError as error:
+        return "", "", error_outcome(error)
+
+
+def take_step(episode: Episode, text: str, limit_s: float) -> Outcome:
+    """`episode.step`, or an outcome of status error."""
+    try:
+        outcome = guarded(limit_s, episode.step, text)
+    except EnvError as error:
+        return error_outcome(error)
+    return outcome if math.isfinite(outcome.reward) else error_outcome(f"its reward is {outcome.reward}")
+
+
+def without_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> list[Trajectory]:
+    """The groups of which no member ended in an error of its environment: advantages compare whole groups.
+
+    Raises: ValueError with the first error if more than max_error_frac did, or no group is left."""
+    broken = [t for t in trajectories if t.status == "error"]
+    groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
+    whole = [t for group in groups if not any(t.status == "error" for t in group) for t in group]
+    if broken:
+        share = f"{len(broken)} of {len(trajectories)} trajectories ended in an error of their environment"
+        sentence = f"{share} (the first, {broken[0].env}: {broken[0].turns[-1].info['error']})"
+        if len(broken) > config.max_error_frac * len(trajectories) or not whole:
+            raise ValueError(f"{sentence}; max_error_frac is {config.max_error_frac}, and whole groups must be left")
+        print(f"{sentence}; their groups are left out", flush=True)
+    return whole
 
 
 def collect(
@@ -179,13 +248,13 @@ def collect(
         play, with the methods of `Episode`; by default those with `envs`, and without these what the config names.
     Returns: trajectories in the order of `starts`. Raises: ValueError when a first prompt does not fit.
     """
-    envs, users, remaining = envs or [config.env] * len(starts), [], []
+    envs, users, failed, remaining = envs or [config.env] * len(starts), [], [], []
     trajectories = [Trajectory(tuple(seed), member, env=env) for (seed, member), env in zip(starts, envs, strict=True)]
     episodes = episodes or [make_episode(config, env) for env in envs]
     for trajectory, episode in zip(trajectories, episodes, strict=True):
-        trajectory.system, user = episode.reset(trajectory.seed, split=split, member=trajectory.member)
-        users.append(user)
-        remaining.append([episode.env.optimal_length()] if config.reward_density == "plan" else [])
+        trajectory.system, user, error = open_episode(episode, trajectory, split, config.step_timeout_s)
+        lengths = [episode.env.optimal_length()] if config.reward_density == "plan" and not error else []
+        users.append(user), failed.append(error), remaining.append(lengths)
     history: list[list[int]] = [[] for _ in starts]  # every token so far
     prompts: list[list[int]] = [[] for _ in starts]  # the tokens put before the response under way
 
@@ -205,13 +274,13 @@ def collect(
         if not ask(i, prompt):
             limit = config.max_context_tokens
             raise ValueError(f"the first prompt has {len(prompt)} tokens and max_context_tokens is {limit}; raise it")
-    for sample, text, outcome in finished_turns(engine, chat, episodes):
+    for sample, text, outcome in finished_turns(engine, chat, episodes, failed, config.step_timeout_s):
         i, trajectory = sample.key, trajectories[sample.key]
         history[i] += sample.ids
         turn = Turn(prompts[i], sample.ids, sample.logprobs, outcome.reward, text, users[i], outcome.info)
         trajectory.turns.append(turn)
         trajectory.status, users[i] = outcome.status or "", outcome.user
-        if remaining[i]:
+        if remaining[i] and outcome.status != "error":
             remaining[i].append(episodes[i].env.optimal_length())
         if config.context_turns:  # a window begins anew
             engine.release(i)
@@ -228,22 +297,39 @@ def collect(
     return trajectories
 
 
-def finished_turns(engine, chat: Chat, episodes: Sequence[Episode]) -> Iterator[tuple[Sample, str, Outcome]]:
+def finished_turns(
+    engine, chat: Chat, episodes: Sequence[Episode], failed: Sequence[Outcome | None], limit_s: float
+) -> Iterator[tuple[Sample, str, Outcome]]:
     """Advance the engine until it has nothing left; yields every response with its text and what its environment made
-    of it. A blocking environment works in a thread while the engine goes on with the others."""
-    stepping: dict[Future, tuple[Sample, str]] = {}
-    with ThreadPoolExecutor(len(episodes) or 1) as pool:
-        while engine.busy or stepping:
-            for sample in engine.step() if engine.busy else ():
-                text, episode = chat.decode(sample.ids), episodes[sample.key]
-                if episode.env.blocking:
-                    stepping[pool.submit(episode.step, text)] = sample, text
-                else:
-                    yield sample, text, episode.step(text)
-            if stepping:  # look, but wait only when there is nothing to decode
-                done, _ = wait(stepping, timeout=0 if engine.busy else None, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield *stepping.pop(future), future.result()
+    of it. A blocking environment works in a thread while the engine goes on with the others; one that takes longer than
+    `limit_s` is left alone with it. The outcome of those that `failed` is known."""
+    done: SimpleQueue = SimpleQueue()  # what threads have finished: (sample, text, outcome)
+    under_way: dict[int, tuple[float, Sample, str]] = {}  # with the time at which patience ends
+
+    def work(sample: Sample, text: str) -> None:
+        done.put((sample, text, take_step(episodes[sample.key], text, limit_s)))
+
+    while engine.busy or under_way:
+        for sample in engine.step() if engine.busy else ():
+            text = chat.decode(sample.ids)
+            if known := failed[sample.key]:
+                yield sample, text, known
+            elif episodes[sample.key].env.blocking:
+                under_way[sample.key] = (time.monotonic() + limit_s, sample, text)
+                threading.Thread(target=work, args=(sample, text), daemon=True).start()
+            else:
+                yield sample, text, take_step(episodes[sample.key], text, limit_s)
+        while under_way:
+            end, *late = min(under_way.values(), key=lambda entry: entry[0])
+            left = end - time.monotonic()
+            try:  # look, but wait only when there is nothing to decode
+                finished = done.get(timeout=0 if engine.busy else max(0, left))
+            except Empty:
+                if left > 0:
+                    break
+                finished = *late, error_outcome(f"no answer within {limit_s:g} s")
+            if under_way.pop(finished[0].key, None):  # else it was given up
+                yield finished
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:

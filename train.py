@@ -8,18 +8,22 @@ take clipped policy-gradient steps. How this differs from the paper (arXiv 2504.
     torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py     # the same on a laptop CPU
     python train.py config/sokoban_grpo.py config/tiny.py --seed=1 --clip_high=0.2
 
-A run continues from its newest checkpoint when it is started again with the same out_dir.
+A run continues from its newest checkpoint when it is started again with the same out_dir; with other settings it is
+refused, unless --take_config=True says that they are meant. SIGTERM, SIGUSR1 and Ctrl-C end it after the iteration
+under way, with exit code 75 (docs/reliability.md).
 """
 
 # before all else: it answers --help, and other imports take seconds
-from configurator import Config, check_out_dir, describe, fail_clearly, load_config, save_config
+from configurator import Config, check_out_dir, describe, fail_clearly, load_config, save_config, write_whole
 
 # isort: split
 
 import copy
 import json
 import math
+import os
 import shutil
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -29,20 +33,20 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+import checkpoint
 import parallel
 import starpo
+from checkpoint import Interruption, locked, trained
 from diagnostics import KEYS, measure, regime, stop_reason, warnings_of
 from engine import check_installed, make_engine
 from envs import stage_of
-from eval import evaluate_all, newest_checkpoint, reference_rows, scored_envs, table, trajectory_record, write_jsonl
-from model import Critic, Policy, add_lora, compile_blocks, load_model, save_adapter
-from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask
+from eval import evaluate_all, reference_rows, scored_envs, table, trajectory_record, write_jsonl
+from model import Critic, Policy, add_lora, compile_blocks, load_model
+from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask, without_errors
 
 # purposes of the random streams
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE, SEED_COLLAPSE = 31, 32, 33, 34, 35
@@ -60,7 +64,7 @@ class Log:
 
     def __init__(self, out_dir: Path, history: Sequence[dict]):
         self.path, self.keys = out_dir / "metrics.jsonl", None
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in history), encoding="utf-8")
+        write_rows(self.path, history)
         self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=len(history) + 1)
 
     def write(self, row: dict[str, float | str | None]) -> None:
@@ -68,8 +72,9 @@ class Log:
         if row.keys() != self.keys:
             raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
         with self.path.open("a", encoding="utf-8") as file:
-            lost = {k: None for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
-            file.write(json.dumps(row | lost) + "\n")
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint must not outlive its row
         for key, value in row.items():
             if isinstance(value, str):
                 self.board.add_text(key, value, int(row["step"]))
@@ -84,9 +89,8 @@ def read_rows(path: Path, step: int) -> list[dict]:
     return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["step"] <= step]
 
 
-def trained(module: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters with gradients, by name: all of them, or those of LoRA and the value head."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+def write_rows(path: Path, rows: Sequence[dict]) -> None:
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Learner:
@@ -116,50 +120,15 @@ class Learner:
         return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
 
     def save(self, out_dir: Path) -> None:
-        """Write checkpoint-STEP beside the old one, then drop the old one. `policy/` is a Hugging Face folder with LoRA
-        merged, `adapter/` that LoRA for peft, `state/` a torch.distributed.checkpoint of what is trained and of the
-        optimizers that any number of ranks can read."""
-        final, partial = out_dir / f"checkpoint-{self.step:06d}", out_dir / "checkpoint.partial"
-        if parallel.rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        dist.barrier()
-        tied = "lm_head.weight" if self.policy.model.config.tie_word_embeddings else ""
-        stream = parallel.stream_weights(self.policy)  # to its end on every rank; rank 0 keeps it
-        weights = {name: weight.cpu() for name, weight in stream if parallel.rank() == 0 and name != tied}
-        parts = trained(self.policy.model) if self.config.lora_rank else {}
-        adapter = {name: parallel.whole(p.detach()).cpu() for name, p in parts.items()}
-        dcp.save(self._states(), checkpoint_id=partial / "state")
-        if parallel.rank() == 0:
-            self.policy.model.save_pretrained(partial / "policy", state_dict=weights)
-            self.tokenizer.save_pretrained(partial / "policy")
-            if adapter:
-                save_adapter(self.policy.model, adapter, partial / "adapter")
-            (partial / "state.json").write_text(json.dumps({"step": self.step, "bad_steps": self.bad_steps}))
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-            for old in out_dir.glob("checkpoint-??????"):
-                if old != final:
-                    shutil.rmtree(old)
-        dist.barrier()
+        counts = {"step": self.step, "bad_steps": self.bad_steps}
+        states = checkpoint.states_of(self.modules, self.optimizers)
+        checkpoint.save(out_dir, states, counts, self.config.keep_checkpoints)
 
-    def load(self, checkpoint: Path) -> None:
+    def load(self, folder: Path) -> None:
         """Continue from `save`."""
-        states, options = self._states(), StateDictOptions(strict=False)  # the frozen ones are not in it
-        dcp.load(states, checkpoint_id=checkpoint / "state")
-        for name, module in self.modules.items():
-            weights, moments = states[name]["weights"], states[name]["moments"]
-            both = dict(model_state_dict=weights, optim_state_dict=moments)
-            set_state_dict(module, self.optimizers[name], **both, options=options)
-        state = json.loads((checkpoint / "state.json").read_text())
-        self.step, self.bad_steps = state["step"], state["bad_steps"]
+        counts = checkpoint.load(folder, self.modules, self.optimizers)
+        self.step, self.bad_steps = counts["step"], counts["bad_steps"]
         self.policy.changed()
-
-    def _states(self) -> dict[str, dict]:
-        states = {}
-        for name, module in self.modules.items():
-            weights, moments = get_state_dict(module, self.optimizers[name])
-            states[name] = {"weights": {key: weights[key] for key in trained(module)}, "moments": moments}
-        return states
 
 
 # ---------- one iteration
@@ -193,7 +162,8 @@ def choose(config: Config, trajectories: Sequence[Trajectory], scores: Tensor) -
     surprise = torch.tensor([-sum(lp for t in group for lp in t.rollout_logprobs) for group in groups])
     values = {"reward_std": std, "reward_mean": mean, "entropy": surprise / tokens, "length": tokens / size}
     options = dict(strategy=config.filter_strategy, smallest=config.filter_smallest, zero_std=config.filter_zero_std)
-    return starpo.filter_groups(values[config.filter_by].double(), std, keep=config.filter_keep, **options)
+    keep = min(config.filter_keep, len(groups))  # a count may be more than are left
+    return starpo.filter_groups(values[config.filter_by].double(), std, keep=keep, **options)
 
 
 def token_targets(learner: Learner, kept: Sequence[Trajectory], share: float = 1.0) -> dict[str, Tensor]:
@@ -371,9 +341,13 @@ def eval_metrics(config: Config, results: dict[str, tuple] | None) -> dict[str, 
     return row | {f"eval_success/{env}": metrics[env]["success"] for env in others}
 
 
-def final_report(config: Config, stages: dict[str, dict[str, tuple]], out_dir: Path) -> None:
-    """The evaluation tables with the reference players, one for each environment, and where everything was written."""
-    texts, successes = [], {}
+def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
+    """Export the policy; write the evaluation tables with the reference players, one for each environment."""
+    config, out_dir, texts, successes = learner.config, Path(learner.config.out_dir), [], {}
+    checkpoint.export(out_dir / "policy", learner.policy, learner.tokenizer)
+    if parallel.rank():
+        return
+    write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], learner.tokenizer)
     for env in stages["start"]:
         players = reference_rows(replace(config, env=env))
         rows = {name: (summarize(played), played) for name, played in players.items()}
@@ -383,30 +357,15 @@ def final_report(config: Config, stages: dict[str, dict[str, tuple]], out_dir: P
         texts.append(f"{head}\n{table(rows)}\n")
         successes |= {prefix + name: [int(t.success) for t in played] for name, (_, played) in rows.items()}
     text = "\n".join(texts)
-    (out_dir / "scores.md").write_text(text, encoding="utf-8")
-    (out_dir / "scores.json").write_text(json.dumps(successes) + "\n", encoding="utf-8")
+    write_whole(out_dir / "scores.json", json.dumps(successes) + "\n")
+    write_whole(out_dir / "scores.md", text)  # the last: with it the run is over
     print(f"\n{text}")
     files = ", ".join(sorted(p.name for p in out_dir.iterdir()))
-    print(f"wrote {out_dir}/: {files}; the policy is in Hugging Face format")
+    print(f"wrote {out_dir}/: {files}; policy and best are Hugging Face folders")
 
 
-def main(argv: list[str]) -> None:
-    config, _, sources = load_config(argv)
-    device, dtype = parallel.set_up(config)
-    check_installed(config)
-    for env in (*stage_of(config.env, 0), *scored_envs(config)):
-        make_episode(config, env)  # what is wrong with it is said before the long part
-    out_dir = Path(config.out_dir)
-    check_out_dir(config)
-    checkpoint = newest_checkpoint(out_dir)
-    print(describe(config, sources), flush=True)
-    history = read_rows(out_dir / "metrics.jsonl", int(checkpoint.name[-6:]) if checkpoint else 0)
-    is_over = len(history) >= config.num_iterations or stopped(config, history)
-    if checkpoint and is_over and (out_dir / "scores.md").is_file():
-        print((out_dir / "scores.md").read_text())
-        hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
-        print(f"{out_dir} is finished at iteration {int(checkpoint.name[-6:])}. {hint}")
-        return
+def set_up(config: Config, device: torch.device, dtype: torch.dtype) -> tuple[Learner, object, Chat]:
+    """The learner before its first iteration, its engine, and the chat format of its tokenizer."""
     model, tokenizer = load_model(config.model, device=device)
     ref_model = load_model(config.model, device=device)[0] if config.kl_coef else None
     chat = Chat(tokenizer)
@@ -416,88 +375,139 @@ def main(argv: list[str]) -> None:
         sizes = zip(learner.mesh.mesh_dim_names, learner.mesh.shape, strict=True)
         print(f"{parallel.world_size()} ranks as {', '.join(f'{name}={size}' for name, size in sizes)}", flush=True)
     for name, module in learner.modules.items():
-        some, all_ = (sum(p.numel() for p in group) for group in (trained(module).values(), module.parameters()))
-        print(f"{name}: {some:,} of {all_:,} parameters are trained", flush=True)
-    if checkpoint:
-        learner.load(checkpoint)
-        print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
+        counts = (sum(p.numel() for p in group) for group in (trained(module).values(), module.parameters()))
+        print("{}: {:,} of {:,} parameters are trained".format(name, *counts), flush=True)
+    return learner, engine, chat
 
-    # -- score the start (again after a restart: it is cheap and not stored)
-    stages = {"start": evaluate_all(config, engine, chat, Policy(load_model(config.model, device=device)[0]))}
-    for env, (metrics, _) in stages["start"].items():
+
+def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tuple[dict, list[Trajectory]]:
+    """One round of rollout and update. Returns: its metrics, without those of an evaluation, and what was played."""
+    config, clock, cpu = learner.config, time.perf_counter(), time.process_time()
+
+    # -- collect
+    trajectories = play(learner, engine, chat)
+    rollout_s = time.perf_counter() - clock
+    error_frac = sum(t.status == "error" for t in trajectories) / len(trajectories)
+    trajectories = without_errors(trajectories, config, config.group_size)
+    collapse = dict.fromkeys(KEYS)
+    if config.collapse_every and learner.step % config.collapse_every == 0:  # with the weights that sampled
+        rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
+        collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
+    measured = time.perf_counter()
+
+    # -- filter: the groups whose raw scores vary most
+    scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)
+    successes = torch.tensor([float(t.success) for t in trajectories])
+    groups = choose(config, trajectories, scores)
+    members = (groups[:, None] * config.group_size + torch.arange(config.group_size)).flatten()
+    kept = [trajectories[i] if config.mask_observations else unmask(trajectories[i], chat.end) for i in members]
+
+    # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
+    step_metrics = dict.fromkeys(METRICS_OF_UPDATE.split())
+    if kept:
+        step_metrics |= update(learner, kept, token_targets(learner, kept, len(groups) / config.num_groups))
+        if (drift := step_metrics["logprob_diff_mean"]) > DRIFT[learner.dtype]:
+            tqdm.write(f"warning: the log-probs of engine and trainer differ by {drift:.4f} nats a token")
+    else:
+        tqdm.write(f"iteration {learner.step + 1}: all members of every group scored the same; update skipped")
+    learner.step += 1
+    row = {"step": learner.step, "error_frac": error_frac, "kept_groups": len(groups), "kept_trajectories": len(kept)}
+    row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
+    row |= step_metrics | collapse | {"bad_steps": learner.bad_steps, "rollout_s": rollout_s}
+    return row | {"update_s": time.perf_counter() - measured, "cpu_s": time.process_time() - cpu}, trajectories
+
+
+def main(argv: list[str]) -> None:
+    config, options, sources = load_config(argv, extra={"take_config": False})
+    device, dtype = parallel.set_up(config)
+    check_installed(config)
+    for env in (*stage_of(config.env, 0), *scored_envs(config)):
+        make_episode(config, env)  # what is wrong with it is said before the long part
+    check_out_dir(config, take=options["take_config"])
+    with locked(Path(config.out_dir)), Interruption(config.grace_s) as interruption:
+        if run(config, sources, device, dtype, interruption):
+            sys.exit(checkpoint.LEFT)
+
+
+def is_finished(config: Config, history: Sequence[dict]) -> bool:
+    """Whether nothing is left to do in out_dir; then the report is shown."""
+    report, is_over = Path(config.out_dir, "scores.md"), len(history) >= config.num_iterations
+    if not (report.is_file() and (is_over or stopped(config, history))):
+        return False
+    hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
+    print(f"{report.read_text()}\n{config.out_dir} is finished at iteration {len(history)}. {hint}")
+    return True
+
+
+def score_start(config: Config, engine, chat: Chat, device: torch.device) -> dict[str, tuple]:
+    """Evaluate the model that the run began with: again after a restart, for it is cheap and not stored."""
+    results = evaluate_all(config, engine, chat, Policy(load_model(config.model, device=device)[0]))
+    for env, (metrics, _) in results.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
+    return results
+
+
+def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype, interruption: Interruption) -> bool:
+    """Start or continue in a folder that is ours; returns whether it was interrupted."""
+    out_dir = Path(config.out_dir)
+    saved = checkpoint.newest(out_dir)
+    print(describe(config, sources), flush=True)
+    history = read_rows(out_dir / "metrics.jsonl", int(saved.name[-6:]) if saved else 0)
+    if saved and is_finished(config, history):
+        return False
+    learner, engine, chat = set_up(config, device, dtype)
+    if saved:
+        learner.load(saved)
+        print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
+    stages = {"start": score_start(config, engine, chat, device)}
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
         (out_dir / "scores.md").unlink(missing_ok=True)
-        write_jsonl(out_dir / "eval_start.jsonl", stages["start"], tokenizer)
+        shutil.rmtree(out_dir / "policy", ignore_errors=True)
+        write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
         log, played = Log(out_dir, history), out_dir / "trajectories.jsonl"
-        rows = read_rows(played, learner.step)
-        played.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    evaluated = -1
+        write_rows(played, read_rows(played, learner.step))
+    evaluated, last_saved = -1, learner.step
 
     bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1,
                disable=parallel.rank() > 0)  # fmt: skip
-    while learner.step < config.num_iterations and not stopped(config, history):
-        clock, cpu = time.perf_counter(), time.process_time()
+    while learner.step < config.num_iterations and not stopped(config, history) and not interruption.wanted():
+        row, trajectories = iterate(learner, engine, chat, history)
 
-        # -- collect
-        trajectories = play(learner, engine, chat)
-        rollout_s = time.perf_counter() - clock
-        collapse = dict.fromkeys(KEYS)
-        if config.collapse_every and learner.step % config.collapse_every == 0:  # with the weights that sampled
-            rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
-            collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
-        measured = time.perf_counter()
-
-        # -- filter: the groups whose raw scores vary most
-        scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)
-        successes = torch.tensor([float(t.success) for t in trajectories])
-        groups = choose(config, trajectories, scores)
-        members = (groups[:, None] * config.group_size + torch.arange(config.group_size)).flatten()
-        kept = [trajectories[i] if config.mask_observations else unmask(trajectories[i], chat.end) for i in members]
-
-        # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
-        step_metrics = dict.fromkeys(METRICS_OF_UPDATE.split())
-        if kept:
-            step_metrics |= update(learner, kept, token_targets(learner, kept, len(groups) / config.num_groups))
-            if step_metrics["logprob_diff_mean"] > DRIFT[dtype]:
-                drift = step_metrics["logprob_diff_mean"]
-                tqdm.write(f"warning: the log-probs of engine and trainer differ by {drift:.4f} nats a token")
-        else:
-            tqdm.write(f"iteration {learner.step + 1}: all members of every group scored the same; update skipped")
-        learner.step += 1
-        update_s, cpu_s = time.perf_counter() - measured, time.process_time() - cpu
-
-        # -- evaluate, log, checkpoint
         last = learner.step == config.num_iterations
         due = last or (config.eval_every and learner.step % config.eval_every == 0)
         if due:
             stages["after RL"], evaluated = evaluate_all(config, engine, chat, learner.policy), learner.step
-        evals = eval_metrics(config, stages["after RL"] if due else None)
-        row = {"step": learner.step, "kept_groups": len(groups), "kept_trajectories": len(kept)}
-        row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
-        row |= step_metrics | evals | collapse | {"bad_steps": learner.bad_steps}
-        row |= {"rollout_s": rollout_s, "update_s": update_s, "cpu_s": cpu_s}
-        row |= {"memory_gib": parallel.peak_memory(device), "regime": regime(row, history)}
+        row |= eval_metrics(config, stages["after RL"] if due else None) | {"memory_gib": parallel.peak_memory(device)}
+        row = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in row.items()}
+        row["regime"] = regime(row, history)
+        best = max((old["eval_success"] for old in history if old["eval_success"] is not None), default=-1.0)
         history.append(row)
         for sentence in warnings_of(history):
             tqdm.write(f"iteration {learner.step}: {sentence}")
+        if due and row["eval_success"] > best:
+            checkpoint.export(out_dir / "best", learner.policy, learner.tokenizer)
         if parallel.rank() == 0:
             log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
             if due:
-                write_trajectories(played, learner.step, trajectories, config, tokenizer)
+                write_trajectories(played, learner.step, trajectories, config, learner.tokenizer)
         if last or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
             learner.save(out_dir)
+            last_saved = learner.step
         tqdm.write(describe_step(row, config.num_iterations))
         bar.update()
     bar.close()
-    if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
-        stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
-    if parallel.rank() == 0:
-        write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], tokenizer)
-        final_report(config, stages, out_dir)
+    if interrupted := learner.step < config.num_iterations and not stopped(config, history):
+        if learner.step > last_saved:
+            learner.save(out_dir)
+        print(f"interrupted and saved at iteration {learner.step}; started again, the run continues", flush=True)
+    else:
+        if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
+            stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
+        finish(learner, stages)
     parallel.tear_down(engine)
+    return interrupted
 
 
 if __name__ == "__main__":

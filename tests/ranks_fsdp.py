@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from conftest import make_learner, small_config
 
+import checkpoint
 import model
 import parallel
 import rollout
@@ -225,9 +226,10 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     learner.step = 3
     learner.save(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
+    checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     other = make_learner(trained_folder, lora_rank=lora_rank)
     other.load(folder / "checkpoint-000003")
-    exported = model.load_model(str(folder / "checkpoint-000003" / "policy"))[0].state_dict()
+    exported = model.load_model(str(folder / "policy"))[0].state_dict()
     saved, loaded = (dict(parallel.stream_weights(each.policy)) for each in (learner, other))
     for name, weight in saved.items():
         assert torch.equal(weight, loaded[name]) and torch.equal(weight, exported[name]), name

@@ -12,9 +12,10 @@ import torch
 from conftest import make_learner, small_config
 from peft import PeftModel
 from test_train import assert_same_checkpoint, played_and_targets, run, untimed
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
+import checkpoint
 import model
 import parallel
 import train
@@ -47,7 +48,8 @@ def updated(trained_folder, tmp_path_factory):
     train.update(learner, kept, targets)
     learner.step = 1
     learner.save(folder)
-    return learner, kept, folder / "checkpoint-000001"
+    checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
+    return learner, kept, folder
 
 
 def test_lora_starts_as_the_base(trained_folder):
@@ -86,14 +88,14 @@ def test_a_frozen_head_changes_no_other_gradient():
 
 
 def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, trained_folder):
-    learner, _, checkpoint = updated
+    learner, _, folder = updated
     base = model.load_model(str(trained_folder))[0].state_dict()
     for module in (learner.policy.model, learner.critic.backbone):
         prefix = "" if module is learner.policy.model else "model."
         frozen = frozen_of(module)
         assert len(frozen) == 1 + 2 * (7 + 3 + 2) + 1  # embedding; matrices, biases, norms of a layer; norm
         assert all(torch.equal(weight, base[prefix + name]) for name, weight in frozen.items())
-    settings = json.loads((checkpoint / "adapter" / "adapter_config.json").read_text())
+    settings = json.loads((folder / "policy/adapter/adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"]) == (RANK, RANK)
     own = {name: p.full_tensor().double() for name, p in learner.policy.model.named_parameters()}
     for dtype in (torch.float32, torch.bfloat16):
@@ -118,23 +120,23 @@ def logprobs_of(plain, t):
 
 
 def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained_folder):
-    learner, kept, checkpoint = updated
+    learner, kept, folder = updated
     expected = torch.cat([parallel.score_tokens(learner.policy, [t], learner.config, 1.0)[0] for t in kept])
-    merged, base = (AutoModelForCausalLM.from_pretrained(folder) for folder in (checkpoint / "policy", trained_folder))
+    merged, base = (AutoModelForCausalLM.from_pretrained(path) for path in (folder / "policy", trained_folder))
     assert merged.config.to_dict().keys() == base.config.to_dict().keys()
     before = torch.cat([logprobs_of(base, t) for t in kept])
     assert (expected - before).abs().max() > 0.05  # there was something to learn
     torch.testing.assert_close(torch.cat([logprobs_of(merged, t) for t in kept]), expected, rtol=0, atol=1e-5)
-    adapted = PeftModel.from_pretrained(base, checkpoint / "adapter")
+    adapted = PeftModel.from_pretrained(base, folder / "policy/adapter")
     torch.testing.assert_close(torch.cat([logprobs_of(adapted, t) for t in kept]), expected, rtol=0, atol=1e-5)
 
 
 def test_the_state_has_only_what_is_trained(updated):
-    saved = FileSystemReader(updated[2] / "state").read_metadata().state_dict_metadata
+    saved = HuggingFaceStorageReader(str(updated[2] / "checkpoint-000001/state")).read_metadata().state_dict_metadata
     weights = {name.split(".weights.")[1] for name in saved if ".weights." in name}
     assert weights == {f"{prefix}.{name}" for name in NAMES for prefix in ("model.model", "backbone")} | {
         "value_head.weight", "value_head.bias"}  # fmt: skip
-    moments = {name.split(".moments.state.")[1] for name in saved if ".moments.state." in name}
+    moments = {name.split(".moments.")[1] for name in saved if ".moments." in name}
     assert moments == {f"{name}.{x}" for name in weights for x in ("exp_avg", "exp_avg_sq", "step")}
 
 

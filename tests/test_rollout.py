@@ -480,17 +480,6 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
     assert max(busy_steps) > 1 and sum(count > 0 for count in busy_steps) > 5  # decoding went on, several slept at once
 
 
-def test_an_error_in_a_blocking_environment_is_raised(trained_model, chat, monkeypatch):
-    monkeypatch.setattr(envs.Env, "blocking", True)
-
-    def broken(episode, text):
-        raise OSError("the server is gone")
-
-    monkeypatch.setattr(dialogue.Episode, "step", broken)
-    with pytest.raises(OSError, match="the server is gone"):
-        play(trained_model, chat, small_config())
-
-
 def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
     config = small_config(max_context_tokens=4097, micro_batch_tokens=5000)
     with pytest.raises(ValueError) as error:

@@ -380,20 +380,18 @@ def test_a_measured_zero_is_a_number():
 
 
 def run_folder(tmp_path, trained_folder):
-    """What train.py leaves behind, with an older checkpoint and an incomplete newer one."""
+    """What train.py leaves behind before it is over."""
     run = tmp_path / "run"
     save_config(small_config(eval_size=4), {}, run)
-    for step in (2, 10):
-        shutil.copytree(trained_folder, run / f"checkpoint-{step:06d}" / "policy")
-        (run / f"checkpoint-{step:06d}" / "state.json").write_text("{}")
-    (run / "checkpoint-000012").mkdir()
+    shutil.copytree(trained_folder, run / "best")
     return run
 
 
-def test_newest_checkpoint(tmp_path, trained_folder):
+def test_the_policy_of_a_run_is_the_last_else_the_best(tmp_path, trained_folder):
     run = run_folder(tmp_path, trained_folder)
-    assert evaluation.newest_checkpoint(run) == run / "checkpoint-000010"
-    assert evaluation.newest_checkpoint(tmp_path / "nothing") is None
+    assert evaluation.policy_of(run) == run / "best"
+    (run / "policy").mkdir()
+    assert evaluation.policy_of(run) == run / "policy"
 
 
 def test_eval_of_a_run(tmp_path, trained_folder, trained_model, chat, capsys):
@@ -402,7 +400,7 @@ def test_eval_of_a_run(tmp_path, trained_folder, trained_model, chat, capsys):
     config = small_config(eval_size=5, eval_split="heldout")
     expected = evaluation.evaluate(config, make_engine(config, trained_model, chat), chat, model.Policy(trained_model))
     ((name, row),) = json.loads(scores.read_text()).items()
-    assert name == str(run / "checkpoint-000010" / "policy")
+    assert name == f"{config.env}: {run / 'best'}"
     successes = [int(t.success) for t in expected[1]]
     assert (row["successes"], row["n"]) == (successes, 5)
     assert row["interval"] == pytest.approx(wilson_interval(sum(successes), 5))
@@ -437,7 +435,9 @@ def test_eval_messages(argv, message):
     assert str(error.value) == message
 
 
-def test_eval_of_a_folder_without_checkpoint(tmp_path):
+def test_eval_of_a_run_without_a_policy(tmp_path):
+    save_config(small_config(), {}, tmp_path)
     with pytest.raises(ValueError) as error:
         evaluation.main([str(tmp_path)])
-    assert str(error.value) == f"{tmp_path} holds no checkpoint of a run; expected a folder that train.py wrote"
+    wanted = "holds no policy/ or best/, which train.py writes at the end and at the best evaluation"
+    assert str(error.value) == f"{tmp_path} {wanted}"

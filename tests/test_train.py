@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import SMALL_RUN, make_learner, small_config
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
 import diagnostics
@@ -26,11 +26,12 @@ import parallel
 import rollout
 import starpo
 import train
+from checkpoint import damage
 from rollout import Trajectory, Turn, pack
 
 RUN = SMALL_RUN | dict(num_groups=4)  # the filter keeps 2 groups of 4: two optimizer steps of 4 trajectories
 KEYS = """
-    step kept_groups kept_trajectories success reward num_turns num_actions valid_frac effective_frac
+    step error_frac kept_groups kept_trajectories success reward num_turns num_actions valid_frac effective_frac
     thought_true_frac thoughts_per_turn response_length in_group_reward_mean in_group_reward_std in_group_reward_max
     zero_std_frac pass@4 pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max
@@ -68,15 +69,14 @@ def untimed(rows):
 
 
 def assert_same_checkpoint(first, second):
-    """Weights and optimizer states, bit by bit."""
-    (a,), (b,) = (list(Path(folder).glob("checkpoint-*")) for folder in (first, second))
-    assert a.name == b.name
-    assert {p.name for p in a.iterdir()} == {p.name for p in b.iterdir()}
-    for file in sorted(a.rglob("*.safetensors")):
-        x, y = load_file(file), load_file(b / file.relative_to(a))
-        assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x), file.name
-    (x,), (y,) = ([file.read_bytes() for file in sorted(folder.glob("state/*.distcp"))] for folder in (a, b))
-    assert x == y
+    """Weights and optimizer states, bit by bit; and the exported policy."""
+    a, b = (sorted(Path(folder).glob("checkpoint-*"))[-1] for folder in (first, second))
+    assert a.name == b.name and not damage(a) and not damage(b)
+    assert (a / "state.json").read_text() == (b / "state.json").read_text()
+    files = [[*sorted((a / "state").iterdir()), Path(first, "policy/model.safetensors")],
+             [*sorted((b / "state").iterdir()), Path(second, "policy/model.safetensors")]]  # fmt: skip
+    for x, y in zip(*([load_file(file) for file in side] for side in files), strict=True):
+        assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
 
 
 def played_and_targets(learner):
@@ -120,9 +120,9 @@ def test_files_of_a_run(gae_run, trained_folder):
     names = {path.name for path in out_dir.iterdir()}
     assert names == {
         "config.json", "metrics.jsonl", "tensorboard", "trajectories.jsonl", "eval_start.jsonl", "eval_final.jsonl",
-        "scores.md", "scores.json", "checkpoint-000004",
+        "scores.md", "scores.json", "checkpoint-000002", "checkpoint-000004", "best", "policy",
     }  # fmt: skip
-    weights, tokenizer = model.load_model(str(out_dir / "checkpoint-000004" / "policy"))
+    weights, tokenizer = model.load_model(str(out_dir / "policy"))
     start = model.load_model(str(trained_folder))[0]
     assert all(not torch.equal(a, b) for a, b in zip(weights.parameters(), start.parameters(), strict=True))
     assert tokenizer.convert_tokens_to_ids(["<|im_end|>"]) == [2]
@@ -162,8 +162,8 @@ def test_four_iterations_equal_two_and_a_continuation(gae_run, first_half, train
     (whole, rows), out_dir = gae_run, tmp_path / "out"
     shutil.copytree(first_half[0], out_dir)
     if killed:
-        shutil.copytree(whole / "checkpoint-000004", out_dir / "checkpoint.partial")
-        (out_dir / "checkpoint.partial" / "state.json").unlink()
+        shutil.copytree(whole / "checkpoint-000004", out_dir / "partial")
+        (out_dir / "partial" / "manifest.json").unlink()
         with (out_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(rows[2]) + "\n")
         played = (whole / "trajectories.jsonl").read_text().splitlines(keepends=True)
@@ -182,8 +182,8 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **grpo)
     assert sorted(rows[0]) == sorted(KEYS)
     assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {"kl_ref", *diagnostics.KEYS}
-    (checkpoint,) = (tmp_path / "whole").glob("checkpoint-*")
-    saved = FileSystemReader(checkpoint / "state").read_metadata().state_dict_metadata
+    state = tmp_path / "whole" / "checkpoint-000002" / "state"
+    saved = HuggingFaceStorageReader(str(state)).read_metadata().state_dict_metadata
     assert {name.split(".")[0] for name in saved} == {"policy"}
     run(tmp_path / "split", trained_folder, num_iterations=1, **grpo)
     assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **grpo)) == untimed(rows)
@@ -240,7 +240,7 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
         assert (row["kept_groups"], row["kept_trajectories"], row["zero_std_frac"], row["bad_steps"]) == (0, 0, 1.0, 0)
         missing = {key for key, value in row.items() if value is None} - OF_EVAL - UNKNOWN
         assert missing == set(train.METRICS_OF_UPDATE.split())
-    after = model.load_model(str(tmp_path / "out" / "checkpoint-000002" / "policy"))[0]
+    after = model.load_model(str(tmp_path / "out" / "policy"))[0]
     assert all(torch.equal(a, b) for a, b in zip(after.parameters(), random_model.parameters(), strict=True))
 
 
@@ -268,7 +268,7 @@ def test_the_folder_of_another_run_is_refused(gae_run, trained_folder):
         run(out_dir, trained_folder, num_iterations=4, gamma=0.5, seed=3)
     assert str(error.value) == (
         f"out_dir={str(out_dir)!r} holds another run (seed is 0 there and 3 here, gamma is 1.0 there and 0.5 here); "
-        "give another --out_dir"
+        "give another --out_dir, or --take_config=True to go on with these"
     )
     assert rows_of(out_dir) == rows and json.loads((out_dir / "config.json").read_text())["config"]["seed"] == 0
 
@@ -894,11 +894,15 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkey
     assert learner.bad_steps == 0 and not unchanged(learner, before)  # only steps in a row count
 
 
+def weights_of(folder):
+    (file,) = (folder / "state").glob("*.safetensors")
+    return {key: value for key, value in load_file(file).items() if ".weights." in key}
+
+
 def test_a_run_of_bad_steps_stops_and_leaves_the_checkpoint(trained_folder, tmp_path, monkeypatch):
     settings = dict(batch_size=8, max_bad_steps=2, save_every=1)
     run(tmp_path / "out", trained_folder, num_iterations=1, **settings)
-    checkpoint = tmp_path / "out" / "checkpoint-000001" / "policy" / "model.safetensors"
-    before = checkpoint.read_bytes()
+    before = weights_of(tmp_path / "out" / "checkpoint-000001")
     policy_loss = starpo.policy_loss
     monkeypatch.setattr(starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {}))
     with pytest.raises(ValueError, match=r"not finite in 2 optimizer steps in a row \(iteration 3\)"):
@@ -906,9 +910,8 @@ def test_a_run_of_bad_steps_stops_and_leaves_the_checkpoint(trained_folder, tmp_
     rows = rows_of(tmp_path / "out")
     assert [row["bad_steps"] for row in rows] == [0, 1]
     assert rows[1]["pg_loss"] is None and rows[1]["grad_norm"] is None  # NaN is no JSON
-    after = load_file(tmp_path / "out" / "checkpoint-000002" / "policy" / "model.safetensors")
-    (tmp_path / "before.safetensors").write_bytes(before)
-    assert all(torch.equal(value, after[key]) for key, value in load_file(tmp_path / "before.safetensors").items())
+    after = weights_of(tmp_path / "out" / "checkpoint-000002")
+    assert len(before) > 0 and all(torch.equal(value, after[key]) for key, value in before.items())
 
 
 # ---------- checkpoints
@@ -928,7 +931,9 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     assert unchanged(other, state_of(learner))
     learner.step = 8
     learner.save(tmp_path)
-    assert [p.name for p in tmp_path.glob("checkpoint*")] == ["checkpoint-000008"]
+    learner.step = 9
+    learner.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-000008", "checkpoint-000009"]
 
 
 # ---------- learning
