@@ -18,6 +18,7 @@ from configurator import Config, check_type, describe, help_text, load_config, l
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
+EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
 OVERLAYS = [
     "all_text", "bandit_transfer", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1",
     "lora", "mixture", "online_5", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large", "sokoban_transfer",
