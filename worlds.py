@@ -175,6 +175,8 @@ class Quest(World):
         for name in self.fixed[here]:
             if facts.get(name) == "closed" and (only is None or name in only):
                 found[f"open {name}"] = {name: "open"}
+            elif facts.get(name) == "open" and only is None:
+                found[f"close {name}"] = {name: "closed"}
             elif facts.get(name) == "locked" and facts[self._key(name)] == "you":
                 found[f"unlock {name} with {self._key(name)}"] = {name: "closed"}
         near = [name for name in self.fixed[here] if facts.get(name, "open") == "open" and not name.endswith("door")]
@@ -182,6 +184,8 @@ class Quest(World):
             place = facts[thing]
             if place == here or place in near:
                 found[f"take {thing} from {place}" if place != here else f"take {thing}"] = {thing: "you"}
+            if place == "you" and only is None:
+                found[f"drop {thing}"] = {thing: here}
             for name in near if place == "you" else ():
                 if only is None or (thing, name) == self.goal:
                     found[f"put {thing} {'in' if name in facts else 'on'} {name}"] = {thing: name}
@@ -213,8 +217,9 @@ class Quest(World):
 
     def rules(self) -> str:
         return (
-            "Do a task in a house; you see one room. Commands: go WAY, open X, unlock X with KEY (of the same colour), "
-            "take X, take X from Y, put X in Y, put X on Y, look, inventory, examine X. Reward 1 in all, in parts."
+            "Do a task in a house; you see one room. Commands: go WAY, open X, close X, unlock X with KEY (of the same "
+            "colour), take X, take X from Y, put X in Y, put X on Y, drop X, look, inventory, examine X. Reward 1 in "
+            "all, in parts."
         )
 
 
@@ -248,9 +253,9 @@ class Household(World):
         legal = [room for room, (places, _) in self.ROOMS.items() if self.TASKS[task][0] in places]
         room = str(rng.choice(legal[-2:] if task == "light" else legal))  # where people read
         places, kinds = (text.split() for text in self.ROOMS[room])
-        wanted, target = (str(rng.choice(names)) for names in (kinds, places))
+        wanted, target = str(rng.choice(kinds)), "desklamp" if task == "light" else str(rng.choice(places))
         chosen = [wanted, wanted, *rng.choice(kinds, self.num_things)][task != "two" :][: self.num_things]
-        elsewhere = [place for place in numbered(places) if place.split()[0] != target or task == "light"]
+        elsewhere = [place for place in numbered(places) if place.split()[0] != target]
         spots = [rng.choice(elsewhere if kind == wanted else numbered(places)) for kind in chosen]
         lamp, things = str(rng.choice(numbered(places))), zip(numbered(chosen), map(str, spots), strict=True)
         return ("household", room, task, wanted, target, lamp if task == "light" else "", tuple(things))
@@ -305,7 +310,7 @@ class Household(World):
             return (held + (held and facts[self.LAMP] == "on" and facts["you"] == self.lamp)) / 2
 
         def parts(name: str, place: str) -> int:
-            treated = facts[f"{name} is"] == self.how
+            treated = self.how in ("", facts[f"{name} is"])
             stored = treated and facts[name] == place
             return (facts[name] == "you" or stored) + (treated and bool(self.how)) + stored
 
