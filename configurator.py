@@ -82,7 +82,7 @@ class Config:
     clip_low: float = 0.2  # >= 0, < 1; the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.28  # > 0; see clip_low
     dual_clip: float = 0.0  # 0 or > 1; bounds the loss of tokens with A < 0 to dual_clip * |A|; 0 = no bound
-    aggregation: str = "token_mean"  # of losses: token_mean | seq_mean_token_mean | seq_mean_token_sum | constant
+    aggregation: str = "token_mean"  # of the policy: token_mean | seq_mean_token_mean | seq_mean_token_sum | constant
     recompute_old_logprobs: bool = False  # True: old log-probs from a forward of the trainer, not from the engine
     importance_cap: float = 2.0  # >= 1; weights pi / pi_engine of tokens are truncated here (TIS)
     value_clip: float = 0.5  # > 0; new values stay this close to the old ones, reward units
@@ -131,14 +131,18 @@ class Config:
             if getattr(self, low) > getattr(self, high):
                 pair = f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
                 raise ValueError(f"{pair}: {reason}")
-        if self.filter_strategy != "count" and self.filter_keep > 1:
-            raise ValueError(f"filter_keep must be at most 1 for {self.filter_strategy}, got {self.filter_keep}")
+        counts, by_mass = self.filter_strategy == "count", self.filter_strategy not in ("fraction", "count")
+        if not counts <= self.filter_keep <= (self.num_groups if counts else 1):
+            wanted = f"must be {f'1 to {self.num_groups}' if counts else 'at most 1'} for {self.filter_strategy}"
+            raise ValueError(f"filter_keep {wanted}, got {self.filter_keep}")
+        if by_mass and (self.filter_smallest or self.filter_by == "reward_mean"):
+            raise ValueError(f"filter_strategy {self.filter_strategy!r} adds up values >= 0 from the largest: "
+                             "filter_smallest and filter_by='reward_mean' are for fraction and count")  # fmt: skip
         if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise ValueError("kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'")
-        kept = self.num_groups if self.filter_strategy in ("top_p", "top_p_softmax", "min_p") else self.filter_keep
-        kept *= self.num_groups if self.filter_strategy == "fraction" else 1
         unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
-        kept = min(self.num_groups, max(1, int(kept + 1e-9))) * self.group_size
+        kept = self.filter_keep if counts else (1 if by_mass else self.filter_keep) * self.num_groups
+        kept = max(1, int(kept + 1e-9)) * self.group_size
         kept *= self.group_size > 1 or unfiltered or self.filter_zero_std  # a group of one has no variance
         if self.batch_size > kept:
             product = f"filter_keep {self.filter_keep} of num_groups {self.num_groups}, group_size {self.group_size}"

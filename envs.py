@@ -3,14 +3,15 @@
 Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
 - members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
 - nothing depends on `hash()` or global random state, so a seed means the same instance in every process;
-- splits are disjoint by instance, not only by seed: small boards repeat, and an instance of the evaluation or held-out
-  set of an environment is never drawn for its training;
+- splits are disjoint by instance, not only by seed, as small boards repeat;
 - Countdown needs no dataset: its problems are drawn, all can be solved, and Python's `eval` reads no expression.
 """
 
 import difflib
+import importlib
 import operator
 import re
+import runpy
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -20,8 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 SPLITS = ("train", "eval", "heldout")  # eval: the fixed prompts that are reported; heldout: for choosing settings
-SPLIT_SIZE = 256
-EVAL_SEED = 123
+SPLIT_SIZE, EVAL_SEED = 256, 123
 OBSERVATIONS = ("grid", "coord", "relations")
 TRANSITIONS = 7  # purpose number that keeps transition noise apart from instance noise
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options are called impossible
@@ -229,21 +229,17 @@ class FrozenLake(Grid):
         return float(success), success or self.player in self.holes, success, self.player != before
 
     def render(self) -> str:
-        def symbol(cell: int) -> str:
-            if cell == self.player:
-                return "√" if cell == self.goal else "X" if cell in self.holes else "P"
-            return "G" if cell == self.goal else "O" if cell in self.holes else "_"
-
-        return self._rows(symbol)
+        you = "√" if self.player == self.goal else "X" if self.player in self.holes else "P"
+        signs = dict.fromkeys(self.holes, "O") | {self.goal: "G", self.player: you}
+        return self._rows(lambda cell: signs.get(cell, "_"))
 
     def coordinates(self) -> str:
         holes = " ".join(self._place(h) for h in sorted(self.holes)) or "none"
         return f"Player {self._place(self.player)}. Goal {self._place(self.goal)}. Holes {holes}."
 
     def word(self, cell: int) -> str:
-        if cell in (self.player, self.goal):
-            return "you" if cell == self.player else "goal"
-        return "hole" if cell in self.holes else "ice"
+        free = "hole" if cell in self.holes else "ice"
+        return {self.player: "you"}.get(cell, "goal" if cell == self.goal else free)
 
     def _kind(self, *moves: str) -> str:
         """What lies where these moves lead if nothing slips: ice, hole, goal, or edge where one leads off the board."""
@@ -445,16 +441,9 @@ class Sokoban(Grid):
 
     def render(self) -> str:
         wall, ground, target, box_on, box, you, you_on = self.alphabet
-
-        def symbol(cell: int) -> str:
-            goal = cell in self.targets
-            if cell == self.player:
-                return you_on if goal else you
-            if cell in self.boxes:
-                return box_on if goal else box
-            return target if goal else ground if cell in self.floor else wall
-
-        return self._rows(symbol)
+        off = {"wall": wall, "floor": ground, "box": box, "you": you}
+        on = {"target": target, "box": box_on, "you": you_on}
+        return self._rows(lambda cell: (on if cell in self.targets else off)[self.word(cell)])
 
     def coordinates(self) -> str:
         boxes, targets = (" ".join(self._place(c) for c in sorted(s)) for s in (self.boxes, self.targets))
@@ -473,7 +462,6 @@ class Sokoban(Grid):
         return "target" if cell in self.targets else "floor"
 
     def _around(self, cell: int) -> str:
-        """What lies up, down, left, right of a cell: wall, box, you, target or floor."""
         return self.words(cell + delta for delta in self.deltas)
 
     def relations(self) -> str:
@@ -494,8 +482,7 @@ class Sokoban(Grid):
 
     def statements(self) -> list[str]:
         ways = [way for b in self.boxes for way in (("Box", self.player, b), ("Target", b, self._target_of(b)))]
-        next_to = f"Next {self._around(self.player)}."
-        return [next_to, *(f"{name} {self._offset(a, b)}." for name, a, b in ways)]
+        return [f"Next {self._around(self.player)}.", *(f"{name} {self._offset(a, b)}." for name, a, b in ways)]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The first `max_actions` moves of a shortest solution (breadth-first search); [] where none exists."""
@@ -655,32 +642,44 @@ class Countdown(Env):
         return [random_expression(self.numbers, rng)[1] for _ in range(count)]
 
 
-ENVS = {"bandit": Bandit, "frozenlake": FrozenLake, "sokoban": Sokoban, "countdown": Countdown}
+ENVS = {name.lower(): f"envs:{name}" for name in ("Bandit", "FrozenLake", "Sokoban", "Countdown")}
+ENVS |= {"quest": "worlds:Quest", "household": "worlds:Household", "repair": "repair:Repair"}  # imported when used
+
+
+@lru_cache
+def find_class(place: str) -> type[Env]:
+    """The environment that 'module:Class' or 'path/to/file.py:Class' names. Raises: ValueError where there is none."""
+    source, _, name = place.rpartition(":")
+    names = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+    if not (isinstance(names.get(name), type) and issubclass(names[name], Env)):
+        raise ValueError(f"{source} has no environment {name!r}; name one as {source}:CLASS, a subclass of envs.Env")
+    return names[name]
 
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
-    """Build an environment from 'name' or 'name:key=value,key=value'.
+    """Build an environment from 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'.
 
     Raises: ValueError that names the unknown environment or key, what was expected, and near names.
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
     name, _, options = spec.partition(":")
-    if name not in ENVS:
+    if name not in ENVS and not name.endswith(".py"):
         near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
         raise ValueError(f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?")
-    legal, kwargs = ENVS[name].__init__.__kwdefaults__, {}
+    own, _, rest = options.partition(",")
+    place, options = (ENVS[name], options) if name in ENVS else (f"{name}:{own}", rest)
+    legal, kwargs = find_class(place).__init__.__kwdefaults__ or {}, {}
     for item in filter(None, options.split(",")):
         key, _, value = item.partition("=")
-        if key not in legal:
+        if key not in legal or key in ("observation", "max_actions"):  # these are settings of their own
             near = difflib.get_close_matches(key, legal, n=3) or list(legal)
             raise ValueError(f"unknown option {key!r} in env={spec!r}; {name} has {', '.join(near)}")
-        kind = type(legal[key])
         try:
-            kwargs[key] = kind(value)
+            kwargs[key] = type(legal[key])(value)
         except ValueError as error:
-            raise ValueError(f"{key} in env={spec!r} must be {kind.__name__}, got {value!r}") from error
-    env = ENVS[name](**kwargs, observation=observation, max_actions=max_actions)
+            raise ValueError(f"{key} in env={spec!r} must be {type(legal[key]).__name__}, got {value!r}") from error
+    env = find_class(place)(**kwargs, observation=observation, max_actions=max_actions)
     env.spec = spec
     return env
 

@@ -66,11 +66,6 @@ class Trajectory:
         return [lp for turn in self.turns for lp in turn.rollout_logprobs]
 
     @property
-    def token_rewards(self) -> list[float]:
-        """Every turn's reward on its last sampled token, 0 elsewhere; r_k of arXiv 2504.20073."""
-        return [reward for turn in self.turns for reward in (*[0.0] * (len(turn.response_ids) - 1), turn.reward)]
-
-    @property
     def num_response_tokens(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
@@ -268,9 +263,8 @@ def collect(
         room = min(config.max_response_tokens, config.max_context_tokens - len(history[i]) - len(prompt))
         if room < 1:
             return False
-        prompts[i] = prompt
+        prompts[i], t = prompt, trajectories[i]
         history[i] += prompt
-        t = trajectories[i]
         seed = (*noise_seed, *t.seed, t.member, len(t.turns))
         engine.add(i, history[i], max_tokens=room, temperature=temperature, seed=seed)
         return True

@@ -213,7 +213,7 @@ def advantages(
     [0.25, 0.25, -0.25]
     """
     ends, device = torch.tensor(turn_lengths).cumsum(0) - 1, rewards.device
-    lengths = [sum(part) for part in _split(turn_lengths, turns)]
+    lengths = segment_sums(torch.tensor(turn_lengths), turns).tolist()
     gamma, lam = (torch.full_like(rewards, x) for x in (config.gamma, config.lam))  # (R,)
     gamma[ends], lam[ends] = config.turn_gamma, config.turn_lam
     if config.estimator == "bi_level_gae":
@@ -232,11 +232,6 @@ def advantages(
     each = group_advantages(scores.cpu(), owners, config.estimator).to(device)  # (B,) or (K,)
     result = each.repeat_interleave(torch.tensor(counts, device=device))  # (R,)
     return whiten(result) if config.estimator == "reinforce_plus_plus_baseline" else result, None
-
-
-def _split(items: list[int], counts: list[int]) -> list[list[int]]:
-    rest = iter(items)
-    return [[next(rest) for _ in range(n)] for n in counts]
 
 
 def gae(

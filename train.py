@@ -217,7 +217,8 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> It
     loss = loss - config.entropy_coef * (entropy * t["weights"]).sum() / num_tokens
     if learner.ref:
         kl = starpo.kl_penalty(logprobs, t["ref_logprobs"], config.kl_estimator)  # (R,)
-        loss = loss + config.kl_coef * (config.kl_in == "loss") * (kl * t["weights"]).sum() / num_tokens
+        if config.kl_in == "loss":
+            loss = loss + config.kl_coef * (kl * t["weights"]).sum() / num_tokens
         metrics["kl_ref"] = kl.detach().sum()
     yield loss, metrics
     if learner.critic:

@@ -18,6 +18,7 @@ from configurator import Config, check_type, describe, help_text, load_config, l
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
+EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
 OVERLAYS = [
     "all_text", "bandit_transfer", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1",
     "lora", "mixture", "online_5", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large", "sokoban_transfer",
@@ -303,6 +304,12 @@ def test_batch_is_no_more_than_other_filters_may_keep():
             load(f"--filter_strategy={strategy}", "--batch_size=129")
         with pytest.raises(ValueError, match=rf"filter_keep must be at most 1 for {strategy}, got 3\.0"):
             load(f"--filter_strategy={strategy}", "--filter_keep=3")
+        for option in ("--filter_smallest=True", "--filter_by=reward_mean"):
+            with pytest.raises(ValueError, match=f"'{strategy}' adds up values >= 0 from the largest"):
+                load(f"--filter_strategy={strategy}", option)
+    for keep in (0.5, 9):
+        with pytest.raises(ValueError, match=f"filter_keep must be 1 to 8 for count, got {float(keep)}"):
+            load("--filter_strategy=count", f"--filter_keep={keep}")
 
 
 def test_k1_is_refused_in_the_loss_with_the_reason():

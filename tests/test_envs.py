@@ -1094,7 +1094,7 @@ def test_turn_with_two_actions():
     assert outcome.reward == pytest.approx(-0.2) and outcome.status is None
     assert outcome.info == {
         "actions": ["Left", "Up"], "num_actions": 2, "format_ok": True, "effective": 1.0,
-        "statements_checked": 2, "statements_true": 1,
+        "statements_checked": 2, "statements_true": 1, "env_reward": -0.2,
     }  # fmt: skip
 
 

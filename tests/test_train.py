@@ -768,7 +768,8 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
     d = (update.targets["old_logprobs"] - update.targets["ref_logprobs"]).double()
     kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[kl_estimator]
     assert kl.abs().mean() > 0.01
-    rewards = torch.tensor([r for t in update.kept for r in t.token_rewards]) - 0.1 * kl
+    turns = [turn for t in update.kept for turn in t.turns]
+    rewards = torch.tensor([r for x in turns for r in (*[0.0] * (len(x.response_ids) - 1), x.reward)]) - 0.1 * kl
     parts = rewards.split([t.num_response_tokens for t in update.kept])
     to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
     expected = (to_go - to_go.mean()) / to_go.std()
