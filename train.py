@@ -360,7 +360,7 @@ def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
     write_whole(out_dir / "scores.json", json.dumps(successes) + "\n")
     write_whole(out_dir / "scores.md", text)  # the last: with it the run is over
     print(f"\n{text}")
-    files = ", ".join(sorted(p.name for p in out_dir.iterdir()))
+    files = ", ".join(sorted(p.name for p in out_dir.iterdir() if p.name != "lock"))
     print(f"wrote {out_dir}/: {files}; policy and best are Hugging Face folders")
 
 
@@ -503,6 +503,8 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
             learner.save(out_dir)
         print(f"interrupted and saved at iteration {learner.step}; started again, the run continues", flush=True)
     else:
+        if reason := stopped(config, history):
+            print(f"stopped at iteration {learner.step}: {reason}", flush=True)
         if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
             stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
         finish(learner, stages)
