@@ -179,9 +179,9 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
     device, is_first, tokenizer = set_up(config)[0], rank() == 0, None
     began = time.process_time()
+    rows, envs = {}, scored_envs(config)
     if options["player"]:
-        rows = {}
-        for env in scored_envs(config):
+        for env in envs:
             for name, played in reference_rows(replace(config, env=env), [options["player"]]).items():
                 rows[f"{env}: {name}"] = summarize(played), played
     else:
@@ -191,8 +191,10 @@ def main(argv: list[str]) -> None:
         results = evaluate_all(config, engine, chat, Policy(model))
         rows = {f"{env}: {config.model}": result for env, result in results.items()}
         tear_down(engine)
+    if len(envs) == 1:
+        rows = {name.removeprefix(f"{envs[0]}: "): row for name, row in rows.items()}
     print(table(rows))
-    print(f"{config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
+    print(f"{', '.join(envs)}, {config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
     if options["json"] and is_first:
         scores = {}
