@@ -226,6 +226,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     learner.step = 3
     learner.save(folder)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
+    dist.barrier()  # until both have looked
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     other = make_learner(trained_folder, lora_rank=lora_rank)
     other.load(folder / "checkpoint-000003")
