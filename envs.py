@@ -62,8 +62,8 @@ class Env:
         Returns: the first observation. Raises: ValueError for an unknown split or an index outside of it."""
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-        path = [int(seed)] if isinstance(seed, (int, np.integer)) else [int(s) for s in seed]
-        return self.start(draw_instance(self, path, split), [TRANSITIONS, SPLITS.index(split), *path, member])
+        path = (int(seed),) if isinstance(seed, (int, np.integer)) else tuple(int(s) for s in seed)
+        return self.start(draw_instance(self.spec, path, split), [TRANSITIONS, SPLITS.index(split), *path, member])
 
     def start(self, instance: tuple, noise_seed: Sequence[int]) -> str:
         """Start a given instance (as `draw` makes it) with transition noise from `noise_seed`."""
@@ -718,9 +718,7 @@ def _shares(mixture: str, text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def reserved_instances(spec: str) -> dict[str, tuple]:
-    """The 256 distinct evaluation instances of an environment and 256 other held-out ones, drawn from fixed seeds.
-
-    Where prompts repeat (Bandit) the instances are simply drawn, and training shares them."""
+    """256 distinct evaluation instances and 256 other held-out ones, from fixed seeds; just drawn where prompts repeat."""
     env, taken, splits = make_env(spec), set(), {}
     for split in ("eval", "heldout"):
         rng, drawn = np.random.default_rng([EVAL_SEED, SPLITS.index(split)]), []
@@ -738,11 +736,12 @@ def _draw_outside(env: Env, rng: np.random.Generator, taken: set) -> tuple:
     raise ValueError(f"env={env.spec!r} has too few different instances to keep {len(taken)} apart from training")
 
 
-def draw_instance(env: Env, path: Sequence[int], split: str) -> tuple:
+@lru_cache(maxsize=64)  # the members of a group share it
+def draw_instance(spec: str, path: tuple[int, ...], split: str) -> tuple:
     """The instance of (split, seed path); instances are tuples that serve as their own canonical keys."""
-    reserved = reserved_instances(env.spec)
+    reserved = reserved_instances(spec)
     if split != "train":
         if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
-            raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {path}")
+            raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(path)}")
         return reserved[split][path[0]]
-    return _draw_outside(env, np.random.default_rng(list(path)), {*reserved["eval"], *reserved["heldout"]})
+    return _draw_outside(make_env(spec), np.random.default_rng(list(path)), {*reserved["eval"], *reserved["heldout"]})
