@@ -718,7 +718,7 @@ def _shares(mixture: str, text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def reserved_instances(spec: str) -> dict[str, tuple]:
-    """256 distinct evaluation instances and 256 other held-out ones, from fixed seeds; just drawn where prompts repeat."""
+    """256 distinct evaluation instances and 256 held-out ones, from fixed seeds; just drawn where prompts repeat."""
     env, taken, splits = make_env(spec), set(), {}
     for split in ("eval", "heldout"):
         rng, drawn = np.random.default_rng([EVAL_SEED, SPLITS.index(split)]), []
