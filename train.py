@@ -119,16 +119,19 @@ class Learner:
             compile_blocks(backbone.layers)
         return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
 
-    def save(self, out_dir: Path) -> None:
+    def save(self, out_dir: Path) -> int:
+        """Write a checkpoint, see checkpoint.py; returns its step."""
         counts = {"step": self.step, "bad_steps": self.bad_steps}
         states = checkpoint.states_of(self.modules, self.optimizers)
         checkpoint.save(out_dir, states, counts, self.config.keep_checkpoints)
+        return self.step
 
     def load(self, folder: Path) -> None:
         """Continue from `save`."""
         counts = checkpoint.load(folder, self.modules, self.optimizers)
         self.step, self.bad_steps = counts["step"], counts["bad_steps"]
         self.policy.changed()
+        print(f"continuing {folder.parent} from iteration {self.step}", flush=True)
 
 
 # ---------- one iteration
@@ -459,7 +462,6 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
     learner, engine, chat = set_up(config, device, dtype)
     if saved:
         learner.load(saved)
-        print(f"continuing {out_dir} from iteration {learner.step}", flush=True)
     stages = {"start": score_start(config, engine, chat, device)}
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
@@ -493,8 +495,7 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
             if due:
                 write_trajectories(played, learner.step, trajectories, config, learner.tokenizer)
         if last or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
-            learner.save(out_dir)
-            last_saved = learner.step
+            last_saved = learner.save(out_dir)
         tqdm.write(describe_step(row, config.num_iterations))
         bar.update()
     bar.close()
