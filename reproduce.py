@@ -241,7 +241,9 @@ def plot(path: Path, title: str, metrics: tuple[str, ...], curves: dict[str, lis
     panels: dict[str, dict[str, list[dict]]] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
-        panels.setdefault(env, {}).update({label.removeprefix(f"{env} "): rows} if rows else {})
+        if rows:
+            panels.setdefault(env, {})[label.removeprefix(f"{env} ")] = rows
+    panels = panels or {"nothing was run": {}}
     figure = Figure(figsize=(5 * len(panels), 3.5 * len(metrics)), layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(len(metrics), len(panels), squeeze=False)
