@@ -30,8 +30,9 @@ from hypothesis import strategies as st
 
 import envs
 from configurator import load_config
+from countdown import countdown_solution, evaluate_expression
 from dialogue import Episode, check_thought, format_response, parse_response
-from envs import evaluate_expression, make_env, stage_of
+from envs import make_env, stage_of
 
 LAKE_V1 = "frozenlake:frozen_prob=0.8,success_rate=0.3333333333333333"
 LAKE_V2 = "frozenlake:frozen_prob=0.9,success_rate=0.8"
@@ -787,7 +788,7 @@ def test_legend_decodes_lakes():
 # ---------- Countdown
 
 
-def countdown(numbers, target):
+def problem(numbers, target):
     env = make_env("countdown")
     env.start(("countdown", numbers, target), [0])
     return env
@@ -809,7 +810,7 @@ def countdown(numbers, target):
     ],
 )
 def test_countdown_pays_by_hand(action, reward):
-    env = countdown((5, 3, 2), 16)
+    env = problem((5, 3, 2), 16)
     step = env.step(action)
     assert (step.reward, step.terminated, step.truncated) == (reward, True, False)
     assert step.info == {"success": reward == 1, "valid": True, "effective": reward > 0}
@@ -818,10 +819,10 @@ def test_countdown_pays_by_hand(action, reward):
 
 def test_countdown_is_exact():
     # 8 / (3 - 8 / 3) = 8 / (1 / 3) = 24, in floating point 23.99..; the solver takes whole steps only, so it finds none
-    assert countdown((8, 8, 3, 3), 24).step("8 / (3 - 8 / 3)").info["success"]
-    assert envs.countdown_solution(tuple((n, str(n)) for n in (8, 8, 3, 3)), 24) is None
-    assert envs.countdown_solution(((6, "6"), (2, "2")), 3) == "(6 / 2)"
-    assert envs.countdown_solution(((2, "2"), (6, "6")), 4) == "(6 - 2)"
+    assert problem((8, 8, 3, 3), 24).step("8 / (3 - 8 / 3)").info["success"]
+    assert countdown_solution(tuple((n, str(n)) for n in (8, 8, 3, 3)), 24) is None
+    assert countdown_solution(((6, "6"), (2, "2")), 3) == "(6 / 2)"
+    assert countdown_solution(((2, "2"), (6, "6")), 4) == "(6 - 2)"
 
 
 NO_EXPRESSIONS = (
@@ -834,7 +835,7 @@ NO_EXPRESSIONS = (
 
 @pytest.mark.parametrize("text", NO_EXPRESSIONS, ids=range(len(NO_EXPRESSIONS)))
 def test_no_expression_is_no_action(text):
-    env = countdown((5, 3, 2), 16)
+    env = problem((5, 3, 2), 16)
     assert evaluate_expression(text) is None
     step = env.step(text)
     assert (step.reward, step.terminated, step.truncated, step.info["valid"]) == (0.0, False, False, False)
@@ -886,7 +887,7 @@ def test_expressions_are_read_as_python_reads_them(text, inserted, at, removed):
 @given(st.text(max_size=200))
 def test_any_text_is_an_expression_or_not(text):
     assert evaluate_expression(text) == python_reads(text)
-    episode = Episode(countdown((5, 3, 2), 16), max_turns=1)
+    episode = Episode(problem((5, 3, 2), 16), max_turns=1)
     episode.open(episode.env.observe())
     outcome = episode.step(f"<think></think><answer>{text}</answer>")
     assert outcome.status in ("success", "failure", "out_of_turns") and -0.1 <= outcome.reward <= 1
@@ -919,7 +920,7 @@ def test_countdown_draws():
     targets = Counter((target - 10) // 31 for _, _, target in instances)  # 10 to 40, 41 to 71, 72 to 100
     assert set(targets) == {0, 1, 2} and min(targets.values()) > 120
     assert {n for _, numbers, _ in instances for n in numbers} == set(range(1, 100))
-    plans = "".join(countdown(*instance[1:]).plan(1, 1)[0] for instance in instances)
+    plans = "".join(problem(*instance[1:]).plan(1, 1)[0] for instance in instances)
     assert set(plans) == set("0123456789+-*/() ")
 
 
@@ -936,12 +937,12 @@ def test_countdown_splits_know_no_order_of_numbers():
 
 
 def test_countdown_texts():
-    env = countdown((25, 7, 3), 96)
+    env = problem((25, 7, 3), 96)
     assert env.observe() == "Target 96. Numbers 25 7 3."
     assert env.statements() == ["Target 96.", "Numbers 25 7 3."]
     assert env.greedy() == "25 + 7 + 3"  # 35, 29, 21 and 15
-    assert countdown((25, 7, 3), 20).greedy() == "25 - 7 + 3"
-    assert env.plan(5, 5) == ["(25 + 7) * 3"] and countdown((5, 2), 10).plan(1, 1) == ["5 * 2"]
+    assert problem((25, 7, 3), 20).greedy() == "25 - 7 + 3"
+    assert env.plan(5, 5) == ["(25 + 7) * 3"] and problem((5, 2), 10).plan(1, 1) == ["5 * 2"]
     assert {make_env("countdown", observation=mode).reset(3) for mode in envs.OBSERVATIONS} == {
         make_env("countdown").reset(3)
     }

@@ -504,17 +504,6 @@ def test_gae_discounts_turns_by_hand():
     close(returns, [1.75, 4, 8])
 
 
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("changes", [{}, dict(turn_gamma=1.0, turn_lam=1.0), dict(gamma=1.0, lam=1.0), dict(lam=0.0)])
-def test_gae_with_turn_discounts_agrees_with_loop(dense, changes):
-    (rewards, values), discounts = episodes(dense), DISCOUNTS | changes
-    found, returns = estimate("gae", rewards, values, **discounts)
-    pairs = zip(nested(rewards), nested(values), strict=True)
-    expected = [a for r, v in pairs for a in slow_gae(r, v, **discounts)]
-    close(found, slow_whiten(expected))
-    close(returns, doubles(*expected) + values)
-
-
 def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
     """RAGEN's two loops for one trajectory of turns, with ends of turns by position."""
     turn_returns, next_value, last = [], 0.0, 0.0
@@ -546,17 +535,24 @@ def test_bi_level_gae_by_hand():
     close(returns, [0.25, 0.5, 1])
 
 
+@pytest.mark.parametrize("estimator, slow", [("gae", slow_gae), ("bi_level_gae", slow_bi_level)])
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("changes", [{}, dict(gamma=1.0, lam=1.0, turn_lam=1.0, turn_gamma=0.95), dict(turn_gamma=1.0)])
-def test_bi_level_gae_agrees_with_loop(dense, changes):
+@pytest.mark.parametrize("changes", [
+    {}, dict(turn_gamma=1.0, turn_lam=1.0), dict(gamma=1.0, lam=1.0, turn_lam=1.0, turn_gamma=0.95), dict(lam=0.0),
+])  # fmt: skip
+def test_estimators_with_turn_discounts_agree_with_loops(estimator, slow, dense, changes):
     (rewards, values), discounts = episodes(dense), DISCOUNTS | changes
-    found, returns = estimate("bi_level_gae", rewards, values, **discounts)
+    found, returns = estimate(estimator, rewards, values, **discounts)
     pairs = zip(nested(rewards), nested(values), strict=True)
-    expected = [a for r, v in pairs for a in slow_bi_level(r, v, **discounts)]
+    expected = [a for r, v in pairs for a in slow(r, v, **discounts)]
     close(found, slow_whiten(expected))
     close(returns, doubles(*expected) + values)
-    nothing = estimate("bi_level_gae", rewards * 0, values * 0, **discounts)  # no turn has a reward
-    assert nothing[0].abs().max() == nothing[1].abs().max() == 0.0
+
+
+def test_bi_level_gae_without_any_reward():
+    (rewards, values) = episodes(False)
+    found, returns = estimate("bi_level_gae", rewards * 0, values * 0, **DISCOUNTS)
+    assert found.abs().max() == returns.abs().max() == 0.0
 
 
 @pytest.mark.parametrize("estimator", OF_GROUPS)
