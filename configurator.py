@@ -18,7 +18,22 @@ import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+# a number's type, and its legal values in words and as a test
+Natural = Annotated[int, "0 or more", lambda x: x >= 0]
+Count = Annotated[int, "1 or more", lambda x: x >= 1]
+Pairs = Annotated[int, "2 or more", lambda x: x >= 2]
+EvalSize = Annotated[int, "between 1 and 256", lambda x: 1 <= x <= 256]
+NotNegative = Annotated[float, "0 or more", lambda x: x >= 0]
+Positive = Annotated[float, "more than 0", lambda x: x > 0]
+Fraction = Annotated[float, "between 0 and 1", lambda x: 0 <= x <= 1]
+BelowOne = Annotated[float, "at least 0 and less than 1", lambda x: 0 <= x < 1]
+Penalty = Annotated[float, "0 or less", lambda x: x <= 0]
+Cap = Annotated[float, "1 or more", lambda x: x >= 1]
+DualClip = Annotated[float, "0, or more than 1", lambda x: x == 0 or x > 1]
+Estimator = Literal["gae", "bi_level_gae", "grpo", "dr_grpo", "rloo",
+                    "reinforce_plus_plus", "reinforce_plus_plus_baseline"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,106 +42,105 @@ class Config:
 
     # run
     out_dir: str = ""  # folder for metrics, samples, checkpoints; '' = out/<first config file>, plus _s<seed> if not 0
-    seed: int = 0  # >= 0; every random stream of the run derives from it
-    num_iterations: int = 200  # >= 0; rounds of rollout and update; 0 = evaluate the starting model only
-    eval_every: int = 10  # iterations between evaluations; 0 = only at the start and the end
-    save_every: int = 10  # iterations between checkpoints; 0 = only at the end
-    keep_checkpoints: int = 2  # >= 1; the last ones that are kept
-    grace_s: float = 60.0  # > 0; seconds that an iteration under way has, after a signal, to end and be saved
-    num_samples: int = 4  # >= 0; trajectories written per evaluated iteration, whole groups first
-    device: str = "auto"  # auto (cuda if there is one) | cpu | cuda
-    num_threads: int = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
+    seed: Natural = 0  # every random stream of the run derives from it
+    num_iterations: Natural = 200  # rounds of rollout and update; 0 = evaluate the starting model only
+    eval_every: Natural = 10  # iterations between evaluations; 0 = only at the start and the end
+    save_every: Natural = 10  # iterations between checkpoints; 0 = only at the end
+    keep_checkpoints: Count = 2  # the last ones that are kept
+    grace_s: Positive = 60.0  # seconds that an iteration under way has, after a signal, to end and be saved
+    num_samples: Natural = 4  # trajectories written per evaluated iteration, whole groups first
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is one
+    num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
     # environment
     env: str = "frozenlake"  # 'name:key=value,...'; 'A + 2*B' mixes groups 1:2; 'A @50 > B' is A up to iteration 50
     eval_env: str = ""  # environments that are scored, 'A + B'; '' = those of the last stage of env
-    observation: str = "grid"  # how the state is written: grid | coord | relations
+    observation: Literal["grid", "coord", "relations"] = "grid"  # how the state is written
     think: bool = True  # True: the reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
-    max_turns: int = 5  # >= 1; K, replies per trajectory
-    actions_per_turn: int = 5  # >= 1; actions executed from one reply
-    actions_per_traj: int = 10  # >= actions_per_turn; actions executed in one trajectory
-    context_turns: int = 0  # >= 0; turns that a reply sees, its own included; 0 = all, 1 = single-turn
-    format_penalty: float = -0.1  # <= 0; added to the reward of a malformed turn
-    reward_density: str = "native"  # what a turn earns: native (the environment's) | sparse | balanced | dense | plan
-    think_reward: float = 0.0  # >= 0; added to a turn's reward for each share of the true facts that its thought states
+    max_turns: Count = 5  # K, replies per trajectory
+    actions_per_turn: Count = 5  # actions executed from one reply
+    actions_per_traj: Count = 10  # actions executed in one trajectory, at least actions_per_turn
+    context_turns: Natural = 0  # turns that a reply sees, its own included; 0 = all, 1 = single-turn
+    format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
+    reward_density: Literal["native", "sparse", "balanced", "dense", "plan"] = "native"  # what a turn earns
+    think_reward: NotNegative = 0.0  # added to a turn's reward for each share of the true facts that its thought states
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, 'base' (ours, tiny) or 'tiny' (untrained)
     tiny_shape: str = "4x96"  # of model='tiny': layers x width
-    dtype: str = "auto"  # compute type: auto (bfloat16 on cuda, float32 on cpu) | float32 | bfloat16
-    lora_rank: int = 0  # >= 0; of LoRA on all linear layers of policy and critic; 0 = all weights are trained
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # compute type; auto: bfloat16 on cuda, float32 on cpu
+    lora_rank: Natural = 0  # of LoRA on all linear layers of policy and critic; 0 = all weights are trained
     compile: bool = False  # True: torch.compile the MLP and the norms of every block, packs padded to one size
     # rollout
-    engine: str = "vllm"  # what samples: vllm | torch (in plain PyTorch, needs no vLLM)
-    num_groups: int = 8  # >= 1; P, initial states per iteration
-    group_size: int = 16  # >= 1; N, trajectories per initial state
-    temperature: float = 1.0  # > 0; of sampling, and of the log-probabilities in the loss
-    max_response_tokens: int = 400  # >= 1; tokens of one reply
-    max_context_tokens: int = 3600  # >= max_response_tokens; tokens of one trajectory, prompts and replies
-    max_running: int = 128  # >= 1; trajectories decoded at once
-    step_timeout_s: float = 60.0  # > 0; seconds that an environment has for one step
-    max_error_frac: float = 0.1  # 0..1; trajectories that may end in an error of their environment before the run stops
+    engine: Literal["vllm", "torch"] = "vllm"  # what samples; torch: in plain PyTorch, needs no vLLM
+    num_groups: Count = 8  # P, initial states per iteration
+    group_size: Count = 16  # N, trajectories per initial state
+    temperature: Positive = 1.0  # of sampling, and of the log-probabilities in the loss
+    max_response_tokens: Count = 400  # tokens of one reply
+    max_context_tokens: Count = 3600  # tokens of one trajectory, prompts and replies; at least max_response_tokens
+    max_running: Count = 128  # trajectories decoded at once
+    step_timeout_s: Positive = 60.0  # seconds that an environment has for one step
+    max_error_frac: Fraction = 0.1  # trajectories that may end in an error of their environment before the run stops
     # StarPO
-    estimator: str = "gae"  # gae | bi_level_gae (critic); grpo | dr_grpo | rloo | reinforce_plus_plus[_baseline]
+    estimator: Estimator = "gae"  # of advantages; gae and bi_level_gae have a critic
     turn_level: bool = False  # True: without critic, advantages of turns from returns-to-go, not of trajectories
-    gamma: float = 1.0  # 0..1; discount per token inside a turn
-    lam: float = 1.0  # 0..1; lambda of GAE inside a turn
-    turn_gamma: float = 1.0  # 0..1; discount from turn to turn
-    turn_lam: float = 1.0  # 0..1; lambda of GAE from turn to turn
-    reward_norm: str = "none"  # of scores, after the filter has seen them: none | mean | mean_std | asym_clip
-    reward_norm_over: str = "group"  # group | batch | env
-    filter_strategy: str = "fraction"  # of groups that are kept: fraction | count | top_p | top_p_softmax | min_p
-    filter_keep: float = 0.25  # > 0; what filter_strategy needs: a fraction (1.0 = no filter), a count, or p
-    filter_by: str = "reward_std"  # of a group: reward_std | reward_mean | entropy | length
+    gamma: Fraction = 1.0  # discount per token inside a turn
+    lam: Fraction = 1.0  # lambda of GAE inside a turn
+    turn_gamma: Fraction = 1.0  # discount from turn to turn
+    turn_lam: Fraction = 1.0  # lambda of GAE from turn to turn
+    reward_norm: Literal["none", "mean", "mean_std", "asym_clip"] = "none"  # of scores, after the filter has seen them
+    reward_norm_over: Literal["group", "batch", "env"] = "group"  # whose mean and std that takes
+    filter_strategy: Literal["fraction", "count", "top_p", "top_p_softmax", "min_p"] = "fraction"  # which groups stay
+    filter_keep: Positive = 0.25  # what filter_strategy needs: a fraction (1.0 = no filter), a count, or p
+    filter_by: Literal["reward_std", "reward_mean", "entropy", "length"] = "reward_std"  # of a group
     filter_smallest: bool = False  # True: the smallest values are kept, not the largest
     filter_zero_std: bool = False  # True: groups without variance of rewards may be kept
-    filter_loss_scale: str = "none"  # advantages times the kept share of groups, or its root: none | linear | sqrt
-    clip_low: float = 0.2  # >= 0, < 1; the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.28  # > 0; see clip_low
-    dual_clip: float = 0.0  # 0 or > 1; bounds the loss of tokens with A < 0 to dual_clip * |A|; 0 = no bound
-    aggregation: str = "token_mean"  # of the policy: token_mean | seq_mean_token_mean | seq_mean_token_sum | constant
+    filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"  # advantages times the share of kept groups
+    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: Positive = 0.28  # see clip_low
+    dual_clip: DualClip = 0.0  # bounds the loss of tokens with A < 0 to dual_clip * |A|; 0 = no bound
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"  # losses
     recompute_old_logprobs: bool = False  # True: old log-probs from a forward of the trainer, not from the engine
-    importance_cap: float = 2.0  # >= 1; weights pi / pi_engine of tokens are truncated here (TIS)
-    value_clip: float = 0.5  # > 0; new values stay this close to the old ones, reward units
-    value_coef: float = 0.5  # >= 0; weight of the value loss
-    entropy_coef: float = 0.001  # >= 0; weight of the entropy bonus
-    kl_coef: float = 0.0  # >= 0; weight of KL against the frozen start; 0 = no reference model
-    kl_in: str = "loss"  # loss | reward (of every token)
-    kl_estimator: str = "k3"  # k1 (in the reward only) | k2 | k3
+    importance_cap: Cap = 2.0  # weights pi / pi_engine of tokens are truncated here (TIS); below 1: biased on-policy
+    value_clip: Positive = 0.5  # new values stay this close to the old ones, reward units
+    value_coef: NotNegative = 0.5  # weight of the value loss
+    entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
+    kl_coef: NotNegative = 0.0  # weight of KL against the frozen start; 0 = no reference model
+    kl_in: Literal["loss", "reward"] = "loss"  # reward: of every token
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: in the reward only
     mask_observations: bool = True  # False: the mask of the paper's own code, which trains on the environment's text
     # update
-    batch_size: int = 32  # E, trajectories per optimizer step; at most what the filter can keep
-    num_epochs: int = 1  # >= 1; passes over the kept trajectories of an iteration
-    micro_batch_tokens: int = 16384  # >= max_context_tokens; tokens of one forward and backward pass
-    learning_rate: float = 1e-6  # >= 0; AdamW, policy
-    critic_lr: float = 1e-5  # >= 0; AdamW, critic
-    adam_beta1: float = 0.9  # >= 0, < 1; policy and critic
-    adam_beta2: float = 0.999  # >= 0, < 1; policy and critic
-    weight_decay: float = 0.01  # >= 0; policy and critic
-    grad_clip: float = 1.0  # > 0; largest gradient norm
-    max_bad_steps: int = 5  # >= 1; optimizer steps in a row with a non-finite gradient before the run stops
+    batch_size: Count = 32  # E, trajectories per optimizer step; at most what the filter can keep
+    num_epochs: Count = 1  # passes over the kept trajectories of an iteration
+    micro_batch_tokens: Count = 16384  # tokens of one forward and backward pass, at least max_context_tokens
+    learning_rate: NotNegative = 1e-6  # AdamW, policy
+    critic_lr: NotNegative = 1e-5  # AdamW, critic
+    adam_beta1: BelowOne = 0.9  # policy and critic
+    adam_beta2: BelowOne = 0.999  # policy and critic
+    weight_decay: NotNegative = 0.01  # policy and critic
+    grad_clip: Positive = 1.0  # largest gradient norm
+    max_bad_steps: Count = 5  # optimizer steps in a row with a non-finite gradient before the run stops
     # evaluation
-    eval_split: str = "eval"  # eval: the 256 prompts that are reported; heldout: 256 others, to choose settings on
-    eval_size: int = 256  # 1..256; initial states that training never draws, one trajectory each
-    eval_temperature: float = 0.5  # >= 0; 0 = greedy
+    eval_split: Literal["eval", "heldout"] = "eval"  # the 256 prompts that are reported; 256 others, to choose settings
+    eval_size: EvalSize = 256  # initial states that training never draws, one trajectory each
+    eval_temperature: NotNegative = 0.5  # 0 = greedy
     # diagnostics
-    collapse_every: int = 0  # >= 0; iterations between measurements of mutual information; 0 = never
-    collapse_pairs: int = 64  # >= 2; thoughts that are compared in one of them
+    collapse_every: Natural = 0  # iterations between measurements of mutual information; 0 = never
+    collapse_pairs: Pairs = 64  # thoughts that are compared in one of them
     early_stop: bool = False  # True: end when rewards lose their variance, the filter keeps nothing or evaluation is 0
     # supervised learning (sft.py)
-    sft_steps: int = 0  # >= 0; optimizer steps of sft.py; train.py makes none
-    sft_batch_size: int = 16  # >= 1; demonstrations per step; in pretraining packs of micro_batch_tokens
-    sft_lr: float = 1e-5  # >= 0; AdamW
-    sft_muon_lr: float = 0.0  # >= 0; Muon, for the matrices; 0 = AdamW for all parameters
-    sft_actions: int = 3  # >= 1; most actions that a demonstration commits a turn, actions_per_turn at most
-    sft_noise: float = 0.0  # 0..1; share of the turns of demonstrations with random actions
+    sft_steps: Natural = 0  # optimizer steps of sft.py; train.py makes none
+    sft_batch_size: Count = 16  # demonstrations per step; in pretraining packs of micro_batch_tokens
+    sft_lr: NotNegative = 1e-5  # AdamW
+    sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
+    sft_actions: Count = 3  # most actions that a demonstration commits a turn, actions_per_turn at most
+    sft_noise: Fraction = 0.0  # share of the turns of demonstrations with random actions
 
     def __post_init__(self) -> None:
         for key, legal in CHOICES.items():
             if getattr(self, key) not in legal:
                 raise ValueError(f"{key} must be one of {', '.join(legal)}, got {getattr(self, key)!r}")
-        for wanted, (is_legal, keys) in RANGES.items():
-            for key in keys.split():
-                if not (math.isfinite(getattr(self, key)) and is_legal(getattr(self, key))):
-                    raise ValueError(f"{key} must be {wanted}, got {getattr(self, key)}")
+        for key, (wanted, is_legal) in RANGES.items():
+            if not (math.isfinite(getattr(self, key)) and is_legal(getattr(self, key))):
+                raise ValueError(f"{key} must be {wanted}, got {getattr(self, key)}")
         for low, high, reason in ORDERED:
             if getattr(self, low) > getattr(self, high):
                 pair = f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
@@ -149,50 +163,11 @@ class Config:
             raise ValueError(f"batch_size ({self.batch_size}) is more than the {kept} trajectories kept ({product})")
 
 
-FIELD_TYPES: dict[str, type] = {field.name: field.type for field in fields(Config)}
-REFUSED = dict.fromkeys(
-    ("top_p", "top_k"),
-    "sampling from a cut distribution would make the log-probs in the loss those of another policy; use temperature",
-)
-CHOICES = {
-    "device": ("auto", "cpu", "cuda"),
-    "observation": ("grid", "coord", "relations"),
-    "dtype": ("auto", "float32", "bfloat16"),
-    "engine": ("vllm", "torch"),
-    "reward_density": ("native", "sparse", "balanced", "dense", "plan"),
-    "estimator": ("gae", "bi_level_gae", "grpo", "dr_grpo", "rloo",
-                  "reinforce_plus_plus", "reinforce_plus_plus_baseline"),  # fmt: skip
-    "reward_norm": ("none", "mean", "mean_std", "asym_clip"),
-    "reward_norm_over": ("group", "batch", "env"),
-    "filter_strategy": ("fraction", "count", "top_p", "top_p_softmax", "min_p"),
-    "filter_by": ("reward_std", "reward_mean", "entropy", "length"),
-    "filter_loss_scale": ("none", "linear", "sqrt"),
-    "aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"),
-    "kl_in": ("loss", "reward"),
-    "kl_estimator": ("k1", "k2", "k3"),
-    "eval_split": ("eval", "heldout"),
-}
-COUNTS = """max_turns actions_per_turn actions_per_traj num_groups group_size max_response_tokens max_context_tokens
-    max_running importance_cap batch_size num_epochs micro_batch_tokens max_bad_steps sft_batch_size
-    sft_actions keep_checkpoints"""
-NOT_NEGATIVE = """seed num_iterations eval_every save_every num_samples num_threads value_coef entropy_coef kl_coef
-    learning_rate critic_lr weight_decay eval_temperature sft_steps sft_lr sft_muon_lr
-    context_turns think_reward lora_rank collapse_every"""
-RANGES: dict[str, tuple[Callable[[float], bool], str]] = {  # every numeric field is in exactly one row
-    "1 or more": (lambda x: x >= 1, COUNTS),  # importance_cap among them: below 1 it would bias on-policy tokens
-    "0 or more": (lambda x: x >= 0, NOT_NEGATIVE),
-    "0 or less": (lambda x: x <= 0, "format_penalty"),
-    "more than 0": (lambda x: x > 0, "temperature clip_high value_clip grad_clip filter_keep grace_s step_timeout_s"),
-    "between 0 and 1": (lambda x: 0 <= x <= 1, "gamma lam turn_gamma turn_lam sft_noise max_error_frac"),
-    "at least 0 and less than 1": (lambda x: 0 <= x < 1, "clip_low adam_beta1 adam_beta2"),
-    "0, or more than 1": (lambda x: x == 0 or x > 1, "dual_clip"),
-    "2 or more": (lambda x: x >= 2, "collapse_pairs"),
-    "between 1 and 256": (lambda x: 1 <= x <= 256, "eval_size"),
-}
-MAY_CHANGE = {  # when a run is continued
-    "num_iterations", "eval_every", "save_every", "num_samples", "out_dir", "keep_checkpoints", "grace_s",
-    "step_timeout_s", "max_error_frac",
-}  # fmt: skip
+CHOICES = {field.name: get_args(field.type) for field in fields(Config) if get_origin(field.type) is Literal}
+RANGES = {field.name: get_args(field.type)[1:] for field in fields(Config) if get_origin(field.type) is Annotated}
+FIELD_TYPES: dict[str, type] = get_type_hints(Config) | dict.fromkeys(CHOICES, str)
+MAY_CHANGE = ["num_iterations", "eval_every", "save_every", "num_samples", "out_dir", "keep_checkpoints", "grace_s",
+              "step_timeout_s", "max_error_frac"]  # fmt: skip  # when a run is continued
 ORDERED = [
     ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
     ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
@@ -203,11 +178,11 @@ ORDERED = [
 def load_config(argv: list[str], *, extra: dict | None = None, base: Config | None = None) -> tuple[Config, dict, dict]:
     """Reads config files and --key=value overrides, left to right, last wins.
 
-    Args: argv: what follows the script name, such as ["config/frozenlake_ppo.py", "--seed=1"]; extra: a script's own
-        options with their defaults, legal on the command line only; base: settings in place of the defaults.
-    Returns: the checked settings; one value per key of extra; for every field of Config where its value comes from,
-        "default" (or base), a file, or "command line".
-    Raises ValueError or TypeError with the key, what is wanted, what was given, and by which source.
+    Args: argv: what follows the script name; extra: a script's own options with their defaults, legal on the command
+        line only; base: settings in place of the defaults.
+    Returns: the checked settings; a value for each key of extra; for every field of Config its source: "default" (or
+        base), a file, or "command line".
+    Raises: ValueError or TypeError with the key, what is wanted, what was given, and by which source.
     >>> config, extras, config_sources = load_config(["--seed=3", "--player=oracle"], extra={"player": ""})
     >>> config.seed, extras, config_sources["seed"], config.out_dir
     (3, {'player': 'oracle'}, 'command line', 'out/default_s3')
@@ -259,10 +234,11 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 def _type_of(key: str, known_types: dict[str, Any], source: str) -> Any:
     if key in known_types:
         return known_types[key]
-    if key in REFUSED:
-        raise ValueError(f"{key} from {source} is refused: {REFUSED[key]}")
-    near = difflib.get_close_matches(key, known_types, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"the keys are {', '.join(known_types)}"
+    if key in ("top_p", "top_k"):
+        raise ValueError(f"{key} from {source} is refused: sampling from a cut distribution would make the log-probs "
+                         "in the loss those of another policy; use temperature")  # fmt: skip
+    near = " or ".join(difflib.get_close_matches(key, known_types, n=3))
+    hint = f"did you mean {near}?" if near else f"the keys are {', '.join(known_types)}"
     raise ValueError(f"unknown key {key!r} from {source}: {hint}")
 
 
@@ -274,9 +250,8 @@ def _read_file(path: str) -> dict[str, Any]:
         exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), names)
     except Exception as error:
         raise ValueError(f"config file {path} fails with {type(error).__name__}: {error}") from error
-    names = {key: value for key, value in names.items() if not key.startswith("_")}
     helpers = {key for key, value in names.items() if isinstance(value, types.ModuleType) or callable(value)}
-    return {key: value for key, value in names.items() if key not in helpers - set(FIELD_TYPES)}
+    return {key: value for key, value in names.items() if key[0] != "_" and key not in helpers - set(FIELD_TYPES)}
 
 
 def describe(config: Config, sources: dict[str, str]) -> str:
@@ -315,8 +290,7 @@ def load_saved(path: str | Path) -> Config:
 
 
 def check_out_dir(config: Config, *, take: bool = False) -> None:
-    """Raises: ValueError unless out_dir is free, or belongs to a run, which then continues: one with these settings, or
-    with `take` any."""
+    """Raises: ValueError unless out_dir is free or holds a run to continue: of these settings, with `take` of any."""
     out_dir = Path(config.out_dir)
     if (out_dir / "config.json").is_file():
         saved, wanted = asdict(load_saved(out_dir)), asdict(config)
@@ -333,9 +307,8 @@ def git_commit() -> str | None:
     """Commit of this code, with "-dirty" if tracked files differ from it; None without git or a repository."""
     try:
         git = ["git", "-C", str(Path(__file__).resolve().parent)]
-        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True).strip()
-        changes = subprocess.check_output([*git, "status", "--porcelain", "--untracked-files=no"])
-        return commit + ("-dirty" if changes else "")
+        state = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.check_output(state, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -348,16 +321,9 @@ def help_text(doc: str) -> str:
         if group := re.fullmatch(r"    # (.+)", line):
             lines += ["", f"{group[1]}:"]
         elif field := re.fullmatch(r"    (\w+): .+? = (.+?)  # (.+)", line):
-            lines.append(f"  --{field[1]}={field[2]}  # {field[3]}")
+            legal = RANGES[field[1]][0] if field[1] in RANGES else " | ".join(CHOICES.get(field[1], ()))
+            lines.append(f"  --{field[1]}={field[2]}  # {'; '.join(filter(None, (legal, field[3])))}")
     return "\n".join([*lines, "", "An error is one line; with NANORAGEN_TRACEBACK=1 it shows where it arose."])
-
-
-def answer_help() -> None:
-    """Ends a script that was asked for help. It runs when this file is imported, which every script does first: other
-    imports take seconds."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(sys.modules["__main__"].__doc__ or ""))
-        sys.exit()
 
 
 def fail_clearly(main: Callable[[list[str]], Any]) -> None:
@@ -375,4 +341,6 @@ def fail_clearly(main: Callable[[list[str]], Any]) -> None:
         sys.exit(2)
 
 
-answer_help()
+if {"-h", "--help"} & set(sys.argv[1:]):  # here, because every script imports this file first: other imports take long
+    print(help_text(sys.modules["__main__"].__doc__ or ""))
+    sys.exit()
