@@ -8,24 +8,20 @@ observations s_k and sampled texts a_k, with the clipped surrogate over the resp
     gae (PPO):  A_t = whitened sum_l (gamma lam)^l delta_{t+l},  delta_t = r_t + gamma V_{t+1} - V_t
     grpo:       A_t = (R(tau) - mean_group R) / (std_group R + 1e-6), the same for every token of tau
 
-StarPO-S adds the uncertainty filter (only the share `keep` of the prompts with the largest std of R(tau) over their
-N rollouts is trained on), a larger clip_high and no KL term. Source: RAGEN, https://arxiv.org/abs/2504.20073. The other
-estimators are those of `advantages`; README has the table of methods.
+StarPO-S adds the uncertainty filter (only the prompts with the largest std of R(tau) over their N rollouts are trained
+on), a larger clip_high and no KL term. Source: RAGEN, https://arxiv.org/abs/2504.20073. README has a table of methods.
 
-Layout: whatever belongs to tokens is a flat (R,) tensor over RESPONSE tokens only, those the policy sampled (its
-end-of-sequence tokens included), trajectories one after the other; `lengths` says how many belong to each. Index r
-of logprobs scores response token r. Observation tokens do not occur, so there is no mask to get wrong. Letters:
-P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns of all of them, R response tokens.
+Whatever belongs to tokens is a flat (R,) tensor over RESPONSE tokens only, those the policy sampled (its end-of-turn
+tokens included), trajectories one after the other; `lengths` says how many belong to each. There is no mask to get
+wrong. P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns of all, R response tokens.
 
 What differs from the paper and from RAGEN's code:
-- Response tokens only. The paper optimises every token; RAGEN's first default trained on the environment's text
-  (mask_observations=False does so).
+- Response tokens only: the paper optimises every token, as mask_observations=False does.
 - One token-level denominator for the whole mini-batch, passed in. The paper averages per trajectory first (eq. 4);
   RAGEN averages per micro-batch, so that its result depends on the micro-batch size.
 - GAE steps over the observation between two turns, so gamma and lam count sampled tokens; rewards sit on the last
   token of their turn, not of the trajectory. Turns are known by their tokens, not by a reward that differs from zero.
-- The filter ranks raw scores; RAGEN ranks scores after its in-group normalisation, if that is on.
-- With keep < 1 a group without variance is never kept, so fewer groups (even none) may remain (filter_zero_std).
+- The filter ranks raw scores, RAGEN in-group normalised ones where that is on; it keeps no group without variance.
 - GAE advantages are whitened once over all kept response tokens of the iteration, not per mini-batch.
 - Dual clip (RAGEN's backend has it, c = 3) is off by default.
 """
@@ -47,32 +43,32 @@ def _check_vectors(num_tokens: int = 1, **tensors: Tensor) -> None:
         raise ValueError(f"expected 1-D tensors of one length, got {shapes}")
 
 
-def _as_groups(scores: Tensor, group_size: int) -> Tensor:
-    _check_vectors(scores=scores)
-    if group_size < 1 or len(scores) == 0 or len(scores) % group_size:
-        raise ValueError(f"cannot divide {len(scores)} scores into groups of group_size={group_size}")
-    if not scores.is_floating_point() or not torch.isfinite(scores).all():
-        raise ValueError(f"scores must be finite floats, got {scores.dtype} {scores.tolist()}")
-    return scores.detach().double().view(-1, group_size)  # (P, N)
-
-
 def _full_precision(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
+    """log of pi / pi_other, with gradient in pi only, held in [-20, 20] so that its exp stays finite."""
+    return (_full_precision(logprobs) - _full_precision(others.detach())).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
 def group_stats(scores: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, unbiased standard deviation and maximum of the trajectory scores in each group.
+    """Mean, unbiased standard deviation (U(x) of StarPO-S) and maximum of the trajectory scores in each group.
 
     Args: scores (B,) float, sum of rewards of each trajectory, group after group; group_size N, divides B.
     Returns: mean (P,), std (P,), max (P,), dtype of scores, in reward units. std is exactly 0 for N = 1 and for
         groups that differ only by float rounding, std <= 1e-6 * max(1, largest |score| of the group).
     Raises: ValueError if B is 0 or not a multiple of group_size, or scores are not finite floats.
-    Source: U(x) of StarPO-S, arXiv 2504.20073.
     >>> mean, std, best = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], best.tolist()
     ([1.0, 1.0], [1.414, 0.0], [2.0, 1.0])
     """
-    groups = _as_groups(scores, group_size)  # (P, N)
+    _check_vectors(scores=scores)
+    if group_size < 1 or len(scores) == 0 or len(scores) % group_size:
+        raise ValueError(f"cannot divide {len(scores)} scores into groups of group_size={group_size}")
+    if not scores.is_floating_point() or not torch.isfinite(scores).all():
+        raise ValueError(f"scores must be finite floats, got {scores.dtype} {scores.tolist()}")
+    groups = scores.detach().double().view(-1, group_size)  # (P, N)
     mean, best = groups.mean(1), groups.amax(1)  # (P,), (P,)
     std = groups.std(1) if group_size > 1 else torch.zeros_like(mean)  # (P,), torch.std of one number is NaN
     std = torch.where(std > NOISE * groups.abs().amax(1).clamp(min=1.0), std, 0.0)  # (P,)
@@ -91,8 +87,7 @@ def filter_groups(
     Groups without variance are then dropped unless `zero_std`. fraction 1 is vanilla StarPO: no filter at all.
 
     Args: values (P,) float, >= 0 for top_p and min_p; std (P,) of raw scores, from `group_stats`; smallest: rank from
-        the smallest value, for fraction and count.
-    Returns: (<= P,) int64 indices of the kept groups, ascending; empty if no group has variance.
+        the smallest value, for fraction and count. Returns: (<= P,) int64, the kept groups, ascending, or none.
     Raises: ValueError if keep or strategy is not legal, or a strategy cannot work with these values.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy (top_p 0.9).
     >>> filter_groups(torch.tensor([0.7, 0.0, 6.4]), torch.tensor([0.7, 0.0, 6.4]), keep=0.67).tolist()
@@ -126,12 +121,11 @@ def filter_groups(
 def normalize_rewards(rewards: Tensor, turns: list[int], owners: Tensor, method: str) -> Tensor:
     """Normalise trajectory scores among those with the same owner, and turn rewards with them.
 
-    Scores become s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"), held in [-1, 3] ("asym_clip"). Turn
-    rewards are divided by the same number, and their last takes what the sum lacks.
+    Scores become s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"), held in [-1, 3] ("asym_clip"), and 0
+    without variance. Turn rewards are divided by the same number, and their last takes what the sum lacks.
 
     Args: rewards (K,) of turns; turns, B counts summing to K; owners (B,) int64, group, batch or environment.
-    Returns: (K,) dtype of rewards. Owners without variance: 0 in sum for every trajectory.
-    Source: RAGEN's reward_normalization (grouping state, batch, inductive).
+    Returns: (K,) dtype of rewards. Source: RAGEN's reward_normalization (grouping state, batch, inductive).
     >>> normalize_rewards(torch.tensor([1.0, 2.0, 1.0]), [2, 1], torch.tensor([0, 0]), "mean").tolist()
     [1.0, 0.0, -1.0]
     """
@@ -201,13 +195,12 @@ def advantages(
 
     gae, bi_level_gae: whitened, see there. grpo, dr_grpo, rloo: `group_advantages` of the trajectories' scores, one for
     all tokens of each; with turn_level of the turns' returns-to-go, against the same turn of the other members.
-    reinforce_plus_plus: returns-to-go of the tokens, whitened over the batch; its _baseline form: scores less the mean
-    of their group, whitened over the batch.
+    reinforce_plus_plus (https://arxiv.org/abs/2501.03262): returns-to-go of the tokens, whitened over the batch; its
+    _baseline form: scores less the mean of their group, whitened over the batch.
 
     Args: rewards (R,) of tokens; values (R,), None without critic; turn_lengths, K counts of tokens; turns, B counts of
         turns; groups (B,) int64; config: estimator, turn_level, gamma, lam, turn_gamma, turn_lam.
     Returns: advantages (R,); returns (R,) for the critic, None without one.
-    Source: REINFORCE++, https://arxiv.org/abs/2501.03262, and above; turn returns-to-go: arXiv 2510.01132 lacks them.
     >>> half, groups = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(half, None, [1, 1, 1], [2, 1], groups, Config(estimator="dr_grpo"))[0].tolist()
     [0.25, 0.25, -0.25]
@@ -244,9 +237,8 @@ def gae(
 
     Args: rewards (R,), values (R,) float, V of the state in which the token was sampled, reward units; lengths, B
         counts summing to R; gamma, lam in [0, 1], per response token, (R,) where they differ at the end of a turn.
-    Returns: advantages (R,), returns (R,) = advantages + values, without gradient, at least float32.
-    Raises: ValueError if shapes or lengths do not match, or gamma or lam is outside [0, 1].
-    Source: https://arxiv.org/abs/1506.02438, equation 16.
+    Returns: advantages (R,), returns (R,) = advantages + values, without gradient, at least float32. Raises: ValueError
+        for shapes or lengths that do not match, gamma or lam outside [0, 1]. Source: arXiv 1506.02438, equation 16.
     >>> advantages, returns = gae(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.25]), [2], gamma=1.0, lam=1.0)
     >>> advantages.tolist(), returns.tolist()
     ([0.5, 0.75], [1.0, 1.0])
@@ -280,10 +272,9 @@ def bi_level_gae(
     """GAE over turns, then inside each: a turn's return takes the place of its reward, and nothing follows it.
 
     Over turns: rewards are sums of the turn, values those at its last token, with turn_gamma and turn_lam. Inside, with
-    gamma and lam: what the turn's return exceeds its own rewards by is added to the reward of its last token.
-
-    Args, returns: as `advantages`, not whitened. Source: RAGEN's compute_bi_level_gae_advantage_return, which finds the
-        ends of turns by rewards that are not zero, and so loses turns without reward.
+    gamma and lam: what the turn's return exceeds its own rewards by is added to the reward of its last token. Args,
+    returns: as `advantages`, not whitened. Source: RAGEN's compute_bi_level_gae_advantage_return, which loses turns
+    without reward, because it finds the ends of turns by rewards.
     >>> r, v = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
     >>> bi_level_gae(r, v, [2, 2], [2], Config(turn_gamma=0.5))[0].tolist()
     [0.25, 0.25, 0.5, 0.5]
@@ -299,9 +290,9 @@ def bi_level_gae(
 def whiten(x: Tensor) -> Tensor:
     """Shift to zero mean and scale to unit (unbiased) standard deviation over all entries.
 
-    Args: x (R,) float, for GAE the advantages of all kept response tokens of the iteration (of all ranks).
-    Returns: (R,) dtype of x, (x - mean) / (std + 1e-8); only x - mean if R < 2 or x has no variance.
-    Raises: ValueError if x is not 1-D. Source: detail 7 of https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
+    Args: x (R,) float, for GAE the advantages of all kept response tokens of the iteration (of all ranks). Raises:
+        ValueError if x is not 1-D. Returns: (R,), (x - mean) / (std + 1e-8), x - mean if R < 2 or x has no variance.
+    Source: detail 7 of https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
     >>> whiten(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [-1.0, 0.0, 1.0]
     """
@@ -335,8 +326,7 @@ def policy_loss(
     _check_vectors(num_tokens, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
         raise ValueError(f"need 0 <= clip_low <= 1 and clip_high >= 0, got clip_low={clip_low}, clip_high={clip_high}")
-    log_ratio = _full_precision(logprobs) - _full_precision(old_logprobs.detach())  # (R,)
-    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = _log_ratio(logprobs, old_logprobs)  # (R,)
     ratio, advantages = log_ratio.exp(), advantages.detach()  # (R,), (R,)
     unclipped = ratio * advantages  # (R,)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages  # (R,)
@@ -354,7 +344,7 @@ def token_weights(lengths: list[int], aggregation: str, most_tokens: int) -> Ten
     "token_mean" 1 / R sum over tokens; "seq_mean_token_mean" mean over trajectories of their token means (eq. 4 of
     arXiv 2504.20073); "seq_mean_token_sum" mean over trajectories of sums; "constant" the same / most_tokens.
 
-    Args: lengths, tokens of each of the B trajectories of the mini-batch; most_tokens: a constant, the longest possible
+    Args: lengths, tokens of each of the B trajectories of the mini-batch; most_tokens: of the longest possible one.
     Returns: (R,) float32. Raises: ValueError for another aggregation. "constant" is that of Dr. GRPO, arXiv 2503.20783.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
@@ -373,18 +363,17 @@ def importance_weights(logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs:
     Samples come from the engine, whose numbers differ a little from the trainer's. With old_logprobs = rollout_logprobs
     the weight is 1 until a ratio exceeds the cap; with recomputed ones it is pi_old / pi_rollout, truncated.
 
-    Args: logprobs, old_logprobs, rollout_logprobs (R,), nats; cap >= 1. Returns: (R,) without gradient.
-    Raises: ValueError if shapes differ or cap < 1. Source: truncated importance sampling, Yao et al. 2025, "Your
-        efficient RL framework secretly brings you off-policy RL training".
+    Args: logprobs, old_logprobs, rollout_logprobs (R,), nats; cap >= 1. Returns: (R,) without gradient. Raises:
+        ValueError if shapes differ or cap < 1. Source: Yao et al. 2025, "Your efficient RL framework secretly brings
+        you off-policy RL training".
     >>> importance_weights(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 0.0]), 2.0)[0].item()
     1.6487212181091309
     """
     _check_vectors(logprobs=logprobs, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
     if cap < 1.0:
         raise ValueError(f"cap must be at least 1, got {cap}")
-    new, old, rollout = (_full_precision(x.detach()) for x in (logprobs, old_logprobs, rollout_logprobs))
-    total = (new - rollout).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp_max(cap)  # (R,)
-    return total / (new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    total = _log_ratio(logprobs.detach(), rollout_logprobs).exp().clamp_max(cap)  # (R,)
+    return total / _log_ratio(logprobs.detach(), old_logprobs).exp()
 
 
 def value_loss(
@@ -392,10 +381,9 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped value loss, 0.5 max((v - R)^2, (clip(v, old - value_clip, old + value_clip) - R)^2), / num_tokens.
 
-    Args: values (R,) with gradient, old_values (R,) before the update, returns (R,), all in reward units;
-        value_clip > 0 in reward units, float("inf") for no clip; num_tokens as in policy_loss.
+    Args: values (R,) with gradient, old_values (R,) before the update, returns (R,), all in reward units, as value_clip
+        > 0 is, float("inf") for no clip; num_tokens as in policy_loss. Raises: ValueError for other values or shapes.
     Returns: loss, scalar; metrics, SUMS without gradient: vf_clipfrac (tokens whose clipped term is larger).
-    Raises: ValueError if shapes differ, value_clip <= 0 or num_tokens < 1.
     Source: detail 9 of https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/.
     >>> v, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
     >>> loss, metrics = value_loss(v, old, returns, value_clip=0.5, num_tokens=1)
@@ -415,33 +403,28 @@ def value_loss(
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Estimate KL(policy || reference) per token from tokens that the policy sampled.
 
-    With d = logprobs - ref_logprobs: "k1" d, "k2" d^2 / 2, "k3" exp(-d) - 1 + d. As a LOSS k1 has no expected gradient
-    and only fits into the reward; k2 has the gradient of KL(policy || reference), k3 that of KL(reference || policy).
+    With d = logprobs - ref_logprobs, in [-20, 20]: "k1" d, "k2" d^2 / 2, "k3" exp(-d) - 1 + d. As a LOSS k1 has no
+    expected gradient and only fits into the reward; k2 has the gradient of KL(policy || reference), k3 that of
+    KL(reference || policy). Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
 
     Args: logprobs (R,), ref_logprobs (R,), nats; estimator "k1", "k2" or "k3".
-    Returns: (R,) nats, with gradient in logprobs; d is clamped to [-20, 20] so that exp stays finite.
-    Raises: ValueError if shapes differ or the estimator is unknown. Source: http://joschu.net/blog/kl-approx.html
-        (Schulman, "Approximating KL divergence").
+    Returns: (R,) nats, with gradient in logprobs. Raises: ValueError if shapes differ or the estimator is unknown.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()
     [2.0]
     """
     _check_vectors(logprobs=logprobs, ref_logprobs=ref_logprobs)
-    d = _full_precision(logprobs) - _full_precision(ref_logprobs.detach())  # (R,)
-    d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if estimator == "k1":
-        return d
-    if estimator == "k2":
-        return 0.5 * d**2
-    if estimator == "k3":
-        return torch.expm1(-d) + d
-    raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}")
+    d = _log_ratio(logprobs, ref_logprobs)  # (R,)
+    estimates = {"k1": d, "k2": 0.5 * d**2, "k3": torch.expm1(-d) + d}
+    if estimator not in estimates:
+        raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}")
+    return estimates[estimator]
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 no better than a constant.
 
-    Args: values (R,), returns (R,), reward units. Returns: float <= 1; 0.0 (never NaN) without variance in returns.
-    Raises: ValueError if shapes differ. Source: CleanRL's PPO metrics, https://docs.cleanrl.dev/rl-algorithms/ppo/.
+    Args: values (R,), returns (R,), reward units; ValueError if shapes differ. Returns: float <= 1; 0.0 (never NaN)
+        without variance in returns. Source: CleanRL's PPO metrics, https://docs.cleanrl.dev/rl-algorithms/ppo/.
     >>> explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
     0.75
     """
@@ -458,8 +441,7 @@ def rollout_metrics(scores: Tensor, successes: Tensor, group_size: int) -> dict[
     Args: scores (B,) float, raw trajectory scores; successes (B,) bool or 0/1; group_size N.
     Returns: floats: in_group_reward_mean / _std / _max, averaged over groups, reward units; zero_std_frac, groups
         without variance; success, share of trajectories; pass@N, share of groups with any success.
-    Raises: ValueError if the shapes differ, and as group_stats.
-    Source: collapse indicators of arXiv 2504.20073; pass@N is RAGEN's "any of the group succeeds".
+    Raises: ValueError if the shapes differ, and as group_stats. Source: collapse indicators of arXiv 2504.20073.
     >>> metrics = rollout_metrics(torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([False, True, False, False]), 2)
     >>> metrics["success"], metrics["pass@2"], metrics["zero_std_frac"]
     (0.25, 0.5, 0.5)
