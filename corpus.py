@@ -15,6 +15,7 @@ symbols. The symbols of "newvocab", other sizes and the pairs of "jobs_test" are
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -130,14 +131,13 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 def random_reply(episode: Episode, skill: float, rng: np.random.Generator) -> str:
     """A true thought, and actions of the optimal plan or a shortest path with probability `skill`, else careless."""
-    env, most = episode.env, min(episode.actions_per_turn, episode.env.actions_left)
-    count, thought = int(rng.integers(1, most + 1)), " ".join(env.statements())
-    actions: list[str] = []
+    env, config, actions = episode.env, episode.config, []
+    count = int(rng.integers(1, min(config.actions_per_turn, env.actions_left) + 1))
     if rng.random() < skill:
         # plans of more than 3 slippery actions take long to find; no player knows which arm of a bandit is better
-        best = rng.random() < 0.5 and not env.repeats and env.plan(min(count, 3), episode.max_turns - episode.turn_idx)
+        best = rng.random() < 0.5 and not env.repeats and env.plan(min(count, 3), config.max_turns - episode.turn_idx)
         actions = best or env.demonstrate(count, rng)
-    return format_response(thought, actions or env.random(count, rng), think=episode.think)
+    return format_response(" ".join(env.statements()), actions or env.random(count, rng), think=config.think)
 
 
 # ---------- the corpus
@@ -184,7 +184,8 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
         env.alphabet = draw_symbols(rng)
     turns, actions = (1, 1) if env.repeats else (5, 5) if rng.random() < 0.7 else rng.integers(1, 6, 2).tolist()
     limits = dict(max_turns=turns, actions_per_turn=actions, max_response_tokens=int(rng.choice([40, 64, 400])))
-    think, mean = rng.random() < THINK, SKILL if progress < LEARNED else LAST_SKILL[spec.split(":")[0]]
+    limited = replace(config, **limits, think=rng.random() < THINK)
+    mean = SKILL if progress < LEARNED else LAST_SKILL[spec.split(":")[0]]
     while num_tokens < config.micro_batch_tokens:
         instance = draw_arms(rng) if env.repeats else env.draw(rng)
         while board_key(instance) in reserved_keys():
@@ -192,7 +193,7 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
         if drill:
             episode = Drill(env, draw_questions(env, rng, 1 if easy else int(rng.integers(3, 7))), rng)
         else:
-            episode = Episode(env, think=think, **limits)
+            episode = Episode(env, limited)
         skill = rng.random() ** (1 / mean - 1)  # between 0 and 1
         opening = episode.open(env.start(instance, [*path, int(rng.integers(1, 2**31))]))
         reply = (lambda: episode.truth) if drill else (lambda: random_reply(episode, skill, rng))  # noqa: B023

@@ -8,6 +8,7 @@ RAGEN's, which is added to the trajectory's score and never shown. The policy's 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from configurator import Config
 from envs import Env
 
 
@@ -51,15 +52,10 @@ class Outcome(NamedTuple):
 
 
 class Episode:
-    """One dialogue with an environment: builds the messages, executes the answers, keeps the limits."""
+    """One dialogue with an environment: builds the messages, executes the answers, keeps the limits of the config."""
 
-    def __init__(
-        self, env: Env, *, think: bool = True, max_turns: int = 5, actions_per_turn: int = 5,
-        format_penalty: float = -0.1, max_response_tokens: int = 400, think_reward: float = 0.0,
-    ):  # fmt: skip
-        self.env, self.think, self.max_turns, self.actions_per_turn = env, think, max_turns, actions_per_turn
-        self.format_penalty, self.max_response_tokens = format_penalty, max_response_tokens
-        self.think_reward = think_reward
+    def __init__(self, env: Env, config: Config):
+        self.env, self.config = env, config
 
     def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> tuple[str, str]:
         """Returns (system message, first user message). The system message is the same for all instances."""
@@ -71,42 +67,42 @@ class Episode:
         return self.system(), self._turn_text(observation, "")
 
     def system(self) -> str:
-        most = min(self.actions_per_turn, self.env.max_actions)
-        form = format_response("thoughts", ["action"] * min(most, 2), think=self.think)
+        most = min(self.config.actions_per_turn, self.env.max_actions)
+        form = format_response("thoughts", ["action"] * min(most, 2), think=self.config.think)
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {most} action{'s' * (most > 1)} a turn."
-        return f"{self.env.rules()}\n{limits}\nReply {form} in at most {self.max_response_tokens} tokens."
+        return f"{self.env.rules()}\n{limits}\nReply {form} in at most {self.config.max_response_tokens} tokens."
 
     def _turn_text(self, observation: str, report: str) -> str:
         left = self.env.actions_left
-        head = f"Turn {self.turn_idx + 1} of {self.max_turns}, {left} action{'s' * (left != 1)} left."
+        head = f"Turn {self.turn_idx + 1} of {self.config.max_turns}, {left} action{'s' * (left != 1)} left."
         return f"{report}{head}\n{observation}"
 
     def step(self, response: str) -> Outcome:
         """Execute one response. Any text is accepted; what is not executed is reported in the next message."""
-        parsed = parse_response(response, think=self.think)
-        facts = self.env.statements()
+        config, facts = self.config, self.env.statements()
+        parsed = parse_response(response, think=config.think)
         checked, true = check_thought(parsed.thought, facts)
-        allowed = min(self.actions_per_turn, self.env.actions_left)
-        reward, unknown, num_actions, num_effective, status = 0.0, [], 0, 0, None
+        allowed = min(config.actions_per_turn, self.env.actions_left)
+        earned, unknown, num_actions, num_effective, status = 0.0, [], 0, 0, None
         for action in parsed.actions[:allowed]:
             step = self.env.step(action)
             if not step.info["valid"]:
                 unknown.append(action)
                 continue
-            reward, num_actions = reward + step.reward, num_actions + 1
+            earned, num_actions = earned + step.reward, num_actions + 1
             num_effective += step.info["effective"]
             if step.terminated or step.truncated:
                 status = "success" if step.info["success"] else "failure"
                 break
         surplus = len(parsed.actions) - allowed
         format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
-        earned, reward = reward, reward + (0.0 if format_ok else self.format_penalty)
+        reward = earned + (0.0 if format_ok else config.format_penalty)
         self.turn_idx += 1
-        if self.turn_idx == self.max_turns:
+        if self.turn_idx == config.max_turns:
             status = status or "out_of_turns"
         stated = {s.strip() + "." for s in parsed.thought.split(".")} & {*facts}  # each once, repeated or not
-        thinking = self.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
+        thinking = config.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
         info = {
             "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
             "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
@@ -141,21 +137,17 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     return len(sentences), sum(s in facts for s in sentences)
 
 
-def shape(
-    rewards: Sequence[float], success: bool, density: str, *, most: float = 1.0,
-    remaining: Sequence[int | None] = (),
-) -> list[float]:  # fmt: skip
+def shape(rewards: Sequence[float], success: bool, density: str, *, most: float = 1.0,
+          remaining: Sequence[int | None] = ()) -> list[float]:  # fmt: skip
     """What the turns of a finished episode earn from the environment, at another density; the sum is 1 for a success
-    and less than 1 for anything else.
+    and less than 1 for anything else (in arXiv 2510.01132, whose densities these are, a loss could exceed a win).
 
     "sparse" all at the last turn. "dense" progress as it is made: what the rewards so far amount to, as a share of
     `most`. "balanced" the same, but paid out at every second turn with progress, and at the end. "plan" steps nearer to
     the goal over the steps there were at first; a dead end is as far away as twice these.
 
     Args: rewards of the K turns in environment units; most: what a success pays; remaining: for "plan", lengths of the
-        best plan before the first turn and after every one, None where there is none.
-    Raises: ValueError for another density. Source: the reward densities of arXiv 2510.01132; there a loss could exceed
-        a win.
+        best plan before the first turn and after every one, None where there is none. Raises: ValueError for others.
     >>> shape([1.0, 0.0, 1.0], True, "dense", most=2.0), shape([1.0, 1.0, 0.0], False, "balanced", most=4.0)
     ([0.5, 0.0, 0.5], [0.0, 0.5, 0.0])
     """

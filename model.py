@@ -30,6 +30,7 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
+from configurator import Config
 from dialogue import Episode, format_response
 from envs import OBSERVATIONS, Bandit, make_env
 
@@ -345,7 +346,7 @@ def _environment_text() -> list[str]:
     for spec in specs:
         for observation in OBSERVATIONS:
             env = make_env(spec, observation=observation)
-            episode = Episode(env)
+            episode = Episode(env, Config())
             for seed in range(10):
                 system, user = episode.reset([0, seed])
                 reply = format_response(" ".join(env.statements()), env.plan(3, 5))

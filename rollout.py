@@ -142,12 +142,8 @@ class Chat:
 
 def make_episode(config: Config, env: str = "") -> Episode:
     """A fresh dialogue with this environment, by default the one that the config names."""
-    return Episode(
-        make_env(env or config.env, observation=config.observation, max_actions=config.actions_per_traj),
-        think=config.think, max_turns=config.max_turns, actions_per_turn=config.actions_per_turn,
-        format_penalty=config.format_penalty, max_response_tokens=config.max_response_tokens,
-        think_reward=config.think_reward,
-    )  # fmt: skip
+    options = dict(observation=config.observation, max_actions=config.actions_per_traj)
+    return Episode(make_env(env or config.env, **options), config)
 
 
 def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> list[int]:

@@ -206,7 +206,7 @@ def test_skill_spoils_the_actions_and_not_the_thought(chat):
     def success(skill):
         wins = 0
         for i in range(60):
-            episode, rng = Episode(make_env("sokoban")), np.random.default_rng([i, 1])
+            episode, rng = Episode(make_env("sokoban"), Config()), np.random.default_rng([i, 1])
             episode.reset((0, i))
             status = None
             while status is None:

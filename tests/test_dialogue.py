@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from configurator import Config
 from dialogue import Episode, format_response, shape
 from envs import make_env
 
@@ -81,7 +82,7 @@ def test_a_density_that_is_none_is_refused():
 
 def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
     env = env or make_env("frozenlake:success_rate=1.0")
-    episode = Episode(env, think=think, think_reward=think_reward)
+    episode = Episode(env, Config(think=think, think_reward=think_reward))
     episode.reset(3)
     return episode.step(text or format_response(thought, ["Left"], think=think))
 

@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envs
-from configurator import load_config
+from configurator import Config, load_config
 from countdown import countdown_solution, evaluate_expression
 from dialogue import Episode, check_thought, format_response, parse_response
 from envs import make_env, stage_of
@@ -88,7 +88,7 @@ def episode_in(board, **options):
     make = in_room if "#" in board else on_lake
     env = make(board, **{k: v for k, v in options.items() if k in keys})
     instance = env.instance
-    episode = Episode(env, **{k: v for k, v in options.items() if k not in keys})
+    episode = Episode(env, Config(**{k: v for k, v in options.items() if k not in keys}))
     episode.reset(0)
     env.start(instance, [0])
     return episode
@@ -411,7 +411,7 @@ def prompt_digest():
     for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs", SMALL_COUNTDOWN):
         for observation in ("grid", "relations"):
             env = make_env(spec, observation=observation)
-            episode = Episode(env)
+            episode = Episode(env, Config())
             for seed, split in product((0, 3, 200), envs.SPLITS):
                 digest.update("\n".join(episode.reset(seed, split=split, member=2)).encode())
                 outcome = episode.step(format_response("", env.actions))
@@ -745,7 +745,7 @@ LAKE_LEGEND = {"you": r"You are (\S)\.", "ice": r"ice (\S)", "goal": r"goal (\S)
 def legend(spec):
     """{meaning: symbol} as the system message states it."""
     patterns = SOKOBAN_LEGEND if spec.startswith("sokoban") else LAKE_LEGEND
-    system = Episode(make_env(spec)).system()
+    system = Episode(make_env(spec), Config()).system()
     return {meaning: re.search(pattern, system).group(1) for meaning, pattern in patterns.items()}
 
 
@@ -887,7 +887,7 @@ def test_expressions_are_read_as_python_reads_them(text, inserted, at, removed):
 @given(st.text(max_size=200))
 def test_any_text_is_an_expression_or_not(text):
     assert evaluate_expression(text) == python_reads(text)
-    episode = Episode(problem((5, 3, 2), 16), max_turns=1)
+    episode = Episode(problem((5, 3, 2), 16), Config(max_turns=1))
     episode.open(episode.env.observe())
     outcome = episode.step(f"<think></think><answer>{text}</answer>")
     assert outcome.status in ("success", "failure", "out_of_turns") and -0.1 <= outcome.reward <= 1
@@ -952,7 +952,7 @@ def test_countdown_texts():
 
 
 def test_countdown_dialogue():
-    episode = Episode(make_env("countdown"))
+    episode = Episode(make_env("countdown"), Config())
     system, _ = episode.reset(0)
     assert system == episode.reset(1)[0] and "Actions:" not in system and "At most 1 action a turn." in system
     episode.env.start(("countdown", (5, 3, 2), 16), [0])
@@ -1219,7 +1219,7 @@ def test_stated_limits_are_executed(per_turn, in_all, turns):
 
 
 def test_one_action_prompt():
-    system = Episode(make_env("bandit", max_actions=1), max_turns=1, actions_per_turn=1).system()
+    system = Episode(make_env("bandit", max_actions=1), Config(max_turns=1, actions_per_turn=1)).system()
     assert "At most 1 action a turn." in system and "||" not in system
     assert "Phoenix" not in system  # the arms stand in the observation, the system message is that of all instances
 
@@ -1269,7 +1269,7 @@ def assert_legal(env):
 def test_any_text_parses_and_plays(text, setting):
     spec, index, wrap, think = setting
     env = shared_env(spec)
-    episode = Episode(env, think=think, max_turns=2, actions_per_turn=3)
+    episode = Episode(env, Config(think=think, max_turns=2, actions_per_turn=3))
     episode.reset(index, split="eval")
     for response in (wrap.format(text), text):
         assert_parses(response)

@@ -15,6 +15,7 @@ import dialogue
 import envs
 import model
 import rollout
+from configurator import Config
 from model import Batch, Critic, Policy, chunked_logprobs, load_model, packed_hidden
 
 SEQUENCES = [  # tokens, and the places in the sequence of its "sampled" ones
@@ -329,7 +330,7 @@ def environment_texts():
     texts, bandits = [], [f"bandit:pair={pair}" for pair in envs.Bandit.PAIRS]
     for spec in [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]:
         for observation in envs.OBSERVATIONS:
-            episode = dialogue.Episode(envs.make_env(spec, observation=observation))
+            episode = dialogue.Episode(envs.make_env(spec, observation=observation), Config())
             texts += episode.reset([92, 5])
             thought = " ".join(episode.env.statements())
             texts += [dialogue.format_response(thought, episode.env.plan(3, 5)), episode.step("nonsense").user]

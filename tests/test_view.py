@@ -18,6 +18,7 @@ from PIL import Image
 
 import diagnostics
 import view
+from configurator import Config
 from dialogue import Episode
 from envs import make_env
 
@@ -74,7 +75,7 @@ def test_doctests():
 @pytest.mark.parametrize("spec", ["frozenlake", "sokoban", ROOM])
 def test_the_board_is_found_in_what_the_environment_writes(spec, observation):
     env = make_env(spec, observation=observation)
-    _, message = Episode(env).reset(3)
+    _, message = Episode(env, Config()).reset(3)
     parts = view.take_apart(message, view.symbols(spec))
     assert parts["board"] == env.render() and parts["budget"] == "Turn 1 of 5, 10 actions left"
     assert parts["text"] == env.observe().removeprefix(env.render()).lstrip("\n")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import envs
 import repair
 import worlds
-from configurator import load_config
+from configurator import Config, load_config
 from dialogue import Episode, check_thought, shape
 from envs import make_env
 from repair import interpret
@@ -466,7 +466,7 @@ def test_statements_are_true_and_read_back(spec):
 
 
 def test_dialogue_of_a_quest():
-    episode = Episode(make_env(QUEST, max_actions=12), think=False, max_turns=12, actions_per_turn=1)
+    episode = Episode(make_env(QUEST, max_actions=12), Config(think=False, max_turns=12, actions_per_turn=1))
     system, _ = episode.reset(0)
     assert system == episode.reset(1)[0] and "Actions:" not in system and "At most 1 action a turn." in system
     outcome = episode.step("<answer>dance</answer>")
