@@ -1,5 +1,4 @@
 # StarPO-S with PPO on the two-armed bandit: one turn, one action, and the arms must be told apart by their names.
-# Launch:  torchrun --standalone train.py config/bandit_ppo.py
 
 env = "bandit:pair=phoenix"
 estimator = "gae"

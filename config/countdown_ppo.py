@@ -1,5 +1,4 @@
 # StarPO-S with PPO on Countdown: one turn, one expression that makes the target of three or four numbers.
-# Launch:  torchrun --standalone train.py config/countdown_ppo.py
 
 env = "countdown"
 estimator = "gae"

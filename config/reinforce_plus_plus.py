@@ -1,6 +1,5 @@
-# Overlay: REINFORCE++ (arXiv 2501.03262), no critic and no group: returns whitened over the batch, KL in the reward.
-# Launch:  torchrun --standalone train.py config/frozenlake_grpo.py config/reinforce_plus_plus.py --out_dir=out/rpp
-# --estimator=reinforce_plus_plus_baseline takes the mean of the group off first
+# Overlay behind frozenlake_grpo.py: REINFORCE++ (arXiv 2501.03262), no critic and no group: returns whitened over the
+# batch, KL in the reward. --estimator=reinforce_plus_plus_baseline takes the mean of the group off first.
 
 estimator = "reinforce_plus_plus"
 kl_coef = 0.001

@@ -1,5 +1,3 @@
-# Overlay: RLOO (arXiv 2402.14740), the mean score of the other members of the group is the baseline.
-# Launch:  torchrun --standalone train.py config/frozenlake_grpo.py config/rloo.py --out_dir=out/rloo
-# --turn_level=True compares the return-to-go of every turn, so that rewards before the last turn matter
+# Overlay behind frozenlake_grpo.py: RLOO (arXiv 2402.14740), the baseline is the mean of the others in the group.
 
-estimator = "rloo"
+estimator = "rloo"  # --turn_level=True compares returns-to-go of turns, so that rewards before the last turn matter

@@ -1,5 +1,4 @@
 # StarPO-S with PPO on Sokoban, 6x6 rooms with one box: no randomness, but a wrong push cannot be undone.
-# Launch:  torchrun --standalone train.py config/sokoban_ppo.py
 # 5 turns * 5 actions would be 25, but a trajectory ends after 10 actions (the default)
 
 env = "sokoban:size=6,boxes=1,search_depth=300"

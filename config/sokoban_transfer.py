@@ -1,5 +1,4 @@
-# Overlay: Sokoban as the paper scores it in tables 2 to 4: besides its own rooms three environments never trained on.
-# Launch:  torchrun --standalone train.py config/sokoban_ppo.py config/sokoban_transfer.py --out_dir=out/transfer
+# Overlay behind sokoban_ppo.py: the paper's tables 2 to 4, besides its own rooms three environments never trained on.
 
 eval_env = "sokoban:size=6,boxes=1,search_depth=300"
 eval_env += " + sokoban:size=6,boxes=1,search_depth=30,symbols=newvocab"  # other symbols

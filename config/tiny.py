@@ -1,6 +1,5 @@
-# Overlay: the laptop version of any experiment, on one CPU core and without a download.
-# Launch:  torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py
-# It starts from the project's own base model (docs/base.md). Groups, filter, losses: those of the experiment.
+# Overlay behind any experiment: its laptop version, on one CPU core, without a download, from the project's own base
+# model (docs/base.md). Groups, filter, losses: those of the experiment.
 
 model = "base"
 engine = "torch"  # in this process; --engine=vllm works as well
