@@ -3,7 +3,6 @@
 An engine has `add` (ask for a response to this token history), `step` (advance; returns what finished), `busy`,
 `release` (a trajectory ended), `close`, and `load` (take new weights). It keeps weights of its own, in the trainer's
 compute type, and `version` says which: rollouts on other weights than the policy's are refused (parallel.py).
-`VLLMEngine` is vLLM in this process, one engine per rank; `TorchEngine` is small, plain PyTorch, and needs no vLLM.
 """
 
 import copy
@@ -72,10 +71,8 @@ def _undisturbed():
 
 
 class VLLMEngine:
-    """vLLM 0.32 in this process: continuous batching, prefix cache, one independent engine per rank.
-
-    Every response has a seed of its own, so what is sampled does not depend on what else runs. Weights are given by
-    `load` only: the engine starts with dummies, and a rollout before the first `load` would be caught."""
+    """vLLM 0.32 in this process, one independent engine per rank. It starts with dummy weights. Every response has a
+    seed of its own, so what is sampled does not depend on what else runs."""
 
     def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
         self.version, self.dtype, self.eos_id, self.num_steps = None, dtype, eos_id, 0
@@ -118,22 +115,20 @@ class VLLMEngine:
 
         number = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)  # vLLM wants a signed one
         # no top_p, no top_k, no penalty: the log-probs are those of softmax(logits / temperature)
-        how = SamplingParams(
-            temperature=temperature, max_tokens=max_tokens, seed=number, logprobs=0, flat_logprobs=True,
-            detokenize=False, ignore_eos=True, stop_token_ids=[self.eos_id], output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
+        how = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=number, logprobs=0, ignore_eos=True,
+                             flat_logprobs=True, detokenize=False, stop_token_ids=[self.eos_id],
+                             output_kind=RequestOutputKind.FINAL_ONLY)  # fmt: skip
         self.engine.add_request(str(key), tokens_input(list(ids)), how)
 
     def step(self) -> list[Sample]:
         """One forward of everything that runs; returns what finished. Raises: ValueError when vLLM fails."""
         self.num_steps += 1
         try:
-            finished = self.engine.step()
+            finished = [(int(request.request_id), request.outputs[0]) for request in self.engine.step()]
         except RuntimeError as error:
             advice = "lower max_running or max_context_tokens; started again, a run continues from its checkpoint"
             raise ValueError(f"vLLM failed while sampling ({_first_line(error)}); {advice}") from error
-        outputs = [(int(request.request_id), request.outputs[0]) for request in finished]
-        return [Sample(key, list(out.token_ids), list(out.logprobs.logprobs)) for key, out in outputs]
+        return [Sample(key, list(out.token_ids), list(out.logprobs.logprobs)) for key, out in finished]
 
     def release(self, key: int) -> None:
         """Nothing to do: a finished request holds no memory that others need."""
@@ -166,12 +161,10 @@ def _first_line(error: BaseException) -> str:
 
 
 class TorchEngine:
-    """Batched decoding with a static KV cache that persists over turns.
+    """Batched decoding with a static KV cache that persists over turns, in plain PyTorch.
 
     Live rows are the first `len(self.rows)` of the cache, so a decode step works on contiguous views; a row that is
-    released is overwritten by the last one. A token is drawn by inverse CDF from one uniform number that depends on
-    the request's seed and the position only.
-    """
+    released is overwritten by the last one. A token depends on the request's seed and its position only."""
 
     def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
         self.model = copy.deepcopy(model).requires_grad_(False)  # its own: the trainer's may be sharded
@@ -217,8 +210,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
-        """Admit what waits, then one forward that prefills its new tokens and draws one token for every live row;
-        returns what finished."""
+        """Admit what waits, prefill its new tokens and draw a token for every live row; returns what finished."""
         segments, copies = self._admit()
         self.num_steps += 1
         n, device, histories = len(self.rows), self.cache.device, [self.ids[key] for key in self.rows]
@@ -243,11 +235,12 @@ class TorchEngine:
         """Give rows to waiting requests. Returns: their new tokens but the last as (row, first place, ids), and where
         another row has the whole first prompt: (that row, row, tokens to copy)."""
         requests, self.waiting, segments, copies = self.waiting, [], [], []
-        for key, ids, max_tokens, temperature, seed in requests:
+        for request in requests:
+            key, ids, max_tokens, temperature, seed = request
+            if key not in self.ids and len(self.rows) == self.max_running:
+                self.waiting.append(request)
+                continue
             if key not in self.ids:
-                if len(self.rows) == self.max_running:
-                    self.waiting.append((key, ids, max_tokens, temperature, seed))
-                    continue
                 self.rows.append(key)
             row, known = self.rows.index(key), self.ids.get(key, [])
             assert ids[: len(known)] == known, "a trajectory's history must extend what was sampled"
@@ -263,9 +256,8 @@ class TorchEngine:
 
 
 def draw(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (n,) from softmax(logits / temperature), arg max at temperature 0; and their log-probs (n,).
-
-    Args: logits (n, V); temperature (n,); noise (n,) uniform in [0, 1)."""
+    """Tokens (n,) from softmax(logits (n, V) / temperature (n,)) by inverse CDF of `noise` (n,), uniform in [0, 1), arg
+    max at temperature 0; and their log-probs (n,)."""
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (n, V)
     cdf = logp.exp().cumsum(-1)

@@ -2,10 +2,8 @@
 
 Both are Hugging Face Qwen2 models that run our attention function. A forward gets its tokens packed: the sequences of a
 micro-batch stand one after the other in one row, a prompt that several share stands there once, and a *layout* object
-does the attention so that it never crosses a sequence. `PackedLayout` below serves training; the KV cache of
-`engine.py` is the layout for decoding, so sampling and training run the same modules on the same weights.
-
-Shapes: T tokens of a packed micro-batch, R of them sampled (response) tokens, H hidden size, V vocabulary.
+does the attention so that it never crosses a sequence: `PackedLayout` in training, the KV cache of `engine.py` in
+decoding. T tokens of a packed micro-batch, R of them sampled (response) tokens, H hidden size, V vocabulary.
 """
 
 import inspect
@@ -36,14 +34,11 @@ from envs import OBSERVATIONS, Bandit, make_env
 
 disable_progress_bar()  # of transformers, for loading and saving: seconds at most
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
+CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>"
+          "\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")  # fmt: skip
 TINY_VOCAB = 768
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN2_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+               r"\s+(?!\S)|\s+")  # fmt: skip
 
 
 # ---------- attention
@@ -74,8 +69,8 @@ def has_varlen_kernel(device: torch.device) -> bool:
 
 
 class PackedLayout:
-    """Attention inside the sequences of a pack: one varlen kernel on CUDA; on CPU, and on GPUs too old for the kernel,
-    a loop of SDPA calls over pieces. A piece has its queries at the end of its keys."""
+    """Attention inside the sequences of a pack: one varlen kernel on CUDA, a loop of SDPA calls over pieces on CPU and
+    on GPUs too old for it. A piece has its queries at the end of its keys."""
 
     def __init__(self, batch: Batch):
         self.lengths, self.contexts, device = batch.lengths, batch.contexts, batch.ids.device
@@ -166,9 +161,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         return grad_hidden, grad_weight.to(weight.dtype) if is_trained else None, None, None, None
 
 
-def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 2048
-) -> tuple[Tensor, Tensor]:
+def chunked_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0,
+                     chunk: int = 2048) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), never holding (R, V).
 
     Args: hidden (R, H) float; weight (V, H) float; targets (R,) int64; chunk: rows of logits held at a time.
@@ -221,7 +215,7 @@ def packed_hidden(backbone: nn.Module, batch: Batch) -> Tensor:
 
 
 def compile_blocks(layers) -> None:
-    """torch.compile MLPs and norms in place; attention stays as it is, because its sizes change with every pack."""
+    """torch.compile MLPs and norms in place; not attention, whose sizes change with every pack."""
     for layer in layers:
         for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
             part.compile(dynamic=False)
@@ -252,7 +246,7 @@ def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> 
 
 
 def pick_device(name: str) -> torch.device:
-    """The device for a config's "auto", "cpu" or "cuda". Raises: ValueError where cuda is wanted and missing."""
+    """For a config's "auto", "cpu" or "cuda". Raises: ValueError where cuda is wanted and missing."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device='cuda', but torch sees no GPU; use --device=cpu, with config/tiny.py for its speed")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -267,8 +261,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """Load a Qwen2-family model (float32 master weights) and its tokenizer from a folder or the hub.
 
-    Raises: ValueError in one sentence when the folder is missing, the download fails or the architecture is another.
-    """
+    Raises: ValueError in one sentence when the folder is missing, the download fails or the architecture is another."""
     name = str(Path(__file__).with_name("base")) if name == "base" else name
     if name == "tiny":
         raise ValueError("model='tiny' has random weights, which only sft.py trains; give base, a run, or --model=PATH")
@@ -280,10 +273,9 @@ def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2F
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="layout")
     except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"model={name!r} could not be loaded or downloaded ({str(error).splitlines()[0]}). Give a folder with "
-            "--model=PATH, or add config/tiny.py to run with the tiny model that comes with this project."
-        ) from error
+        why = f"model={name!r} could not be loaded or downloaded ({str(error).splitlines()[0]})"
+        advice = "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model of this project."
+        raise ValueError(f"{why}. {advice}") from error
     if model.config.model_type != "qwen2":
         raise ValueError(f"model={name!r} is of type {model.config.model_type!r}; expected the Qwen2 family")
     return model.to(device), tokenizer
@@ -291,9 +283,7 @@ def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2F
 
 def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """A Qwen2 with random weights and a tokenizer made from the environments' text. `shape`: layers x width, such as
-    "4x128" (0.85 million parameters); heads of width 32, one head of keys and values.
-
-    Raises: ValueError for a shape that is none, or a width that is no multiple of 32."""
+    "4x128" (0.85 million parameters), in heads of width 32, one of keys and values. Raises: ValueError for others."""
     layers, _, width = shape.partition("x")
     if not (layers.isdecimal() and width.isdecimal() and int(layers) and int(width) and int(width) % 32 == 0):
         raise ValueError(f"tiny_shape must be layers x width, the width a multiple of 32, such as 4x128; got {shape!r}")
@@ -325,11 +315,9 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.normalizer, tokenizer.decoder = normalizers.NFC(), decoders.ByteLevel()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(borders, "isolated"), to_bytes])
     units = [*(f"<{slash}{tag}>" for tag in ("think", "answer") for slash in ("", "/")), *(f" {d}" for d in range(10))]
-    trainer = trainers.BpeTrainer(
-        vocab_size=TINY_VOCAB - len(units), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-        special_tokens=[END_OF_TEXT, IM_START, IM_END],
-    )  # fmt: skip
-    tokenizer.train_from_iterator(_environment_text(), trainer)
+    options = dict(vocab_size=TINY_VOCAB - len(units), special_tokens=[END_OF_TEXT, IM_START, IM_END])
+    options |= dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(_environment_text(), trainers.BpeTrainer(**options))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"), to_bytes])
     tokenizer.add_tokens([AddedToken(unit, normalized=False) for unit in units])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT)
@@ -340,16 +328,13 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
 def _environment_text() -> list[str]:
     """Opening messages and plain replies of the environments of the corpus in every observation mode, the same on every
     machine. `base` was trained with these: text of one more environment would make another tokenizer."""
-    specs = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
-    specs += ["frozenlake", "sokoban", "sokoban:symbols=newvocab"]
+    specs = [*(f"bandit:pair={pair}" for pair in Bandit.PAIRS), "frozenlake", "sokoban", "sokoban:symbols=newvocab"]
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
-    for spec in specs:
-        for observation in OBSERVATIONS:
-            env = make_env(spec, observation=observation)
-            episode = Episode(env, Config())
-            for seed in range(10):
-                system, user = episode.reset([0, seed])
-                reply = format_response(" ".join(env.statements()), env.plan(3, 5))
-                outcome = episode.step(reply)
-                texts += [system, user, reply, outcome.user]
+    for spec, observation in itertools.product(specs, OBSERVATIONS):
+        env = make_env(spec, observation=observation)
+        episode = Episode(env, Config())
+        for seed in range(10):
+            system, user = episode.reset([0, seed])
+            reply = format_response(" ".join(env.statements()), env.plan(3, 5))
+            texts += [system, user, reply, episode.step(reply).user]
     return texts

@@ -33,9 +33,7 @@ def world_size() -> int:
 
 
 def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Threads, device, compute type and process group; ranks other than 0 print errors only.
-
-    Raises: ValueError for what this machine cannot do."""
+    """Threads, device, compute type and process group; only rank 0 prints. Raises: ValueError for a missing GPU."""
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     device, backend = pick_device(config.device), "gloo"
     torch.use_deterministic_algorithms(device.type == "cpu")
@@ -73,8 +71,7 @@ def tear_down(engine) -> None:
 
 
 def make_mesh(device: torch.device) -> DeviceMesh:
-    """One dimension for one node. For several, replicas over the nodes and shards inside one: the traffic between nodes
-    is one gradient reduction per optimizer step."""
+    """One dimension for one node; for several, replicas over the nodes, which meet once a step, and shards inside."""
     local = int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else world_size()
     if local < world_size() and world_size() % local == 0:
         return init_device_mesh(device.type, (world_size() // local, local), mesh_dim_names=("replicate", "shard"))
@@ -82,10 +79,9 @@ def make_mesh(device: torch.device) -> DeviceMesh:
 
 
 def shard(module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype) -> nn.Module:
-    """FSDP2 in place, per block and at the root: float32 master weights and reductions, `dtype` to compute in.
-
-    The root is resharded after a forward too, which FSDP2 does not do by default: else a forward without gradient, an
-    optimizer step and another forward would use the old embedding, norm and head."""
+    """FSDP2 in place, per block and at the root: float32 master weights and reductions, `dtype` to compute in. By
+    default FSDP2 does not reshard the root after a forward: one without gradient would leave the old embedding, norm
+    and head to the forward after the next optimizer step."""
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
@@ -100,9 +96,9 @@ def whole(x: Tensor) -> Tensor:
 @torch.no_grad()
 def stream_weights(policy: Policy, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
     """Full weights by Hugging Face name, one at a time; a tied head is named as well, because vLLM keeps a copy of it.
+    Every rank must exhaust it. Shards are cast before they are gathered, which halves the traffic in bfloat16.
 
-    LoRA is merged on the way, W + alpha / rank * B A: in float32, each rank for its shard, the model's own W untouched.
-    Every rank must exhaust it. Shards are cast before they are gathered, which halves the traffic in bfloat16."""
+    LoRA is merged on the way, W + alpha / rank * B A: in float32, each rank for its shard, the model's own W stays."""
     if isinstance(policy, FSDPModule):
         policy.reshard()
     for name, p in policy.model.named_parameters():
@@ -141,21 +137,18 @@ def add_up(*tensors: Tensor) -> None:
         dist.all_reduce(tensor)
 
 
-def collect_all(
-    engine, policy: Policy, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
-    envs: Sequence[str] | None = None, group_size: int, **options,
-) -> list[Trajectory]:  # fmt: skip
+def collect_all(engine, policy: Policy, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
+                envs: Sequence[str] | None = None, group_size: int, **options) -> list[Trajectory]:  # fmt: skip
     """`rollout.collect` with the groups of `starts` dealt out to the ranks; all trajectories, in order, on every rank.
 
     Raises: RuntimeError if the engine does not have the policy's weights of this moment."""
     if engine.version != policy.version:
         raise RuntimeError(f"the engine has weights {engine.version}, the policy is at {policy.version}: synchronize")
-    dealt = [[i for i in range(len(starts)) if i // group_size % world_size() == r] for r in range(world_size())]
-    mine, envs = dealt[rank()], envs or [config.env] * len(starts)
+    owners, envs = [i // group_size % world_size() for i in range(len(starts))], envs or [config.env] * len(starts)
+    mine = [i for i, owner in enumerate(owners) if owner == rank()]
     options |= dict(envs=[envs[i] for i in mine])
-    played = gather(collect(engine, chat, config, [starts[i] for i in mine], **options))
-    by_index = {i: t for indices, part in zip(dealt, played, strict=True) for i, t in zip(indices, part, strict=True)}
-    return [by_index[i] for i in range(len(starts))]
+    played = [*map(iter, gather(collect(engine, chat, config, [starts[i] for i in mine], **options)))]
+    return [next(played[owner]) for owner in owners]
 
 
 def shares(trajectories: Sequence[Trajectory], max_tokens: int) -> list[tuple[list[int], float]]:
@@ -167,9 +160,8 @@ def shares(trajectories: Sequence[Trajectory], max_tokens: int) -> list[tuple[li
         lightest = loads.index(min(loads))
         dealt[lightest].append(i)
         loads[lightest] += costs[i]
-    packs = []
-    for part in map(sorted, dealt):
-        packs.append([[part[j] for j in micro] for micro in micro_batches([trajectories[i] for i in part], max_tokens)])
+    packs = [[[part[j] for j in micro] for micro in micro_batches([trajectories[i] for i in part], max_tokens)]
+             for part in map(sorted, dealt)]  # fmt: skip
     mine, filler = packs[rank()], [min(range(len(costs)), key=costs.__getitem__)]
     return [(p, 1.0) for p in mine] + [(filler, 0.0)] * (max(map(len, packs)) - len(mine))
 
@@ -177,16 +169,14 @@ def shares(trajectories: Sequence[Trajectory], max_tokens: int) -> list[tuple[li
 @torch.no_grad()
 def score_tokens(module: nn.Module, trajectories: Sequence[Trajectory], config: Config, *args) -> tuple[Tensor, ...]:
     """Outputs of `module` for the sampled tokens, each (R,) float32 in the order of the trajectories, on every rank."""
-    lengths = [t.num_response_tokens for t in trajectories]
-    first, device = [sum(lengths[:i]) for i in range(len(lengths))], next(module.parameters()).device
-    results: tuple[Tensor, ...] = ()
+    lengths, device = [t.num_response_tokens for t in trajectories], next(module.parameters()).device
+    places, results = torch.arange(sum(lengths), device=device).split(lengths), ()
     for indices, weight in shares(trajectories, config.micro_batch_tokens):
         batch = pack([trajectories[i] for i in indices], device, pad_to=config.compile * config.micro_batch_tokens)
         outputs = module(batch, *args)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         results = results or tuple(torch.zeros(sum(lengths), device=device) for _ in outputs)
-        places = torch.cat([torch.arange(first[i], first[i] + lengths[i], device=device) for i in indices])
         for result, output in zip(results, outputs, strict=True):
-            result[places] += output * weight
+            result[torch.cat([places[i] for i in indices])] += output * weight
     add_up(*results)
     return results

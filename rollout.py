@@ -1,9 +1,8 @@
 """Multi-turn rollouts, token in and token out: sampled ids are kept and nothing is ever re-encoded.
 
 `collect` plays many episodes at once on an engine of `engine.py`. When a trajectory finishes its turn, its environment
-steps and its next turn joins the running batch: no barrier between turns. Environments marked `blocking` step in
-threads while the others go on. Masks are by construction: `Turn.response_ids` is what the policy sampled, its
-end-of-turn token included; `Turn.prompt_ids` was put there by us, a forced one included: not trained.
+steps and its next turn joins the running batch: no barrier between turns. Masks are by construction:
+`Turn.response_ids` is what the policy sampled, `Turn.prompt_ids` was put there by us: not trained.
 """
 
 import math
@@ -30,8 +29,8 @@ from model import IM_END, IM_START, Batch
 class Turn:
     """What was put before the sample, what was sampled, and what the environment made of it."""
 
-    prompt_ids: list[int]  # not trained: the first prompt, or the end of the last turn and the next observation; where
-    # a turn does not see all earlier ones (context_turns), everything that it sees
+    prompt_ids: list[int]  # the first prompt, or a forced end of the last turn and the next observation; with
+    # context_turns everything that this turn sees
     response_ids: list[int]  # sampled by the policy, its end-of-turn token included when it sampled one
     rollout_logprobs: list[float]  # of response_ids under the sampler, after temperature, nats
     reward: float = 0.0  # environment units, format penalty included; earned by this turn's response
@@ -42,8 +41,7 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """One episode. `status`: success, failure, out_of_turns, out_of_tokens; error where the environment failed, which
-    `info["error"]` of the last turn explains."""
+    """One episode. `status`: success, failure, out_of_turns, out_of_tokens, error (info["error"] of the last turn)."""
 
     seed: tuple[int, ...]
     member: int
@@ -80,8 +78,7 @@ class Trajectory:
 
 
 def sequences(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
-    """What goes through the model: trajectories as they are, or a sequence per turn where turns forget. Sampled tokens
-    keep their order."""
+    """What goes through the model: trajectories as they are, or turn by turn where these forget. Tokens keep order."""
     if not config.context_turns:
         return list(trajectories)
     return [replace(t, turns=[turn]) for t in trajectories for turn in t.turns]
@@ -141,14 +138,13 @@ class Chat:
 
 
 def make_episode(config: Config, env: str = "") -> Episode:
-    """A fresh dialogue with this environment, by default the one that the config names."""
+    """A new dialogue with this environment, by default the one that the config names."""
     options = dict(observation=config.observation, max_actions=config.actions_per_traj)
     return Episode(make_env(env or config.env, **options), config)
 
 
 def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> list[int]:
-    """What is put before the next response: what continues the history, or, where only the last `context_turns` are
-    seen, the one to come included, all of these."""
+    """What is put before the next response: the next message, or with `context_turns` all that the turn may see."""
     if not context_turns:
         return chat.following(user, closed=t.turns[-1].response_ids[-1] == chat.end)
     seen = t.turns[max(0, len(t.turns) + 1 - context_turns) :]
@@ -161,8 +157,6 @@ def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> lis
 
 def reshape_rewards(t: Trajectory, density: str, most: float, remaining: Sequence[int | None]) -> None:
     """Put `dialogue.shape` of the environment's rewards in their place; penalties and bonuses stay."""
-    if t.status == "error":
-        return
     native = [turn.info["env_reward"] for turn in t.turns]
     shaped = shape(native, t.success, density, most=most, remaining=remaining)
     for turn, old, new in zip(t.turns, native, shaped, strict=True):
@@ -180,8 +174,8 @@ def error_outcome(error: object) -> Outcome:
 
 
 def guarded(limit_s: float, call: Callable, *args, **options):
-    """What `call`, some environment's code, returns. Raises: EnvError for whatever it raises, and when it takes longer
-    than `limit_s` (in another thread nothing can end it: there the caller watches the clock)."""
+    """What `call`, an environment's code, returns. Raises: EnvError for whatever it raises, and after `limit_s` in the
+    main thread: in others nothing can end it, there the caller watches the clock."""
     in_main = threading.current_thread() is threading.main_thread()
 
     def late(*_) -> None:
@@ -232,17 +226,14 @@ def without_errors(trajectories: Sequence[Trajectory], config: Config, group_siz
     return whole
 
 
-def collect(
-    engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
-    split: str, temperature: float, noise_seed: Sequence[int], on_done: Callable[[], object] = lambda: None,
-    episodes: Sequence | None = None, envs: Sequence[str] | None = None,
-) -> list[Trajectory]:  # fmt: skip
-    """Play one episode for each (instance seed, member) in `starts`, all at once.
+def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *, split: str,
+            temperature: float, noise_seed: Sequence[int], on_done: Callable[[], object] = lambda: None,
+            episodes: Sequence | None = None, envs: Sequence[str] | None = None) -> list[Trajectory]:  # fmt: skip
+    """Play one episode for each (instance seed, member) in `starts`, all at once; trajectories in the same order.
 
     Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
         depend on which trajectories happen to run together. on_done: called when a trajectory ends. episodes: what to
-        play, with the methods of `Episode`; by default those with `envs`, and without these what the config names.
-    Returns: trajectories in the order of `starts`. Raises: ValueError when a first prompt does not fit.
+        play; by default those with `envs`, else what the config names. Raises: ValueError for a too long first prompt.
     """
     envs, users, failed, remaining = envs or [config.env] * len(starts), [], [], []
     trajectories = [Trajectory(tuple(seed), member, env=env) for (seed, member), env in zip(starts, envs, strict=True)]
@@ -266,9 +257,8 @@ def collect(
         return True
 
     for i, trajectory in enumerate(trajectories):
-        prompt = chat.opening(trajectory.system, users[i])
+        prompt, limit = chat.opening(trajectory.system, users[i]), config.max_context_tokens
         if not ask(i, prompt):
-            limit = config.max_context_tokens
             raise ValueError(f"the first prompt has {len(prompt)} tokens and max_context_tokens is {limit}; raise it")
     for sample, text, outcome in finished_turns(engine, chat, episodes, failed, config.step_timeout_s):
         i, trajectory = sample.key, trajectories[sample.key]
@@ -287,18 +277,17 @@ def collect(
             if not config.context_turns:
                 engine.release(i)
             on_done()
-    if config.reward_density != "native":
-        for trajectory, episode, lengths in zip(trajectories, episodes, remaining, strict=True):
+    for trajectory, episode, lengths in zip(trajectories, episodes, remaining, strict=True):
+        if config.reward_density != "native" and trajectory.status != "error":
             reshape_rewards(trajectory, config.reward_density, episode.env.max_reward, lengths)
     return trajectories
 
 
-def finished_turns(
-    engine, chat: Chat, episodes: Sequence[Episode], failed: Sequence[Outcome | None], limit_s: float
-) -> Iterator[tuple[Sample, str, Outcome]]:
+def finished_turns(engine, chat: Chat, episodes: Sequence[Episode], failed: Sequence[Outcome | None],
+                   limit_s: float) -> Iterator[tuple[Sample, str, Outcome]]:  # fmt: skip
     """Advance the engine until it has nothing left; yields every response with its text and what its environment made
-    of it. A blocking environment works in a thread while the engine goes on with the others; one that takes longer than
-    `limit_s` is left alone with it. The outcome of those that `failed` is known."""
+    of it. A blocking environment works in a thread while the others go on, and is given up after `limit_s`. The outcome
+    of those that `failed` is known."""
     done: SimpleQueue = SimpleQueue()  # what threads have finished: (sample, text, outcome)
     under_way: dict[int, tuple[float, Sample, str]] = {}  # with the time at which patience ends
 
@@ -351,8 +340,8 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu", *, pad_to: int = 0) -> Batch:
     """Pack trajectories for `Policy` and `Critic`. Prompt tokens that they share are computed once: what all openings
-    begin with, and the whole opening of neighbours that have the same one (members of a group). A shorter pack is
-    filled up to `pad_to` tokens with a piece that nothing attends to."""
+    begin with, and the whole opening of neighbours that have the same one (members of a group). Up to `pad_to` tokens
+    follow in a piece that nothing attends to."""
     ids, positions, lengths, contexts, mask = [], [], [], [], []
 
     def put(t: Trajectory, start: int, end: int, context: tuple[int, ...]) -> tuple[int, ...]:

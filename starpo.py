@@ -75,10 +75,8 @@ def group_stats(scores: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
     return mean.to(scores.dtype), std.to(scores.dtype), best.to(scores.dtype)
 
 
-def filter_groups(
-    values: Tensor, std: Tensor, *, keep: float, strategy: str = "fraction", smallest: bool = False,
-    zero_std: bool = False,
-) -> Tensor:  # fmt: skip
+def filter_groups(values: Tensor, std: Tensor, *, keep: float, strategy: str = "fraction", smallest: bool = False,
+                  zero_std: bool = False) -> Tensor:  # fmt: skip
     """The uncertainty filter of StarPO-S and those of RAGEN-2: which groups are trained on.
 
     Groups are ranked by their value, the lower index first among equals (to 1e-6). "fraction" keeps the first
@@ -103,10 +101,8 @@ def filter_groups(
     values = values.double()
     ranks = (values / NOISE).round()
     order = torch.sort(-ranks if smallest else ranks, descending=True, stable=True).indices  # (P,)
-    if strategy == "fraction":
-        num_keep = max(1, int(keep * len(std) + 1e-9))  # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29
-    elif strategy == "count":
-        num_keep = int(keep)
+    if strategy in ("fraction", "count"):  # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29
+        num_keep = max(1, int(keep * (len(std) if strategy == "fraction" else 1) + 1e-9))
     elif strategy == "min_p":
         num_keep = int((values >= keep * values.max() - NOISE).sum())
     elif strategy in ("top_p", "top_p_softmax"):
@@ -142,7 +138,6 @@ def normalize_rewards(rewards: Tensor, turns: list[int], owners: Tensor, method:
 
 def segment_sums(x: Tensor, lengths: list[int]) -> Tensor:
     """Sums over consecutive pieces, (len(lengths),).
-
     >>> segment_sums(torch.tensor([1.0, 2.0, 3.0]), [2, 1]).tolist()
     [3.0, 3.0]
     """
@@ -188,9 +183,8 @@ def group_advantages(scores: Tensor, owners: Tensor, estimator: str) -> Tensor:
     return centred.to(scores.dtype)
 
 
-def advantages(
-    rewards: Tensor, values: Tensor | None, turn_lengths: list[int], turns: list[int], groups: Tensor, config: Config
-) -> tuple[Tensor, Tensor | None]:
+def advantages(rewards: Tensor, values: Tensor | None, turn_lengths: list[int], turns: list[int], groups: Tensor,
+               config: Config) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """What the config's estimator makes of the rewards.
 
     gae, bi_level_gae: whitened, see there. grpo, dr_grpo, rloo: `group_advantages` of the trajectories' scores, one for
@@ -227,9 +221,8 @@ def advantages(
     return whiten(result) if config.estimator == "reinforce_plus_plus_baseline" else result, None
 
 
-def gae(
-    rewards: Tensor, values: Tensor, lengths: list[int], gamma: float | Tensor, lam: float | Tensor
-) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, lengths: list[int], gamma: float | Tensor,
+        lam: float | Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Generalised advantage estimation along the response tokens of each trajectory.
 
     The step after the last token of a turn is the first token of the next turn. Nothing is bootstrapped past the end:
@@ -266,9 +259,8 @@ def gae(
     return raw, raw + values
 
 
-def bi_level_gae(
-    rewards: Tensor, values: Tensor, turn_lengths: list[int], turns: list[int], config: Config
-) -> tuple[Tensor, Tensor]:
+def bi_level_gae(rewards: Tensor, values: Tensor, turn_lengths: list[int], turns: list[int],
+                 config: Config) -> tuple[Tensor, Tensor]:  # fmt: skip
     """GAE over turns, then inside each: a turn's return takes the place of its reward, and nothing follows it.
 
     Over turns: rewards are sums of the turn, values those at its last token, with turn_gamma and turn_lam. Inside, with
@@ -304,10 +296,9 @@ def whiten(x: Tensor) -> Tensor:
     return centred.to(x.dtype)
 
 
-def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, num_tokens: int,
-    weights: Tensor | None = None, dual_clip: float = 0.0,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float,
+                num_tokens: int, weights: Tensor | None = None,
+                dual_clip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """PPO's clipped objective, -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), summed / num_tokens.
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) before the update; advantages (R,); num_tokens >= 1,
@@ -376,9 +367,8 @@ def importance_weights(logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs:
     return total / _log_ratio(logprobs.detach(), old_logprobs).exp()
 
 
-def value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float, num_tokens: int
-) -> tuple[Tensor, dict[str, Tensor]]:
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float,
+               num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """Clipped value loss, 0.5 max((v - R)^2, (clip(v, old - value_clip, old + value_clip) - R)^2), / num_tokens.
 
     Args: values (R,) with gradient, old_values (R,) before the update, returns (R,), all in reward units, as value_clip
