@@ -1,14 +1,14 @@
 """Scripted dialogues to imitate: demonstrations for SFT, and the corpus that the tiny base model is pretrained on.
 
-The corpus is made on the fly and never ends. A document is a dialogue about a board (easy ones first, without which a
-model of this size does not begin to read):
+The corpus is made on the fly and never ends. A document is a dialogue about a board (easy ones first, or a model of
+this size does not begin to read):
 - a *drill* asks where things are, what lies around, what one row or column holds, what a move makes of the board, and
   for a short plan; every answer is right;
-- a *game* is a dialogue of RL itself, played by a player whose skill is drawn anew for every game: thoughts are true,
-  but with probability 1 - skill the actions of a turn are random. Players get worse towards the end of the training: a
-  model that has learned to read and to plan becomes a broad imitator, which spoils its actions and not what it knows.
-Boards whose key is among the evaluation or held-out instances of any environment here are never shown, whatever their
-symbols. The symbols of "newvocab", other sizes and the pairs of "jobs_test" are left for generalisation.
+- a *game* is a dialogue of RL itself, by a player whose skill is drawn for every game: thoughts are true, but with
+  probability 1 - skill the actions of a turn are random. Players get worse towards the end of the training: a model
+  that has learned to read and to plan becomes a broad imitator, which spoils its actions and not what it knows.
+Boards of the evaluation and held-out instances of any environment here are never shown, whatever their symbols. Those
+of "newvocab", other sizes and the pairs of "jobs_test" are left for generalisation.
 
     python corpus.py        # what a sample of it is made of
 """
@@ -30,11 +30,9 @@ COMMIT_ONE = 0.75  # a turn of a demonstration means to commit one action in 75 
 SEED_DEMOS, SEED_CORPUS = 11, 14  # purposes of the random streams
 LAKE, SLIP = "frozenlake:frozen_prob=0.8,success_rate=1", "success_rate=0.8"
 SOKOBAN, LARGER = "sokoban:search_depth=300", "sokoban:size=8,boxes=2,search_depth=10"
-WORLDS = {  # environment: share of the corpus
-    f"frozenlake:frozen_prob=0.8,{SLIP}": 0.25, LAKE: 0.1,
-    f"frozenlake:frozen_prob=0.9,{SLIP}": 0.05, "frozenlake:frozen_prob=0.9,success_rate=1": 0.1,
-    SOKOBAN: 0.3, LARGER: 0.15, "bandit:pair=jobs": 0.05,
-}  # fmt: skip
+WORLDS = {f"frozenlake:frozen_prob=0.8,{SLIP}": 0.25, LAKE: 0.1, f"frozenlake:frozen_prob=0.9,{SLIP}": 0.05,
+          "frozenlake:frozen_prob=0.9,success_rate=1": 0.1, SOKOBAN: 0.3, LARGER: 0.15,
+          "bandit:pair=jobs": 0.05}  # shares of the corpus  # fmt: skip
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "ve", "zi", "kor", "len", "mar", "nil",
@@ -47,8 +45,7 @@ SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.3, "sokoban": 0.15, "bandit": 0.5}  # 
 
 def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[], str], max_tokens: int) -> Trajectory:
     """Play an opened `episode` to its end with scripted replies, as tokens that a policy would have sampled."""
-    trajectory, user = Trajectory(seed, 0, system=opening[0]), opening[1]
-    prompt = chat.opening(*opening)
+    trajectory, user, prompt = Trajectory(seed, 0, system=opening[0]), opening[1], chat.opening(*opening)
     while not trajectory.status:
         text = reply()
         outcome = episode.step(text)
@@ -64,9 +61,8 @@ def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[],
 def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
     """A player on training instance `index` who states what is true and walks a shortest path (`Env.demonstrate`),
     mostly one action a turn; with probability `sft_noise` a turn has a random number of random actions."""
-    seed = (config.seed, SEED_DEMOS, index)
-    # the last number is not 0, because numpy seeds [a, b, c] and [a, b, c, 0] alike, and the first draws the instance
-    episode, rng = make_episode(config), np.random.default_rng([*seed, 1])
+    seed, episode = (config.seed, SEED_DEMOS, index), make_episode(config)
+    rng = np.random.default_rng([*seed, 1])  # not 0: numpy seeds [a, b, c] and [a, b, c, 0] alike, and one is taken
     opening, env = episode.reset(seed), episode.env
 
     def reply() -> str:
@@ -120,7 +116,7 @@ class Drill(Episode):
 
 
 def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]:
-    """Random questions: one in five of each of where, a row or column, and a move."""
+    """Random questions, more of some kinds."""
     kinds = ["Where", "Where", "Around", "Facts", "Facts", "Plan", "line", "line", "move", "move"]
     more = {"line": [f"{kind} {i + 1}" for kind in ("Row", "Column") for i in range(env.size)], "move": env.actions}
     return [str(rng.choice(more.get(kind, [kind]))) for kind in rng.choice(kinds, count)]
@@ -171,8 +167,8 @@ def draw_arms(rng: np.random.Generator) -> tuple:
 
 
 def documents(config: Config, chat: Chat, step: int, index: int, progress: float) -> Iterator[Trajectory]:
-    """Pack `index` of a step: documents of one environment under one system prompt, until they have
-    `micro_batch_tokens` tokens. `progress`: part of the training that is done, 0 to 1; it sets how good players are."""
+    """Pack `index` of a step: documents of one environment under one system prompt, until they have micro_batch_tokens.
+    `progress`: part of the training that is done, 0 to 1; it sets how good players are."""
     path, num_tokens = (config.seed, SEED_CORPUS, step, index), 0
     rng, easy = np.random.default_rng([*path, 1]), progress < EASY
     worlds = {LAKE: 1.0} if progress < EASY / 2 else {LAKE: 0.5, SOKOBAN: 0.5} if easy else WORLDS
@@ -190,10 +186,8 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
         instance = draw_arms(rng) if env.repeats else env.draw(rng)
         while board_key(instance) in reserved_keys():
             instance = env.draw(rng)
-        if drill:
-            episode = Drill(env, draw_questions(env, rng, 1 if easy else int(rng.integers(3, 7))), rng)
-        else:
-            episode = Episode(env, limited)
+        count = drill and (1 if easy else int(rng.integers(3, 7)))
+        episode = Drill(env, draw_questions(env, rng, count), rng) if drill else Episode(env, limited)
         skill = rng.random() ** (1 / mean - 1)  # between 0 and 1
         opening = episode.open(env.start(instance, [*path, int(rng.integers(1, 2**31))]))
         reply = (lambda: episode.truth) if drill else (lambda: random_reply(episode, skill, rng))  # noqa: B023
@@ -216,10 +210,10 @@ def main(argv: list[str]) -> None:
     print("| stage | environment | kind | documents | different openings | tokens % | trained % | success % |")
     print("|---" * 8 + "|")
     for kind, found in sorted(kinds.items()):
-        tokens, trained = sum(len(d.ids) for d in found), sum(d.num_response_tokens for d in found)
-        openings, wins = len({d.turns[0].observation for d in found}), sum(d.success for d in found)
-        print(f"| {kind} | {len(found)} | {openings} | {100 * tokens / total:.1f} | {100 * trained / tokens:.0f} | "
-              f"{100 * wins / len(found):.0f} |")  # fmt: skip
+        tokens, openings = sum(len(d.ids) for d in found), len({d.turns[0].observation for d in found})
+        trained, wins = sum(d.num_response_tokens for d in found) / tokens, sum(d.success for d in found) / len(found)
+        percent = f"{100 * tokens / total:.1f} | {100 * trained:.0f} | {100 * wins:.0f}"
+        print(f"| {kind} | {len(found)} | {openings} | {percent} |")
 
 
 if __name__ == "__main__":

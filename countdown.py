@@ -4,12 +4,12 @@ Rules and rewards are RAGEN's (arXiv 2504.20073). What differs, on purpose: no d
 all can be solved; and expressions are read by a parser of our own, exactly and within bounds, never by `eval`.
 """
 
-import operator
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations, product
+from operator import add, mul, sub, truediv
 
 import numpy as np
 
@@ -42,13 +42,9 @@ def countdown_solution(parts: tuple, target: int) -> str | None:
     return next(filter(None, (countdown_solution(fewer, target) for fewer in countdown_steps(parts))), None)
 
 
-OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-
-
 def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
-    """Sorted numbers and exact value of whole numbers joined by + - * / and parentheses, 100 characters at most. None:
-    it is something else, or divides by 0. Never raises.
-
+    """Sorted numbers and exact value of whole numbers joined by + - * / and parentheses, at most 100 characters; None
+    for anything else, or where it divides by 0. Never raises.
     >>> evaluate_expression("(3 + 5) / 2 * 1")
     ([1, 2, 3, 5], Fraction(4, 1))
     """
@@ -70,7 +66,7 @@ def _parse(rest: list[str], level: int = 0) -> Fraction:
         return value
     value = _parse(rest, level + 1)
     while rest[-1] in ("+-", "*/")[level]:
-        value = OPERATORS[rest.pop()](value, _parse(rest, level + 1))
+        value = {"+": add, "-": sub, "*": mul, "/": truediv}[rest.pop()](value, _parse(rest, level + 1))
     return value
 
 

@@ -7,7 +7,7 @@ z_i is scored after every distinct prompt x_j of its batch, l_ji = log p(z_i | x
 
 is 0 when prompts do not matter and H(X) when every thought gives its prompt away. Source: RAGEN-2,
 https://github.com/mll-lab-nu/RAGEN, whose bound log N is H(X) of distinct prompts. Nothing here has a state: what
-depends on the past takes `history`, the rows of metrics.jsonl, so an interrupted run continues with the same numbers.
+depends on the past takes `history`, the rows of metrics.jsonl so far.
 """
 
 import math
@@ -24,6 +24,7 @@ from configurator import Config
 from model import Policy
 from parallel import score_tokens
 from rollout import Chat, Trajectory, Turn, sequences
+from starpo import segment_sums
 
 RANKS = (1, 2, 4, 8)  # k of retrieval@k
 TIE = 1e-3  # nats over a thought; what is closer differs by rounding only
@@ -54,10 +55,8 @@ class Thought(NamedTuple):
 
 
 def thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
-    """The thought of every turn, None where it is missing, empty or not closed.
-
-    Nothing is encoded: the text of a prefix of the sampled ids grows with the prefix, so bisection finds the tokens at
-    which the tags end and begin. A token that reaches into a tag (".</") is the tag's: a thought is whole tokens."""
+    """The thought of every turn, None where it is missing, empty or not closed. Nothing is encoded: bisection over
+    prefixes finds the sampled ids at which the tags end and begin. One that reaches into a tag (".</") is the tag's."""
     found, seen = [], []
     for turn in trajectory.turns:
         before, opened, rest = turn.text.partition("<think>")
@@ -74,7 +73,7 @@ def thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
 
 def draw(found: Sequence[list[Thought | None]], num_pairs: int, rng: np.random.Generator) -> dict[str, list[Thought]]:
     """At most `num_pairs` thoughts of as many trajectories, drawn uniformly: those of the first turns ("first"), and of
-    a uniform one among the turns of a trajectory that have one ("sampled")."""
+    a uniform turn among those with a thought ("sampled")."""
     order = rng.permutation(len(found))
     valid = [[thought for thought in found[i] if thought] for i in order]
     sampled = [mine[rng.integers(len(mine))] for mine in valid if mine]
@@ -90,16 +89,15 @@ def score(policy: Policy, pairs: Sequence[Thought], config: Config) -> tuple[Ten
     sequences = [Trajectory((), 0, [Turn(ids, z.ids, [])]) for ids in map(list, rows) for z in pairs]
     lengths, own = [len(z.ids) for z in pairs], [rows[z.prompt_ids] for z in pairs]
     logprobs = score_tokens(policy, sequences, config, config.temperature)[0].double().cpu()  # (J * sum of lengths,)
-    sums = torch.stack([part.sum() for part in logprobs.split(lengths * len(rows))]).view(len(rows), len(pairs))
+    sums = segment_sums(logprobs, lengths * len(rows)).view(len(rows), len(pairs))
     return sums, torch.tensor(lengths), torch.tensor(own)
 
 
 def collapse_metrics(logprobs: Tensor, lengths: Tensor, own: Tensor) -> dict[str, float]:
     """Mutual information, entropies and retrieval from the matrix of `score`.
 
-    Weights: a prompt counts in the marginal as often as pairs have it (16 members of a group are 16 samples of one
-    prompt), and the bound is H(X) of these weights. Retrieval ranks distinct prompts, each once; a tie earns the
-    average over its orders, so that a policy that ignores the prompt scores exactly at chance.
+    A prompt counts in the marginal as often as pairs have it, and the bound is H(X) of these weights. Retrieval ranks
+    distinct prompts; a tie earns the average over its orders, so that who ignores the prompt scores exactly at chance.
 
     Args: logprobs (J, I) float, sums in nats; lengths (I,) tokens; own (I,) int64, rows of the thoughts' own prompts.
     Returns: pairs; mi_bound; mi, conditional_entropy H(Z|X) and marginal_entropy H(Z) in nats, of the mean log-prob of
@@ -125,15 +123,12 @@ def collapse_metrics(logprobs: Tensor, lengths: Tensor, own: Tensor) -> dict[str
     return metrics
 
 
-def measure(
-    policy: Policy, trajectories: Sequence[Trajectory], chat: Chat, config: Config, *,
-    rng: np.random.Generator, history: Sequence[dict],
-) -> dict[str, float | None]:  # fmt: skip
-    """All collapse metrics of an iteration (a collective; trajectories and `rng` must be the same on all ranks).
+def measure(policy: Policy, trajectories: Sequence[Trajectory], chat: Chat, config: Config, *,
+            rng: np.random.Generator, history: Sequence[dict]) -> dict[str, float | None]:  # fmt: skip
+    """All collapse metrics of an iteration (a collective; trajectories and `rng` must be the same on all ranks); the
+    average z-score continues that of `history`.
 
-    Args: history: rows of earlier iterations, whose average z-score is continued.
-    Returns: a value for each of `KEYS`, None where no turn has a thought; `dict.fromkeys(KEYS)` stands for no
-        measurement. Raises: ValueError if replies have no thoughts, think=False."""
+    Returns: a value for each of `KEYS`, None where no turn has a thought. Raises: ValueError with think=False."""
     if not config.think:
         raise ValueError("collapse metrics compare thoughts and think is False; set think=True or collapse_every=0")
     found = [[z for s in sequences([t], config) for z in thoughts(s, chat)] for t in trajectories]
@@ -159,7 +154,7 @@ def _levels(history: Sequence[dict], key: str) -> tuple[float, float, float]:
     """A metric at first, PERIOD iterations ago and now; too early NaN, which is neither larger nor smaller."""
     values = _known(history, key)
     if len(values) < WINDOW + PERIOD:
-        return math.nan, math.nan, math.nan
+        return (math.nan,) * 3
     return median(values[:PERIOD]), median(values[-WINDOW - PERIOD : -PERIOD]), median(values[-WINDOW:])
 
 
@@ -189,11 +184,9 @@ def _signs(history: Sequence[dict]) -> dict[str, str]:
     (_, std, std_now), success = _levels(history, "in_group_reward_std"), _levels(history, "success")[-1]
     (_, entropy, entropy_now), (norm, _, norm_now) = _levels(history, "entropy"), _levels(history, "grad_norm")
     jumped = max(entropy, entropy_now) > JUMP * min(entropy, entropy_now)
-    rows = [
-        ("std of rewards inside groups", std, std_now, std_now < CLIFF * std and success < SOLVED),
-        ("entropy per token", entropy, entropy_now, jumped and max(entropy, entropy_now) > LOW_ENTROPY),
-        ("gradient norm", norm, norm_now, norm_now > SPIKE * norm),
-    ]
+    rows = [("std of rewards inside groups", std, std_now, std_now < CLIFF * std and success < SOLVED),
+            ("entropy per token", entropy, entropy_now, jumped and max(entropy, entropy_now) > LOW_ENTROPY),
+            ("gradient norm", norm, norm_now, norm_now > SPIKE * norm)]  # fmt: skip
     return {name: f"from {before:.3g} to {now:.3g}" for name, before, now, shown in rows if shown}
 
 

@@ -13,11 +13,11 @@ from envs import Env
 
 
 class Parsed(NamedTuple):
-    """A response taken apart. `well_formed`: the promised tags in order and nothing outside of them."""
+    """A response taken apart."""
 
     thought: str
     actions: list[str]
-    well_formed: bool
+    well_formed: bool  # the promised tags in order and nothing outside of them
 
 
 def parse_response(text: str, *, think: bool = True) -> Parsed:
@@ -103,11 +103,9 @@ class Episode:
             status = status or "out_of_turns"
         stated = {s.strip() + "." for s in parsed.thought.split(".")} & {*facts}  # each once, repeated or not
         thinking = config.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
-        info = {
-            "actions": parsed.actions[:allowed], "num_actions": num_actions, "format_ok": format_ok,
-            "effective": num_effective / max(num_actions, 1), "statements_checked": checked, "statements_true": true,
-            "env_reward": earned,
-        }  # fmt: skip
+        info = dict(actions=parsed.actions[:allowed], num_actions=num_actions, format_ok=format_ok,
+                    effective=num_effective / max(num_actions, 1), statements_checked=checked, statements_true=true,
+                    env_reward=earned)  # fmt: skip
         report = self._report(reward, parsed, unknown, surplus, num_actions)
         user = "" if status else self._turn_text(self.env.observe(), report)
         return Outcome(user, reward + thinking, status, info)
