@@ -2,7 +2,7 @@
 
 Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
 - members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
-- nothing depends on `hash()` or global random state, so a seed means the same instance in every process;
+- a seed means the same instance in every process: nothing depends on `hash()` or global random state;
 - splits are disjoint by instance, not only by seed, as small boards repeat.
 """
 
@@ -53,9 +53,9 @@ class Env:
         self.observation_mode, self.max_actions = observation, max_actions
 
     def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> str:
-        """Start the instance named by (split, seed); `member` of a group changes the transition noise only.
+        """Start the instance named by (split, seed); `member` of a group changes the transition noise only. `seed`: for
+        "train" any integer or sequence of integers >= 0, for "eval" and "heldout" an index below 256.
 
-        Args: seed: for "train" any integer or sequence of integers >= 0, for "eval" and "heldout" an index below 256.
         Returns: the first observation. Raises: ValueError for an unknown split or an index outside of it."""
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -76,9 +76,8 @@ class Env:
         if move is not None:
             self.num_actions += 1
             reward, self.terminated, success, effective = self._move(move)
-        truncated = self.actions_left == 0 and not self.terminated
         info = {"success": success, "valid": move is not None, "effective": effective}
-        return Step(self.observe(), reward, self.terminated, truncated, info)
+        return Step(self.observe(), reward, self.terminated, self.actions_left == 0 and not self.terminated, info)
 
     def _read(self, action: str):
         """What `_move` takes: an index into `actions`, elsewhere what the text means. None: it is no action."""
@@ -140,8 +139,8 @@ class Bandit(Env):
         return f"Arms: {self.actions[0]}, {self.actions[1]}"
 
     def rules(self) -> str:
-        end = "choose the arm that pays more on average."
-        return f"Choose one of two arms by its name. Each pays by its own unknown distribution; {end}"
+        return ("Choose one of two arms by its name. Each pays by its own unknown distribution; choose the arm that "
+                "pays more on average.")  # fmt: skip
 
     def statements(self) -> list[str]:
         return [f"The arms are {self.actions[0]} and {self.actions[1]}."]
@@ -202,8 +201,8 @@ class FrozenLake(Grid):
     def __init__(self, *, size: int = 4, frozen_prob: float = 0.8, success_rate: float = 0.8, **common):
         super().__init__(**common)
         if not (2 <= size <= 9 and 0 < frozen_prob <= 1 and 0 < success_rate <= 1):
-            given = f"size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}"
-            raise ValueError(f"frozenlake wants size 2..9, 0 < frozen_prob <= 1, 0 < success_rate <= 1, got {given}")
+            raise ValueError("frozenlake wants size 2..9, 0 < frozen_prob <= 1, 0 < success_rate <= 1, got "
+                             f"size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}")  # fmt: skip
         self.size, self.frozen_prob, self.success_rate = size, frozen_prob, success_rate
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -355,8 +354,8 @@ class Sokoban(Grid):
     def __init__(self, *, size: int = 6, boxes: int = 1, search_depth: int = 300, symbols: str = "default", **common):
         super().__init__(**common)
         if not (5 <= size <= 12 and 1 <= boxes <= 4 and search_depth >= 2):
-            given = f"size={size}, boxes={boxes}, search_depth={search_depth}"
-            raise ValueError(f"sokoban wants size 5..12, boxes 1..4 and search_depth >= 2, got {given}")
+            raise ValueError("sokoban wants size 5..12, boxes 1..4 and search_depth >= 2, got "
+                             f"size={size}, boxes={boxes}, search_depth={search_depth}")  # fmt: skip
         if symbols not in self.SYMBOLS:
             raise ValueError(f"sokoban symbols must be one of {', '.join(self.SYMBOLS)}, got {symbols!r}")
         self.max_reward = 10.0 + boxes
@@ -452,30 +451,25 @@ class Sokoban(Grid):
         return min(free, key=lambda cell: self._distance(box, cell))
 
     def word(self, cell: int) -> str:
-        if cell not in self.floor:
-            return "wall"
         if cell == self.player or cell in self.boxes:
             return "you" if cell == self.player else "box"
-        return "target" if cell in self.targets else "floor"
+        return "target" if cell in self.targets else "floor" if cell in self.floor else "wall"
 
     def _around(self, cell: int) -> str:
         return self.words(cell + delta for delta in self.deltas)
 
     def relations(self) -> str:
-        lines = []
-        for box in self.boxes:
-            target = self._offset(box, self._target_of(box))
-            lines.append(f"Box {self._offset(self.player, box)}, its target {target}, around it {self._around(box)}.")
+        lines = [f"Box {self._offset(self.player, box)}, its target {self._offset(box, self._target_of(box))}, "
+                 f"around it {self._around(box)}." for box in self.boxes]  # fmt: skip
         return "\n".join([*lines, f"Next {self._around(self.player)}."])
 
     def rules(self) -> str:
         wall, ground, target, box_on, box, you, you_on = self.alphabet
         extra = self._legend("the way to the box, from it to its target, and what is around it and you, up to right")
-        return (
-            f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target is "
-            f"{box_on}. Walk into a box to push it; a wall {wall} or another box behind it stops the push. Floor is "
-            f"{ground}. Reward -0.1 an action, 1 for a box on a target (-1 off it), 10 when all are.{extra}"
-        )
+        return (f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target "
+                f"is {box_on}. Walk into a box to push it; a wall {wall} or another box behind it stops the push. "
+                f"Floor is {ground}. Reward -0.1 an action, 1 for a box on a target (-1 off it), 10 when all are."
+                f"{extra}")  # fmt: skip
 
     def statements(self) -> list[str]:
         ways = [way for b in self.boxes for way in (("Box", self.player, b), ("Target", b, self._target_of(b)))]
@@ -501,7 +495,7 @@ class Sokoban(Grid):
         return self.actions[min(range(4), key=cost)]
 
     def optimal_length(self) -> int | None:
-        return None if self._solution() is None else len(self._solution())
+        return None if (path := self._solution()) is None else len(path)
 
     def _solution(self) -> tuple | None:
         return sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
@@ -512,8 +506,7 @@ def sokoban_move(floor: frozenset, player: int, boxes: tuple, delta: int) -> tup
     ahead, beyond = player + delta, player + 2 * delta
     if ahead not in floor or (ahead in boxes and (beyond not in floor or beyond in boxes)):
         return None
-    pushed = (beyond if box == ahead else box for box in boxes)
-    return ahead, tuple(sorted(pushed)) if ahead in boxes else boxes
+    return ahead, tuple(sorted(beyond if box == ahead else box for box in boxes)) if ahead in boxes else boxes
 
 
 @lru_cache(maxsize=16384)
@@ -532,11 +525,9 @@ def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: t
     return None
 
 
-ENVS = {  # module:Class, imported when used
-    "bandit": "envs:Bandit", "frozenlake": "envs:FrozenLake", "sokoban": "envs:Sokoban",
-    "countdown": "countdown:Countdown", "quest": "worlds:Quest", "household": "worlds:Household",
-    "repair": "repair:Repair",
-}  # fmt: skip
+ENVS = {"bandit": "envs:Bandit", "frozenlake": "envs:FrozenLake", "sokoban": "envs:Sokoban",  # imported when used
+        "countdown": "countdown:Countdown", "quest": "worlds:Quest", "household": "worlds:Household",
+        "repair": "repair:Repair"}  # fmt: skip
 
 
 @lru_cache
@@ -550,9 +541,8 @@ def find_class(place: str) -> type[Env]:
 
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
-    """Build an environment from 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'.
-
-    Raises: ValueError that names the unknown environment or key, what was expected, and near names.
+    """Build an environment from 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'. Raises:
+    ValueError that names the unknown environment or key, what was expected, and near names.
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
@@ -582,7 +572,6 @@ def stage_of(text: str, iteration: int | None = None) -> dict[str, float]:
 
     'A + 2*B' mixes A and B as 1 to 2; 'A @50 > B' is A in iterations 0 to 49, then B; a stage may be a mixture.
     Raises: ValueError for a missing, surplus or not rising @N, an empty part, a weight of 0, or by `make_env`.
-
     >>> stage_of("frozenlake @50 > sokoban + 3*bandit", 50)
     {'sokoban': 0.25, 'bandit': 0.75}
     """

@@ -1,7 +1,6 @@
 """Repair: code with a fault to find and mend, an environment behind the protocol of `envs.Env`.
 
-It follows the SWE-Gym task of arXiv 2510.01132 at a size for small models: reading, editing, running tests, submitting;
-hidden tests decide; reward binary or ratio. What differs, on purpose:
+It follows the SWE-Gym task of arXiv 2510.01132 at a size for small models. What differs, on purpose:
 - code that a policy writes is interpreted here, in a language of whole numbers and lists of them with limits on steps
   and sizes. Neither `exec` nor a process runs it, so it needs no sandbox;
 - the ratio leaves out what the unpatched code passes, or a harmless patch would earn most of it.
@@ -92,11 +91,9 @@ class Repair(Env):
         return f"{self.task}\n{self.output}".strip()
 
     def rules(self) -> str:
-        return (
-            "Mend a function. Commands: read (the code), edit LINE: TEXT (the line keeps its indentation), run (some "
-            "tests), submit (others decide; the last action submits as well). Known are whole numbers, lists of these, "
-            "if, for, while, return, abs, len, max, min, range, sum."
-        )
+        return ("Mend a function. Commands: read (the code), edit LINE: TEXT (the line keeps its indentation), run "
+                "(some tests), submit (others decide; the last action submits as well). Known are whole numbers, lists "
+                "of these, if, for, while, return, abs, len, max, min, range, sum.")  # fmt: skip
 
     def statements(self) -> list[str]:
         changed = [f"line {i + 1}" for i, line in enumerate(self.lines) if line != self.wrong[i]]
@@ -104,9 +101,9 @@ class Repair(Env):
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """Bring back the right lines, unless the code is right, and submit: from the start nothing is shorter."""
-        pairs = enumerate(zip(self.lines, library(*self.key).split("\n"), strict=True), start=1)
+        lines = [] if self._share_passed(self.lines) == 1 else library(*self.key).split("\n")
+        pairs = enumerate(zip(self.lines, lines, strict=False), start=1)
         edits = [f"edit {i}: {right.strip()}" for i, (line, right) in pairs if line != right]
-        edits = [] if self._share_passed(self.lines) == 1 else edits
         return [] if self.terminated else [*edits, "submit"][:max_actions]
 
     def optimal_length(self) -> int:
@@ -188,7 +185,6 @@ ERRORS = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError
 
 def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
     """What the one function of one argument in the text returns for each of these; "error: ..." where it fails.
-
     >>> interpret("def half(n): return 6 // n", [2, 0]), interpret("def leave(n): return exit(n)", [1])
     ([3, 'error: integer division or modulo by zero'], ['error: exit(n) is not known'])
     """
@@ -209,10 +205,8 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
 
 class Program:
     """Turns statements and expressions into functions that do them, on whole numbers, truth values, None and lists of
-    numbers, which never change. These raise ValueError at a limit, and what Python raises for a wrong operand."""
-
-    names: dict
-    steps: int
+    numbers, which never change. These raise ValueError at a limit, and what Python raises for a wrong operand. They
+    work on `names`, from name to value, and count their `steps`."""
 
     def block(self, nodes: list[ast.stmt]) -> Callable[[], list | None]:
         """Executes statements; returns [value] after `return`, else None. Raises: ValueError for an unknown kind."""

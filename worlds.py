@@ -1,8 +1,7 @@
 """Quest and Household: text worlds behind the protocol of `envs.Env`, with nothing to download.
 
 They follow the TextWorld and ALFWorld tasks of arXiv 2510.01132 at a size for small models. What differs, on purpose:
-- an episode earns the largest share of the task that was done at any time: 1 for a success, less for all else, so that
-  no lost or late game is worth more than a won one;
+- an episode earns the largest share of the task that was done at any time: 1 for a success, less for all else;
 - a command that is not possible now is no action, and the objective is part of every observation;
 - optimal lengths are those of a breadth-first search from the present state, not of a recorded solution.
 """
@@ -19,8 +18,9 @@ Facts = dict[str, str]  # thing -> where or how it is; "you" -> where the player
 class World(Env):
     """What Quest and Household share: facts, commands that change some of them, plans by breadth-first search.
 
-    A subclass defines `effects` (possible commands, each with the facts that it changes), `relevant` (what a shortest
-    plan may deal with), `progress` (the share of the task that is done) and `_start`, which ends in `_open`."""
+    A subclass defines `effects` (possible commands with what they change; with `only` those of use when nothing but
+    these things matters), `relevant` (what a shortest plan may deal with), `progress` (the share of the task that is
+    done) and `_start`, which ends in `_open`."""
 
     def __init__(self, *, show: str, **common):
         super().__init__(**common)
@@ -65,8 +65,7 @@ class World(Env):
         return list((self.search(99) or ())[:max_actions])
 
     def optimal_length(self) -> int | None:
-        path = self.search(99)
-        return None if path is None else len(path)
+        return None if (path := self.search(99)) is None else len(path)
 
     def search(self, most: int) -> tuple[str, ...] | None:
         """A shortest list of at most `most` commands that does the task, or None."""
@@ -108,8 +107,8 @@ class Quest(World):
     def __init__(self, *, w: int = 2, o: int = 3, q: int = 4, goal: str = "full", show: str = "none", **common):
         super().__init__(show=show, **common)
         if not (1 <= w <= 9 and 2 <= o <= 16 and 1 <= q <= 12 and goal in ("full", "last", "none")):
-            legal = "quest wants w 1..9 rooms, o 2..16 objects, q 1..12 commands, goal full, last or none"
-            raise ValueError(f"{legal}, got w={w}, o={o}, q={q}, goal={goal}")
+            raise ValueError("quest wants w 1..9 rooms, o 2..16 objects, q 1..12 commands, goal full, last or none, "
+                             f"got w={w}, o={o}, q={q}, goal={goal}")  # fmt: skip
         self.num_rooms, self.num_objects, self.length, self.told = w, o, q, goal
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -120,8 +119,8 @@ class Quest(World):
                 path = self.search(self.length)
                 if path and len(path) == self.length:
                     return (*house, tuple(goal), path)
-        given = f"w={self.num_rooms}, o={self.num_objects}, q={self.length}"
-        raise ValueError(f"no quest with {given} in {MAX_DRAWS} attempts; use a smaller q, or more rooms and objects")
+        raise ValueError(f"no quest with w={self.num_rooms}, o={self.num_objects}, q={self.length} in {MAX_DRAWS} "
+                         "attempts; use a smaller q, or more rooms and objects")  # fmt: skip
 
     def _house(self, rng: np.random.Generator) -> tuple[tuple, list]:
         """("quest", links, furniture, first facts), and (thing, place) to ask for. Rooms are a tree on a grid."""
@@ -167,11 +166,8 @@ class Quest(World):
         self._open(self.first, f"Task: {', '.join(shown)}." if shown else "", "".join(path[-1:]))
 
     def effects(self, facts: Facts, only: set[str] | None = None) -> dict[str, Facts]:
-        """Possible commands with what they change; with `only` those of use when nothing but these things matters."""
-        here, found = facts["you"], {}
-        for way, (room, door) in self.exits[here].items():
-            if facts.get(door, "open") == "open":
-                found[f"go {way}"] = {"you": room}
+        here, ways = facts["you"], self.exits[facts["you"]].items()
+        found = {f"go {way}": {"you": room} for way, (room, door) in ways if facts.get(door, "open") == "open"}
         for name in self.fixed[here]:
             if facts.get(name) == "closed" and (only is None or name in only):
                 found[f"open {name}"] = {name: "open"}
@@ -216,11 +212,9 @@ class Quest(World):
         return [f"Room {here}.", f"Here {listing(seen)}.", f"Exits {listing(ways)}.", f"Carrying {listing(held)}."]
 
     def rules(self) -> str:
-        return (
-            "Do a task in a house; you see one room. Commands: go WAY, open X, close X, unlock X with KEY (of the same "
-            "colour), take X, take X from Y, put X in Y, put X on Y, drop X, look, inventory, examine X. Reward 1 in "
-            "all, in parts."
-        )
+        return ("Do a task in a house; you see one room. Commands: go WAY, open X, close X, unlock X with KEY (of the "
+                "same colour), take X, take X from Y, put X in Y, put X on Y, drop X, look, inventory, examine X. "
+                "Reward 1 in all, in parts.")  # fmt: skip
 
 
 class Household(World):
@@ -244,8 +238,8 @@ class Household(World):
     def __init__(self, *, task: str = "all", things: int = 8, show: str = "none", **common):
         super().__init__(show=show, **common)
         if task not in (*self.TASKS, "all") or not 2 <= things <= 30:
-            legal = f"household wants task all, {', '.join(self.TASKS)} and 2 to 30 things"
-            raise ValueError(f"{legal}, got task={task}, things={things}")
+            raise ValueError(f"household wants task all, {', '.join(self.TASKS)} and 2 to 30 things, got task={task}, "
+                             f"things={things}")  # fmt: skip
         self.tasks, self.num_things = list(self.TASKS) if task == "all" else [task], things
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -263,10 +257,8 @@ class Household(World):
     def _start(self, instance: tuple) -> None:
         _, room, self.type, wanted, target, self.lamp, things = instance
         self.places, self.things = numbered(self.ROOMS[room][0].split()), [name for name, _ in things]
-        self.wanted, self.targets = (
-            [name for name in names if name.split()[0] == kind]
-            for names, kind in ((self.things, wanted), (self.places, target))
-        )
+        self.wanted = [name for name in self.things if name.split()[0] == wanted]
+        self.targets = [name for name in self.places if name.split()[0] == target]
         closed = {place: "closed" for place in self.places if place.split()[0] in self.OPENABLE}
         self.tool, self.how = self.TASKS[self.type]
         verb = {"two": "put two", "light": "look at some"}.get(self.type, f"put some {self.how}").strip()
@@ -276,7 +268,6 @@ class Household(World):
         self._open(facts, f"Places: {', '.join(self.places)}.\nTask: {aim}.", aim)
 
     def effects(self, facts: Facts, only: set[str] | None = None) -> dict[str, Facts]:
-        """Possible commands with what they change; with `only` those of use when nothing but these things matters."""
         here = facts["you"]
         found = {f"go to {x}": {"you": x} for x in self.places if x != here and (only is None or x in only)}
         held, state = next((name for name in self.things if facts[name] == "you"), ""), facts.get(here, "open")
@@ -326,16 +317,13 @@ class Household(World):
         return [f"At {here} ({seen}).", f"Carrying {listing(inside.get('you', ()))}."]
 
     def rules(self) -> str:
-        return (
-            "Do a task in a room; you see what is where you are and carry one thing. Commands: go to PLACE, open "
-            "PLACE, close PLACE, take X from PLACE, put X in/on PLACE, clean X with sinkbasin 1, heat X with "
-            f"microwave 1, cool X with fridge 1, use {self.LAMP}. Reward 1 in all, in parts."
-        )
+        return ("Do a task in a room; you see what is where you are and carry one thing. Commands: go to PLACE, open "
+                "PLACE, close PLACE, take X from PLACE, put X in/on PLACE, clean X with sinkbasin 1, heat X with "
+                f"microwave 1, cool X with fridge 1, use {self.LAMP}. Reward 1 in all, in parts.")  # fmt: skip
 
 
 def numbered(kinds: Sequence[str]) -> list[str]:
     """Each with its number among those of its kind.
-
     >>> numbered(["bed", "shelf", "shelf"])
     ['bed 1', 'shelf 1', 'shelf 2']
     """
