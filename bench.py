@@ -90,7 +90,6 @@ class Barrier:
         self.next.append((args, options))
 
     def step(self) -> list[Sample]:
-        """The whole turn of all."""
         for args, options in self.next:
             self.engine.add(*args, **options)
         self.next, done = [], []
@@ -145,10 +144,8 @@ class HuggingFace:
         left = partial(pad_sequence, batch_first=True, padding_side="left")
         self.ids = torch.cat([self.ids, left(new)], 1)
         self.mask = torch.cat([self.mask, left([torch.ones_like(row) for row in new])], 1)
-        self.ids = self.model.generate(
-            self.ids, attention_mask=self.mask, past_key_values=self.cache, do_sample=False, pad_token_id=0,
-            max_new_tokens=int(most.max()), eos_token_id=self.eos_id,
-        )  # fmt: skip
+        options = dict(do_sample=False, pad_token_id=0, max_new_tokens=int(most.max()), eos_token_id=self.eos_id)
+        self.ids = self.model.generate(self.ids, attention_mask=self.mask, past_key_values=self.cache, **options)
         sampled = self.ids[:, self.mask.shape[1] :]
         self.num_steps += sampled.shape[1]
         ends = (sampled == self.eos_id).long()
@@ -195,11 +192,9 @@ def trl_trainer(folder: str, prompt, **options):
     from datasets.table import InMemoryTable
     from trl import GRPOConfig, GRPOTrainer
 
-    arguments = GRPOConfig(
-        output_dir="out/bench_trl", use_cpu=True, bf16=False, beta=0.0, epsilon=0.2, epsilon_high=0.28, report_to=[],
-        loss_type="bnpo", gradient_checkpointing=False, logging_strategy="no", save_strategy="no", disable_tqdm=True,
-        learning_rate=1e-6, num_generations=16, max_completion_length=64, **options,
-    )  # fmt: skip
+    options |= dict(output_dir="out/bench_trl", use_cpu=True, bf16=False, report_to=[], logging_strategy="no",
+                    save_strategy="no", disable_tqdm=True, gradient_checkpointing=False, loss_type="bnpo", beta=0.0,
+                    epsilon=0.2, epsilon_high=0.28, learning_rate=1e-6, num_generations=16, max_completion_length=64)
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     prompts = Dataset(InMemoryTable.from_pydict({"prompt": [prompt] * 512}), fingerprint="the same")
     sampled: list[int] = []
@@ -208,7 +203,7 @@ def trl_trainer(folder: str, prompt, **options):
         sampled.append(sum(map(len, completion_ids)))
         return [float(i % 16) for i in range(len(completions))]
 
-    trainer = GRPOTrainer(model, reward, arguments, prompts, processing_class=load_model(folder)[1])
+    trainer = GRPOTrainer(model, reward, GRPOConfig(**options), prompts, processing_class=load_model(folder)[1])
     trainer.current_gradient_accumulation_steps = 1  # train() sets it
     return trainer, sampled
 
@@ -239,10 +234,9 @@ def update(config: Config, repeats: int) -> dict:
         ids, mask, sampled = padded([kept[i] for i in indices])
         old = torch.zeros(sampled.shape)
         old[sampled > 0] = torch.tensor([lp for i in indices for lp in kept[i].rollout_logprobs])
-        inputs = dict(
-            prompt_ids=ids[:, :1], prompt_mask=mask[:, :1], completion_ids=ids[:, 1:], completion_mask=mask[:, 1:],
-            tool_mask=sampled[:, 1:], old_per_token_logps=old[:, 1:], advantages=advantages[indices],
-        )  # fmt: skip
+        inputs = dict(prompt_ids=ids[:, :1], prompt_mask=mask[:, :1], completion_ids=ids[:, 1:],
+                      completion_mask=mask[:, 1:], old_per_token_logps=old[:, 1:], tool_mask=sampled[:, 1:])
+        inputs["advantages"] = advantages[indices]
         return trainer._compute_loss(trainer.model, inputs) * sampled.sum() / num_tokens  # a mean of the micro-batch
 
     def run(module, work: list[list[int]], loss_of: Callable[[list[int]], torch.Tensor]) -> dict:
