@@ -168,11 +168,9 @@ RANGES = {field.name: get_args(field.type)[1:] for field in fields(Config) if ge
 FIELD_TYPES: dict[str, type] = get_type_hints(Config) | dict.fromkeys(CHOICES, str)
 MAY_CHANGE = ["num_iterations", "eval_every", "save_every", "num_samples", "out_dir", "keep_checkpoints", "grace_s",
               "step_timeout_s", "max_error_frac"]  # when a run is continued  # fmt: skip
-ORDERED = [
-    ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
-    ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
-    ("max_context_tokens", "micro_batch_tokens", "a trajectory must fit into one micro-batch"),
-]
+ORDERED = [("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
+           ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
+           ("max_context_tokens", "micro_batch_tokens", "a trajectory must fit into one micro-batch")]  # fmt: skip
 
 
 def load_config(argv: list[str], *, extra: dict | None = None, base: Config | None = None) -> tuple[Config, dict, dict]:

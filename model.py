@@ -124,8 +124,7 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
 class _ChunkedLogProbs(torch.autograd.Function):
     """Log-prob of the target and entropy per position, a chunk of logits at a time; logits are recomputed backward.
 
-    With z = W h / temperature, p = softmax(z), H = -sum p log p:  d logp/dz = onehot - p  and  dH/dz = -p (log p + H).
-    """
+    With z = W h / temperature, p = softmax(z), H = -sum p log p: d logp/dz = onehot - p and dH/dz = -p (log p + H)."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int):
@@ -166,8 +165,7 @@ def chunked_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, tempera
     """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), never holding (R, V).
 
     Args: hidden (R, H) float; weight (V, H) float; targets (R,) int64; chunk: rows of logits held at a time.
-    Returns: logprobs (R,) and entropy (R,), float32, nats, both differentiable.
-    """
+    Returns: logprobs (R,) and entropy (R,), float32, nats, both differentiable."""
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk)
 
 

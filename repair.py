@@ -165,10 +165,9 @@ def faults(title: str, k: int) -> list[str]:
 # ---------- the language of Repair
 
 STEPS, LARGEST, LONGEST = 200, 10**6, 64  # of a run, three times what the library needs; of numbers; of lists
-SWAPS = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv,
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.And: ast.Or,
-}  # fmt: skip
+SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv,
+         ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+         ast.And: ast.Or}  # fmt: skip
 FUNCTIONS = {
     "abs": abs, "len": len, "max": max, "min": min, "sum": sum,
     "range": lambda *bounds: list(range(*bounds)[: LONGEST + 1]),

@@ -232,9 +232,8 @@ def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int
     """Play one episode for each (instance seed, member) in `starts`, all at once; trajectories in the same order.
 
     Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
-        depend on which trajectories happen to run together. on_done: called when a trajectory ends. episodes: what to
-        play; by default those with `envs`, else what the config names. Raises: ValueError for a too long first prompt.
-    """
+        depend on what happens to run together; on_done: called when a trajectory ends; episodes: what to play, by
+        default those with `envs`, else what the config names. Raises: ValueError for a too long first prompt."""
     envs, users, failed, remaining = envs or [config.env] * len(starts), [], [], []
     trajectories = [Trajectory(tuple(seed), member, env=env) for (seed, member), env in zip(starts, envs, strict=True)]
     episodes = episodes or [make_episode(config, env) for env in envs]
