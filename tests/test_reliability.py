@@ -29,7 +29,7 @@ import envs
 import parallel
 import rollout
 import train
-from checkpoint import LEFT, damage, locked, newest
+from checkpoint import LEFT, Saver, damage, locked, newest
 from configurator import write_whole
 from dialogue import parse_response
 from engine import Sample
@@ -158,22 +158,23 @@ def test_no_whole_checkpoint_and_another_format_are_said(whole, tmp_path):
 
 def test_what_is_left_of_later_checkpoints_is_dropped(trained_folder, tmp_path):
     states = {"policy": {"weights": {"w": torch.arange(3.0)}}}
-    for step in (1, 2, 7):
-        checkpoint.save(tmp_path, states, {"step": step, "bad_steps": 0}, 9)
-    checkpoint.save(tmp_path, states, {"step": 3, "bad_steps": 0}, 1)  # after falling back from 7, keep one
+    for steps, keep in (((1, 2, 7), 9), ((3,), 1)):  # after falling back from 7, keep one
+        with Saver(tmp_path, keep) as saver:
+            for step in steps:
+                saver.save(states, {"step": step, "bad_steps": 0})
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
 
 
 def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp_path, monkeypatch):
-    out_dir, save = tmp_path / "out", checkpoint.save
+    out_dir, write = tmp_path / "out", Saver._write
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full(folder, states, counts, keep):
+    def full(saver, states, counts):
         if counts["step"] == 2:  # from now on no file may be larger
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
-        save(folder, states, counts, keep)
+        write(saver, states, counts)
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(Saver, "_write", full)
     try:
         with pytest.raises(ValueError) as error:
             run(out_dir, trained_folder, num_iterations=2, eval_every=0, save_every=1)
