@@ -29,7 +29,7 @@ test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/python -m pytest -q tests
 
 soak: $(INSTALLED) $(INSTALLED_DEV)
-	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 60 500
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 500
 
 clean:
 	rm -rf .venv .pytest_cache .hypothesis .ruff_cache

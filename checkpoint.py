@@ -5,8 +5,9 @@
                              /manifest.json          sha256 of these files
     out_dir/best/, out_dir/policy/                   Hugging Face folders: of the best evaluation, and of the end
 
-Folders are written beside, synced, then renamed: what has its name is complete. Random numbers are no part of a
-checkpoint, because every draw is seeded with its purpose and its iteration. Nothing that is read is a pickle.
+Folders are written beside, synced, then renamed: what has its name is complete. Training waits for the copy of a
+checkpoint only; a thread writes it. Random numbers are no part of it, because every draw is seeded with its purpose
+and its iteration. Nothing that is read is a pickle.
 """
 
 import fcntl
@@ -17,7 +18,9 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,8 +28,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.futures import Future
 
 import parallel
 from model import Policy, save_adapter
@@ -46,19 +51,20 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
-    """A folder for all ranks to write into; on the way out it takes the place and the name of `final`.
+def new_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterator[Path]:
+    """A folder for all ranks to write into, one at a time; on the way out it takes the place and the name of `final`.
 
-    Raises: ValueError where the disk does not take it; what was there before stays."""
+    Args: group: of the ranks, for another thread than the main one. Raises: ValueError where the disk does not take it;
+        what was there before stays."""
     partial, old = final.with_name("partial"), final.with_name("old")
     try:
         if parallel.rank() == 0:
             for folder in (partial, old):
                 shutil.rmtree(folder, ignore_errors=True)
             partial.mkdir(parents=True)
-        dist.barrier()
+        dist.barrier(group)
         yield partial
-        dist.barrier()
+        dist.barrier(group)
         if parallel.rank() == 0:
             for path in (*partial.rglob("*"), partial):
                 sync(path)
@@ -67,7 +73,7 @@ def new_folder(final: Path) -> Iterator[Path]:
             partial.rename(final)
             sync(final.parent)
             shutil.rmtree(old, ignore_errors=True)
-        dist.barrier()
+        dist.barrier(group)
     except (OSError, SafetensorError, dcp.CheckpointException) as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = next(iter(error.failures.values()))[0] if isinstance(error, dcp.CheckpointException) else error
@@ -115,22 +121,73 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def save(out_dir: Path, states: dict[str, dict], counts: dict[str, int], keep: int) -> None:
-    """Write checkpoint-STEP, then drop all but the last `keep`. A collective.
+def copied(state):
+    """The tensors of nested dicts, sharded ones as well, copied to memory that training does not touch."""
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    return state.detach().to("cpu", copy=True)
 
-    Args: states: see `states_of`; counts: step and bad_steps. Raises: ValueError, see `new_folder`."""
-    final = out_dir / f"checkpoint-{counts['step']:06d}"
-    with new_folder(final) as partial:
-        dcp.save(states, storage_writer=dcp.HuggingFaceStorageWriter(str(partial / "state"), save_distributed=True))
+
+class Writer(dcp.HuggingFaceStorageWriter):
+    """Writes the same files by `save_file`, which neither stops other threads meanwhile nor needs memory of its own."""
+
+    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Future:
+        tensors = {item.index.fqn: planner.resolve_data(item).contiguous() for item in plan.items}
+        places = {item.index.fqn: {"saved_offsets": item.tensor_data.chunk.offsets} for item in plan.items}
+        file = self.path / f"shard-{plan.storage_data['shard_index']:05d}.safetensors"
+        save_file(tensors, file, {"DCP_SHARDING_INFO": json.dumps(places)})
+        (done := Future()).set_result([])
+        return done
+
+
+class Saver:
+    """Writes the checkpoints of a run in a thread, one at a time; its context ends when the last one is on the disk,
+    and says how long training waited for them. All methods are collectives."""
+
+    def __init__(self, out_dir: Path, keep: int):
+        self.out_dir, self.keep, self.writing = out_dir, keep, None
+        self.began, self.paused_s, self.num_saves = time.perf_counter(), 0.0, 0
+        self.thread, self.group = ThreadPoolExecutor(1), dist.new_group(backend="gloo")  # beside that of training
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.thread.shutdown()
+        if self.num_saves:
+            share = self.paused_s / (time.perf_counter() - self.began)
+            print(f"training waited {self.paused_s:.2f} s, {share:.1%} of its time, for {self.num_saves} checkpoints")
+
+    def save(self, states: dict[str, dict], counts: dict[str, int]) -> None:
+        """Copy, then return: checkpoint-STEP is written beside what follows, and all but the last `keep` are dropped.
+
+        Args: states: see `states_of`; counts: step and bad_steps. Raises: ValueError, see `wait`."""
+        self.wait()
+        began = time.perf_counter()
+        self.writing = self.thread.submit(self._write, copied(states), counts)
+        self.num_saves, self.paused_s = self.num_saves + 1, self.paused_s + time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises: ValueError if that could not be, see `new_folder`."""
+        began, writing, self.writing = time.perf_counter(), self.writing, None
+        if writing:
+            writing.result()
+        self.paused_s += time.perf_counter() - began
+
+    def _write(self, states: dict[str, dict], counts: dict[str, int]) -> None:
+        final = self.out_dir / f"checkpoint-{counts['step']:06d}"
+        with new_folder(final, self.group) as partial:
+            writer = Writer(str(partial / "state"), save_distributed=True)
+            dcp.save(states, storage_writer=writer, process_group=self.group)
+            if parallel.rank() == 0:
+                (partial / "state.json").write_text(json.dumps({"format": FORMAT} | counts), encoding="utf-8")
+                digests = {str(p.relative_to(partial)): digest(p) for p in partial.rglob("*") if p.is_file()}
+                (partial / "manifest.json").write_text(json.dumps(digests, indent=1), encoding="utf-8")
         if parallel.rank() == 0:
-            (partial / "state.json").write_text(json.dumps({"format": FORMAT} | counts), encoding="utf-8")
-            digests = {str(path.relative_to(partial)): digest(path) for path in partial.rglob("*") if path.is_file()}
-            (partial / "manifest.json").write_text(json.dumps(digests, indent=1), encoding="utf-8")
-    if parallel.rank() == 0:
-        folders = sorted(out_dir.glob("checkpoint-??????"))
-        last = [folder for folder in folders if folder <= final][-keep:]  # later ones are left over: they were damaged
-        for folder in set(folders) - set(last):
-            shutil.rmtree(folder)
+            folders = sorted(self.out_dir.glob("checkpoint-??????"))
+            last = [folder for folder in folders if folder <= final][-self.keep :]  # later ones were damaged
+            for folder in set(folders) - set(last):
+                shutil.rmtree(folder)
 
 
 def load(folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> dict:

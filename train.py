@@ -40,7 +40,7 @@ from tqdm import tqdm
 import checkpoint
 import parallel
 import starpo
-from checkpoint import Interruption, locked, trained
+from checkpoint import Interruption, Saver, locked, states_of, trained
 from diagnostics import KEYS, measure, regime, stop_reason, warnings_of
 from engine import check_installed, make_engine
 from envs import stage_of
@@ -119,12 +119,9 @@ class Learner:
             compile_blocks(backbone.layers)
         return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
 
-    def save(self, out_dir: Path) -> int:
-        """Write a checkpoint, see checkpoint.py; returns its step."""
-        counts = {"step": self.step, "bad_steps": self.bad_steps}
-        states = checkpoint.states_of(self.modules, self.optimizers)
-        checkpoint.save(out_dir, states, counts, self.config.keep_checkpoints)
-        return self.step
+    def save(self, saver: Saver) -> None:
+        """Have a checkpoint written, see checkpoint.py."""
+        saver.save(states_of(self.modules, self.optimizers), {"step": self.step, "bad_steps": self.bad_steps})
 
     def load(self, folder: Path) -> None:
         """Continue from `save`."""
@@ -422,13 +419,14 @@ def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tu
 
 def main(argv: list[str]) -> None:
     config, options, sources = load_config(argv, extra={"take_config": False})
-    device, dtype = parallel.set_up(config)
+    machine = parallel.set_up(config)
     check_installed(config)
     for env in (*stage_of(config.env, 0), *scored_envs(config)):
         make_episode(config, env)  # what is wrong with it is said before the long part
     check_out_dir(config, take=options["take_config"])
-    with locked(Path(config.out_dir)), Interruption(config.grace_s) as interruption:
-        if run(config, sources, device, dtype, interruption):
+    out_dir, keep = Path(config.out_dir), config.keep_checkpoints
+    with locked(out_dir), Saver(out_dir, keep) as saver, Interruption(config.grace_s) as interruption:
+        if run(config, sources, machine, saver, interruption):
             sys.exit(checkpoint.LEFT)
 
 
@@ -451,18 +449,17 @@ def score_start(config: Config, engine, chat: Chat, device: torch.device) -> dic
     return results
 
 
-def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype, interruption: Interruption) -> bool:
+def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruption: Interruption) -> bool:
     """Start or continue in a folder that is ours; returns whether it was interrupted."""
-    out_dir = Path(config.out_dir)
-    saved = checkpoint.newest(out_dir)
+    out_dir, saved = saver.out_dir, checkpoint.newest(saver.out_dir)
     print(describe(config, sources), flush=True)
     history = read_rows(out_dir / "metrics.jsonl", int(saved.name[-6:]) if saved else 0)
     if saved and is_finished(config, history):
         return False
-    learner, engine, chat = set_up(config, device, dtype)
+    learner, engine, chat = set_up(config, *machine)
     if saved:
         learner.load(saved)
-    stages = {"start": score_start(config, engine, chat, device)}
+    stages = {"start": score_start(config, engine, chat, learner.device)}
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
         (out_dir / "scores.md").unlink(missing_ok=True)
@@ -470,18 +467,18 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
         write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
         log, played = Log(out_dir, history), out_dir / "trajectories.jsonl"
         write_rows(played, read_rows(played, learner.step))
-    evaluated, last_saved = -1, learner.step
 
+    evaluated, told = -1, interruption.wanted()
     bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1,
                disable=parallel.rank() > 0)  # fmt: skip
-    while learner.step < config.num_iterations and not stopped(config, history) and not interruption.wanted():
+    while learner.step < config.num_iterations and not stopped(config, history) and not told:
         row, trajectories = iterate(learner, engine, chat, history)
-
         last = learner.step == config.num_iterations
         due = last or (config.eval_every and learner.step % config.eval_every == 0)
         if due:
             stages["after RL"], evaluated = evaluate_all(config, engine, chat, learner.policy), learner.step
-        row |= eval_metrics(config, stages["after RL"] if due else None) | {"memory_gib": parallel.peak_memory(device)}
+        row |= eval_metrics(config, stages["after RL"] if due else None)
+        row["memory_gib"] = parallel.peak_memory(learner.device)
         row = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in row.items()}
         row["regime"] = regime(row, history)
         best = max((old["eval_success"] for old in history if old["eval_success"] is not None), default=-1.0)
@@ -489,19 +486,20 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
         for sentence in warnings_of(history):
             tqdm.write(f"iteration {learner.step}: {sentence}")
         if due and row["eval_success"] > best:
+            saver.wait()
             checkpoint.export(out_dir / "best", learner.policy, learner.tokenizer)
         if parallel.rank() == 0:
             log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
             if due:
                 write_trajectories(played, learner.step, trajectories, config, learner.tokenizer)
-        if last or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
-            last_saved = learner.save(out_dir)
+        told = interruption.wanted()
+        if last or told or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
+            learner.save(saver)
         tqdm.write(describe_step(row, config.num_iterations))
         bar.update()
     bar.close()
+    saver.wait()
     if interrupted := learner.step < config.num_iterations and not stopped(config, history):
-        if learner.step > last_saved:
-            learner.save(out_dir)
         print(f"interrupted and saved at iteration {learner.step}; started again, the run continues", flush=True)
     else:
         if reason := stopped(config, history):

@@ -224,7 +224,8 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     kept, pieces = played_and_pieces(learner, 8)
     train.optimizer_step(learner, train.backward(learner, kept, pieces))
     learner.step = 3
-    learner.save(folder)
+    with checkpoint.Saver(folder, 2) as saver:
+        learner.save(saver)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
     dist.barrier()  # until both have looked
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)

@@ -19,6 +19,7 @@ import checkpoint
 import model
 import parallel
 import train
+from checkpoint import Saver
 from rollout import pack
 
 RANK = 4
@@ -47,7 +48,8 @@ def updated(trained_folder, tmp_path_factory):
     kept, targets = played_and_targets(learner)
     train.update(learner, kept, targets)
     learner.step = 1
-    learner.save(folder)
+    with Saver(folder, 2) as saver:
+        learner.save(saver)
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     return learner, kept, folder
 

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import fuzz
 import pytest
 import torch
 from conftest import SMALL_RUN, small_config
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from fuzz import Script
+from test_parallel import needs_vllm
 from test_train import assert_same_checkpoint, rows_of, run, untimed
 
 import checkpoint
@@ -29,10 +31,9 @@ import envs
 import parallel
 import rollout
 import train
-from checkpoint import LEFT, damage, locked, newest
+from checkpoint import LEFT, Saver, damage, locked, newest
 from configurator import write_whole
-from dialogue import parse_response
-from engine import Sample
+from engine import VLLMEngine
 from rollout import Trajectory, Turn, collect
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -158,22 +159,23 @@ def test_no_whole_checkpoint_and_another_format_are_said(whole, tmp_path):
 
 def test_what_is_left_of_later_checkpoints_is_dropped(trained_folder, tmp_path):
     states = {"policy": {"weights": {"w": torch.arange(3.0)}}}
-    for step in (1, 2, 7):
-        checkpoint.save(tmp_path, states, {"step": step, "bad_steps": 0}, 9)
-    checkpoint.save(tmp_path, states, {"step": 3, "bad_steps": 0}, 1)  # after falling back from 7, keep one
+    for steps, keep in (((1, 2, 7), 9), ((3,), 1)):  # after falling back from 7, keep one
+        with Saver(tmp_path, keep) as saver:
+            for step in steps:
+                saver.save(states, {"step": step, "bad_steps": 0})
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
 
 
 def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp_path, monkeypatch):
-    out_dir, save = tmp_path / "out", checkpoint.save
+    out_dir, write = tmp_path / "out", Saver._write
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full(folder, states, counts, keep):
+    def full(saver, states, counts):
         if counts["step"] == 2:  # from now on no file may be larger
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
-        save(folder, states, counts, keep)
+        write(saver, states, counts)
 
-    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(Saver, "_write", full)
     try:
         with pytest.raises(ValueError) as error:
             run(out_dir, trained_folder, num_iterations=2, eval_every=0, save_every=1)
@@ -284,25 +286,6 @@ def test_the_end_of_the_grace_and_a_second_interrupt(numbers, grace_s, code, sen
 # ---------- environments that fail
 
 
-class Script:
-    """An engine whose replies are given."""
-
-    def __init__(self, reply):
-        self.reply, self.waiting, self.version = list(reply), [], None
-
-    busy = property(lambda self: bool(self.waiting))
-
-    def add(self, key, ids, **_):
-        self.waiting.append(key)
-
-    def step(self):
-        keys, self.waiting = self.waiting, []
-        return [Sample(key, self.reply, [-1.0] * len(self.reply)) for key in keys]
-
-    def release(self, key):
-        pass
-
-
 def broken(monkeypatch, member, fault, *, method, blocking):
     """Let the environment of one member fail."""
     reset, healthy = dialogue.Episode.reset, getattr(dialogue.Episode, method)
@@ -397,37 +380,43 @@ def test_a_run_stops_above_the_share_of_errors():
         )
 
 
+# ---------- an engine that fails
+
+
+def test_an_engine_that_dies_is_one_sentence():
+    def step():
+        raise RuntimeError("CUDA error: an illegal memory access\nand what follows")
+
+    engine = VLLMEngine.__new__(VLLMEngine)  # vLLM itself is not needed to fail
+    engine.num_steps, engine.engine = 0, SimpleNamespace(step=step)
+    with pytest.raises(ValueError) as error:
+        engine.step()
+    assert str(error.value) == (
+        "vLLM failed while sampling (CUDA error: an illegal memory access); lower max_running or max_context_tokens; "
+        "started again, a run continues from its checkpoint"
+    )
+
+
 # ---------- hostile text
 
-MARKS = [b"<|im_start|>", b"<|im_end|>", b"<|endoftext|>", b"user\n", b"assistant\n", b"<answer>", b"</answer>",
-         b"<think>", b"</think>", b"||", b"Left", b"\n", b"\x00", "\u202e".encode(), "\u2066".encode()]  # fmt: skip
 
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(MARKS) | st.binary(max_size=8), max_size=30))
-def test_no_bytes_forge_a_role_or_a_mask(chat, pieces):
-    """Text made of marks and of any bytes, as a reply and as what an environment says."""
-    text = b"".join(pieces).decode("utf-8", errors="replace")
-    parse_response(text)
-    ids = chat.encode(text)
-    assert chat.start not in ids and chat.end not in ids
-    message = chat.message("user", text)
-    assert (message.count(chat.start), message.count(chat.end)) == (1, 1)
-    for reply in ([*ids, chat.end], [chat.start, *ids, chat.end], list(ids[:12]) or [chat.start]):
-        (t,) = collect(Script(reply), chat, small_config(max_context_tokens=4000), STARTS[:1], **OPTIONS)
-        sampled = [token for token, flag in zip(t.ids, t.response_mask, strict=True) if flag]
-        assert sampled == reply * len(t.turns)
-        put = [token for turn in t.turns for token in turn.prompt_ids]
-        assert put.count(chat.start) == 3 + 2 * (len(t.turns) - 1)  # system, user, assistant; then user, assistant
+@pytest.mark.parametrize("maker", [fuzz.grammar, fuzz.damaged])
+def test_hostile_replies_forge_nothing(chat, maker):
+    """A thousand of those of which `python tests/fuzz.py` makes as many as wanted."""
+    assert maker(chat, 1000) >= 1000
 
 
 # ---------- kills
 
 
-def test_killed_runs_end_like_one_that_was_not(tmp_path):
-    """Four kills -9, at moments of rollout, update, evaluation, log, write and rename that a seed draws."""
+@pytest.mark.parametrize("arguments, said", [
+    (("8", "6"), "8 kills (rollout 2, write 2, update 1, rename 1, evaluation 1, log 1)"),
+    pytest.param(("2", "3", "2"), "2 kills (rollout 1, write 1, ", marks=needs_vllm),  # vLLM on two ranks
+])  # fmt: skip
+def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):
+    """Kills -9 at moments of rollout, update, evaluation, log, write and rename that a seed draws."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "tests/soak.py", "4", "5"]
+    command = [sys.executable, "tests/soak.py", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith("4 kills (") and "over 5 iterations: metrics and weights are equal" in done.stdout
+    assert said in done.stdout and "metrics, trajectories and weights are equal" in done.stdout

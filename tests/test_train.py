@@ -26,7 +26,7 @@ import parallel
 import rollout
 import starpo
 import train
-from checkpoint import damage
+from checkpoint import Saver, damage
 from rollout import Trajectory, Turn, pack
 
 RUN = SMALL_RUN | dict(num_groups=4)  # the filter keeps 2 groups of 4: two optimizer steps of 4 trajectories
@@ -922,17 +922,17 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     kept, targets = played_and_targets(learner)
     train.update(learner, kept, targets)
     learner.step, learner.bad_steps = 7, 1
-    learner.save(tmp_path)
+    with Saver(tmp_path, 2) as saver:
+        learner.save(saver)
     other = make_learner(trained_folder)
     other.load(tmp_path / "checkpoint-000007")
     assert (other.step, other.bad_steps) == (7, 1) and unchanged(other, state_of(learner))
     for each in (learner, other):  # the same next step, so the optimizers agree too
         train.update(each, kept, copy.deepcopy(targets))
     assert unchanged(other, state_of(learner))
-    learner.step = 8
-    learner.save(tmp_path)
-    learner.step = 9
-    learner.save(tmp_path)
+    with Saver(tmp_path, 2) as saver:
+        for learner.step in (8, 9):
+            learner.save(saver)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-000008", "checkpoint-000009"]
 
 
