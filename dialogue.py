@@ -5,10 +5,17 @@ answers are reported back in the next turn. The format penalty is part of the re
 RAGEN's, which is added to the trajectory's score and never shown. The policy's text is parsed, never rewritten.
 """
 
+# before all else: it answers --help
+from configurator import fail_clearly
+
+# isort: split
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from envs import Env
+import numpy as np
+
+from envs import Env, make_env
 
 
 class Parsed(NamedTuple):
@@ -130,6 +137,16 @@ class Episode:
         return " ".join(notes) + "\n"
 
 
+def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
+    """What a reference player answers now: `optimal` commits the best plan of at most `actions_per_turn` actions,
+    `greedy` and `random` decide on a single one."""
+    if player == "random":
+        return episode.env.random(1, rng)
+    turns_left = episode.max_turns - episode.turn_idx
+    plan = episode.env.plan(episode.actions_per_turn, turns_left) if player == "optimal" else []
+    return plan or [episode.env.greedy()]
+
+
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """(checkable sentences, true ones): a sentence is checkable when it begins like a fact about the board.
 
@@ -178,3 +195,38 @@ def shape(
         shaped.append(total - paid if pays else 0.0)
         paid += shaped[-1]
     return shaped
+
+
+# ---------- by hand
+
+
+def main(argv: list[str]) -> None:
+    """Play a training instance in the terminal (see envs.py): what is typed is put into tags where it has none."""
+    flags = dict(arg.removeprefix("--").partition("=")[::2] for arg in argv[1:])
+    seed = flags.pop("seed", "0")
+    if not argv or not seed.isdecimal() or flags not in ({}, {"expert": ""}, {"random": ""}):
+        wanted = "an environment, --seed=N, and one of --expert, --random or none"
+        raise ValueError(f"expected {wanted}; got {' '.join(argv)!r}")
+    episode, rng = Episode(make_env(argv[0])), np.random.default_rng(int(seed))
+    system, user = episode.reset(int(seed))
+    print(system)
+    status, score = None, 0.0
+    while not status:
+        print(f"\n{user}")
+        if flags:
+            actions = reference_actions(episode, "random" if "random" in flags else "optimal", rng)
+            text = format_response(" ".join(episode.env.statements()), actions)
+            print(f"> {text}")
+        else:
+            try:
+                text = input("> ")
+            except (EOFError, KeyboardInterrupt):
+                return
+            text = text if "<" in text else format_response("", text.split("||"))
+        user, reward, status, _ = episode.step(text)
+        score += reward
+    print(f"\n{episode.env.observe()}\n{status} after {episode.turn_idx} turns, score {score:g}")
+
+
+if __name__ == "__main__":
+    fail_clearly(main)
