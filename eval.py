@@ -77,59 +77,57 @@ def paired_bootstrap(a: np.ndarray, b: np.ndarray, *, draws: int = 10_000, seed:
     return float(difference.mean()), float(low), float(high)
 
 
-def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Chance that one of k samples is right, unbiased: 1 - C(n - c, k) / C(n, k) (Chen et al., arXiv 2107.03374).
+def pass_at_k(n: int, num_right: int, k: int) -> float:
+    """Chance that one of k samples is right, from n: 1 - C(n - c, k) / C(n, k), unbiased (Chen et al., 2107.03374).
 
     >>> pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
     (0.5, 1.0)
     """
-    return 1 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+    return 1 - math.comb(n - num_right, k) / math.comb(n, k)
 
 
 def score(played: Sequence[Trajectory]) -> dict[str, float]:
     """`rollout.summarize`, and where prompts were played n times the mean over prompts of pass@k, k = 2, 4, ..., n."""
     wins = defaultdict(list)
     for t in played:
-        wins[t.env, t.seed].append(t.success)
-    n = min(map(len, wins.values()))
-    ks = sorted({2**i for i in range(1, n.bit_length())} | {n} - {1})
-    passes = {k: np.mean([pass_at_k(len(won), sum(won), k) for won in wins.values()]).item() for k in ks}
-    return summarize(played) | {f"pass@{k}": rate for k, rate in passes.items()}
+        wins[t.seed].append(t.success)
+    n, passes = len(played) // len(wins), {}
+    for k in sorted({2**i for i in range(1, n.bit_length())} | {n} - {1}):
+        passes[f"pass@{k}"] = sum(pass_at_k(n, sum(won), k) for won in wins.values()) / len(wins)
+    return summarize(played) | passes
 
 
 def success_interval(played: Sequence[Trajectory]) -> tuple[float, float]:
-    """95 % interval of the success rate; several samples of a prompt count as one trial, which is the safe side."""
+    """95 % interval of the success rate; the samples of a prompt count as one trial, which is the safe side."""
     num_prompts = len({t.seed for t in played})
     return wilson_interval(num_prompts * sum(t.success for t in played) / len(played), num_prompts)
 
 
-def progress(total: int, **options) -> tqdm:
-    """A bar on the terminal of rank 0. Elsewhere none: a log file has the lines that are printed."""
-    return tqdm(total=total, mininterval=1, disable=True if rank() else None, **options)
+def progress(**options) -> tqdm:
+    """A bar on the terminal of rank 0. A log file has the lines that are printed."""
+    return tqdm(mininterval=1, disable=True if rank() else None, **options)
 
 
 # ---------- players that answer in text
 
 
-def play(config: Config, answer: Callable[[Episode, Trajectory, str], Turn | None], seed: Sequence[int], member: int):
+Answer = Callable[[Episode, Trajectory, str], Turn | None]  # episode, trajectory so far, user message
+
+
+def play(config: Config, answer: Answer, seed: Sequence[int], member: int) -> Trajectory:
     """One episode as `rollout.collect` plays it, with a player that reads and writes text.
 
-    Args: answer: makes of episode, trajectory so far and user message a turn with its text, or, where it failed, with
-        info["error"]; None: nothing more can be said, and the trajectory is out of tokens."""
+    Args: answer: gives a turn with its text, or with info["error"]; None where the trajectory is out of tokens."""
     t, episode = Trajectory(tuple(seed), member, env=config.env), make_episode(config)
     t.system, user, failed = rollout.open_episode(episode, t, config.eval_split, config.step_timeout_s)
     remaining = [episode.env.optimal_length()] if config.reward_density == "plan" and not failed else []
-    while not t.status:
-        turn = answer(episode, t, user)
-        if turn is None:
-            t.status = "out_of_tokens"
-            break
-        failed = failed or (rollout.error_outcome(turn.info["error"]) if "error" in turn.info else None)
+    while not t.status and (turn := answer(episode, t, user)):
+        failed = failed or ("error" in turn.info and rollout.error_outcome(turn.info["error"]))
         outcome = failed or rollout.take_step(episode, turn.text, config.step_timeout_s)
         remaining += [episode.env.optimal_length()] if remaining and outcome.status != "error" else []
-        turn.reward, turn.observation, turn.info = outcome.reward, user, outcome.info
-        t.turns.append(turn)
+        t.turns.append(replace(turn, reward=outcome.reward, observation=user, info=outcome.info))
         t.status, user = outcome.status or "", outcome.user
+    t.status = t.status or "out_of_tokens"
     if config.reward_density != "native":
         rollout.reshape_rewards(t, config.reward_density, episode.env.max_reward, remaining)
     return t
@@ -138,14 +136,13 @@ def play(config: Config, answer: Callable[[Episode, Trajectory, str], Turn | Non
 def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
     """Let a reference player answer through the same dialogue; see `dialogue.reference_actions`."""
 
-    def answer(rng: np.random.Generator, episode: Episode, t: Trajectory, user: str) -> Turn:
+    def answer(rng: np.random.Generator, episode: Episode, *_) -> Turn:
         actions = reference_actions(episode, player, rng)
         return Turn([], [], [], text=format_response("", actions, think=config.think))
 
-    return [
-        play(config, partial(answer, np.random.default_rng([SEED_EVAL, index, member])), (index,), member)
-        for index, member in product(range(config.eval_size), range(samples))
-    ]
+    starts = product(range(config.eval_size), range(samples))
+    noise = ((np.random.default_rng([SEED_EVAL, *start]), start) for start in starts)
+    return [play(config, partial(answer, rng), (index,), member) for rng, (index, member) in noise]
 
 
 def closed_loop(config: Config) -> Config:
@@ -154,7 +151,7 @@ def closed_loop(config: Config) -> Config:
 
 
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
-    """Row -> settings: each player closed-loop, and optimal under the turn limit at 1, 2, 5 actions."""
+    """By row: each player closed-loop, and optimal under the turn limit at 1, 2, 5 actions."""
     rows = {f"{name}, closed loop": closed_loop(config) for name in players}
     if "optimal" in players:
         for k in sorted({1, 2, 5} & set(range(1, config.actions_per_turn + 1))):
@@ -163,7 +160,7 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 
 
 def reference_rows(config: Config, players: Sequence[str] = PLAYERS, samples: int = 1) -> dict[str, list]:
-    """Row -> trajectories of the players."""
+    """By row the trajectories of the players."""
     rows = reference_settings(config, players)
     return {name: play_reference(row, name.split(",")[0], samples) for name, row in rows.items()}
 
@@ -196,29 +193,27 @@ def ask(url: str, body: dict) -> Turn:
 def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
     """Play the fixed prompts with the model that a server calls `name`, `max_running` trajectories at once.
 
-    Raises: ValueError if no trajectory came to an end; those that did not are failures."""
+    Raises: ValueError if all of them ended in an error; else these are failures."""
 
     def answer(episode: Episode, t: Trajectory, user: str) -> Turn:
-        seen = t.turns[max(0, len(t.turns) + 1 - config.context_turns) :] if config.context_turns else t.turns
-        said = [("system", t.system)]
-        for turn in seen:
+        said, first = [("system", t.system)], len(t.turns) + 1 - config.context_turns if config.context_turns else 0
+        for turn in t.turns[max(0, first) :]:
             said += [("user", turn.observation), ("assistant", turn.text)]
-        seed = np.random.SeedSequence((SEED_EVAL, *t.seed, t.member, len(t.turns))).generate_state(1)[0].item() >> 1
-        body = {"model": name, "messages": [{"role": role, "content": text} for role, text in (*said, ("user", user))]}
-        limits = {"max_tokens": config.max_response_tokens, "temperature": config.eval_temperature, "seed": seed}
-        return ask(url, body | limits)
+        messages = [{"role": role, "content": text} for role, text in (*said, ("user", user))]
+        seed = int(np.random.SeedSequence((SEED_EVAL, *t.seed, t.member, len(t.turns))).generate_state(1)[0] >> 1)
+        return ask(url, dict(model=name, messages=messages, seed=seed, max_tokens=config.max_response_tokens,
+                             temperature=config.eval_temperature))  # fmt: skip
 
-    def one(start: tuple[int, int]) -> Trajectory:
-        return play(config, answer, start[:1], start[1])
-
-    starts = list(product(range(config.eval_size), range(samples)))
-    with ThreadPoolExecutor(config.max_running) as pool, progress(len(starts), desc=name, unit="traj") as bar:
-        played = [t for t in pool.map(one, starts) if bar.update() or True]
+    seeds, members = zip(*product([(i,) for i in range(config.eval_size)], range(samples)), strict=True)
+    with ThreadPoolExecutor(config.max_running) as pool:
+        done = pool.map(partial(play, config, answer), seeds, members)
+        played = list(progress(iterable=done, total=len(seeds), desc=name, unit="traj", leave=False))
     if failed := [t for t in played if t.status == "error"]:
-        count, why = f"{len(failed)} of {len(played)} trajectories", failed[0].turns[-1].info["error"]
+        share = f"{len(failed)} of {len(played)} trajectories of {name} ended in an error"
+        sentence = f"{share}, the first by {failed[0].turns[-1].info['error']}"
         if len(failed) == len(played):
-            raise ValueError(f"{count} of {name} failed, the first by {why}")
-        print(f"{count} of {name} ended in an error and count as failures, the first by {why}", flush=True)
+            raise ValueError(sentence)
+        print(f"{sentence}; they count as failures", flush=True)
     return played
 
 
@@ -227,12 +222,9 @@ def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, li
 
     Yields: what `scored` does. Raises: ValueError when all is scored and a trajectory differs from its record."""
 
-    def answer(record: dict, episode: Episode, t: Trajectory, user: str) -> Turn | None:
-        if len(t.turns) == len(record["turns"]):
-            return None
-        turn = record["turns"][len(t.turns)]
-        info = {"error": turn["error"]} if "error" in turn else {}
-        return Turn([], turn["tokens"], [-nats for nats in turn["surprise"]], text=turn["response"], info=info)
+    def answer(record: dict, _, t: Trajectory, user: str) -> Turn | None:
+        for turn in record["turns"][len(t.turns) : len(t.turns) + 1]:
+            return Turn([], turn["tokens"], [-nats for nats in turn["surprise"]], text=turn["response"], info=turn)
 
     groups, differ = defaultdict(list), []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
@@ -261,7 +253,7 @@ def evaluate(
     and the trajectories in the order of the prompts."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     synchronize(engine, policy)
-    with progress(len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False) as bar:
+    with progress(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False) as bar:
         played = collect_all(
             engine, policy, chat, config, starts, group_size=samples, split=config.eval_split, noise_seed=(SEED_EVAL,),
             temperature=config.eval_temperature, on_done=lambda: bar.update(world_size()),
@@ -286,7 +278,7 @@ def evaluate_all(config: Config, engine, chat: Chat, policy: Policy, samples: in
 
 def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
     """Markdown: one line per policy or player; success and pass@k in %, success with its 95 % interval."""
-    passes = sorted({key for metrics, _ in rows.values() for key in metrics if "pass@" in key}, key=len)
+    passes = list(dict.fromkeys(key for metrics, _ in rows.values() for key in metrics if "pass@" in key))
     head = ["", "success % [95 %]", *passes, "reward", "turns", "actions", "valid", "effective", "entropy", "tokens"]
     lines = [head, ["---"] * len(head)]
     for name, (metrics, played) in rows.items():
@@ -346,40 +338,35 @@ def scored(config: Config, models: list[str], options: dict) -> Iterator[tuple[s
         for env, result in evaluate_all(config, engine, chat, Policy(model), samples).items():
             yield env, name, result, tokenizer
         tear_down(engine)
-    for name, env in product(names_of(options["api_model"]), envs):
+    for name, env in product(filter(None, options["api_model"].split(",")), envs):
         played = play_served(replace(config, env=env), options["api_base"], name, samples)
         yield env, f"{name} (API)", (score(played), played), None
     for env in envs if options["player"] else ():
-        for name, played in reference_rows(replace(config, env=env), names_of(options["player"]), samples).items():
+        for name, played in reference_rows(replace(config, env=env), options["player"].split(","), samples).items():
             yield env, name, (score(played), played), None
-
-
-def names_of(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
 
 
 def main(argv: list[str]) -> None:
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     base = replace(load_saved(runs[0]), model=",".join(str(policy_of(run)) for run in runs)) if runs else None
     config, options, sources = load_config(argv[len(runs) :], extra=OPTIONS, base=base)
-    for player in names_of(options["player"]):
-        if player not in PLAYERS:
-            raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {player!r}")
-    if options["samples"] < 1:
-        raise ValueError(f"samples must be 1 or more, got {options['samples']}")
-    if bool(options["api_base"]) != bool(options["api_model"]):
-        raise ValueError("a server needs both, --api_base=http://HOST:PORT/v1 and --api_model=NAME")
+    if unknown := {*filter(None, options["player"].split(","))} - {*PLAYERS}:
+        raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {unknown.pop()!r}")
+    if options["samples"] < 1 or bool(options["api_base"]) != bool(options["api_model"]):
+        given = ", ".join(f"{key}={options[key]!r}" for key in ("samples", "api_base", "api_model"))
+        raise ValueError(f"samples must be 1 or more, and api_base and api_model given together; got {given}")
     named = runs or sources["model"] == "command line" or not (options["player"] or options["api_model"])
     set_up(config)
     is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}
-    results = scored(config, names_of(config.model) if named else [], options)
+    results = scored(config, config.model.split(",") if named else [], options)
     for env, name, row, tokenizer in repeat(config, options["repeat"]) if options["repeat"] else results:
         rows[name if len(scored_envs(config)) == 1 else f"{env}: {name}"] = row
         if options["jsonl"] and is_first:
             write_jsonl(options["jsonl"], {name: row}, tokenizer, "w" if len(rows) == 1 else "a")
     print(table(rows))
-    print(f"{', '.join(scored_envs(config))}, {config.eval_size} {config.eval_split} prompts, "
-          f"T={config.eval_temperature}, {time.process_time() - began:.1f} CPU-s")  # fmt: skip
+    num_prompts = len({t.seed for _, played in rows.values() for t in played})
+    print(f"{', '.join(scored_envs(config))}, {num_prompts} {config.eval_split} prompts, T={config.eval_temperature}, "
+          f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
     for name, (metrics, played) in rows.items():
         wins = [int(t.success) for t in played]
         scores[name] = metrics | {"n": len(played), "interval": success_interval(played), "successes": wins}

@@ -443,7 +443,7 @@ def run(config: Config, sources: dict, device: torch.device, dtype: torch.dtype,
         write_rows(played, read_rows(played, learner.step))
     evaluated, last_saved = -1, learner.step
 
-    bar = progress(config.num_iterations, initial=learner.step, desc="starpo", unit="it")
+    bar = progress(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it")
     while learner.step < config.num_iterations and not stopped(config, history) and not interruption.wanted():
         row, trajectories = iterate(learner, engine, chat, history)
 
