@@ -5,16 +5,12 @@ answers are reported back in the next turn. The format penalty is part of the re
 RAGEN's, which is added to the trajectory's score and never shown. The policy's text is parsed, never rewritten.
 """
 
-# before all else: it answers --help
-from configurator import fail_clearly
-
-# isort: split
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from configurator import fail_clearly
 from envs import Env, make_env
 
 
@@ -202,25 +198,23 @@ def shape(
 
 def main(argv: list[str]) -> None:
     """Play a training instance in the terminal (see envs.py): what is typed is put into tags where it has none."""
-    flags = dict(arg.removeprefix("--").partition("=")[::2] for arg in argv[1:])
-    seed = flags.pop("seed", "0")
-    if not argv or not seed.isdecimal() or flags not in ({}, {"expert": ""}, {"random": ""}):
+    flags = dict(arg.partition("=")[::2] for arg in argv[1:])
+    seed, player = int(flags.pop("--seed", 0)), " ".join(flags)
+    if not argv or player not in ("", "--expert", "--random"):
         wanted = "an environment, --seed=N, and one of --expert, --random or none"
         raise ValueError(f"expected {wanted}; got {' '.join(argv)!r}")
-    episode, rng = Episode(make_env(argv[0])), np.random.default_rng(int(seed))
-    system, user = episode.reset(int(seed))
+    episode, rng, score, status = Episode(make_env(argv[0])), np.random.default_rng(seed), 0.0, None
+    system, user = episode.reset(seed)
     print(system)
-    status, score = None, 0.0
     while not status:
         print(f"\n{user}")
-        if flags:
-            actions = reference_actions(episode, "random" if "random" in flags else "optimal", rng)
-            text = format_response(" ".join(episode.env.statements()), actions)
-            print(f"> {text}")
+        if player:
+            actions = reference_actions(episode, "optimal" if player == "--expert" else "random", rng)
+            print("> " + (text := format_response(" ".join(episode.env.statements()), actions)))
         else:
             try:
                 text = input("> ")
-            except (EOFError, KeyboardInterrupt):
+            except EOFError:
                 return
             text = text if "<" in text else format_response("", text.split("||"))
         user, reward, status, _ = episode.step(text)

@@ -8,10 +8,10 @@
     python eval.py out/frozenlake_ppo --repeat=out/frozenlake_ppo/eval_final.jsonl      # a record, without its model
 
 Sampling at T=0.5 under the limits of the config (5 turns). `--eval_split=heldout` scores 256 other instances: choose
-settings there. `--samples=N` plays every prompt N times, for pass@k. `--jsonl=PATH` writes the trajectories, each
-reward next to the action that earned it; `--repeat=PATH` plays such a record again, and fails where anything differs.
-The key for an OpenAI-compatible server is read from OPENAI_API_KEY; how long a context may be is up to the server.
-Intervals are 95 % Wilson; instances and transition noise are the same for all, so rows can be paired.
+settings there. `--samples=N` plays every prompt N times. `--jsonl=PATH` writes the trajectories, each reward next to
+the action that earned it; `--repeat` puts such a record through the environments again and fails where anything
+differs. The key of a server is in OPENAI_API_KEY; its context is its own matter. Intervals are 95 % Wilson; instances
+and transition noise are the same for all, so rows can be paired.
 """
 
 # before all else: it answers --help, and other imports take seconds
@@ -78,11 +78,7 @@ def paired_bootstrap(a: np.ndarray, b: np.ndarray, *, draws: int = 10_000, seed:
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:
-    """Chance that one of k samples is right, from n: 1 - C(n - c, k) / C(n, k), unbiased (Chen et al., 2107.03374).
-
-    >>> pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
-    (0.5, 1.0)
-    """
+    """Chance that one of k samples is right, unbiased from n of them: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374)."""
     return 1 - math.comb(n - num_right, k) / math.comb(n, k)
 
 
@@ -91,9 +87,9 @@ def score(played: Sequence[Trajectory]) -> dict[str, float]:
     wins = defaultdict(list)
     for t in played:
         wins[t.seed].append(t.success)
-    n, passes = len(played) // len(wins), {}
-    for k in sorted({2**i for i in range(1, n.bit_length())} | {n} - {1}):
-        passes[f"pass@{k}"] = sum(pass_at_k(n, sum(won), k) for won in wins.values()) / len(wins)
+    n = len(played) // len(wins)
+    ks = sorted({2**i for i in range(1, n.bit_length())} | {n} - {1})
+    passes = {f"pass@{k}": sum(pass_at_k(n, sum(won), k) for won in wins.values()) / len(wins) for k in ks}
     return summarize(played) | passes
 
 
@@ -141,8 +137,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
         return Turn([], [], [], text=format_response("", actions, think=config.think))
 
     starts = product(range(config.eval_size), range(samples))
-    noise = ((np.random.default_rng([SEED_EVAL, *start]), start) for start in starts)
-    return [play(config, partial(answer, rng), (index,), member) for rng, (index, member) in noise]
+    return [play(config, partial(answer, np.random.default_rng([SEED_EVAL, i, m])), (i,), m) for i, m in starts]
 
 
 def closed_loop(config: Config) -> Config:
@@ -159,18 +154,16 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
     return rows
 
 
-def reference_rows(config: Config, players: Sequence[str] = PLAYERS, samples: int = 1) -> dict[str, list]:
+def reference_rows(config: Config, players: Iterable[str] = PLAYERS, samples: int = 1) -> dict[str, list]:
     """By row the trajectories of the players."""
-    rows = reference_settings(config, players)
-    return {name: play_reference(row, name.split(",")[0], samples) for name, row in rows.items()}
+    settings = reference_settings(config, players).items()
+    return {name: play_reference(row, name.split(",")[0], samples) for name, row in settings}
 
 
 def ask(url: str, body: dict) -> Turn:
-    """A reply from a server that speaks OpenAI's chat completions. What may pass (no connection, timeouts, 5xx, 429,
-    malformed replies) is tried ATTEMPTS times.
-
-    Returns: a turn with the text, as many tokens as the server counted (all of the text in the first), no log-probs;
-    or one with info["error"]."""
+    """A reply from a server that speaks OpenAI's chat completions; what may pass (no connection, timeouts, 5xx, 429,
+    malformed replies) is tried ATTEMPTS times. Returns: a turn with the text and as many tokens as the server counted
+    (the first is all of the text), or one with info["error"]."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # local servers want none
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = Request(f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
@@ -191,9 +184,8 @@ def ask(url: str, body: dict) -> Turn:
 
 
 def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
-    """Play the fixed prompts with the model that a server calls `name`, `max_running` trajectories at once.
-
-    Raises: ValueError if all of them ended in an error; else these are failures."""
+    """Play the fixed prompts with the model that a server calls `name`, `max_running` trajectories at once. An error of
+    the server is a failure. Raises: ValueError if there is nothing else."""
 
     def answer(episode: Episode, t: Trajectory, user: str) -> Turn:
         said, first = [("system", t.system)], len(t.turns) + 1 - config.context_turns if config.context_turns else 0
@@ -208,10 +200,9 @@ def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[T
     with ThreadPoolExecutor(config.max_running) as pool:
         done = pool.map(partial(play, config, answer), seeds, members)
         played = list(progress(iterable=done, total=len(seeds), desc=name, unit="traj", leave=False))
-    if failed := [t for t in played if t.status == "error"]:
-        share = f"{len(failed)} of {len(played)} trajectories of {name} ended in an error"
-        sentence = f"{share}, the first by {failed[0].turns[-1].info['error']}"
-        if len(failed) == len(played):
+    if faults := [t.turns[-1].info["error"] for t in played if t.status == "error"]:
+        sentence = f"{len(faults)} of {len(played)} trajectories of {name} ended in an error, the first by {faults[0]}"
+        if len(faults) == len(played):
             raise ValueError(sentence)
         print(f"{sentence}; they count as failures", flush=True)
     return played
@@ -219,7 +210,6 @@ def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[T
 
 def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, list[Trajectory]], None]]:
     """Put the replies of a record (`write_jsonl`) through parser and environments again; entropy is taken from it.
-
     Yields: what `scored` does. Raises: ValueError when all is scored and a trajectory differs from its record."""
 
     def answer(record: dict, _, t: Trajectory, user: str) -> Turn | None:
@@ -243,9 +233,7 @@ def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, li
 # ---------- models
 
 
-def evaluate(
-    config: Config, engine, chat: Chat, policy: Policy, samples: int = 1
-) -> tuple[dict[str, float], list[Trajectory]]:
+def evaluate(config: Config, engine, chat: Chat, policy: Policy, samples: int = 1) -> tuple[dict, list[Trajectory]]:
     """Play the fixed prompts, each `samples` times, with the policy's weights; the sampling noise is fixed as well. All
     ranks share the work.
 
@@ -298,10 +286,10 @@ def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     one with their surprise -log p under the sampler, nats. A token that is no whole character becomes U+FFFD.
 
     Args: tokenizer: of the policy; players that answer in text have none, their tokens are pieces of it."""
+    decode = tokenizer.decode if tokenizer else lambda ids, **_: ids[0]
     turns = [
         {"observation": t.observation, "response": t.text, **t.info, "reward": t.reward,
-         "tokens": [tokenizer.decode([i], clean_up_tokenization_spaces=False) if tokenizer else i
-                    for i in t.response_ids],
+         "tokens": [decode([i], clean_up_tokenization_spaces=False) for i in t.response_ids],
          "surprise": [round(-lp, 4) for lp in t.rollout_logprobs]}
         for t in trajectory.turns
     ]  # fmt: skip
@@ -326,9 +314,8 @@ def policy_of(run: str | Path) -> Path:
 
 
 def scored(config: Config, models: list[str], options: dict) -> Iterator[tuple[str, str, tuple[dict, list], object]]:
-    """Score models, what a server has, and players, one after the other.
-
-    Yields: environment, name of the row, metrics and trajectories, tokenizer or None."""
+    """Score models, what a server has, and players, one after the other. Yields: environment, name of the row, metrics
+    and trajectories, tokenizer or None."""
     samples, envs = options["samples"], scored_envs(config)
     for name in models:
         device, _ = set_up(config)  # again, for an engine takes the process group with it
@@ -353,8 +340,7 @@ def main(argv: list[str]) -> None:
     if unknown := {*filter(None, options["player"].split(","))} - {*PLAYERS}:
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {unknown.pop()!r}")
     if options["samples"] < 1 or bool(options["api_base"]) != bool(options["api_model"]):
-        given = ", ".join(f"{key}={options[key]!r}" for key in ("samples", "api_base", "api_model"))
-        raise ValueError(f"samples must be 1 or more, and api_base and api_model given together; got {given}")
+        raise ValueError(f"samples must be 1 or more, and api_base and api_model given together; got {argv}")
     named = runs or sources["model"] == "command line" or not (options["player"] or options["api_model"])
     set_up(config)
     is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}
@@ -369,7 +355,7 @@ def main(argv: list[str]) -> None:
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
     for name, (metrics, played) in rows.items():
         wins = [int(t.success) for t in played]
-        scores[name] = metrics | {"n": len(played), "interval": success_interval(played), "successes": wins}
+        scores[name] = metrics | {"n": len(wins), "interval": success_interval(played), "successes": wins}
     if options["json"] and is_first:
         Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
 

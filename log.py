@@ -2,8 +2,8 @@
 
     tensorboard --logdir out
 
-Scalars stand in groups (`group_of`) under the names of README's glossary, as they are and, in rollout_ema/ and so on,
-as exponential moving averages. HPARAMS has the settings, TEXT the sampled trajectories.
+Scalars stand in groups under the names of README's glossary, as they are and, in rollout_ema/ and so on, as exponential
+moving averages. HPARAMS has the settings, TEXT the sampled trajectories.
 """
 
 import json
@@ -26,11 +26,7 @@ DECAY = 0.9  # of the moving averages
 
 
 def group_of(key: str) -> str:
-    """The part of TensorBoard's page where a metric stands.
-
-    >>> [group_of(key) for key in ("reward", "grad_norm", "eval_success", "regime", "cpu_s")]
-    ['rollout', 'update', 'eval', 'collapse', 'cost']
-    """
+    """The group of a metric: eval, collapse, update, cost or rollout."""
     if key.startswith("eval_"):
         return "eval"
     if key in (*KEYS, "regime"):
@@ -48,7 +44,7 @@ class Log:
         write_rows(self.path, history)
         for row in history:
             self._average(row)
-        self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=len(history) + 1)
+        self.board = SummaryWriter(out_dir / "tensorboard", purge_step=len(history) + 1)
         for summary in hparams(asdict(config), {"eval/eval_success": 0.0}):
             self.board.file_writer.add_summary(summary)
 
@@ -78,11 +74,10 @@ class Log:
         self.board.flush()
 
 
-def transcript(trajectory: Trajectory) -> str:
-    """A dialogue as Markdown, all of it preformatted: what was said is shown and never interpreted."""
-    said = [f"{turn.observation}\n\n{turn.text}\n\nreward {turn.reward:g}" for turn in trajectory.turns]
-    text = "\n\n".join([trajectory.env, *said, f"{trajectory.status}, score {trajectory.score:g}"])
-    return indent(text, "    ", lambda _: True)
+def transcript(t: Trajectory) -> str:
+    """A dialogue as preformatted Markdown: what was said is shown and never interpreted."""
+    said = [f"{turn.observation}\n\n{turn.text}\n\nreward {turn.reward:g}" for turn in t.turns]
+    return indent("\n\n".join([t.env, *said, f"{t.status}, score {t.score:g}"]), "    ", lambda _: True)
 
 
 def read_rows(path: Path, step: int) -> list[dict]:

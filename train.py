@@ -52,8 +52,7 @@ SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE, SEED_COLLAPSE = 31, 3
 DRIFT = {torch.float32: 1e-3, torch.bfloat16: 0.05}  # warn where engine and trainer differ more, nats, mean over tokens
 NEXT = """
 next, for instance:
-  python view.py {run}                # writes {run}/view.html: watch every turn in a browser
-  python view.py {run} --panel        # entropy, gradient norm and spread of rewards, with early warnings
+  python view.py {run}    # every turn of its trajectories, in a browser; --panel: the curves that warn of a collapse
   python eval.py {run} --samples=4    # pass@k on the fixed prompts
   tensorboard --logdir {runs}"""
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")

@@ -4,7 +4,6 @@ Tests of log.py: metrics.jsonl and TensorBoard's event files, read back, say the
     python -m pytest -q tests/test_log.py
 """
 
-import doctest
 import json
 
 import pytest
@@ -12,7 +11,6 @@ from conftest import small_config
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-import log as log_module
 import train
 from configurator import load_saved
 from log import Log, group_of, read_rows
@@ -35,11 +33,6 @@ def texts(out_dir, tag):
     """(step, text), by the reader of TensorBoard's own pages: the other keeps texts from before a continuation."""
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
-
-
-def test_doctests():
-    results = doctest.testmod(log_module)
-    assert results.attempted > 0 and results.failed == 0
 
 
 def test_rows_after_the_checkpoint_are_dropped_and_keys_are_fixed(tmp_path):
