@@ -8,8 +8,10 @@ RAGEN's, which is added to the trajectory's score and never shown. The policy's 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from configurator import Config
-from envs import Env
+import numpy as np
+
+from configurator import Config, fail_clearly
+from envs import Env, make_env
 
 
 class Parsed(NamedTuple):
@@ -124,6 +126,16 @@ class Episode:
         return " ".join(notes) + "\n"
 
 
+def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
+    """What a reference player answers now: `optimal` commits the best plan of at most `actions_per_turn` actions,
+    `greedy` and `random` decide on a single one."""
+    if player == "random":
+        return episode.env.random(1, rng)
+    turns_left = episode.max_turns - episode.turn_idx
+    plan = episode.env.plan(episode.actions_per_turn, turns_left) if player == "optimal" else []
+    return plan or [episode.env.greedy()]
+
+
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """(checkable sentences, true ones): a sentence is checkable when it begins like a fact about the board.
 
@@ -168,3 +180,36 @@ def shape(rewards: Sequence[float], success: bool, density: str, *, most: float 
         shaped.append(total - paid if pays else 0.0)
         paid += shaped[-1]
     return shaped
+
+
+# ---------- by hand
+
+
+def main(argv: list[str]) -> None:
+    """Play a training instance in the terminal (see envs.py): what is typed is put into tags where it has none."""
+    flags = dict(arg.partition("=")[::2] for arg in argv[1:])
+    seed, player = int(flags.pop("--seed", 0)), " ".join(flags)
+    if not argv or player not in ("", "--expert", "--random"):
+        wanted = "an environment, --seed=N, and one of --expert, --random or none"
+        raise ValueError(f"expected {wanted}; got {' '.join(argv)!r}")
+    episode, rng, score, status = Episode(make_env(argv[0]), Config()), np.random.default_rng(seed), 0.0, None
+    system, user = episode.reset(seed)
+    print(system)
+    while not status:
+        print(f"\n{user}")
+        if player:
+            actions = reference_actions(episode, "optimal" if player == "--expert" else "random", rng)
+            print("> " + (text := format_response(" ".join(episode.env.statements()), actions)))
+        else:
+            try:
+                text = input("> ")
+            except EOFError:
+                return
+            text = text if "<" in text else format_response("", text.split("||"))
+        user, reward, status, _ = episode.step(text)
+        score += reward
+    print(f"\n{episode.env.observe()}\n{status} after {episode.turn_idx} turns, score {score:g}")
+
+
+if __name__ == "__main__":
+    fail_clearly(main)

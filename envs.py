@@ -1,5 +1,8 @@
 """Environments: Bandit, FrozenLake and Sokoban behind one protocol (`Env`), their instances and best plans.
 
+    python envs.py frozenlake --seed=3             # play it: through the prompt and the parser of the policy
+    python envs.py sokoban --seed=3 --expert       # see the optimal player, or --random
+
 Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
 - members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
 - a seed means the same instance in every process: nothing depends on `hash()` or global random state;
@@ -627,3 +630,7 @@ def draw_instance(spec: str, path: tuple[int, ...], split: str) -> tuple:
             raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(path)}")
         return reserved[split][path[0]]
     return _draw_outside(make_env(spec), np.random.default_rng(list(path)), {*reserved["eval"], *reserved["heldout"]})
+
+
+if __name__ == "__main__":
+    runpy.run_module("dialogue", run_name="__main__")  # which stands above

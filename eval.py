@@ -1,12 +1,17 @@
-"""Score a policy, or a reference player, on the 256 fixed prompts that training never draws (Bandit shares its two).
+"""Score policies and reference players on the 256 fixed prompts that training never draws (Bandit shares its two).
 
     python eval.py out/frozenlake_ppo --json=scores.json             # the last policy of a run, or its best so far
-    python eval.py config/frozenlake_ppo.py --model=PATH             # any Qwen2-family model
+    python eval.py out/A out/B --samples=4 --player=greedy,optimal   # several runs, with the settings of the first
+    python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID      # any Qwen2-family models
     python eval.py config/frozenlake_ppo.py --player=optimal         # reference players: random, greedy, optimal
+    python eval.py config/frozenlake_ppo.py --api_base=http://localhost:8000/v1 --api_model=NAME     # what a server has
+    python eval.py out/frozenlake_ppo --repeat=out/frozenlake_ppo/eval_final.jsonl      # a record, without its model
 
 Sampling at T=0.5 under the limits of the config (5 turns). `--eval_split=heldout` scores 256 other instances: choose
-settings there. `--jsonl=PATH` writes the trajectories, each reward next to the action that earned it. Intervals are
-95 % Wilson; instances and transition noise are the same for every policy and player, so rows can be paired.
+settings there. `--samples=N` plays every prompt N times. `--jsonl=PATH` writes the trajectories, each reward next to
+the action that earned it; `--repeat` puts such a record through the environments again and fails where anything
+differs. The key of a server is in OPENAI_API_KEY; its context is its own matter. Intervals are 95 % Wilson; instances
+and transition noise are the same for all, so rows can be paired.
 """
 
 # before all else: it answers --help, and other imports take seconds
@@ -16,15 +21,24 @@ from configurator import Config, fail_clearly, load_config, load_saved
 
 import json
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from http.client import HTTPException
+from itertools import product, takewhile
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 from tqdm import tqdm
 
-from dialogue import format_response
+import rollout
+from dialogue import Episode, format_response, reference_actions
 from engine import make_engine
 from envs import stage_of
 from model import Policy, load_model
@@ -33,10 +47,12 @@ from rollout import Chat, Trajectory, Turn, make_episode, sequences, summarize, 
 
 SEED_EVAL = 21
 PLAYERS = ("random", "greedy", "optimal")
+ATTEMPTS, PAUSE_S, TIMEOUT_S = 5, 1.0, 120.0  # of a request to a server; the pause doubles after each
+OPTIONS = {"player": "", "api_base": "", "api_model": "", "samples": 1, "repeat": "", "json": "", "jsonl": ""}
 COLUMNS = ("reward", "num_turns", "num_actions", "valid_frac", "effective_frac", "entropy", "response_length")
 
 
-def wilson_interval(num_success: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(num_success: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """95 % interval of a success rate (Wilson 1927).
 
     >>> tuple(round(x, 3) for x in wilson_interval(8, 10))
@@ -61,28 +77,67 @@ def paired_bootstrap(a: np.ndarray, b: np.ndarray, *, draws: int = 10_000, seed:
     return float(difference.mean()), float(low), float(high)
 
 
-def play_reference(config: Config, player: str) -> list[Trajectory]:
-    """Let a reference player answer through the same dialogue. `optimal` commits the best plan of at most
-    `actions_per_turn` actions; `greedy` and `random` decide every action anew, one a turn (see `closed_loop`)."""
-    trajectories = []
-    for index in range(config.eval_size):
-        trajectory, episode = Trajectory((index,), 0, env=config.env), make_episode(config)
-        trajectory.system, user = episode.reset((index,), split=config.eval_split)
-        rng = np.random.default_rng([SEED_EVAL, index])
-        while not trajectory.status:
-            if player == "random":
-                actions = episode.env.random(1, rng)
-            elif player == "greedy":
-                actions = [episode.env.greedy()]
-            else:
-                plan = episode.env.plan(config.actions_per_turn, config.max_turns - episode.turn_idx)
-                actions = plan or [episode.env.greedy()]
-            text = format_response("", actions, think=config.think)
-            outcome = episode.step(text)
-            trajectory.turns.append(Turn([], [], [], outcome.reward, text, user, outcome.info))
-            trajectory.status, user = outcome.status or "", outcome.user
-        trajectories.append(trajectory)
-    return trajectories
+def pass_at_k(n: int, num_right: int, k: int) -> float:
+    """Chance that one of k samples is right, unbiased from n of them: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374)."""
+    return 1 - math.comb(n - num_right, k) / math.comb(n, k)
+
+
+def score(played: Sequence[Trajectory]) -> dict[str, float]:
+    """`rollout.summarize`, and where prompts were played n times the mean over prompts of pass@k, k = 2, 4, ..., n."""
+    wins = defaultdict(list)
+    for t in played:
+        wins[t.seed].append(t.success)
+    n = len(played) // len(wins)
+    ks = sorted({2**i for i in range(1, n.bit_length())} | {n} - {1})
+    passes = {f"pass@{k}": sum(pass_at_k(n, sum(won), k) for won in wins.values()) / len(wins) for k in ks}
+    return summarize(played) | passes
+
+
+def success_interval(played: Sequence[Trajectory]) -> tuple[float, float]:
+    """95 % interval of the success rate; the samples of a prompt count as one trial, which is the safe side."""
+    num_prompts = len({t.seed for t in played})
+    return wilson_interval(num_prompts * sum(t.success for t in played) / len(played), num_prompts)
+
+
+def progress(**options) -> tqdm:
+    """A bar on the terminal of rank 0. A log file has the lines that are printed."""
+    return tqdm(mininterval=1, disable=True if rank() else None, **options)
+
+
+# ---------- players that answer in text
+
+
+Answer = Callable[[Episode, Trajectory, str], Turn | None]  # episode, trajectory so far, user message
+
+
+def play(config: Config, answer: Answer, seed: Sequence[int], member: int) -> Trajectory:
+    """One episode as `rollout.collect` plays it, with a player that reads and writes text.
+
+    Args: answer: gives a turn with its text, or with info["error"]; None where the trajectory is out of tokens."""
+    t, episode = Trajectory(tuple(seed), member, env=config.env), make_episode(config)
+    t.system, user, failed = rollout.open_episode(episode, t, config.eval_split, config.step_timeout_s)
+    remaining = [episode.env.optimal_length()] if config.reward_density == "plan" and not failed else []
+    while not t.status and (turn := answer(episode, t, user)):
+        failed = failed or ("error" in turn.info and rollout.error_outcome(turn.info["error"]))
+        outcome = failed or rollout.take_step(episode, turn.text, config.step_timeout_s)
+        remaining += [episode.env.optimal_length()] if remaining and outcome.status != "error" else []
+        t.turns.append(replace(turn, reward=outcome.reward, observation=user, info=outcome.info))
+        t.status, user = outcome.status or "", outcome.user
+    t.status = t.status or "out_of_tokens"
+    if config.reward_density != "native":
+        rollout.reshape_rewards(t, config.reward_density, episode.env.max_reward, remaining)
+    return t
+
+
+def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
+    """Let a reference player answer through the same dialogue; see `dialogue.reference_actions`."""
+
+    def answer(rng: np.random.Generator, episode: Episode, *_) -> Turn:
+        actions = reference_actions(episode, player, rng)
+        return Turn([], [], [], text=format_response("", actions, think=config.think))
+
+    starts = product(range(config.eval_size), range(samples))
+    return [play(config, partial(answer, np.random.default_rng([SEED_EVAL, i, m])), (i,), m) for i, m in starts]
 
 
 def closed_loop(config: Config) -> Config:
@@ -90,32 +145,110 @@ def closed_loop(config: Config) -> Config:
     return replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
 
 
-def reference_rows(config: Config, players: Sequence[str] = PLAYERS) -> dict[str, list]:
-    """Name -> trajectories of the players: each closed-loop, and optimal under the turn limit at 1, 2, 5 actions."""
-    rows = {f"{name}, closed loop": play_reference(closed_loop(config), name) for name in players}
+def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
+    """By row: each player closed-loop, and optimal under the turn limit at 1, 2, 5 actions."""
+    rows = {f"{name}, closed loop": closed_loop(config) for name in players}
     if "optimal" in players:
         for k in sorted({1, 2, 5} & set(range(1, config.actions_per_turn + 1))):
-            rows[f"optimal, {k} a turn"] = play_reference(replace(config, actions_per_turn=k), "optimal")
+            rows[f"optimal, {k} a turn"] = replace(config, actions_per_turn=k)
     return rows
 
 
-def evaluate(config: Config, engine, chat: Chat, policy: Policy) -> tuple[dict[str, float], list[Trajectory]]:
-    """Play the fixed prompts once each with the policy's weights; the sampling noise is fixed as well. All ranks share
-    the work.
+def reference_rows(config: Config, players: Iterable[str] = PLAYERS, samples: int = 1) -> dict[str, list]:
+    """By row the trajectories of the players."""
+    settings = reference_settings(config, players).items()
+    return {name: play_reference(row, name.split(",")[0], samples) for name, row in settings}
 
-    Returns: the means of `rollout.summarize` with entropy (nats per response token, at the evaluation temperature),
+
+def ask(url: str, body: dict) -> Turn:
+    """A reply from a server that speaks OpenAI's chat completions; what may pass (no connection, timeouts, 5xx, 429,
+    malformed replies) is tried ATTEMPTS times. Returns: a turn with the text and as many tokens as the server counted
+    (the first is all of the text), or one with info["error"]."""
+    key = os.environ.get("OPENAI_API_KEY", "none")  # local servers want none
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = Request(f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_S * (2**attempt - 1))
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as response:
+                reply = json.load(response)
+            text, count = reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"]
+            return Turn([], [text, *[""] * (count - 1)], [], text=text + "")  # a TypeError where it is no text
+        except HTTPError as error:
+            fault = f"{error}: {error.read(300).decode(errors='replace')}"
+            if error.code < 500 and error.code not in (408, 429):
+                break  # it is the request that is wrong
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            fault = f"{type(error).__name__}: {error}"
+    return Turn([], [], [], info={"error": f"{request.full_url}: {' '.join(fault.split())}"})
+
+
+def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
+    """Play the fixed prompts with the model that a server calls `name`, `max_running` trajectories at once. An error of
+    the server is a failure. Raises: ValueError if there is nothing else."""
+
+    def answer(episode: Episode, t: Trajectory, user: str) -> Turn:
+        said, first = [("system", t.system)], len(t.turns) + 1 - config.context_turns if config.context_turns else 0
+        for turn in t.turns[max(0, first) :]:
+            said += [("user", turn.observation), ("assistant", turn.text)]
+        messages = [{"role": role, "content": text} for role, text in (*said, ("user", user))]
+        seed = int(np.random.SeedSequence((SEED_EVAL, *t.seed, t.member, len(t.turns))).generate_state(1)[0] >> 1)
+        return ask(url, dict(model=name, messages=messages, seed=seed, max_tokens=config.max_response_tokens,
+                             temperature=config.eval_temperature))  # fmt: skip
+
+    seeds, members = zip(*product([(i,) for i in range(config.eval_size)], range(samples)), strict=True)
+    with ThreadPoolExecutor(config.max_running) as pool:
+        done = pool.map(partial(play, config, answer), seeds, members)
+        played = list(progress(iterable=done, total=len(seeds), desc=name, unit="traj", leave=False))
+    if faults := [t.turns[-1].info["error"] for t in played if t.status == "error"]:
+        sentence = f"{len(faults)} of {len(played)} trajectories of {name} ended in an error, the first by {faults[0]}"
+        if len(faults) == len(played):
+            raise ValueError(sentence)
+        print(f"{sentence}; they count as failures", flush=True)
+    return played
+
+
+def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, list[Trajectory]], None]]:
+    """Put the replies of a record (`write_jsonl`) through parser and environments again; entropy is taken from it.
+    Yields: what `scored` does. Raises: ValueError when all is scored and a trajectory differs from its record."""
+
+    def answer(record: dict, _, t: Trajectory, user: str) -> Turn | None:
+        for turn in record["turns"][len(t.turns) : len(t.turns) + 1]:
+            return Turn([], turn["tokens"], [-nats for nats in turn["surprise"]], text=turn["response"], info=turn)
+
+    groups, differ = defaultdict(list), []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        record = {"policy": "recorded", "entropy": None} | json.loads(line)
+        settings = reference_settings(config).get(record["policy"], config)
+        t = play(replace(settings, env=record["env"]), partial(answer, record), record["seed"], record["member"])
+        groups[record["env"], record["policy"], record["entropy"]].append(t)
+        if record | json.loads(json.dumps(trajectory_record(t))) != record:
+            differ.append(f"prompt {t.seed[0]} of {record['policy']} in {t.env}")
+    for (env, name, entropy), played in groups.items():
+        yield env, name, (score(played) | ({} if entropy is None else {"entropy": entropy}), played), None
+    if differ:
+        raise ValueError(f"{len(differ)} trajectories of {path} went otherwise than recorded, the first: {differ[0]}")
+
+
+# ---------- models
+
+
+def evaluate(config: Config, engine, chat: Chat, policy: Policy, samples: int = 1) -> tuple[dict, list[Trajectory]]:
+    """Play the fixed prompts, each `samples` times, with the policy's weights; the sampling noise is fixed as well. All
+    ranks share the work.
+
+    Returns: the means of `score` with entropy (nats per response token, at the evaluation temperature),
     and the trajectories in the order of the prompts."""
-    starts = [((i,), 0) for i in range(config.eval_size)]
+    starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     synchronize(engine, policy)
-    with tqdm(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False, mininterval=1,
-              disable=rank() > 0) as bar:  # fmt: skip
+    with progress(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False) as bar:
         played = collect_all(
-            engine, policy, chat, config, starts, group_size=1, split=config.eval_split, noise_seed=(SEED_EVAL,),
+            engine, policy, chat, config, starts, group_size=samples, split=config.eval_split, noise_seed=(SEED_EVAL,),
             temperature=config.eval_temperature, on_done=lambda: bar.update(world_size()),
         )  # fmt: skip
     without_errors(played, config)  # a few count as failures
     _, entropy = score_tokens(policy, sequences(played, config), config, config.eval_temperature or 1.0)
-    return summarize(played) | {"entropy": entropy.mean().item()}, played
+    return score(played) | {"entropy": entropy.mean().item()}, played
 
 
 def scored_envs(config: Config) -> list[str]:
@@ -123,18 +256,23 @@ def scored_envs(config: Config) -> list[str]:
     return list(stage_of(config.eval_env or config.env, None))
 
 
-def evaluate_all(config: Config, engine, chat: Chat, policy: Policy) -> dict[str, tuple[dict, list[Trajectory]]]:
+def evaluate_all(config: Config, engine, chat: Chat, policy: Policy, samples: int = 1) -> dict[str, tuple[dict, list]]:
     """`evaluate` in each of them, by name."""
-    return {env: evaluate(replace(config, env=env), engine, chat, policy) for env in scored_envs(config)}
+    return {env: evaluate(replace(config, env=env), engine, chat, policy, samples) for env in scored_envs(config)}
+
+
+# ---------- reports
 
 
 def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
-    """Markdown: one line per policy or player; success in % with its 95 % interval."""
-    head = ["", "success % [95 %]", "reward", "turns", "actions", "valid", "effective", "entropy", "tokens"]
+    """Markdown: one line per policy or player; success and pass@k in %, success with its 95 % interval."""
+    passes = list(dict.fromkeys(key for metrics, _ in rows.values() for key in metrics if "pass@" in key))
+    head = ["", "success % [95 %]", *passes, "reward", "turns", "actions", "valid", "effective", "entropy", "tokens"]
     lines = [head, ["---"] * len(head)]
     for name, (metrics, played) in rows.items():
-        low, high = wilson_interval(sum(t.success for t in played), len(played))
+        low, high = success_interval(played)
         cells = [f"{100 * metrics['success']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"]
+        cells += [f"{100 * metrics[key]:.1f}" if key in metrics else "-" for key in passes]
         known = metrics if metrics["response_length"] else {k: v for k, v in metrics.items() if k != "response_length"}
         cells += [f"{known[key]:.2f}" if key in known else "-" for key in COLUMNS]
         lines.append([name, *cells])
@@ -147,10 +285,11 @@ def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """A trajectory as plain data: every turn with the reward that its own actions earned, and the sampled tokens one by
     one with their surprise -log p under the sampler, nats. A token that is no whole character becomes U+FFFD.
 
-    Args: tokenizer: of the policy; a reference player, which samples nothing, needs none."""
+    Args: tokenizer: of the policy; players that answer in text have none, their tokens are pieces of it."""
+    decode = tokenizer.decode if tokenizer else lambda ids, **_: ids[0]
     turns = [
         {"observation": t.observation, "response": t.text, **t.info, "reward": t.reward,
-         "tokens": [tokenizer.decode([i], clean_up_tokenization_spaces=False) for i in t.response_ids],
+         "tokens": [decode([i], clean_up_tokenization_spaces=False) for i in t.response_ids],
          "surprise": [round(-lp, 4) for lp in t.rollout_logprobs]}
         for t in trajectory.turns
     ]  # fmt: skip
@@ -158,9 +297,12 @@ def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     return {key: getattr(trajectory, key) for key in keys} | {"turns": turns}
 
 
-def write_jsonl(path: str | Path, rows: dict[str, tuple[dict, list[Trajectory]]], tokenizer=None) -> None:
-    records = (trajectory_record(t, tokenizer) for _, played in rows.values() for t in played)
-    Path(path).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+def write_jsonl(path: str | Path, rows: dict[str, tuple[dict, list[Trajectory]]], tokenizer=None, mode="w") -> None:
+    """A line per trajectory, with the name of its row and what only the model can tell, the mean entropy of the row."""
+    with Path(path).open(mode, encoding="utf-8") as file:
+        for name, (metrics, played) in rows.items():
+            head = {"policy": name, "entropy": metrics.get("entropy")}
+            file.writelines(json.dumps(head | trajectory_record(t, tokenizer)) + "\n" for t in played)
 
 
 def policy_of(run: str | Path) -> Path:
@@ -171,39 +313,51 @@ def policy_of(run: str | Path) -> Path:
     raise ValueError(f"{run} holds no policy/ or best/, which train.py writes at the end and at the best evaluation")
 
 
-def main(argv: list[str]) -> None:
-    run = argv[0] if argv and Path(argv[0]).is_dir() else ""
-    base = replace(load_saved(run), model=str(policy_of(run))) if run else None
-    config, options, _ = load_config(argv[bool(run) :], extra={"player": "", "json": "", "jsonl": ""}, base=base)
-    if options["player"] not in ("", *PLAYERS):
-        raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {options['player']!r}")
-    device, is_first, tokenizer = set_up(config)[0], rank() == 0, None
-    began = time.process_time()
-    rows, envs = {}, scored_envs(config)
-    if options["player"]:
-        for env in envs:
-            for name, played in reference_rows(replace(config, env=env), [options["player"]]).items():
-                rows[f"{env}: {name}"] = summarize(played), played
-    else:
-        model, tokenizer = load_model(config.model, device=device)
+def scored(config: Config, models: list[str], options: dict) -> Iterator[tuple[str, str, tuple[dict, list], object]]:
+    """Score models, what a server has, and players, one after the other. Yields: environment, name of the row, metrics
+    and trajectories, tokenizer or None."""
+    samples, envs = options["samples"], scored_envs(config)
+    for name in models:
+        device, _ = set_up(config)  # again, for an engine takes the process group with it
+        model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)
-        results = evaluate_all(config, engine, chat, Policy(model))
-        rows = {f"{env}: {config.model}": result for env, result in results.items()}
+        for env, result in evaluate_all(config, engine, chat, Policy(model), samples).items():
+            yield env, name, result, tokenizer
         tear_down(engine)
-    if len(envs) == 1:
-        rows = {name.removeprefix(f"{envs[0]}: "): row for name, row in rows.items()}
+    for name, env in product(filter(None, options["api_model"].split(",")), envs):
+        played = play_served(replace(config, env=env), options["api_base"], name, samples)
+        yield env, f"{name} (API)", (score(played), played), None
+    for env in envs if options["player"] else ():
+        for name, played in reference_rows(replace(config, env=env), options["player"].split(","), samples).items():
+            yield env, name, (score(played), played), None
+
+
+def main(argv: list[str]) -> None:
+    runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
+    base = replace(load_saved(runs[0]), model=",".join(str(policy_of(run)) for run in runs)) if runs else None
+    config, options, sources = load_config(argv[len(runs) :], extra=OPTIONS, base=base)
+    if unknown := {*filter(None, options["player"].split(","))} - {*PLAYERS}:
+        raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {unknown.pop()!r}")
+    if options["samples"] < 1 or bool(options["api_base"]) != bool(options["api_model"]):
+        raise ValueError(f"samples must be 1 or more, and api_base and api_model given together; got {argv}")
+    named = runs or sources["model"] == "command line" or not (options["player"] or options["api_model"])
+    set_up(config)
+    is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}
+    results = scored(config, config.model.split(",") if named else [], options)
+    for env, name, row, tokenizer in repeat(config, options["repeat"]) if options["repeat"] else results:
+        rows[name if len(scored_envs(config)) == 1 else f"{env}: {name}"] = row
+        if options["jsonl"] and is_first:
+            write_jsonl(options["jsonl"], {name: row}, tokenizer, "w" if len(rows) == 1 else "a")
     print(table(rows))
-    print(f"{', '.join(envs)}, {config.eval_size} {config.eval_split} prompts, T={config.eval_temperature}, "
+    num_prompts = len({t.seed for _, played in rows.values() for t in played})
+    print(f"{', '.join(scored_envs(config))}, {num_prompts} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
+    for name, (metrics, played) in rows.items():
+        wins = [int(t.success) for t in played]
+        scores[name] = metrics | {"n": len(wins), "interval": success_interval(played), "successes": wins}
     if options["json"] and is_first:
-        scores = {}
-        for name, (metrics, played) in rows.items():
-            wins, n = [int(t.success) for t in played], len(played)
-            scores[name] = metrics | {"n": n, "interval": wilson_interval(sum(wins), n), "successes": wins}
         Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-    if options["jsonl"] and is_first:
-        write_jsonl(options["jsonl"], rows, tokenizer)
 
 
 if __name__ == "__main__":

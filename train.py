@@ -21,7 +21,6 @@ from configurator import Config, check_out_dir, describe, fail_clearly, load_con
 import copy
 import json
 import math
-import os
 import shutil
 import sys
 import time
@@ -34,7 +33,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import checkpoint
@@ -44,53 +42,23 @@ from checkpoint import Interruption, Saver, locked, states_of, trained
 from diagnostics import KEYS, measure, regime, stop_reason, warnings_of
 from engine import check_installed, make_engine
 from envs import stage_of
-from eval import evaluate_all, reference_rows, scored_envs, table, trajectory_record, write_jsonl
+from eval import evaluate_all, progress, reference_rows, scored_envs, table, trajectory_record, write_jsonl
+from log import METRICS_OF_UPDATE, Log, read_rows, write_rows
 from model import Critic, Policy, add_lora, compile_blocks, load_model
 from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask, without_errors
 
 # purposes of the random streams
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE, SEED_COLLAPSE = 31, 32, 33, 34, 35
-METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
-    explained_variance logprob_diff_mean logprob_diff_max"""  # None without an update, or where they do not apply
 DRIFT = {torch.float32: 1e-3, torch.bfloat16: 0.05}  # warn where engine and trainer differ more, nats, mean over tokens
+NEXT = """
+next, for instance:
+  python view.py {run}    # every turn of its trajectories, in a browser; --panel: the curves that warn of a collapse
+  python eval.py {run} --samples=4    # pass@k on the fixed prompts
+  tensorboard --logdir {runs}"""
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 
 
 # ---------- set-up
-
-
-class Log:
-    """metrics.jsonl and TensorBoard from one dict; a row with other keys than the first is an error."""
-
-    def __init__(self, out_dir: Path, history: Sequence[dict]):
-        self.path, self.keys = out_dir / "metrics.jsonl", None
-        write_rows(self.path, history)
-        self.board = SummaryWriter(str(out_dir / "tensorboard"), purge_step=len(history) + 1)
-
-    def write(self, row: dict[str, float | str | None]) -> None:
-        self.keys = self.keys or row.keys()
-        if row.keys() != self.keys:
-            raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # a checkpoint must not outlive its row
-        for key, value in row.items():
-            if isinstance(value, str):
-                self.board.add_text(key, value, int(row["step"]))
-            elif value is not None:
-                self.board.add_scalar(key, value, int(row["step"]))
-        self.board.flush()
-
-
-def read_rows(path: Path, step: int) -> list[dict]:
-    """The rows of metrics.jsonl or trajectories.jsonl up to this iteration; a line that was cut off is none."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["step"] <= step]
-
-
-def write_rows(path: Path, rows: Sequence[dict]) -> None:
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Learner:
@@ -362,6 +330,7 @@ def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
     print(f"\n{text}")
     files = ", ".join(sorted(p.name for p in out_dir.iterdir() if p.name != "lock"))
     print(f"wrote {out_dir}/: {files}; policy and best are Hugging Face folders")
+    print(NEXT.format(run=out_dir, runs=out_dir.parent))
 
 
 def set_up(config: Config, device: torch.device, dtype: torch.dtype) -> tuple[Learner, object, Chat]:
@@ -437,6 +406,7 @@ def is_finished(config: Config, history: Sequence[dict]) -> bool:
         return False
     hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
     print(f"{report.read_text()}\n{config.out_dir} is finished at iteration {len(history)}. {hint}")
+    print(NEXT.format(run=config.out_dir, runs=Path(config.out_dir).parent))
     return True
 
 
@@ -465,12 +435,11 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
         (out_dir / "scores.md").unlink(missing_ok=True)
         shutil.rmtree(out_dir / "policy", ignore_errors=True)
         write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
-        log, played = Log(out_dir, history), out_dir / "trajectories.jsonl"
+        log, played = Log(out_dir, history, config), out_dir / "trajectories.jsonl"
         write_rows(played, read_rows(played, learner.step))
 
     evaluated, told = -1, interruption.wanted()
-    bar = tqdm(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it", mininterval=1,
-               disable=parallel.rank() > 0)  # fmt: skip
+    bar = progress(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it")
     while learner.step < config.num_iterations and not stopped(config, history) and not told:
         row, trajectories = iterate(learner, engine, chat, history)
         last = learner.step == config.num_iterations
@@ -489,7 +458,8 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
             saver.wait()
             checkpoint.export(out_dir / "best", learner.policy, learner.tokenizer)
         if parallel.rank() == 0:
-            log.write(row)  # before the checkpoint: a row without its checkpoint is dropped and made again on restart
+            # before the checkpoint: a row without its checkpoint is dropped and made again on restart
+            log.write(row, trajectories[: config.num_samples] if due else ())
             if due:
                 write_trajectories(played, learner.step, trajectories, config, learner.tokenizer)
         told = interruption.wanted()

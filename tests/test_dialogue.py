@@ -1,16 +1,22 @@
 """
-Tests of dialogue.py: what turns earn at other reward densities, and for true thoughts. The rest is in test_envs.py.
+Tests of dialogue.py: what turns earn at other reward densities and for true thoughts, and games by hand.
+The rest is in test_envs.py.
 
     python -m pytest -q tests/test_dialogue.py
 """
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from configurator import Config
 from dialogue import Episode, format_response, shape
 from envs import make_env
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # ---------- densities
 
@@ -134,3 +140,39 @@ def test_facts_are_a_set_and_may_be_none(monkeypatch):
     assert bonus("Target 1 up. Box here.", env=env) == pytest.approx(0.6)
     monkeypatch.setattr(env, "statements", lambda: [])
     assert bonus("Target 1 up.", env=env) == 0.0
+
+
+# ---------- by hand
+
+
+def play(*arguments, typed=""):
+    command = [sys.executable, "envs.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True)
+
+
+def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
+    typed = ["down||Right", "<answer>Up</answer>", "Jump"]
+    done = play("frozenlake:success_rate=1", "--seed=3", typed="".join(line + "\n" for line in typed))
+    episode = Episode(make_env("frozenlake:success_rate=1"))
+    system, first = episode.reset(3)
+    users = [first]
+    for text in ["<think></think><answer>down||Right</answer>", typed[1], "<think></think><answer>Jump</answer>"]:
+        users.append(episode.step(text).user)  # tags are put around what has none, and not around what has some
+    assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]
+    assert (done.returncode, done.stderr) == (0, "")  # the end of the input ends the game
+    assert done.stdout == "\n".join([system, *(f"\n{user}\n> " for user in users)]).replace("> \n", "> ")
+
+
+@pytest.mark.parametrize("player, last", [("--expert", "success after 4 turns, score 1\n"), ("--random", None)])
+def test_reference_players_are_shown(player, last):
+    done = play("frozenlake:success_rate=1", "--seed=3", player)
+    assert done.returncode == 0 and done.stdout.count("<answer>") == 1 + done.stdout.count("\nTurn ")
+    assert done.stdout == play("frozenlake:success_rate=1", "--seed=3", player).stdout
+    assert last is None or done.stdout.endswith(last)
+
+
+@pytest.mark.parametrize("arguments", [[], ["frozenlake", "--expert", "--random"], ["frozenlake", "--sed=1"]])
+def test_what_cannot_be_played_is_one_sentence(arguments):
+    done = play(*arguments)
+    wanted = "expected an environment, --seed=N, and one of --expert, --random or none; got"
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {wanted}")

@@ -1,36 +1,141 @@
-"""README keeps its promises: its commands parse, the files that it names exist, every setting is read somewhere."""
+"""
+README and docs keep their promises: commands parse and, where they are short, run; files and functions are there.
+
+    python -m pytest -q tests/test_readme.py
+"""
 
 import re
+import subprocess
+import sys
 from dataclasses import fields
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
+import bench
+import corpus
+import dialogue
+import eval as evaluation
+import reproduce
+import sft
+import train
+import view
 from configurator import Config, load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```\n(.*?)```", README, re.S)
-LINES = [line.split("#")[0].split() for block in BLOCKS for line in block.splitlines() if ".py" in line]
-COMMANDS = [words for words in LINES if "--help" not in words]
-EXTRAS = {"eval.py": {"player": "", "json": "", "jsonl": ""}, "bench.py": {"repeats": 5, "json": ""}}
+PAGES = {path: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]}
+COSTS = re.compile(r"GPU|CPU-s|seconds|minute|hour|server|Slurm")
+SHORT = {  # what makes a command a short one; commands that are not here are not run
+    "train.py": "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 --eval_size=6",
+    "sft.py": "--sft_steps=1 --eval_every=0 --eval_size=2", "eval.py": "--eval_size=3", "view.py": "", "envs.py": "",
+    "reproduce.py": "--dry_run=True", "corpus.py": "--packs=4",
+}  # fmt: skip
+MAINS = {"train.py": train.main, "sft.py": sft.main, "eval.py": evaluation.main, "view.py": view.main,
+         "envs.py": dialogue.main, "reproduce.py": reproduce.main, "corpus.py": corpus.main}  # fmt: skip
+TINY = re.compile(r"config/tiny|--player|^out/frozenlake")  # of train.py, sft.py, eval.py: what a laptop does
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_parse(words, monkeypatch):
+def commands():
+    """Every command of the pages: its words, and the text that may tell what it needs (its comment, its heading, the
+    paragraphs around it)."""
+    for page in PAGES.values():
+        paragraphs, heading = page.replace("\\\n", " ").split("\n\n"), ""
+        for i, text in enumerate(paragraphs):
+            heading = text.splitlines()[0] if text.startswith("#") else heading
+            around = " ".join([heading, *paragraphs[max(0, i - 1) : i + 2]])
+            block = text.startswith("```") and text.splitlines()[1:-1]
+            for line in block or re.findall(r"`([^`\n]+)`", text):
+                command, _, comment = line.partition("#")
+                words = command.replace('ARGS="', "ARGS= ").split()
+                starts = [word for word in words if word in ("python", "torchrun", "make", "pip", "tensorboard")]
+                whole = starts and (starts[0] not in ("python", "torchrun") or ".py" in command)
+                if whole and len(words) > 1 and not line.startswith("#"):
+                    yield words[words.index(starts[0]) :], comment if len(block or ()) > 2 and comment else around
+
+
+COMMANDS = {" ".join(words): (words, text) for words, text in commands()}
+each_command = pytest.mark.parametrize("line", COMMANDS)
+
+
+def script_of(words):
+    """(script, its arguments); a torchrun command is read by torchrun's own parser."""
+    if words[0] == "torchrun":
+        launch = get_args_parser().parse_args(words[1:])
+        return launch.training_script, launch.training_script_args
+    return (words[1], words[2:]) if words[0] == "python" else ("", words)
+
+
+def is_run(script, arguments):
+    heavy = script in ("train.py", "sft.py", "eval.py") and not any(TINY.search(word) for word in arguments)
+    return script in SHORT and not heavy and "--engine=vllm" not in arguments
+
+
+@each_command
+def test_commands_parse(line, monkeypatch):
     monkeypatch.chdir(ROOT)
-    script = next(word for word in words if word.endswith(".py"))
-    assert (ROOT / script).is_file()
-    arguments = words[words.index(script) + 1 :]
-    if script in ("reproduce.py", "bench.py"):
-        arguments = arguments[1:]
-    if script == "eval.py" and arguments[0].startswith("out/"):
-        arguments = arguments[1:]  # a run folder
-    load_config(arguments, extra=EXTRAS.get(script))
+    (words, _), makefile = COMMANDS[line], (ROOT / "Makefile").read_text(encoding="utf-8")
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", makefile, re.M)
+    script, arguments = script_of(words)
+    if script:
+        assert (ROOT / script).is_file()
+    if script in ("train.py", "sft.py") and arguments != ["--help"]:
+        load_config(arguments, extra={"take_config": False})
+    if script == "eval.py":
+        runs = [*takewhile(lambda word: word.startswith("out/"), arguments)]
+        load_config(arguments[len(runs) :], extra=evaluation.OPTIONS)
+    if script == "bench.py":
+        assert callable(getattr(bench, arguments[0]))
+        load_config(arguments[1:], extra={"repeats": 5, "json": ""})
+    if script == "reproduce.py":
+        reproduce.read_options(arguments)
+    for name in words[words.index("-r") + 1 :] if "-r" in words else ():
+        assert (ROOT / name).is_file()
+
+
+@each_command
+def test_what_takes_long_is_said_beside_it(line):
+    words, text = COMMANDS[line]
+    script, arguments = script_of(words)
+    if script and not is_run(script, arguments) and arguments != ["--help"]:
+        assert COSTS.search(text), "neither run by a test, nor is there a word of the machine or the time that it needs"
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """An empty folder with the files that commands name; what a command writes is there for those after it."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name in ("config", "examples"):
+        (folder / name).symlink_to(ROOT / name, target_is_directory=True)
+    (folder / "out").mkdir()
+    for name in "AB":  # any two runs
+        (folder / "out" / name).symlink_to("frozenlake_ppo", target_is_directory=True)
+    return folder
+
+
+RUN = [line for line, (words, _) in COMMANDS.items() if is_run(*script_of(words))]
+
+
+@pytest.mark.parametrize("line", sorted(RUN, key=lambda line: "config/tiny" not in line))  # runs, then what reads them
+def test_short_commands_run(line, desk, monkeypatch, capsys):
+    script, arguments = script_of(COMMANDS[line][0])
+    monkeypatch.chdir(desk)
+    monkeypatch.setattr("builtins.input", lambda _: "Right")
+    MAINS[script]([*arguments, *SHORT[script].split()])
+    assert capsys.readouterr().out.strip()
+
+
+def test_help_is_given():
+    done = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and all(f"--{field.name}=" in done.stdout for field in fields(Config))
 
 
 def test_there_are_commands():
-    assert len(COMMANDS) >= 6
+    assert len(COMMANDS) >= 35 and len(RUN) >= 18
+    assert {script_of(COMMANDS[line][0])[0] for line in RUN} == set(SHORT)
 
 
 def test_files_that_readme_names_exist():

@@ -193,10 +193,10 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
 def test_no_row_is_lost_between_checkpoint_and_log(first_half, trained_folder, tmp_path, monkeypatch):
     write = train.Log.write
 
-    def interrupted(log, row):
+    def interrupted(log, row, samples):
         if row["step"] == 2:
             raise KeyboardInterrupt
-        write(log, row)
+        write(log, row, samples)
 
     monkeypatch.setattr(train.Log, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -259,6 +259,7 @@ def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
     assert run(out_dir, trained_folder, num_iterations=4) == rows  # nothing was added
     out = capsys.readouterr().out
     assert f"{out_dir} is finished at iteration 4. To start a new run, give --seed=N" in out
+    assert f"python view.py {out_dir} " in out and f"tensorboard --logdir {out_dir.parent}" in out
     assert (out_dir / "scores.md").read_text() in out
 
 
@@ -287,18 +288,6 @@ def test_a_missing_gpu_is_named(monkeypatch):
         parallel.set_up(small_config(device="cuda"))
     assert parallel.set_up(small_config(device="auto", dtype="bfloat16")) == (torch.device("cpu"), torch.bfloat16)
     assert parallel.set_up(small_config(device="auto")) == (torch.device("cpu"), torch.float32)
-
-
-def test_log_drops_rows_after_the_checkpoint_and_fixes_the_keys(tmp_path):
-    log = train.Log(tmp_path, [])
-    for step in (1, 2, 3):
-        log.write({"step": step, "x": None if step == 1 else 0.5})
-    log = train.Log(tmp_path, train.read_rows(tmp_path / "metrics.jsonl", 2))
-    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
-    log.write({"step": 3, "x": 1.0})
-    with pytest.raises(ValueError, match=r"metric keys changed during the run: \['x', 'y'\]"):
-        log.write({"step": 4, "y": 1.0})
-    assert rows_of(tmp_path)[2:] == [{"step": 3, "x": 1.0}]
 
 
 # ---------- targets

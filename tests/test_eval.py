@@ -1,0 +1,332 @@
+"""
+Tests of eval.py beyond one model: pass@k, several policies in a table, records played again, servers and their faults.
+
+    python -m pytest -q tests/test_eval.py
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from conftest import small_config
+
+import eval as evaluation
+import model
+from configurator import load_config, save_config
+from engine import ENVIRONMENT, make_engine
+from eval import pass_at_k, play_served, score, success_interval, table, trajectory_record, wilson_interval
+from rollout import Chat, Trajectory, Turn, make_episode, summarize
+
+ROOT = evaluation.Path(evaluation.__file__).parent
+LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
+
+
+# ---------- several samples of a prompt
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
+    for n, c in [(1, 0), (1, 1), (5, 0), (5, 2), (6, 5), (6, 6)]:
+        for k in range(1, n + 1):
+            subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def samples_by_hand(wins):
+    """A trajectory for each 0 or 1 in the string of a prompt."""
+    info = dict(num_actions=1, format_ok=True, effective=1.0, statements_true=0, statements_checked=0)
+    return [
+        Trajectory((seed,), member, [Turn([], [], [], float(win), info=info)], "success" if win == "1" else "failure")
+        for seed, row in enumerate(wins)
+        for member, win in enumerate(row)
+    ]
+
+
+def test_scores_of_several_samples_by_hand():
+    played = samples_by_hand(["1000", "0000", "1110"])
+    # pass@2: 1 - 3/6, 0, 1 - 0/6; pass@4: 1, 0, 1
+    found = score(played)
+    assert {key: found[key] for key in found if "pass@" in key} == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
+    assert success_interval(played) == pytest.approx(wilson_interval(1, 3))  # 4 of 12, three prompts
+    assert score(samples_by_hand("10")) == summarize(samples_by_hand("10"))  # single samples have no pass@k
+    assert [key for key in score(samples_by_hand(["101010"] * 2)) if "@" in key] == ["pass@2", "pass@4", "pass@6"]
+    one = samples_by_hand("100")
+    lines = table({"a": (found, played), "b": (score(one), one)}).split("\n")
+    cells = [[cell.strip() for cell in line.split("|")[1:5]] for line in lines]
+    assert cells[0] == ["", "success % [95 %]", "pass@2", "pass@4"]
+    assert cells[2:] == [["a", "33.3 [6.1, 79.2]", "50.0", "66.7"], ["b", "33.3 [6.1, 79.2]", "-", "-"]]
+
+
+def test_the_first_sample_is_what_one_sample_is(trained_model, chat):
+    config = small_config(eval_size=4)
+    engine, policy = make_engine(config, trained_model, chat), model.Policy(trained_model)
+    (_, once), (metrics, thrice) = (evaluation.evaluate(config, engine, chat, policy, n) for n in (1, 3))
+    assert [(t.seed, t.member) for t in thrice] == [((i,), m) for i in range(4) for m in range(3)]
+    assert [trajectory_record(t) for t in thrice[::3]] == [trajectory_record(t) for t in once]
+    texts = {tuple(turn.text for turn in t.turns) for t in thrice[:3]}
+    assert len(texts) > 1 and {"pass@2", "pass@3", "entropy"} <= metrics.keys()
+    players = (evaluation.play_reference(config, "random", n) for n in (1, 2))
+    first, both = ([trajectory_record(t) for t in played] for played in players)
+    assert both[::2] == first and both[1::2] != first
+
+
+# ---------- several policies, and records
+
+
+@pytest.fixture(scope="module")
+def runs(trained_folder, tmp_path_factory):
+    """Two runs in one folder, with the same policy under one name or the other."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, kind in (("a", "policy"), ("b", "best")):
+        save_config(small_config(eval_size=3), {}, folder / name)
+        (folder / name / kind).symlink_to(trained_folder, target_is_directory=True)
+    return folder
+
+
+def rows_in(text):
+    return {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+
+
+def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_path, capsys):
+    lines, scores = tmp_path / "all.jsonl", tmp_path / "all.json"
+    evaluation.main([str(runs / "a"), str(runs / "b"), "--player=greedy,optimal", "--samples=2", f"--jsonl={lines}",
+                     f"--json={scores}"])  # fmt: skip
+    rows = rows_in(capsys.readouterr().out)
+    names = [str(runs / "a/policy"), str(runs / "b/best"), "greedy, closed loop", "optimal, closed loop",
+             "optimal, 1 a turn", "optimal, 2 a turn"]  # fmt: skip
+    assert list(rows)[2:] == names
+    assert rows[names[0]].split("|")[2:] == rows[names[1]].split("|")[2:]
+    saved = json.loads(scores.read_text())
+    assert list(saved) == names and all(len(row["successes"]) == row["n"] == 6 for row in saved.values())
+    # the record alone makes the same table, from a run or from the files of its settings
+    evaluation.main([str(runs / "b"), f"--repeat={lines}"])
+    assert rows_in(capsys.readouterr().out) == rows
+    # models are scored beside players only where they are named
+    evaluation.main([str(runs / "a"), f"--model={trained_folder},{runs}/b/best", "--eval_size=2"])
+    assert list(rows_in(capsys.readouterr().out))[2:] == [str(trained_folder), f"{runs}/b/best"]
+
+
+def test_a_record_that_went_otherwise_is_found(runs, tmp_path, capsys):
+    lines = tmp_path / "greedy.jsonl"
+    evaluation.main([*LAKE, "--player=greedy", "--eval_size=3", f"--jsonl={lines}"])
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    records[1]["turns"][-1]["reward"] += 0.5
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    capsys.readouterr()
+    with pytest.raises(ValueError, match="1 trajectories of .+ went otherwise than recorded, the first: prompt 1 of "):
+        evaluation.main([*LAKE, f"--repeat={lines}"])
+    with pytest.raises(ValueError, match="3 trajectories of"):  # of other instances
+        evaluation.main([*LAKE, f"--repeat={lines}", "--eval_split=heldout"])
+
+
+def test_a_record_of_shaped_rewards_and_full_contexts_is_repeated(trained_model, trained_folder, chat, tmp_path):
+    config = small_config(reward_density="plan", max_context_tokens=250, eval_size=5)
+    engine = make_engine(config, trained_model, chat)
+    result = evaluation.evaluate(config, engine, chat, model.Policy(trained_model))
+    assert "out_of_tokens" in {t.status for t in result[1]}
+    evaluation.write_jsonl(tmp_path / "lines.jsonl", {"us": result}, chat.tokenizer)
+    ((env, name, (metrics, played), _),) = evaluation.repeat(config, str(tmp_path / "lines.jsonl"))
+    assert (env, name, metrics) == (config.env, "us", result[0])
+    assert [t.score for t in played] == [t.score for t in result[1]]
+
+
+@pytest.mark.parametrize("argument", ["--samples=0", "--api_base=http://x", "--api_model=x"])
+def test_options_that_do_not_fit(argument):
+    with pytest.raises(ValueError, match="samples must be 1 or more, and api_base and api_model given together; got"):
+        evaluation.main([*LAKE, argument])
+
+
+# ---------- a server that has its faults
+
+
+GOOD = "<answer>Right || Down</answer>"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server of chat completions. `answers(body)` gives a status and bytes; `seen` are requests and headers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.server.seen.append((self.path, body, self.headers["Authorization"]))
+            status, reply, *length = self.server.answers(body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(*length or [len(reply)]))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(evaluation, "PAUSE_S", 0.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        found.seen, found.answers = [], lambda body: (200, said(GOOD))
+        found.url = f"http://127.0.0.1:{found.server_port}/v1"
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+def said(text, count=7):
+    return json.dumps({"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": count}}).encode()
+
+
+def test_a_server_is_asked_what_the_policy_is_asked(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    config = small_config(eval_size=2, eval_temperature=0.25)
+    played = play_served(config, server.url + "/", "some/model", samples=2)
+    assert [(t.seed, t.member) for t in played] == [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 1)]
+    for t in played:
+        episode = make_episode(config)
+        system, user = episode.reset(t.seed, split="eval", member=t.member)
+        messages = [{"role": "system", "content": system}]
+        for turn in t.turns:
+            messages.append({"role": "user", "content": user})
+            asked = [entry for entry in server.seen if entry[1]["messages"] == messages]
+            assert asked, "this dialogue was never sent"
+            assert (turn.observation, turn.text, len(turn.response_ids)) == (user, GOOD, 7)
+            messages.append({"role": "assistant", "content": GOOD})
+            user, reward, status, info = episode.step(GOOD)
+            assert (turn.reward, turn.info) == (reward, info)
+        assert t.status == status
+    assert len({body["seed"] for _, body, _ in server.seen}) == len(server.seen)
+    for path, body, key in server.seen:
+        assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+        assert {k: body[k] for k in body.keys() - {"messages", "seed"}} == {
+            "model": "some/model", "max_tokens": 12, "temperature": 0.25,
+        }  # fmt: skip
+
+
+def test_a_window_of_turns_is_all_that_a_server_sees(server):
+    server.answers = lambda body: (200, said("<answer>Nowhere</answer>"))
+    (t,) = play_served(small_config(eval_size=1, context_turns=2), server.url, "m")
+    users = [turn.observation for turn in t.turns]
+    sent = [[message["content"] for message in body["messages"][1:]] for _, body, _ in server.seen]
+    nowhere = "<answer>Nowhere</answer>"
+    assert sent == [users[:1], [users[0], nowhere, users[1]], [users[1], nowhere, users[2]]]
+
+
+FAULTS = {
+    "500": lambda: (500, b"out of luck"),
+    "429": lambda: (429, b"slow down"),
+    "no json": lambda: (200, b"<html>"),
+    "no choices": lambda: (200, b'{"choices": []}'),
+    "no text": lambda: (200, said(None)),
+    "a list": lambda: (200, b"[]"),
+    "cut off": lambda: (200, said(GOOD)[:20], 999),
+    "too late": lambda: time.sleep(0.6) or (200, said(GOOD)),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_faults_of_a_server_are_survived(server, monkeypatch, kind):
+    monkeypatch.setattr(evaluation, "TIMEOUT_S", 0.3)
+    count = itertools.count()
+    server.answers = lambda body: FAULTS[kind]() if next(count) in (0, 1, 3) else (200, said(GOOD))
+    (t,) = play_served(small_config(eval_size=1), server.url, "m")
+    (expected,) = play_served(small_config(eval_size=1), server.url, "m")
+    assert t == expected and t.status != "error"
+
+
+def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
+    config, first = small_config(eval_size=3), []
+
+    def answers(body):
+        first.append(body["messages"][1]["content"])
+        return (503, b"busy") if body["messages"][1]["content"] == lost else (200, said(GOOD))
+
+    lost, server.answers = make_episode(config).reset((1,), split="eval")[1], answers
+    played = play_served(config, server.url, "m")
+    assert [t.status == "error" for t in played] == [False, True, False]
+    assert first.count(lost) == evaluation.ATTEMPTS == 5
+    where = f"{server.url}/chat/completions: HTTP Error 503: Service Unavailable: busy"
+    sentence = f"1 of 3 trajectories of m ended in an error, the first by {where}; they count as failures"
+    assert capsys.readouterr().out.strip() == sentence
+    assert score(played)["success"] <= 2 / 3 and played[1].turns[0].info["error"] == where
+    evaluation.write_jsonl(tmp_path / "lines.jsonl", {"m": (score(played), played)})
+    ((_, _, (metrics, again), _),) = evaluation.repeat(config, str(tmp_path / "lines.jsonl"))
+    assert again == played and metrics == score(played)
+
+
+def test_a_wrong_key_is_said_at_once(server):
+    server.answers = lambda body: (401, b"no such key")
+    with pytest.raises(ValueError, match="3 of 3 trajectories of m ended in an error, .+401: Unauthorized: no such"):
+        play_served(small_config(eval_size=3), server.url, "m")
+    assert len(server.seen) == 3
+
+
+def test_no_server_at_all(server, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ValueError, match="2 of 2 trajectories of m ended in an error, the first by .+refused"):
+        evaluation.main([*LAKE, f"--api_base={url}", "--api_model=m", "--eval_size=2"])
+
+
+def test_a_server_beside_players(server, capsys):
+    evaluation.main([*LAKE, f"--api_base={server.url}", "--api_model=m,n", "--player=greedy", "--eval_size=2"])
+    assert list(rows_in(capsys.readouterr().out))[2:] == ["m (API)", "n (API)", "greedy, closed loop"]
+
+
+# ---------- vLLM's own server
+
+
+@pytest.fixture(scope="module")
+def vllm_url(tmp_path_factory):
+    """vllm serve of the base model, by the module behind the command: that asks for a package named vllm."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    with socket.socket() as free, socket.socket() as other:
+        free.bind(("127.0.0.1", 0)), other.bind(("127.0.0.1", 0))
+        port, master = free.getsockname()[1], other.getsockname()[1]
+    # one process for engine and worker; blocks and chunks as in engine.py
+    options = f"""--model base --port {port} --dtype float32 --max-model-len 1024 --max-num-seqs 64 --block-size 32
+        --enforce-eager --generation-config vllm --max-num-batched-tokens 8192 --no-enable-chunked-prefill
+        --distributed-executor-backend external_launcher"""
+    environment = os.environ | ENVIRONMENT | dict(
+        OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master),
+    )  # fmt: skip
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options.split()]
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with log.open("w") as out, subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out) as server:
+        while not answers(f"http://127.0.0.1:{port}/health"):
+            assert server.poll() is None, log.read_text()[-3000:]
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+        server.terminate()
+
+
+def answers(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
+    config = replace(load_config(LAKE)[0], eval_size=64)
+    weights, tokenizer = model.load_model("base")
+    chat = Chat(tokenizer)
+    engine, policy = make_engine(config, weights, chat), model.Policy(weights)
+    _, ours = evaluation.evaluate(config, engine, chat, policy)
+    theirs = play_served(config, vllm_url, "base")
+    low, high = success_interval(ours)
+    assert low < score(theirs)["success"] < high  # the same numbers at T=0.5, but not the same draws
+    greedy = replace(config, eval_temperature=0.0, eval_size=16)
+    _, ours = evaluation.evaluate(greedy, engine, chat, policy)
+    theirs = play_served(greedy, vllm_url, "base")
+    said = [[[(turn.observation, turn.text, len(turn.response_ids)) for turn in t.turns] for t in played]
+            for played in (ours, theirs)]  # fmt: skip
+    assert said[0] == said[1]
+    assert [(t.status, t.score) for t in theirs] == [(t.status, t.score) for t in ours]
