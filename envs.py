@@ -535,7 +535,7 @@ def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: t
 ENVS = {  # module:Class, imported when used
     "bandit": "envs:Bandit", "frozenlake": "envs:FrozenLake", "sokoban": "envs:Sokoban",
     "countdown": "countdown:Countdown", "quest": "worlds:Quest", "household": "worlds:Household",
-    "repair": "repair:Repair",
+    "repair": "repair:Repair", "textworld": "adapters:TextWorld", "alfworld": "adapters:ALFWorld", "swe": "sandbox:SWE",
 }  # fmt: skip
 
 
