@@ -109,7 +109,7 @@ mount -t proc -o ro,nosuid,nodev,noexec proc proc; mount -t tmpfs -o size=64m,mo
 for d; do mkdir -p ".$d"; mount --bind "$d" ".$d"; mount -o remount,bind,ro,nosuid,nodev ".$d"; done
 for d in null zero random urandom; do : > dev/$d; mount --bind /dev/$d dev/$d; done
 mount --bind "$folder" testbed; [ -z "$user" ] || chown -hR "$user" testbed
-pivot_root . old; umount -l old; rmdir old; mount -o remount,ro /; cd /testbed; code=0
+pivot_root . old; umount -l old; rmdir old; mount -o remount,bind,ro /; cd /testbed; code=0
 LIMITS setpriv ${user:+--reuid=$user --regid=$user --clear-groups} \\
   --no-new-privs --inh-caps=-all --bounding-set=-all sh -c "$command" || code=$?
 exit $code""".replace("LIMITS", LIMITS)
