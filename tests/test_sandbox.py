@@ -1,0 +1,232 @@
+"""
+Tests of the sandbox by programs that try to get out, and of SWE-Gym's rows on a small repository.
+
+    python -m pytest -q tests/test_sandbox.py
+"""
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sandbox
+from envs import make_env
+
+needs_sandbox = pytest.mark.skipif(not sandbox.can_isolate(), reason="no user namespaces here, so no sandbox")
+
+RIGHT = "def add(a, b):\n    return a + b\n\n\ndef mul(a, b):\n    return a * b\n\n\ndef same(a):\n    return a\n"
+WRONG = RIGHT.replace("a + b", "a - b").replace("a * b", "a / b")
+TESTS = "from calc import same\n\n\ndef test_same():\n    assert same(2) == 2\n"
+PATCH = """--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -1,5 +1,13 @@
+-from calc import same
++from calc import add, mul, same
+ 
+ 
+ def test_same():
+     assert same(2) == 2
++
++
++def test_add():
++    assert add(2, 5) == 7
++
++
++def test_mul():
++    assert mul(2, 5) == 10
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A data set of one row, and its checkout, whose last commit holds the answer."""
+    folder = tmp_path_factory.mktemp("rows")
+    repo = folder / "calc"
+    (repo / "tests").mkdir(parents=True)
+    (repo / "conftest.py").write_text("")
+
+    def git(*words):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        return subprocess.run(["git", "-C", repo, *who, *words], check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    for source in (WRONG, RIGHT):
+        (repo / "calc.py").write_text(source)
+        (repo / "tests/test_calc.py").write_text(TESTS)
+        git("add", "-A"), git("commit", "-qm", "state")
+    add, mul, same = (f"tests/test_calc.py::test_{name}" for name in ("add", "mul", "same"))
+    row = dict(instance_id="calc-1", repo="someone/calc", base_commit=git("rev-parse", "HEAD~1").strip(),
+               patch=git("diff", "HEAD~1", "HEAD"), problem_statement="add and mul are wrong", test_patch=PATCH,
+               FAIL_TO_PASS=[add, mul], PASS_TO_PASS=[same])  # fmt: skip
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    return folder / "rows.jsonl"
+
+
+def opened(rows, options="", **more):
+    env = make_env(f"swe:rows={rows}{options}", **more)
+    env.start(env.draw(np.random.default_rng(0)), [0])
+    return env
+
+
+# ---------- the sandbox
+
+CONNECT = "python -c \"import socket; socket.{call}\""
+TCP, UNIX = "create_connection(('127.0.0.1', {port}), 2)", "socket(socket.AF_UNIX).connect('{folder}/door')"
+HOSTILE = {  # what a program tries -> a shell command; {secret} is a file outside, {port} one that listens outside
+    "fork bomb": "bomb() {{ bomb | bomb & }}; bomb; sleep 1; exit 1",
+    "fork bomb in Python": "python -c 'import os\nwhile True: os.fork()'",
+    "endless loop": "while :; do :; done",
+    "deaf to signals": "trap '' TERM INT HUP; sleep 54321; sleep 54321",
+    "one large block of memory": "python -c 'bytearray(10**11)'",
+    "ever more memory": "python -c 'x = []\nwhile True: x.append(bytearray(10**7))'",
+    "memory through /tmp": "head -c 1G /dev/zero > /tmp/large",
+    "a huge file": "head -c 1G /dev/zero > large",
+    "huge output": "yes",
+    "huge output in Python": "python -c 'while True: print(\"x\" * 10**6)'",
+    "read a file outside": "cat {secret}",
+    "write a file outside": "echo owned > {secret}",
+    "write to the system": "echo owned > /usr/bin/owned",
+    "symlink out of the folder": "ln -s {folder} out && echo owned > out/secret",
+    "symlink to the root": "ln -s / out && echo owned > out/usr/owned",
+    "the root of another process": "cat /proc/1/root{secret}",
+    "a connection": CONNECT.replace("{call}", TCP),
+    "a socket of the file system": CONNECT.replace("{call}", UNIX),
+    "kill the parent": "kill -9 $PPID; kill -9 1; kill -9 -1; exit 1",
+    "kill by the outer number": "kill -9 {pid}",
+    "outlive the command": "setsid sh -c 'sleep 54321' & setsid sleep 54321 & exit 1",
+    "write after all": "mount -o remount,rw /usr && echo owned > /usr/owned",
+    "namespaces of its own": "unshare -Urm sh -c 'mount -o remount,bind,rw /usr && echo owned > /usr/owned'",
+    "become someone": "setpriv --reuid=0 --clear-groups cat {secret} || su -c 'cat {secret}'",
+    "a device": "mknod disk b 259 0 && cat disk",
+    "settings of the kernel": "echo 1 > /proc/sys/vm/drop_caches || echo b > /proc/sysrq-trigger",
+}
+
+
+def commands_that_run():
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:  # it ended meanwhile
+            continue
+    return lines
+
+
+@needs_sandbox
+@pytest.mark.parametrize("aim", HOSTILE)
+def test_hostile_programs_end_as_failed_turns(aim, rows, tmp_path, monkeypatch):
+    endless = aim in ("endless loop", "deaf to signals", "ever more memory")
+    monkeypatch.setattr(sandbox, "SECONDS", 2 if endless else 30)
+    secret = tmp_path / "secret"
+    secret.write_text("hidden")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as door:
+        server.setblocking(False), door.bind(str(tmp_path / "door")), door.listen()
+        given = dict(secret=secret, folder=tmp_path, port=server.getsockname()[1], pid=os.getpid())
+        env = opened(rows)
+        step = env.step("echo begun; " + HOSTILE[aim].format(**given))
+        with pytest.raises(BlockingIOError):
+            server.accept()  # nobody came
+    assert step.info == {"success": False, "valid": True, "effective": False}
+    assert (step.reward, step.terminated, len(step.observation) < 2200) == (0.0, False, True)
+    assert "hidden" not in env.output and len(env.output) <= 2**20 and (endless or "begun" in env.output)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == {"secret": "hidden"}
+    assert not any(Path(root, "owned").exists() for root in ("/usr", "/usr/bin", "/"))
+    assert not any("54321" in line for line in commands_that_run())
+    assert Path(env.home.name, "calc.py").read_text() == WRONG
+    env.home.cleanup()
+    assert not Path(env.home.name).exists()
+
+
+@needs_sandbox
+def test_what_a_command_sees(tmp_path):
+    code, output = sandbox.sandboxed("pwd; ls / /dev; wc -l < /proc/net/dev; env; cat; exit 7", str(tmp_path), b"given")
+    assert code == 7 and output.startswith("/testbed\n") and output.endswith("given")
+    assert " home " not in output and os.environ.get("USER", "nobody") not in output
+    code, output = sandbox.sandboxed("python -c 'import os; print(len(os.listdir(\"/sys\")))'", str(tmp_path))
+    assert code == 1 and "No such file" in output
+    _, output = sandbox.sandboxed("echo left > behind; grep CapBnd /proc/self/status", str(tmp_path))
+    assert output.split() == ["CapBnd:", "0" * 16]
+    assert (tmp_path / "behind").read_text() == "left\n"
+
+
+@needs_sandbox
+def test_it_works_in_threads(tmp_path):
+    found = {}
+    folders = [tmp_path / str(i) for i in range(4)]
+
+    def work(folder):
+        folder.mkdir()
+        found[folder] = sandbox.sandboxed(f"echo {folder.name} > mine; cat mine", str(folder))
+
+    threads = [threading.Thread(target=work, args=(folder,)) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {folder: (0, f"{folder.name}\n") for folder in folders}
+
+
+def test_without_a_sandbox_it_runs_only_when_told_so(rows, monkeypatch):
+    monkeypatch.setattr(sandbox, "can_isolate", lambda: False)
+    with pytest.raises(ValueError, match="limits on resources alone are no security boundary"):
+        opened(rows)
+    env = opened(rows, ",sandbox=none")
+    monkeypatch.setattr(sandbox, "SECONDS", 1)
+    assert env.blocking and env.step("cat calc.py").info["effective"] and env.output == WRONG
+    assert not env.step("sleep 54321").info["effective"]
+    assert not any("54321" in line for line in commands_that_run())
+
+
+@pytest.mark.parametrize("option", ["reward=share", "sandbox=perhaps"])
+def test_options_that_are_refused(rows, option):
+    with pytest.raises(ValueError, match="swe wants reward binary or ratio, sandbox required or none"):
+        opened(rows, f",{option}")
+
+
+# ---------- rows
+
+FIX_ADD, FIX_MUL = "sed -i 's/a - b/a + b/' calc.py", "sed -i 's|a / b|a * b|' calc.py"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "commands, ratio",
+    [
+        ([], 0.0),
+        ([FIX_ADD], 0.5),  # one of two tests that failed
+        ([FIX_ADD, FIX_MUL], 1.0),
+        ([FIX_ADD, FIX_MUL, "sed -i 's/return a$/return 0/' calc.py"], 0.5),  # 2 of 3 pass, as after one fix
+        (["sed -i 's/return a$/return 0/' calc.py"], 0.0),
+        (["rm -r tests; mkdir tests; echo 'def test_add(): pass' > tests/test_calc.py"], 0.0),  # tests are put back
+        (["rm -r tests; ln -s / tests"], 0.0),
+        (["python -c 'import calc'; " + FIX_ADD + "; " + FIX_MUL], 1.0),  # no stale bytecode
+    ],
+)
+def test_the_ratio_leaves_out_what_the_unpatched_code_passes(rows, commands, ratio):
+    env = opened(rows, ",reward=ratio")
+    assert all(env.step(command).reward == 0 for command in commands)
+    step = env.step("submit")
+    assert step.reward == pytest.approx(ratio) and step.terminated and step.info["success"] == (ratio == 1)
+
+
+@needs_sandbox
+def test_a_row_by_hand(rows):
+    env = opened(rows)
+    assert env.observe() == "Task: add and mul are wrong" and env.instance == ("swe", "calc-1")
+    assert env.step("ls -A").observation.split("\n")[1:] == ["calc.py", "conftest.py", "tests"]  # and no history
+    assert env.random(3, np.random.default_rng(0)) and env.greedy() == "submit" and env.statements() == []
+    assert not env.step("cat \0").info["valid"] and not env.step("x" * 10_001).info["valid"]
+    env = opened(rows)
+    assert env.optimal_length() == 2 and env.plan(2, 1)[1] == "submit"
+    for command in env.plan(2, 1):
+        step = env.step(command)
+    assert step.info["success"] and step.reward == 1 and env.plan(2, 1) == []
+    env = opened(rows, max_actions=2)
+    env.step(FIX_ADD)
+    step = env.step(FIX_MUL)  # the last action submits as well
+    assert step.terminated and step.info["success"] and step.reward == 1
