@@ -117,6 +117,7 @@ class Config:
     sft_lr: float = 1e-5  # >= 0; AdamW
     sft_muon_lr: float = 0.0  # >= 0; Muon, for the matrices; 0 = AdamW for all parameters
     sft_actions: int = 3  # >= 1; most actions that a demonstration commits a turn, actions_per_turn at most
+    sft_file: str = ""  # demonstrations to read, over and over (sft.py --export=PATH); '' = new ones for every step
     sft_noise: float = 0.0  # 0..1; share of the turns of demonstrations with random actions
 
     def __post_init__(self) -> None:
