@@ -75,7 +75,10 @@ def test_every_experiment_is_a_valid_run(scale):
     names = {}
     for name, label in EVERY:
         config = reproduce.settings_of(words_of(name, label), scale, 1)
-        assert config.model == ("base" if scale == "tiny" else Config.model) and config.seed == 1
+        first = reproduce.sft_command(words_of(name, label), scale, 1)
+        start = f"{reproduce.out_dir_of(first)}/model" if first else "base" if scale == "tiny" else Config.model
+        assert config.model == start and config.seed == 1
+        assert not first or config.sft_steps > 0 and asdict(load_config(first[1:])[0])["sft_steps"] == config.sft_steps
         for stage in f"{config.env} + {config.eval_env or config.env}".split(" + "):
             make_env(stage)
         assert label.startswith(config.env.split(":")[0])
@@ -112,9 +115,42 @@ def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
     ("table2", "N=16", "N=1", {"num_groups", "group_size", "filter_keep", "batch_size"}),
     ("table3", "k=2", "k=7", {"actions_per_turn", "actions_per_traj"}),
     ("table4", "think", "no-think", {"think"}),
+    ("quest", "w2-o3-q4", "w4-o6-q8", {"env"}),
+    ("turns", "6 turns", "16 turns", {"max_turns", "actions_per_traj"}),
+    ("density", "sparse", "dense", {"reward_density"}),
+    ("split", "80% SFT", "100% SFT", {"sft_steps", "num_iterations", "model"}),
 ])  # fmt: skip
 def test_curves_differ_in_what_they_name(name, a, b, fields):
-    assert differences((name, f"sokoban PPO {a}"), (name, f"sokoban PPO {b}")) == fields
+    start = "quest PPO" if name in ("quest", "turns", "density", "split") else "sokoban PPO"
+    assert differences((name, f"{start} {a}"), (name, f"{start} {b}")) == fields
+
+
+def test_estimators_and_rewards_differ_in_what_they_name():
+    density, by_turn = ("density", "quest GRPO sparse"), ("density", "quest GRPO by turn sparse")
+    assert differences(("density", "quest PPO sparse"), density) == {"estimator"}
+    assert differences(density, by_turn) == {"turn_level"}
+    assert differences(("density", "quest RLOO by turn sparse"), by_turn) == {"estimator"}
+    assert differences(("ratio", "repair GRPO binary"), ("ratio", "repair GRPO ratio")) == {"env"}
+
+
+@pytest.mark.parametrize("label", reproduce.FIGURES["split"][2])
+def test_every_split_costs_the_budget(label):
+    words = words_of("split", label)
+    c = reproduce.settings_of(words, "tiny", 0)
+    demonstrations = c.sft_steps * c.sft_batch_size if ">" in words else 0
+    rollouts = c.num_iterations * c.num_groups * c.group_size
+    assert 10 * demonstrations + rollouts == pytest.approx(reproduce.BUDGET, rel=0.02)
+    share = 10 * demonstrations / reproduce.BUDGET
+    assert share == pytest.approx(float(label.split()[2].rstrip("%")) / 100, abs=0.02)
+
+
+def test_an_sft_stage_is_shared_and_has_a_folder_of_its_own():
+    sparse, dense = (words_of("density", f"quest PPO {density}") for density in ("sparse", "dense"))
+    first = reproduce.sft_command(sparse, "tiny", 3)
+    assert first == reproduce.sft_command(dense, "tiny", 3) != reproduce.sft_command(dense, "tiny", 4)
+    assert first[0] == "sft.py" and not any("density" in word for word in first)
+    folders = {reproduce.command(words, "tiny", 3)[-1] for words in (sparse, dense)} | {first[-1]}
+    assert len(folders) == 3
 
 
 def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
