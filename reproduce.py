@@ -47,10 +47,10 @@ def grid(envs: tuple[str, ...], kinds: tuple[str, ...], variants: dict[str, tupl
     }  # fmt: skip
 
 
-def split(budget: int, share: float) -> tuple[str, ...]:
-    """Settings of an SFT and an RL stage: `share` of a budget of rollouts buys demonstrations, of ten rollouts each."""
-    steps = knobs(sft_steps=round(share * budget / 10 / Config.sft_batch_size))
-    return *steps, *(">" * bool(steps)), *knobs(num_iterations=round((1 - share) * budget / PLAYED))
+def split(share: float) -> tuple[str, ...]:
+    """Settings of an SFT and an RL stage: `share` of BUDGET rollouts buys demonstrations, of ten rollouts each."""
+    stage = (*knobs(sft_steps=round(share * BUDGET / 10 / 8), sft_batch_size=8), ">") if share else ()
+    return *stage, *SMALL, *knobs(num_iterations=round((1 - share) * BUDGET / 64))
 
 
 SOKOBAN, GRIDS, ENVS = ("sokoban",), ("frozenlake", "sokoban"), ("bandit", "frozenlake", "sokoban")
@@ -60,8 +60,10 @@ EVAL, THOUGHTS = ("eval_success",), ("response_length", "thought_true_frac")
 SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 # a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
-TEXTS, SFT = ("quest", "repair"), ("--sft_steps=60", ">")
-QUEST, BUDGET, PLAYED = ("quest_ppo", *SFT), 19_200, Config.num_groups * Config.group_size
+# an SFT stage in steps of 8 demonstrations; then 64 trajectories an iteration, 32 of them kept for one optimizer step
+TEXTS, BUDGET, SMALL = ("quest", "repair"), 38_400, knobs(group_size=8, filter_keep=0.5)
+SFT = (*knobs(sft_steps=400, sft_batch_size=8), ">", *SMALL)
+QUEST, QUESTS = ("quest_ppo", *SFT), ((2, 3, 4), (8, 3, 4), (2, 12, 4), (8, 12, 4), (4, 6, 8))
 ESTIMATORS = {"PPO": ()} | {
     f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
     for name in ("rloo", "grpo") for where in ("", " by turn")
@@ -92,17 +94,17 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
         f"k={k}": TRANSFER + knobs(actions_per_turn=k, actions_per_traj=5 * k) for k in range(1, 8)})),
     "table4": ("with and without thinking", EVAL, grid(("bandit", "sokoban"), PPO, {
         "think": TRANSFER, "no-think": TRANSFER + knobs(think=False)})),
-    # arXiv 2510.01132; all but the purest RL starts from an SFT model
+    # arXiv 2510.01132
     "quest": ("RL on quests of w rooms, o objects and q commands, after SFT on the first kind; success on all", EVAL, {
         f"quest PPO w{w}-o{o}-q{q}": (*QUEST, "quest_transfer", f"--env=quest:w={w},o={o},q={q},goal=full,show=none")
-        for w, o, q in ((2, 3, 4), (8, 3, 4), (2, 12, 4), (8, 12, 4), (4, 6, 8))}),
+        for w, o, q in QUESTS}),
     "turns": ("step budget: 1.5 to 4 times the shortest solution", EVAL, {
         f"quest PPO {k} turns": QUEST + knobs(max_turns=k, actions_per_traj=k) for k in (6, 8, 12, 16)}),
     "density": ("reward density by estimator; of trajectories, or by turn from returns-to-go", EVAL, {
         f"quest {name} {density}": (*QUEST, f"--reward_density={density}", *words)
         for name, words in ESTIMATORS.items() for density in ("sparse", "balanced", "dense")}),
     "split": (f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each", EVAL, {
-        f"quest PPO {share:.0%} SFT": ("quest_ppo", *split(BUDGET, share)) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)}),
+        f"quest PPO {share:.0%} SFT": ("quest_ppo", *split(share)) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)}),
     "ratio": ("reward for a repair that passes all tests, or for the share that it mends", EVAL, {
         f"repair GRPO {kind}": ("repair_grpo", *SFT, f"--env=repair:reward={kind}") for kind in ("binary", "ratio")}),
 }  # fmt: skip
@@ -128,7 +130,7 @@ of the seeds for all else; a triangle is the first warning of a seed."""
 def command(words: tuple[str, ...], scale: str, seed: int, script: str = "train.py") -> list[str]:
     """The command of a run. Words before ">" are also those of an SFT stage, which sft.py runs once for all curves that
     begin with them; they start from its model."""
-    overrides = [word for word in words if word.startswith("--")]
+    overrides = list({word.split("=")[0]: word for word in words if word.startswith("--")}.values())  # the last wins
     files = [*(word for word in words if not word.startswith(("--", ">"))), *SCALES[scale][0]]
     files += ["tiny_text"] if scale == "tiny" and files[0].startswith(TEXTS) else []
     name = "-".join([*files, *(word[2:] for word in overrides)]) + f"_s{seed}"

@@ -2,6 +2,7 @@
 hand; finished, shared and failed runs; one short real run for every figure."""
 
 import json
+import re
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import reproduce
+import sft
 import train
 from configurator import Config, load_config
 from envs import make_env
@@ -83,6 +85,7 @@ def test_every_experiment_is_a_valid_run(scale):
             make_env(stage)
         assert label.startswith(config.env.split(":")[0])
         names.setdefault(config, set()).add(reproduce.command(words_of(name, label), scale, 1)[-1])
+    assert all(len(folder) < 200 for folders in names.values() for folder in folders)
     assert all(len(folders) == 1 for folders in names.values())  # one run has one name in all figures
     assert len({folder for folders in names.values() for folder in folders}) == len(names)  # and a name one run
 
@@ -139,6 +142,7 @@ def test_every_split_costs_the_budget(label):
     c = reproduce.settings_of(words, "tiny", 0)
     demonstrations = c.sft_steps * c.sft_batch_size if ">" in words else 0
     rollouts = c.num_iterations * c.num_groups * c.group_size
+    assert c.num_groups * c.group_size == 64
     assert 10 * demonstrations + rollouts == pytest.approx(reproduce.BUDGET, rel=0.02)
     share = 10 * demonstrations / reproduce.BUDGET
     assert share == pytest.approx(float(label.split()[2].rstrip("%")) / 100, abs=0.02)
@@ -331,10 +335,10 @@ SMALL = reproduce.knobs(
 
 
 def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
-    """The last curve of every figure through train.py, in this process and on the bandit."""
+    """The last curve of every figure through sft.py and train.py, in this process and on the bandit."""
 
     def train_here(arguments, **_):
-        train.main(arguments[2:])
+        {"sft.py": sft, "train.py": train}[arguments[1]].main(arguments[2:])
         return SimpleNamespace(returncode=0)
 
     nobody = nullcontext(SimpleNamespace(wanted=lambda: False))  # signals are for a main thread
@@ -342,9 +346,9 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
     short = {}
     for name, (what, metrics, curves) in reproduce.FIGURES.items():
         label, words = list(curves.items())[-1]
-        files = [word for word in words if not word.startswith("--") and word != "sokoban_transfer"]
-        overrides = [word.replace("128", "4") for word in words if word.startswith("--")]  # N=1: four prompts
-        short[name] = what, metrics, {label: (*files, *SMALL, *overrides, "--num_iterations=2")}
+        rest = [word.replace("128", "4") for word in words[1:] if not word.endswith("_transfer")]  # N=1: four prompts
+        rest = [re.sub(r"sft_steps=\d+", "sft_steps=1", word) for word in rest if "--env=" not in word]
+        short[name] = what, metrics, {label: (words[0], *SMALL, *rest, "--num_iterations=2")}
     monkeypatch.setattr(reproduce, "FIGURES", short)
     launch_with(monkeypatch, train_here)
     monkeypatch.setattr(reproduce, "plot", lambda *_: None)
@@ -354,6 +358,8 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
     for config, row in rows.items():
         assert row["iterations"] == 2 and "2" in row["curve"], config
         assert all(len(row["series"][key]) == 2 for key in reproduce.SERIES)
+        demonstrations, played = 8 * ("/sft-" in config.model), 2 * config.num_groups * config.group_size
+        assert (row["costs"]["demonstrations"], row["costs"]["rollouts"]) == (demonstrations, played)
     for name, (_, _, curves) in short.items():
         assert all(f"| {label} " in (results / f"{name}.md").read_text() for label in curves)
         assert f"{next(iter(curves))},0,1,reward," in (results / f"{name}.csv").read_text()
