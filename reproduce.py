@@ -63,7 +63,7 @@ ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
 # an SFT stage in steps of 8 demonstrations; then 64 trajectories an iteration, 32 of them kept for one optimizer step
 TEXTS, BUDGET, SMALL = ("quest", "repair"), 38_400, knobs(group_size=8, filter_keep=0.5)
 SFT = (*knobs(sft_steps=400, sft_batch_size=8), ">", *SMALL)
-QUEST, QUESTS = ("quest_ppo", *SFT), ((2, 3, 4), (8, 3, 4), (2, 12, 4), (8, 12, 4), (4, 6, 8))
+QUEST = ("quest_ppo", *SFT)
 ESTIMATORS = {"PPO": ()} | {
     f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
     for name in ("rloo", "grpo") for where in ("", " by turn")
@@ -97,9 +97,10 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
     # arXiv 2510.01132
     "quest": ("RL on quests of w rooms, o objects and q commands, after SFT on the first kind; success on all", EVAL, {
         f"quest PPO w{w}-o{o}-q{q}": (*QUEST, "quest_transfer", f"--env=quest:w={w},o={o},q={q},goal=full,show=none")
-        for w, o, q in QUESTS}),
+        for w, o, q in ((2, 3, 4), (8, 3, 4), (2, 12, 4), (8, 12, 4), (4, 6, 8))}),
     "turns": ("step budget: 1.5 to 4 times the shortest solution", EVAL, {
-        f"quest PPO {k} turns": QUEST + knobs(max_turns=k, actions_per_traj=k) for k in (6, 8, 12, 16)}),
+        f"quest PPO {k} turns": QUEST + knobs(max_turns=k, actions_per_traj=k, max_context_tokens=2560)
+        for k in (6, 8, 12, 16)}),
     "density": ("reward density by estimator; of trajectories, or by turn from returns-to-go", EVAL, {
         f"quest {name} {density}": (*QUEST, f"--reward_density={density}", *words)
         for name, words in ESTIMATORS.items() for density in ("sparse", "balanced", "dense")}),
@@ -183,14 +184,13 @@ def launch(arguments: list[str]) -> str:
 def costs_of(config: Config, first: list[str], steps: list[dict]) -> dict[str, float]:
     """What went into a run. Demonstrations and instances of RL are all different; tokens are those of replies, the
     expert's and the policy's; CPU seconds are without evaluations."""
-    rows = (out_dir_of(first) / "curve.jsonl").read_text().splitlines() if first else []
-    sft = json.loads(rows[-1]) if rows else dict.fromkeys(("demonstrations", "response_tokens", "cpu_s"), 0)
-    played = config.num_groups * config.group_size
+    sft, played = {"response_tokens": 0, "cpu_s": 0.0}, config.num_groups * config.group_size
+    sft = json.loads((out_dir_of(first) / "curve.jsonl").read_text().splitlines()[-1]) if first else sft
     return {
-        "demonstrations": sft["demonstrations"], "instances": config.num_groups * len(steps),
-        "rollouts": played * len(steps), "tokens, expert": sft["response_tokens"],
-        "tokens, policy": round(sum(s["response_length"] for s in steps) * played), "CPU-s, SFT": sft["cpu_s"],
-        "CPU-s, RL": sum(s["cpu_s"] for s in steps),
+        "demonstrations": config.sft_steps * config.sft_batch_size * bool(first),
+        "instances": config.num_groups * len(steps), "rollouts": played * len(steps),
+        "tokens, expert": sft["response_tokens"], "tokens, policy": played * sum(s["response_length"] for s in steps),
+        "CPU-s, SFT": sft["cpu_s"], "CPU-s, RL": sum(s["cpu_s"] for s in steps),
     }  # fmt: skip
 
 
@@ -373,7 +373,7 @@ def main(argv: list[str]) -> None:
     runs = {settings_of(words, scale, seed): (words, scale, seed) for seed in seeds for words in chosen}
     todo = {config: job for config, job in runs.items() if config not in rows}
     print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished", flush=True)
-    firsts = list(filter(None, dict.fromkeys(tuple(sft_command(*job)) for job in todo.values())))
+    firsts = [first for first in dict.fromkeys(tuple(sft_command(*job)) for job in todo.values()) if first]
     if options["dry_run"]:
         estimates = {job: hours(config, scale, rows) for config, job in todo.items()}
         for first in firsts:

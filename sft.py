@@ -262,8 +262,7 @@ def main(argv: list[str]) -> None:
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
 
     def report(step: int, totals: dict) -> None:
-        row = {"step": step, "demonstrations": step * config.sft_batch_size}
-        row |= {key: totals[key] for key in ("tokens", "response_tokens", "cpu_s")}
+        row = {"step": step} | {key: totals[key] for key in ("tokens", "response_tokens", "cpu_s")}
         row |= {"loss": float(np.mean(totals["losses"][-config.eval_every :]))}
         row |= base_report(model, chat) if is_tiny else probe(model, chat, config)
         totals["rows"].append(row)

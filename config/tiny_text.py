@@ -4,7 +4,7 @@
 
 think = False  # the reply is the command, as in arXiv 2510.01132
 max_response_tokens = 32
-max_context_tokens = 2048  # of 16 turns
+max_context_tokens = 2048
 max_turns = actions_per_traj = 8  # twice the shortest quest
 eval_size = 100
 eval_every = 0

@@ -106,7 +106,7 @@ def test_fine_tuning(trained_folder, tmp_path, capsys):
     (row,) = map(json.loads, (tmp_path / "a/curve.jsonl").read_text().splitlines())
     assert set(row) >= {"success_T0.5", "success_T1", "valid_frac_T1", "thought_true_frac_T1", "entropy_T1", "loss"}
     assert row["step"] == 3 and 0 < row["loss"] < 10
-    assert row["demonstrations"] == 12 and 0 < row["response_tokens"] < row["tokens"] and row["cpu_s"] > 0
+    assert 0 < row["response_tokens"] < row["tokens"] and row["cpu_s"] > 0
 
 
 def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
