@@ -132,6 +132,7 @@ class Config:
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
     sft_actions: Count = 3  # most actions that a demonstration commits a turn, actions_per_turn at most
+    sft_file: str = ""  # demonstrations to read, over and over (sft.py --export=PATH); '' = new ones for every step
     sft_noise: Fraction = 0.0  # share of the turns of demonstrations with random actions
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
-"""Run the experiments of this repository and of the paper (arXiv 2504.20073), and draw them. An interrupted run
-continues, a finished one is not repeated, one that several figures share is run once: a run is known by its settings.
+"""Run the experiments of this repository and of two papers (arXiv 2504.20073; from `quest` on 2510.01132), and draw
+them. An interrupted run continues, a finished one is not repeated, one that several figures share is run once: a run is
+known by its settings.
 
     python reproduce.py learning                                 # every run of the learning table, two at a time
     python reproduce.py fig5 --seeds=0 --only=frozenlake --jobs=1
@@ -46,6 +47,12 @@ def grid(envs: tuple[str, ...], kinds: tuple[str, ...], variants: dict[str, tupl
     }  # fmt: skip
 
 
+def split(share: float) -> tuple[str, ...]:
+    """Settings of an SFT and an RL stage: `share` of BUDGET rollouts buys demonstrations, of ten rollouts each."""
+    stage = (*knobs(sft_steps=round(share * BUDGET / 10 / 8), sft_batch_size=8), ">") if share else ()
+    return *stage, *SMALL, *knobs(num_iterations=round((1 - share) * BUDGET / 64))
+
+
 SOKOBAN, GRIDS, ENVS = ("sokoban",), ("frozenlake", "sokoban"), ("bandit", "frozenlake", "sokoban")
 PPO, BOTH = ("ppo",), ("ppo", "grpo")
 VANILLA, TRANSFER = ("starpo_vanilla",), ("ENV_transfer",)
@@ -53,6 +60,14 @@ EVAL, THOUGHTS = ("eval_success",), ("response_length", "thought_true_frac")
 SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 # a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
+# an SFT stage in steps of 8 demonstrations; then 64 trajectories an iteration, 32 of them kept for one optimizer step
+TEXTS, BUDGET, SMALL = ("quest", "repair"), 38_400, knobs(group_size=8, filter_keep=0.5)
+SFT = (*knobs(sft_steps=400, sft_batch_size=8), ">", *SMALL)
+QUEST = ("quest_ppo", *SFT)
+ESTIMATORS = {"PPO": ()} | {
+    f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
+    for name in ("rloo", "grpo") for where in ("", " by turn")
+}  # fmt: skip
 FIGURES = {  # name -> what it shows, metrics that are drawn, curves
     "learning": ("what the configs of this repository learn", EVAL, {
         "frozenlake_ppo": ("frozenlake_ppo",), "frozenlake_grpo": ("frozenlake_grpo",),
@@ -79,12 +94,27 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
         f"k={k}": TRANSFER + knobs(actions_per_turn=k, actions_per_traj=5 * k) for k in range(1, 8)})),
     "table4": ("with and without thinking", EVAL, grid(("bandit", "sokoban"), PPO, {
         "think": TRANSFER, "no-think": TRANSFER + knobs(think=False)})),
+    # arXiv 2510.01132
+    "quest": ("RL on quests of w rooms, o objects and q commands, after SFT on the first kind; success on all", EVAL, {
+        f"quest PPO w{w}-o{o}-q{q}": (*QUEST, "quest_transfer", f"--env=quest:w={w},o={o},q={q},goal=full,show=none")
+        for w, o, q in ((2, 3, 4), (8, 3, 4), (2, 12, 4), (8, 12, 4), (4, 6, 8))}),
+    "turns": ("step budget: 1.5 to 4 times the shortest solution", EVAL, {
+        f"quest PPO {k} turns": QUEST + knobs(max_turns=k, actions_per_traj=k, max_context_tokens=2560)
+        for k in (6, 8, 12, 16)}),
+    "density": ("reward density by estimator; of trajectories, or by turn from returns-to-go", EVAL, {
+        f"quest {name} {density}": (*QUEST, f"--reward_density={density}", *words)
+        for name, words in ESTIMATORS.items() for density in ("sparse", "balanced", "dense")}),
+    "split": (f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each", EVAL, {
+        f"quest PPO {share:.0%} SFT": ("quest_ppo", *split(share)) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)}),
+    "ratio": ("reward for a repair that passes all tests, or for the share that it mends", EVAL, {
+        f"repair GRPO {kind}": ("repair_grpo", *SFT, f"--env=repair:reward={kind}") for kind in ("binary", "ratio")}),
 }  # fmt: skip
 # config files, jobs at a time, seconds of (a rollout of 128 trajectories, an optimizer step on 32) and their source
 SCALES = {
-    "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8)},
+    "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8), "quest": (8, 10),
+                            "repair": (8, 10)},
              "CPU time of finished rows, else of groups of 16; evaluations come on top, and smaller groups cost more"),
-    "full": ((), 1, dict.fromkeys(ENVS, (9.3, 14.7)),
+    "full": ((), 1, dict.fromkeys((*ENVS, *TEXTS), (9.3, 14.7)),
              "finished rows, else the paper's 24 s (25 % kept) to 68 s (all) per step of Sokoban on one GPU"),
 }  # fmt: skip
 OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": False}  # jobs 0: as SCALES has it
@@ -98,12 +128,27 @@ of the seeds for all else; a triangle is the first warning of a seed."""
 # ---------- runs
 
 
-def command(words: tuple[str, ...], scale: str, seed: int) -> list[str]:
-    overrides = [word for word in words if word.startswith("--")]
-    files = [*(word for word in words if not word.startswith("--")), *SCALES[scale][0]]
+def command(words: tuple[str, ...], scale: str, seed: int, script: str = "train.py") -> list[str]:
+    """The command of a run. Words before ">" are also those of an SFT stage, which sft.py runs once for all curves that
+    begin with them; they start from its model."""
+    overrides = list({word.split("=")[0]: word for word in words if word.startswith("--")}.values())  # the last wins
+    files = [*(word for word in words if not word.startswith(("--", ">"))), *SCALES[scale][0]]
+    files += ["tiny_text"] if scale == "tiny" and files[0].startswith(TEXTS) else []
     name = "-".join([*files, *(word[2:] for word in overrides)]) + f"_s{seed}"
+    name = f"sft-{name}" if script == "sft.py" else f"warm-{name}" if ">" in words else name
+    if ">" in words:
+        overrides.append(f"--model={out_dir_of(sft_command(words, scale, seed))}/model")
     files = [f"config/{file}.py" for file in files]
-    return ["train.py", *files, *overrides, f"--seed={seed}", f"--out_dir=out/runs/{name}"]
+    return [script, *files, *overrides, f"--seed={seed}", f"--out_dir=out/runs/{name}"]
+
+
+def sft_command(words: tuple[str, ...], scale: str, seed: int) -> list[str]:
+    """The command of the SFT stage; empty without one."""
+    return command(words[: words.index(">")], scale, seed, "sft.py") if ">" in words else []
+
+
+def out_dir_of(arguments: list[str]) -> Path:
+    return Path(arguments[-1].removeprefix("--out_dir="))
 
 
 def settings_of(words: tuple[str, ...], scale: str, seed: int) -> Config:
@@ -126,16 +171,35 @@ def first_warning(steps: list[dict]) -> list | None:
     return next(([step, sentences[0]] for step, sentences in said if sentences), None)
 
 
-def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
-    """Train one seed and write its row; returns success and a line about it."""
-    arguments = command(words, scale, seed)
-    config = load_config(arguments[1:])[0]
-    out_dir, log = Path(config.out_dir), Path(f"{config.out_dir}.log")
+def launch(arguments: list[str]) -> str:
+    """Run a script, its output in a log beside its folder; returns a line about a failure, else ''."""
+    out_dir = out_dir_of(arguments)
+    log = Path(f"{out_dir}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         code = subprocess.run([sys.executable, *arguments], stdout=output, stderr=output).returncode
-    if code:
-        return False, f"{out_dir.name}: failed with exit code {code}, see {log}"
+    return f"{out_dir.name}: failed with exit code {code}, see {log}" if code else ""
+
+
+def costs_of(config: Config, first: list[str], steps: list[dict]) -> dict[str, float]:
+    """What went into a run. Demonstrations and instances of RL are all different; tokens are those of replies, the
+    expert's and the policy's; CPU seconds are without evaluations."""
+    sft, played = {"response_tokens": 0, "cpu_s": 0.0}, config.num_groups * config.group_size
+    sft = json.loads((out_dir_of(first) / "curve.jsonl").read_text().splitlines()[-1]) if first else sft
+    return {
+        "demonstrations": config.sft_steps * config.sft_batch_size * bool(first),
+        "instances": config.num_groups * len(steps), "rollouts": played * len(steps),
+        "tokens, expert": sft["response_tokens"], "tokens, policy": played * sum(s["response_length"] for s in steps),
+        "CPU-s, SFT": sft["cpu_s"], "CPU-s, RL": sum(s["cpu_s"] for s in steps),
+    }  # fmt: skip
+
+
+def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
+    """Train one seed and write its row; returns success and a line about it."""
+    arguments = command(words, scale, seed)
+    config, out_dir = load_config(arguments[1:])[0], out_dir_of(arguments)
+    if failure := launch(arguments):
+        return False, failure
     steps = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     row = {
@@ -144,8 +208,9 @@ def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
         "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {gpu}, Python {platform.python_version()}",
         "iterations": len(steps),
-        "cpu_s_per_iteration": float(np.mean([s["cpu_s"] for s in steps])),
-        "wall_s_per_iteration": float(np.mean([s["rollout_s"] + s["update_s"] for s in steps])),
+        "cpu_s_per_iteration": sum(s["cpu_s"] for s in steps) / max(1, len(steps)),
+        "wall_s_per_iteration": sum(s["rollout_s"] + s["update_s"] for s in steps) / max(1, len(steps)),
+        "costs": costs_of(config, sft_command(words, scale, seed), steps),
         "curve": {s["step"]: s["eval_success"] for s in steps if s["eval_success"] is not None},
         "series": {key: [s[key] if s[key] is None else float(f"{s[key]:.5g}") for s in steps] for key in SERIES},
         "first_warning": first_warning(steps),
@@ -211,6 +276,10 @@ def table(curves: dict[str, list[dict]]) -> str:
             text = "; ".join(f"{k} {rate(w[0])}" for k, w in wins.items() if k not in ("start", "after RL"))
             players.setdefault(text, []).append(name)
     missing = [label for label, rows in curves.items() if not rows]
+    costs = {label: [row["costs"] for row in rows] for label, rows in curves.items() if rows and "costs" in rows[0]}
+    for i, (label, found) in enumerate(costs.items()):
+        lines += [] if i else ["", f"| mean costs of | {' | '.join(found[0])} |", "|---" * (1 + len(found[0])) + "|"]
+        lines.append(f"| {label} | {' | '.join(f'{np.mean([c[key] for c in found]):,.0f}' for key in found[0])} |")
     lines += ["", LEGEND, *(["", f"Not run yet: {', '.join(missing)}."] if missing else [])]
     lines += ["", "Reference players on the same instances, success in %:", ""]
     return "\n".join([*lines, *(f"- {', '.join(names)}: {text}" for text, names in players.items())]) + "\n"
@@ -304,14 +373,17 @@ def main(argv: list[str]) -> None:
     runs = {settings_of(words, scale, seed): (words, scale, seed) for seed in seeds for words in chosen}
     todo = {config: job for config, job in runs.items() if config not in rows}
     print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished", flush=True)
+    firsts = [first for first in dict.fromkeys(tuple(sft_command(*job)) for job in todo.values()) if first]
     if options["dry_run"]:
         estimates = {job: hours(config, scale, rows) for config, job in todo.items()}
+        for first in firsts:
+            print(f"{shlex.join(['python', *first])}  # before those that start from it")
         for job, estimate in estimates.items():
             print(f"{shlex.join(['python', *command(*job)])}  # {estimate:.2f} h")
         print(f"about {sum(estimates.values()):.1f} hours one after the other ({SCALES[scale][3]})")
         return
-    failed = []
     with ThreadPoolExecutor(options["jobs"] or SCALES[scale][1]) as pool:
+        failed = list(filter(None, pool.map(launch, firsts)))
         for there, line in pool.map(lambda job: run(*job), todo.values()):
             print(line, flush=True)
             failed += [] if there else [line]

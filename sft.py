@@ -3,11 +3,13 @@
     torchrun --nproc_per_node=2 sft.py config/base.py                    # pretrain the tiny model; base/ came from this
     python sft.py config/frozenlake_ppo.py --sft_steps=200 --eval_every=100 --out_dir=out/sft      # any model; then
     torchrun train.py config/frozenlake_ppo.py --model=out/sft/model
+    python sft.py config/quest_ppo.py --sft_steps=25 --export=quests.jsonl      # only write 25 x 16 demonstrations
+    python sft.py config/quest_ppo.py --sft_steps=200 --sft_file=quests.jsonl   # imitate the same tokens, eight times
 
 With model='tiny' (random weights) it reads the documents of `corpus.py`, else demonstrations in the environment of the
-config. Both are made on the fly by step number, so that the order of data does not depend on the number of processes;
-these share the work and add up their gradients. An interrupted run continues from out_dir. What was learned is measured
-on held-out boards, apart from success too.
+config, or those of a file. What is not in a file is made on the fly by step number, so that the order of data does not
+depend on the number of processes; these share the work and add up their gradients. An interrupted run continues from
+out_dir. What was learned is measured on held-out boards, apart from success too.
 """
 
 from configurator import Config, check_out_dir, fail_clearly, load_config, save_config  # first: it answers --help
@@ -16,10 +18,11 @@ from configurator import Config, check_out_dir, fail_clearly, load_config, save_
 
 import json
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -32,7 +35,7 @@ from corpus import Drill, demonstration, documents
 from engine import make_engine
 from envs import make_env
 from model import Policy, build_tiny, load_model
-from rollout import Chat, Trajectory, collect, micro_batches, pack, summarize
+from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, summarize
 
 SEED_PROBE = 13  # purpose of a random stream
 BASE_PROBES = {  # config files: observation modes
@@ -82,7 +85,8 @@ def imitate(
     Args: packs_at(step): this process's packs of a step, each goes through the model at once; state: where to keep what
         an interrupted run continues from; report(steps done, totals): after every `eval_every` steps and at the end."""
     device, steps = next(policy.parameters()).device, config.sft_steps
-    optimizers, first, totals = make_optimizers(policy, config), 0, {"tokens": 0, "losses": [], "rows": []}
+    optimizers, first = make_optimizers(policy, config), 0
+    totals = {"tokens": 0, "response_tokens": 0, "cpu_s": 0.0, "losses": [], "rows": []}
     if state and state.is_file():
         saved = torch.load(state, weights_only=True, map_location="cpu")
         policy.load_state_dict(saved["policy"])
@@ -92,7 +96,7 @@ def imitate(
     bar = tqdm(range(first, steps), initial=first, total=steps, desc="sft", unit="step", mininterval=2,
                disable=parallel.rank() > 0)  # fmt: skip
     for step in bar:
-        packs = packs_at(step)
+        packs, cpu = packs_at(step), time.process_time()
         counts = torch.tensor([(t.num_response_tokens, len(t.ids)) for part in packs for t in part]).sum(0)
         parallel.add_up(counts)
         loss = torch.zeros(())
@@ -111,6 +115,8 @@ def imitate(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         totals["tokens"] += int(counts[1])
+        totals["response_tokens"] += int(counts[0])
+        totals["cpu_s"] += time.process_time() - cpu
         totals["losses"].append(loss.item())
         bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
         last = step + 1 == steps
@@ -141,7 +147,7 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
 
 def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
     """Right answers to the questions of `corpus.Drill` about held-out boards, greedy decoding; see `score_reading`."""
-    config = replace(config, engine="torch", max_response_tokens=100, max_context_tokens=2048)
+    config = replace(config, engine="torch", max_response_tokens=100, max_context_tokens=2048, reward_density="native")
     drills = []
     for i in range(config.eval_size):
         env = make_env(config.env, observation=config.observation)
@@ -184,6 +190,44 @@ def base_report(model, chat: Chat) -> dict[str, dict]:
     return dict(sorted(chain(*parallel.gather(list(rows.items())))))
 
 
+# ---------- demonstrations as text
+
+
+def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
+    """Write those of a run with these settings, a line of JSON each: keys that eval.py, too, writes of what was played.
+    Returns how many there are."""
+    count = config.sft_steps * config.sft_batch_size
+    with Path(path).open("w", encoding="utf-8") as file:
+        for i in range(count):
+            t = demonstration(config, chat, i)
+            turns = [{"observation": turn.observation, "response": turn.text} for turn in t.turns]
+            record = {"env": config.env, "seed": t.seed, "status": t.status, "system": t.system, "turns": turns}
+            file.write(json.dumps(record) + "\n")
+    return count
+
+
+@lru_cache(maxsize=1)
+def read_demonstrations(path: str, chat: Chat) -> list[Trajectory]:
+    """Text -> the tokens that `corpus.recite` had made: with the same tokenizer the same ones.
+
+    Raises: ValueError with the line that is no demonstration, or if there is none."""
+    demos = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            t = Trajectory(tuple(record["seed"]), 0, status=record["status"], system=record["system"])
+            for turn in record["turns"]:
+                user, text = turn["observation"], turn["response"]
+                prompt = chat.following(user, closed=True) if t.turns else chat.opening(t.system, user)
+                t.turns.append(Turn(prompt, [*chat.encode(text), chat.end], [], text=text, observation=user))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}:{number} is no demonstration ({type(error).__name__}: {error})") from error
+        demos.append(t)
+    if not demos:
+        raise ValueError(f"{path} holds no demonstrations; sft.py --export={path} writes some")
+    return demos
+
+
 # ---------- a run
 
 
@@ -191,15 +235,21 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     """This process's part of a step: packs of documents for the tiny model, else a pack of demonstrations."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     if config.model != "tiny":
-        demos = [demonstration(config, chat, step * config.sft_batch_size + i) for i in mine]
+        indices = [step * config.sft_batch_size + i for i in mine]
+        known = config.sft_file and read_demonstrations(config.sft_file, chat)
+        demos = [known[i % len(known)] if known else demonstration(config, chat, i) for i in indices]
         return [[demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)]
     return [list(documents(config, chat, step, i, step / config.sft_steps)) for i in mine]
 
 
 def main(argv: list[str]) -> None:
-    config, _, sources = load_config(argv)
+    config, options, sources = load_config(argv, extra={"export": ""})
     if not config.sft_steps:
         raise ValueError("nothing to do: sft_steps is 0; give --sft_steps=N, or config/base.py for the tiny model")
+    if options["export"]:
+        count = write_demonstrations(options["export"], config, Chat(load_model(config.model)[1]))
+        print(f"wrote {options['export']}: {count} demonstrations")
+        return
     device, _ = parallel.set_up(config)
     if config.sft_batch_size < (ranks := parallel.world_size()):
         raise ValueError(f"sft_batch_size ({config.sft_batch_size}) is less than the number of processes ({ranks})")
@@ -212,7 +262,8 @@ def main(argv: list[str]) -> None:
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
 
     def report(step: int, totals: dict) -> None:
-        row = {"step": step, "tokens": totals["tokens"], "loss": float(np.mean(totals["losses"][-config.eval_every :]))}
+        row = {"step": step} | {key: totals[key] for key in ("tokens", "response_tokens", "cpu_s")}
+        row |= {"loss": float(np.mean(totals["losses"][-config.eval_every :]))}
         row |= base_report(model, chat) if is_tiny else probe(model, chat, config)
         totals["rows"].append(row)
         if not parallel.rank():

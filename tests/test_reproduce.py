@@ -2,6 +2,7 @@
 hand; finished, shared and failed runs; one short real run for every figure."""
 
 import json
+import re
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import reproduce
+import sft
 import train
 from configurator import Config, load_config
 from envs import make_env
@@ -75,11 +77,15 @@ def test_every_experiment_is_a_valid_run(scale):
     names = {}
     for name, label in EVERY:
         config = reproduce.settings_of(words_of(name, label), scale, 1)
-        assert config.model == ("base" if scale == "tiny" else Config.model) and config.seed == 1
+        first = reproduce.sft_command(words_of(name, label), scale, 1)
+        start = f"{reproduce.out_dir_of(first)}/model" if first else "base" if scale == "tiny" else Config.model
+        assert config.model == start and config.seed == 1
+        assert not first or config.sft_steps > 0 and asdict(load_config(first[1:])[0])["sft_steps"] == config.sft_steps
         for stage in f"{config.env} + {config.eval_env or config.env}".split(" + "):
             make_env(stage)
         assert label.startswith(config.env.split(":")[0])
         names.setdefault(config, set()).add(reproduce.command(words_of(name, label), scale, 1)[-1])
+    assert all(len(folder) < 200 for folders in names.values() for folder in folders)
     assert all(len(folders) == 1 for folders in names.values())  # one run has one name in all figures
     assert len({folder for folders in names.values() for folder in folders}) == len(names)  # and a name one run
 
@@ -112,9 +118,43 @@ def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
     ("table2", "N=16", "N=1", {"num_groups", "group_size", "filter_keep", "batch_size"}),
     ("table3", "k=2", "k=7", {"actions_per_turn", "actions_per_traj"}),
     ("table4", "think", "no-think", {"think"}),
+    ("quest", "w2-o3-q4", "w4-o6-q8", {"env"}),
+    ("turns", "6 turns", "16 turns", {"max_turns", "actions_per_traj"}),
+    ("density", "sparse", "dense", {"reward_density"}),
+    ("split", "80% SFT", "100% SFT", {"sft_steps", "num_iterations", "model"}),
 ])  # fmt: skip
 def test_curves_differ_in_what_they_name(name, a, b, fields):
-    assert differences((name, f"sokoban PPO {a}"), (name, f"sokoban PPO {b}")) == fields
+    start = "quest PPO" if name in ("quest", "turns", "density", "split") else "sokoban PPO"
+    assert differences((name, f"{start} {a}"), (name, f"{start} {b}")) == fields
+
+
+def test_estimators_and_rewards_differ_in_what_they_name():
+    density, by_turn = ("density", "quest GRPO sparse"), ("density", "quest GRPO by turn sparse")
+    assert differences(("density", "quest PPO sparse"), density) == {"estimator"}
+    assert differences(density, by_turn) == {"turn_level"}
+    assert differences(("density", "quest RLOO by turn sparse"), by_turn) == {"estimator"}
+    assert differences(("ratio", "repair GRPO binary"), ("ratio", "repair GRPO ratio")) == {"env"}
+
+
+@pytest.mark.parametrize("label", reproduce.FIGURES["split"][2])
+def test_every_split_costs_the_budget(label):
+    words = words_of("split", label)
+    c = reproduce.settings_of(words, "tiny", 0)
+    demonstrations = c.sft_steps * c.sft_batch_size if ">" in words else 0
+    rollouts = c.num_iterations * c.num_groups * c.group_size
+    assert c.num_groups * c.group_size == 64
+    assert 10 * demonstrations + rollouts == pytest.approx(reproduce.BUDGET, rel=0.02)
+    share = 10 * demonstrations / reproduce.BUDGET
+    assert share == pytest.approx(float(label.split()[2].rstrip("%")) / 100, abs=0.02)
+
+
+def test_an_sft_stage_is_shared_and_has_a_folder_of_its_own():
+    sparse, dense = (words_of("density", f"quest PPO {density}") for density in ("sparse", "dense"))
+    first = reproduce.sft_command(sparse, "tiny", 3)
+    assert first == reproduce.sft_command(dense, "tiny", 3) != reproduce.sft_command(dense, "tiny", 4)
+    assert first[0] == "sft.py" and not any("density" in word for word in first)
+    folders = {reproduce.command(words, "tiny", 3)[-1] for words in (sparse, dense)} | {first[-1]}
+    assert len(folders) == 3
 
 
 def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
@@ -295,10 +335,10 @@ SMALL = reproduce.knobs(
 
 
 def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
-    """The last curve of every figure through train.py, in this process and on the bandit."""
+    """The last curve of every figure through sft.py and train.py, in this process and on the bandit."""
 
     def train_here(arguments, **_):
-        train.main(arguments[2:])
+        {"sft.py": sft, "train.py": train}[arguments[1]].main(arguments[2:])
         return SimpleNamespace(returncode=0)
 
     nobody = nullcontext(SimpleNamespace(wanted=lambda: False))  # signals are for a main thread
@@ -306,9 +346,9 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
     short = {}
     for name, (what, metrics, curves) in reproduce.FIGURES.items():
         label, words = list(curves.items())[-1]
-        files = [word for word in words if not word.startswith("--") and word != "sokoban_transfer"]
-        overrides = [word.replace("128", "4") for word in words if word.startswith("--")]  # N=1: four prompts
-        short[name] = what, metrics, {label: (*files, *SMALL, *overrides, "--num_iterations=2")}
+        rest = [word.replace("128", "4") for word in words[1:] if not word.endswith("_transfer")]  # N=1: four prompts
+        rest = [re.sub(r"sft_steps=\d+", "sft_steps=1", word) for word in rest if "--env=" not in word]
+        short[name] = what, metrics, {label: (words[0], *SMALL, *rest, "--num_iterations=2")}
     monkeypatch.setattr(reproduce, "FIGURES", short)
     launch_with(monkeypatch, train_here)
     monkeypatch.setattr(reproduce, "plot", lambda *_: None)
@@ -318,6 +358,8 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
     for config, row in rows.items():
         assert row["iterations"] == 2 and "2" in row["curve"], config
         assert all(len(row["series"][key]) == 2 for key in reproduce.SERIES)
+        demonstrations, played = 8 * ("/sft-" in config.model), 2 * config.num_groups * config.group_size
+        assert (row["costs"]["demonstrations"], row["costs"]["rollouts"]) == (demonstrations, played)
     for name, (_, _, curves) in short.items():
         assert all(f"| {label} " in (results / f"{name}.md").read_text() for label in curves)
         assert f"{next(iter(curves))},0,1,reward," in (results / f"{name}.csv").read_text()

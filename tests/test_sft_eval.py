@@ -106,6 +106,7 @@ def test_fine_tuning(trained_folder, tmp_path, capsys):
     (row,) = map(json.loads, (tmp_path / "a/curve.jsonl").read_text().splitlines())
     assert set(row) >= {"success_T0.5", "success_T1", "valid_frac_T1", "thought_true_frac_T1", "entropy_T1", "loss"}
     assert row["step"] == 3 and 0 < row["loss"] < 10
+    assert 0 < row["response_tokens"] < row["tokens"] and row["cpu_s"] > 0
 
 
 def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
@@ -117,6 +118,36 @@ def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
         (part,) = sft.packs_of(config, chat, 3)
         dealt.append(sorted(t.seed[-1] for t in part))
     assert dealt == [[15, 17, 19], [16, 18]]
+
+
+QUEST = "quest:w=2,o=2,q=2"
+
+
+def test_demonstrations_of_a_file_are_the_same_tokens(trained_folder, chat, tmp_path, capsys):
+    file = tmp_path / "demos.jsonl"
+    words = ["--sft_steps=2", "--sft_batch_size=2", f"--model={trained_folder}", f"--env={QUEST}", "--device=cpu"]
+    sft.main([*words, f"--out_dir={tmp_path / 'run'}", f"--export={file}"])
+    assert capsys.readouterr().out.endswith(f"wrote {file}: 4 demonstrations\n") and not (tmp_path / "run").exists()
+    config = load_config(words)[0]
+    made = [t for step in (0, 1) for (part,) in [sft.packs_of(config, chat, step)] for t in part]
+    config = replace(config, sft_file=str(file))
+    read = [t for step in (0, 1) for (part,) in [sft.packs_of(config, chat, step)] for t in part]
+    assert [t.ids for t in made] == [t.ids for t in read]
+    assert [t.response_mask for t in made] == [t.response_mask for t in read]
+    assert [(t.seed, t.status, t.system) for t in made] == [(t.seed, t.status, t.system) for t in read]
+    assert sft.packs_of(config, chat, 2)[0][0].ids in [t.ids for t in read[:2]]  # over again
+
+
+@pytest.mark.parametrize("text, message", [
+    ('{"seed": [1]}', "bad.jsonl:1 is no demonstration .KeyError: 'status'"),
+    ("quest", "bad.jsonl:1 is no demonstration .JSONDecodeError"),
+    ("", "bad.jsonl holds no demonstrations; sft.py --export="),
+])  # fmt: skip
+def test_a_file_without_demonstrations(text, message, tmp_path, chat):
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        sft.read_demonstrations(str(file), chat)
 
 
 def test_sft_without_steps_is_refused():
@@ -195,7 +226,8 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    scores = sft.probe_reading(trained_model, chat, small_config(eval_size=3, observation="grid"))
+    config = small_config(eval_size=3, observation="grid", reward_density="dense")  # answers are paid one by one
+    scores = sft.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}
 
 
