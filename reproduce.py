@@ -261,16 +261,18 @@ def scored(rows: list[dict]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
 
 def table(curves: dict[str, list[dict]]) -> str:
     """Markdown: success of all seeds of a curve, differences paired on the same instances, then the players."""
-    head = "curve | seeds | n | start | after RL | RL - start | RL - greedy | first warning | CPU-s/iteration | commit"
-    lines, players = [f"| {head} |", "|---" * 10 + "|"], {}
+    head = ["curve", "seeds", "n", "start", "after RL", "RL - start", "RL - greedy", "RL - optimal, 1 a turn"]
+    head += ["first warning", "CPU-s/iteration", "commit"]
+    lines, players = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], {}
     for label, rows in ((label, rows) for label, rows in curves.items() if rows):
         commits = dict.fromkeys(f"{commit[:7]}{commit[40:]}" for commit in (str(row["git_commit"]) for row in rows))
         warned = [str(row["first_warning"][0]) if row.get("first_warning") else "-" for row in rows]
         for env, wins in scored(rows):
             name, end = f"{label} on {env}" if env else label, wins["after RL"]
+            others = ("start", "greedy, closed loop", "optimal, 1 a turn")
             cells = [name, ", ".join(str(row["settings"]["seed"]) for row in rows), str(end.size)]
             cells += [rate(wins["start"]), rate(end)]
-            cells += [percent(*paired_bootstrap(end, wins[other])) for other in ("start", "greedy, closed loop")]
+            cells += [percent(*paired_bootstrap(end, wins[other])) for other in others]
             cells += [", ".join(warned), f"{np.mean([row['cpu_s_per_iteration'] for row in rows]):.2f}"]
             lines.append(f"| {' | '.join([*cells, ', '.join(commits)])} |")
             text = "; ".join(f"{k} {rate(w[0])}" for k, w in wins.items() if k not in ("start", "after RL"))

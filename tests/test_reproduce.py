@@ -23,7 +23,7 @@ from eval import paired_bootstrap
 ROOT = Path(reproduce.__file__).parent
 PLAYERS = ("random", "greedy", "optimal")
 # four instances: the start solves the first, RL all but the last, the greedy player the first two
-SUCCESSES = {f"{player}, closed loop": [1, 1, 0, 0] for player in PLAYERS}
+SUCCESSES = {f"{player}, closed loop": [1, 1, 0, 0] for player in PLAYERS} | {"optimal, 1 a turn": [1, 1, 0, 1]}
 SUCCESSES |= {"start": [1, 0, 0, 0], "after RL": [1, 1, 1, 0]}
 FLAT = [0.5, None]  # a metric of two iterations, the second one skipped
 EVERY = [(name, label) for name, (_, _, curves) in reproduce.FIGURES.items() for label in curves]
@@ -184,7 +184,7 @@ def test_table_by_hand(results):
     a, b = (np.array([SUCCESSES[key], second[key]]) for key in ("after RL", "start"))
     assert row["RL - start"] == reproduce.percent(*paired_bootstrap(a, b, draws=20))
     assert row["RL - start"].startswith("62.5 [")
-    assert row["RL - greedy"].startswith("37.5 [")
+    assert row["RL - greedy"].startswith("37.5 [") and row["RL - optimal, 1 a turn"].startswith("12.5 [")
     assert (row["first warning"], row["CPU-s/iteration"], row["commit"]) == ("-, 2", "2.00", "0123456, None")
     assert any(line.startswith("- frozenlake_ppo: random, closed loop 50.0 [15.0, 85.0]; greedy") for line in rest)
     assert any(line.startswith("Not run yet: frozenlake_grpo, ") for line in rest)
