@@ -131,8 +131,8 @@ def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -
     `greedy` and `random` decide on a single one."""
     if player == "random":
         return episode.env.random(1, rng)
-    turns_left = episode.max_turns - episode.turn_idx
-    plan = episode.env.plan(episode.actions_per_turn, turns_left) if player == "optimal" else []
+    turns_left = episode.config.max_turns - episode.turn_idx
+    plan = episode.env.plan(episode.config.actions_per_turn, turns_left) if player == "optimal" else []
     return plan or [episode.env.greedy()]
 
 

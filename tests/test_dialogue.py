@@ -153,7 +153,7 @@ def play(*arguments, typed=""):
 def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     typed = ["down||Right", "<answer>Up</answer>", "Jump"]
     done = play("frozenlake:success_rate=1", "--seed=3", typed="".join(line + "\n" for line in typed))
-    episode = Episode(make_env("frozenlake:success_rate=1"))
+    episode = Episode(make_env("frozenlake:success_rate=1"), Config())
     system, first = episode.reset(3)
     users = [first]
     for text in ["<think></think><answer>down||Right</answer>", typed[1], "<think></think><answer>Jump</answer>"]:
