@@ -23,7 +23,7 @@ import numpy as np
 
 from envs import Env
 
-SECONDS, LONGEST = 60, 10_000  # a command may take; bytes of a command
+SECONDS, LONGEST = 60, 100_000  # a command may take; bytes of a command
 LIMITS = "prlimit --nproc=64 --as=2147483648 --fsize=67108864 --core=0"  # processes; bytes of each, of its files
 HEREDOC = "git apply --allow-empty - <<'END OF PATCH'\n{}\nEND OF PATCH"
 

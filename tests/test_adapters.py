@@ -165,7 +165,8 @@ def test_options_of_textworld_that_are_refused():
 @needs_textworld
 def test_a_tiny_policy_trains_on_textworld(tmp_path):
     words = "train.py config/quest_ppo.py config/tiny.py --env=textworld:w=2,o=3,q=4 --num_iterations=1 --num_groups=2"
-    words += " --group_size=2 --batch_size=2 --filter_keep=1.0 --eval_size=2 --max_context_tokens=4096"
+    words += " --group_size=2 --batch_size=2 --filter_keep=1.0 --eval_size=2 --max_context_tokens=2048 --max_turns=3"
+    words += " --actions_per_traj=3 --max_response_tokens=32"
     done = subprocess.run([sys.executable, *words.split(), f"--out_dir={tmp_path}/out"], cwd=ROOT,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

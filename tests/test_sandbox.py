@@ -220,7 +220,7 @@ def test_a_row_by_hand(rows):
     assert env.observe() == "Task: add and mul are wrong" and env.instance == ("swe", "calc-1")
     assert env.step("ls -A").observation.split("\n")[1:] == ["calc.py", "conftest.py", "tests"]  # and no history
     assert env.random(3, np.random.default_rng(0)) and env.greedy() == "submit" and env.statements() == []
-    assert not env.step("cat \0").info["valid"] and not env.step("x" * 10_001).info["valid"]
+    assert not env.step("cat \0").info["valid"] and not env.step("x" * 100_001).info["valid"]
     env = opened(rows)
     assert env.optimal_length() == 2 and env.plan(2, 1)[1] == "submit"
     for command in env.plan(2, 1):

@@ -24,7 +24,8 @@ OUTSIDE = {  # what a file may import besides the standard library and the proje
     "configurator": set(), "envs": {"numpy"}, "dialogue": {"numpy"}, "starpo": {"torch"}, "rollout": {"numpy", "torch"},
     "model": {"flash_attn", "peft", "safetensors", "tokenizers", "torch", "transformers"},
     "engine": {"numpy", "torch", "vllm"}, "parallel": {"torch"}, "corpus": {"numpy"},
-    "diagnostics": {"numpy", "torch"}, "log": {"torch"}, "checkpoint": {"safetensors", "torch"},
+    "diagnostics": {"numpy", "torch"}, "log": {"torch"}, "checkpoint": {"safetensors", "torch"}, "sandbox": {"numpy"},
+    "adapters": {"alfworld", "fast_downward", "numpy", "textworld"},
 }  # fmt: skip
 FIELDS = {field.name for field in fields(Config)}
 
