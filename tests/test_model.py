@@ -443,8 +443,7 @@ def test_hub_name_without_network(monkeypatch):
     text = message_of("nanoragen-tests/no-such-model")
     assert text.startswith("model='nanoragen-tests/no-such-model' could not be loaded or downloaded (")
     assert text.endswith(
-        "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model that comes with this "
-        "project."
+        "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model of this project."
     )
 
 
