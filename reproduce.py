@@ -63,7 +63,7 @@ SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
 # an SFT stage in steps of 8 demonstrations; then 64 trajectories an iteration, 32 of them kept for one optimizer step
 TEXTS, BUDGET, SMALL = ("quest", "repair"), 6400, knobs(group_size=8, filter_keep=0.5)
-SFT = (*knobs(sft_steps=300, sft_batch_size=8), ">", *SMALL)
+SFT = (*knobs(sft_steps=240, sft_batch_size=8), ">", *SMALL)
 QUEST = ("quest_ppo", *SFT)
 ESTIMATORS = {"PPO": ()} | {
     f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
