@@ -132,7 +132,8 @@ class Config:
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
     sft_actions: Count = 3  # most actions that a demonstration commits a turn, actions_per_turn at most
-    sft_file: str = ""  # demonstrations to read, over and over (sft.py --export=PATH); '' = new ones for every step
+    sft_demos: Natural = 0  # demonstrations that differ, gone through again and again; 0 = new ones for every step
+    sft_file: str = ""  # demonstrations to read (sft.py --export=PATH), again and again; '' = made on the fly
     sft_noise: Fraction = 0.0  # share of the turns of demonstrations with random actions
 
     def __post_init__(self) -> None:

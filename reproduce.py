@@ -48,8 +48,9 @@ def grid(envs: tuple[str, ...], kinds: tuple[str, ...], variants: dict[str, tupl
 
 
 def split(share: float) -> tuple[str, ...]:
-    """Settings of an SFT and an RL stage: `share` of BUDGET rollouts buys demonstrations, of ten rollouts each."""
-    stage = (*knobs(sft_steps=round(share * BUDGET / 10 / 8), sft_batch_size=8), ">") if share else ()
+    """Settings of both stages: `share` of BUDGET rollouts buys demonstrations, of ten rollouts each. Steps of SFT are
+    those of other figures, however often they go through the demonstrations."""
+    stage = (*SFT[:2], f"--sft_demos={share * BUDGET / 10:.0f}", ">") if share else ()
     return *stage, *SMALL, *knobs(num_iterations=round((1 - share) * BUDGET / 64))
 
 
@@ -61,8 +62,8 @@ SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 # a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
 # an SFT stage in steps of 8 demonstrations; then 64 trajectories an iteration, 32 of them kept for one optimizer step
-TEXTS, BUDGET, SMALL = ("quest", "repair"), 38_400, knobs(group_size=8, filter_keep=0.5)
-SFT = (*knobs(sft_steps=400, sft_batch_size=8), ">", *SMALL)
+TEXTS, BUDGET, SMALL = ("quest", "repair"), 6400, knobs(group_size=8, filter_keep=0.5)
+SFT = (*knobs(sft_steps=240, sft_batch_size=8), ">", *SMALL)
 QUEST = ("quest_ppo", *SFT)
 ESTIMATORS = {"PPO": ()} | {
     f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
@@ -111,8 +112,8 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
 }  # fmt: skip
 # config files, jobs at a time, seconds of (a rollout of 128 trajectories, an optimizer step on 32) and their source
 SCALES = {
-    "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8), "quest": (8, 10),
-                            "repair": (8, 10)},
+    "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8), "quest": (16, 18),
+                            "repair": (16, 18)},
              "CPU time of finished rows, else of groups of 16; evaluations come on top, and smaller groups cost more"),
     "full": ((), 1, dict.fromkeys((*ENVS, *TEXTS), (9.3, 14.7)),
              "finished rows, else the paper's 24 s (25 % kept) to 68 s (all) per step of Sokoban on one GPU"),
@@ -182,12 +183,13 @@ def launch(arguments: list[str]) -> str:
 
 
 def costs_of(config: Config, first: list[str], steps: list[dict]) -> dict[str, float]:
-    """What went into a run. Demonstrations and instances of RL are all different; tokens are those of replies, the
-    expert's and the policy's; CPU seconds are without evaluations."""
+    """What went into a run. Demonstrations and instances differ, they are shown and played several times; tokens are
+    those of replies, the expert's as shown and the policy's; CPU seconds are without evaluations."""
     sft, played = {"response_tokens": 0, "cpu_s": 0.0}, config.num_groups * config.group_size
+    shown = config.sft_steps * config.sft_batch_size * bool(first)
     sft = json.loads((out_dir_of(first) / "curve.jsonl").read_text().splitlines()[-1]) if first else sft
     return {
-        "demonstrations": config.sft_steps * config.sft_batch_size * bool(first),
+        "demonstrations": min(shown, config.sft_demos or shown), "times shown": shown,
         "instances": config.num_groups * len(steps), "rollouts": played * len(steps),
         "tokens, expert": sft["response_tokens"], "tokens, policy": played * sum(s["response_length"] for s in steps),
         "CPU-s, SFT": sft["cpu_s"], "CPU-s, RL": sum(s["cpu_s"] for s in steps),

@@ -18,6 +18,7 @@ from configurator import Config, check_out_dir, fail_clearly, load_config, save_
 
 import json
 import math
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -196,7 +197,7 @@ def base_report(model, chat: Chat) -> dict[str, dict]:
 def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
     """Write those of a run with these settings, a line of JSON each: keys that eval.py, too, writes of what was played.
     Returns how many there are."""
-    count = config.sft_steps * config.sft_batch_size
+    count = config.sft_demos or config.sft_steps * config.sft_batch_size
     with Path(path).open("w", encoding="utf-8") as file:
         for i in range(count):
             t = demonstration(config, chat, i)
@@ -235,7 +236,7 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     """This process's part of a step: packs of documents for the tiny model, else a pack of demonstrations."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     if config.model != "tiny":
-        indices = [step * config.sft_batch_size + i for i in mine]
+        indices = [(step * config.sft_batch_size + i) % (config.sft_demos or sys.maxsize) for i in mine]
         known = config.sft_file and read_demonstrations(config.sft_file, chat)
         demos = [known[i % len(known)] if known else demonstration(config, chat, i) for i in indices]
         return [[demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)]

@@ -1,5 +1,5 @@
 # Overlay behind tiny.py: text worlds for the tiny base model, which has never seen their words and needs SFT first.
-# Launch:  python sft.py config/quest_ppo.py config/tiny.py config/tiny_text.py --sft_steps=200 --out_dir=out/quest_sft
+# Launch:  python sft.py config/quest_ppo.py config/tiny.py config/tiny_text.py --sft_steps=120 --out_dir=out/quest_sft
 #          then train.py with the same files, --model=out/quest_sft/model --out_dir=out/quest
 
 think = False  # the reply is the command, as in arXiv 2510.01132

@@ -83,7 +83,7 @@ def test_commands_parse(line, monkeypatch):
     if script:
         assert (ROOT / script).is_file()
     if script in ("train.py", "sft.py") and arguments != ["--help"]:
-        load_config(arguments, extra={"take_config": False})
+        load_config(arguments, extra={"take_config": False, "export": ""})
     if script == "eval.py":
         runs = [*takewhile(lambda word: word.startswith("out/"), arguments)]
         load_config(arguments[len(runs) :], extra=evaluation.OPTIONS)

@@ -121,7 +121,7 @@ def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
     ("quest", "w2-o3-q4", "w4-o6-q8", {"env"}),
     ("turns", "6 turns", "16 turns", {"max_turns", "actions_per_traj"}),
     ("density", "sparse", "dense", {"reward_density"}),
-    ("split", "80% SFT", "100% SFT", {"sft_steps", "num_iterations", "model"}),
+    ("split", "80% SFT", "100% SFT", {"sft_demos", "num_iterations", "model"}),
 ])  # fmt: skip
 def test_curves_differ_in_what_they_name(name, a, b, fields):
     start = "quest PPO" if name in ("quest", "turns", "density", "split") else "sokoban PPO"
@@ -140,7 +140,7 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 def test_every_split_costs_the_budget(label):
     words = words_of("split", label)
     c = reproduce.settings_of(words, "tiny", 0)
-    demonstrations = c.sft_steps * c.sft_batch_size if ">" in words else 0
+    demonstrations = c.sft_demos if ">" in words else 0
     rollouts = c.num_iterations * c.num_groups * c.group_size
     assert c.num_groups * c.group_size == 64
     assert 10 * demonstrations + rollouts == pytest.approx(reproduce.BUDGET, rel=0.02)

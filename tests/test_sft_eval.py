@@ -135,6 +135,8 @@ def test_demonstrations_of_a_file_are_the_same_tokens(trained_folder, chat, tmp_
     assert [t.ids for t in made] == [t.ids for t in read]
     assert [t.response_mask for t in made] == [t.response_mask for t in read]
     assert [(t.seed, t.status, t.system) for t in made] == [(t.seed, t.status, t.system) for t in read]
+    few = replace(config, sft_demos=3, sft_file="")
+    assert [sorted(t.seed[-1] for t in sft.packs_of(few, chat, step)[0]) for step in (0, 1)] == [[0, 1], [0, 2]]
     assert sft.packs_of(config, chat, 2)[0][0].ids in [t.ids for t in read[:2]]  # over again
 
 
