@@ -329,8 +329,7 @@ def test_messages(argv, message, results):
 # ---------- real runs
 
 SMALL = reproduce.knobs(
-    env="bandit:pair=phoenix", num_groups=4, group_size=2, batch_size=2, eval_size=2, eval_every=2, save_every=0,
-    num_samples=0, max_response_tokens=2,
+    env="bandit", num_groups=4, group_size=2, batch_size=2, eval_size=2, save_every=0, max_response_tokens=2,
 )  # fmt: skip
 
 
@@ -343,11 +342,11 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
     nobody = nullcontext(SimpleNamespace(wanted=lambda: False))  # signals are for a main thread
     monkeypatch.setattr(train, "Interruption", lambda _: nobody)
-    short = {}
+    short, large = {}, ("--env=", "--max_turns=", "--actions_per_traj=", "--max_context_tokens=")  # names stay short
     for name, (what, metrics, curves) in reproduce.FIGURES.items():
         label, words = list(curves.items())[-1]
         rest = [word.replace("128", "4") for word in words[1:] if not word.endswith("_transfer")]  # N=1: four prompts
-        rest = [re.sub(r"sft_steps=\d+", "sft_steps=1", word) for word in rest if "--env=" not in word]
+        rest = [re.sub(r"sft_steps=\d+", "sft_steps=1", word) for word in rest if not word.startswith(large)]
         short[name] = what, metrics, {label: (words[0], *SMALL, *rest, "--num_iterations=2")}
     monkeypatch.setattr(reproduce, "FIGURES", short)
     launch_with(monkeypatch, train_here)
