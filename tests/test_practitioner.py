@@ -43,7 +43,7 @@ import torch
 from conftest import small_config
 
 import rollout
-from configurator import load_config
+from configurator import Config, load_config
 from corpus import demonstration
 from dialogue import Episode, parse_response, shape
 from engine import make_engine
@@ -111,7 +111,7 @@ def test_a_lost_game_is_worth_less_than_a_won_one(density):
     for end in ("cook", "eat", "wait"):
         env = Dinner(max_actions=10)
         env.start(("dinner",), [0])
-        episode = Episode(env, think=False, max_turns=10, actions_per_turn=1)
+        episode = Episode(env, Config(think=False, max_turns=10, actions_per_turn=1))
         episode.open(env.observe())
         outcomes = [episode.step(f"<answer>{name}</answer>") for name in ["cook"] * 9 + [end]]
         assert outcomes[-1].status == ("success" if end == "cook" else "failure")
