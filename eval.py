@@ -117,7 +117,7 @@ def play(config: Config, answer: Answer, seed: Sequence[int], member: int) -> Tr
     t, episode = Trajectory(tuple(seed), member, env=config.env), make_episode(config)
     t.system, user, failed = rollout.open_episode(episode, t, config.eval_split, config.step_timeout_s)
     remaining = [episode.env.optimal_length()] if config.reward_density == "plan" and not failed else []
-    while not t.status and (turn := answer(episode, t, user)):
+    while not t.status and (turn := Turn([], [], []) if failed else answer(episode, t, user)):
         failed = failed or ("error" in turn.info and rollout.error_outcome(turn.info["error"]))
         outcome = failed or rollout.take_step(episode, turn.text, config.step_timeout_s)
         remaining += [episode.env.optimal_length()] if remaining and outcome.status != "error" else []
@@ -130,14 +130,18 @@ def play(config: Config, answer: Answer, seed: Sequence[int], member: int) -> Tr
 
 
 def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
-    """Let a reference player answer through the same dialogue; see `dialogue.reference_actions`."""
+    """Let a reference player answer through the same dialogue; see `dialogue.reference_actions`.
+
+    Raises: ValueError, see `rollout.without_errors`."""
 
     def answer(rng: np.random.Generator, episode: Episode, *_) -> Turn:
         actions = reference_actions(episode, player, rng)
         return Turn([], [], [], text=format_response("", actions, think=config.think))
 
     starts = product(range(config.eval_size), range(samples))
-    return [play(config, partial(answer, np.random.default_rng([SEED_EVAL, i, m])), (i,), m) for i, m in starts]
+    played = [play(config, partial(answer, np.random.default_rng([SEED_EVAL, i, m])), (i,), m) for i, m in starts]
+    without_errors(played, config)  # a few count as failures
+    return played
 
 
 def closed_loop(config: Config) -> Config:

@@ -330,3 +330,11 @@ def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
             for played in (ours, theirs)]  # fmt: skip
     assert said[0] == said[1]
     assert [(t.status, t.score) for t in theirs] == [(t.status, t.score) for t in ours]
+
+
+def test_a_player_whose_games_cannot_begin_says_why():
+    config = load_config(["config/frozenlake_ppo.py", "--eval_size=2"])[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("envs.FrozenLake._start", lambda *_: 1 / 0)
+        with pytest.raises(ValueError, match="2 of 2 trajectories ended .*ZeroDivisionError"):
+            evaluation.play_reference(config, "optimal")

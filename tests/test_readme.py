@@ -116,12 +116,15 @@ def desk(tmp_path_factory):
     return folder
 
 
+OPTIONAL = re.compile(r"--env=(textworld|alfworld)")  # packages of make test-extras
 RUN = [line for line, (words, _) in COMMANDS.items() if is_run(*script_of(words))]
 
 
 @pytest.mark.parametrize("line", sorted(RUN, key=lambda line: "config/tiny" not in line))  # runs, then what reads them
 def test_short_commands_run(line, desk, monkeypatch, capsys):
     script, arguments = script_of(COMMANDS[line][0])
+    for package in OPTIONAL.findall(" ".join(arguments)):
+        pytest.importorskip(package)
     monkeypatch.chdir(desk)
     monkeypatch.setattr("builtins.input", lambda _: "Right")
     MAINS[script]([*arguments, *SHORT[script].split()])
