@@ -89,7 +89,8 @@ def main(num_kills, num_iterations, ranks=1):
     began, span = time.perf_counter(), max(2, 2 * num_iterations / num_kills)  # iterations of the longest lives
     if ranks > 1:
         os.environ.update(ENVIRONMENT)
-        importlib.import_module("vllm")  # not in every life
+        for name in ("entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker", "model_executor.models.qwen2"):
+            importlib.import_module(f"vllm.{name}")  # once, not in every life
     engine = {} if ranks == 1 else dict(engine="vllm")
     (folder / "small.py").write_text("".join(f"{key} = {value!r}\n" for key, value in (RUN | engine).items()))
     whole, cut = ([str(folder / "small.py"), f"--num_iterations={num_iterations}", f"--out_dir={folder}/{name}"]

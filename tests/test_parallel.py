@@ -7,6 +7,7 @@ Tests of several ranks: whole commands under torchrun, and the test files ranks_
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,6 +152,13 @@ def test_the_flagship_on_two_ranks_with_vllm(trained_folder, tmp_path):
     assert "after RL" in (out_dir / "scores.md").read_text() and "warning" not in done.stdout
 
 
+def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
+    """2, 1 and 2 ranks on recorded trajectories: losses within 1e-5 of one rank's, the same instances asked for."""
+    command = [sys.executable, "tests/resize.py", str(trained_folder), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(trained_folder), text=True, capture_output=True)
+    assert done.returncode == 0 and "losses differ by " in done.stdout, done.stderr[-3000:]
+
+
 # ---------- the Qwen2.5 path
 
 
@@ -221,21 +229,34 @@ def test_one_rank_writes_what_eval_found(trained_folder, tmp_path):
     assert found[0]["successes"] == found[1]["successes"]
 
 
-def test_a_killed_rank_ends_the_others_and_is_named(trained_folder, tmp_path):
-    settings = small_settings(tmp_path / "small.py", model=str(trained_folder), num_iterations=10_000, eval_every=0)
-    command = [*TORCHRUN, "--standalone", "--nproc_per_node=2", "train.py", settings, f"--out_dir={tmp_path}/out"]
-    node = subprocess.Popen(command, cwd=ROOT, env=environment(trained_folder), text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT)  # fmt: skip
-    for line in node.stdout:
-        if "/10000 reward" in line:
-            break
+def kill_rank_1(node):
     children = subprocess.run(["pgrep", "-P", str(node.pid)], capture_output=True, text=True).stdout.split()
     ranks = {Path(f"/proc/{pid}/environ").read_bytes().split(b"\0RANK=")[1].split(b"\0")[0]: pid for pid in children}
-    began = time.monotonic()
     os.kill(int(ranks[b"1"]), signal.SIGKILL)
+
+
+def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
+    """torchrun starts all ranks again once, and they go on; then it gives up."""
+    settings = small_settings(tmp_path / "small.py", model=str(trained_folder), num_iterations=10_000, eval_every=0,
+                              save_every=1)  # fmt: skip
+    command = [*TORCHRUN, "--standalone", "--nproc_per_node=2", "--max-restarts=1", "train.py", settings]
+    node = subprocess.Popen([*command, f"--out_dir={tmp_path}/out"], cwd=ROOT, env=environment(trained_folder),
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    said, kills = [], 0
+    for line in node.stdout:
+        said.append(line)
+        if re.search(r"/10000 reward", line) and len(rows_of(tmp_path / "out")) >= 3 * (kills + 1):
+            kill_rank_1(node)
+            kills += 1
+            if kills == 2:
+                break
+    began = time.monotonic()
     rest = node.communicate(timeout=60)[0]
     assert node.returncode != 0 and time.monotonic() - began < 45
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest
+    went_on = [int(line.split()[-1]) for line in said if line.startswith("continuing")]
+    assert len(went_on) == 1 and went_on[0] >= 1, "".join(said)
+    assert [row["step"] for row in rows_of(tmp_path / "out")] == [*range(1, len(rows_of(tmp_path / "out")) + 1)]
 
 
 @needs_vllm
