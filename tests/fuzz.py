@@ -24,6 +24,7 @@ from model import build_tiny_tokenizer
 from rollout import Chat, collect, pack, sequences
 
 TURNS = 3  # of an episode
+OURS = sorted(ENVS.keys() - {"textworld", "alfworld", "swe"})  # those need packages, or files of their own
 MARKS = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "user\n", "assistant\n", "<think>", "</think>", "<answer>",
     "</answer>", "||", "\n", "\0", "\r", "\x1b[2J", "\u202e", "\u2066", "\ufffd", "\U0001f600", "'", '"', "<script>",
@@ -96,7 +97,7 @@ def play(chat, env, number, replies):
 @st.composite
 def episodes(draw):
     """Environment, number and replies of marks, actions, text and special ids, some repeated."""
-    env = draw(st.sampled_from(sorted(ENVS)))
+    env = draw(st.sampled_from(OURS))
     texts = st.sampled_from(MARKS) | st.sampled_from(actions_of(env)) | st.text(max_size=8)
     repeats = st.sampled_from((1,) * 30 + (2, 30, 1000))
     pieces = st.tuples(texts, repeats).map(lambda pair: pair[0] * pair[1]) | st.sampled_from(SPECIAL)
@@ -135,7 +136,7 @@ def damaged(chat, number):
     """At least this many replies that were in order before their bytes were damaged; returns how many."""
     used, rng = 0, np.random.default_rng(0)
     while used < number:
-        env, replies = str(rng.choice(sorted(ENVS))), []
+        env, replies = str(rng.choice(OURS)), []
         for _ in range(TURNS):
             reply = format_response(str(rng.choice(["", "Goal up. Next hole.", "Target 3."])),
                                     rng.choice(actions_of(env), rng.integers(1, 4)))  # fmt: skip
