@@ -113,7 +113,7 @@ def main(num_kills, num_iterations, ranks=1):
         assert (folder / "cut" / name).read_text() == (folder / "whole" / name).read_text(), name
     assert_same_checkpoint(folder / "whole", folder / "cut")
     board = EventAccumulator(str(folder / "cut" / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    assert [event.step for event in board.Scalars("reward")] == [*range(1, num_iterations + 1)]
+    assert [event.step for event in board.Scalars("rollout/reward")] == [*range(1, num_iterations + 1)]
     counts = ", ".join(f"{kind} {kills.count(kind)}" for kind in MOMENTS)
     print(f"{len(kills)} kills ({counts}), the last in iteration {resumed + 1} of {num_iterations}: metrics, "
           f"trajectories and weights are equal; {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
