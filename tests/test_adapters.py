@@ -89,7 +89,8 @@ def test_random_steps_agree_with_the_z_machine(size, tmp_path):
 def test_a_game_is_that_of_tw_make(tmp_path):
     sizes = ["--world-size=2", "--nb-objects=3", "--quest-length=4", "--seed=7", f"--output={tmp_path}/game.z8"]
     script = Path(sys.executable).with_name("tw-make")
-    subprocess.run([sys.executable, script, "custom", *sizes], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, script, "custom", *sizes], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
     made = json.loads((tmp_path / "game.json").read_text())
     game = adapters.textworld_game("custom", 2, 3, 4, "dense", "detailed", 7)
     assert game.objective == made["objective"] and game.metadata["walkthrough"] == made["metadata"]["walkthrough"]
