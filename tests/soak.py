@@ -86,7 +86,7 @@ def live(arguments, log, *, ranks=1, moment=None, mortal=0):
 
 def main(num_kills, num_iterations, ranks=1):
     folder, rng, kills = Path(tempfile.mkdtemp(prefix="soak")), np.random.default_rng(0), []
-    began, span = time.perf_counter(), max(2, 2 * num_iterations / num_kills)  # iterations of the longest lives
+    began, span = time.perf_counter(), max(2, 1.6 * num_iterations / num_kills)  # iterations of the longest lives
     if ranks > 1:
         os.environ.update(ENVIRONMENT)
         for name in ("entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker", "model_executor.models.qwen2"):

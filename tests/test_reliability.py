@@ -402,8 +402,8 @@ def test_an_engine_that_dies_is_one_sentence():
 
 @pytest.mark.parametrize("maker", [fuzz.grammar, fuzz.damaged])
 def test_hostile_replies_forge_nothing(chat, maker):
-    """A thousand of those of which `python tests/fuzz.py` makes as many as wanted."""
-    assert maker(chat, 1000) >= 1000
+    """Some of those of which `python tests/fuzz.py` makes as many as wanted."""
+    assert maker(chat, 500) >= 500
 
 
 # ---------- kills
