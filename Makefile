@@ -15,6 +15,7 @@ INSTALLED_EXTRAS := .venv/.installed-requirements-alfworld.txt
 help:
 	@echo "make train              train the tiny model on FrozenLake, on the CPU (settings: make train ARGS='--seed=1')"
 	@echo "make test               lint and run the tests, those of vLLM included"
+	@echo "make test-extras        install TextWorld and ALFWorld (builds a planner: cmake, C++) and test the adapters"
 	@echo "make soak               kill a tiny run 100 times and compare it with one that lived; about 15 minutes"
 	@echo "make vllm               install vLLM for CPUs (Linux, a third-party build), for --engine=vllm without a GPU"
 	@echo "make clean              remove .venv and caches; out/ stays"
