@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import pytest
 import torch
 from conftest import SMALL_RUN, small_config
 from fuzz import Script
+from safetensors.torch import load_file
 from test_parallel import needs_vllm
 from test_train import assert_same_checkpoint, rows_of, run, untimed
 
@@ -164,6 +166,32 @@ def test_what_is_left_of_later_checkpoints_is_dropped(trained_folder, tmp_path):
             for step in steps:
                 saver.save(states, {"step": step, "bad_steps": 0})
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    weights, disk, sync = torch.arange(3.0), threading.Event(), checkpoint.sync
+    monkeypatch.setattr(checkpoint, "sync", lambda path: disk.wait(60) and sync(path))
+    with Saver(tmp_path, 2) as saver:
+        saver.save({"policy": {"weights": {"w": weights}}}, {"step": 1, "bad_steps": 0})
+        weights += 1  # the next optimizer step
+        assert newest(tmp_path) is None and not saver.writing.done()
+        disk.set()
+    (file,) = (newest(tmp_path) / "state").iterdir()
+    assert load_file(file)["policy.weights.w"].tolist() == [0.0, 1.0, 2.0]
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "sync", full)
+    with Saver(tmp_path, 2) as saver:
+        saver.save({"policy": {"weights": {"w": weights}}}, {"step": 2, "bad_steps": 0})  # fails beside training
+        with pytest.raises(ValueError) as error:
+            saver.save({"policy": {"weights": {"w": weights}}}, {"step": 3, "bad_steps": 0})
+    assert str(error.value) == (
+        f"{tmp_path}/checkpoint-000002 could not be written ([Errno 28] No space left on device); what was saved "
+        "before is whole: make room, and start again to go on from it"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
 
 
 def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp_path, monkeypatch):
