@@ -251,7 +251,8 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
             if kills == 2:
                 break
     began = time.monotonic()
-    rest = node.communicate(timeout=60)[0]
+    rest = node.stdout.read()  # not communicate, which would leave out what the loop has read ahead
+    node.wait(timeout=60)
     assert node.returncode != 0 and time.monotonic() - began < 45
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest
     went_on = [int(line.split()[-1]) for line in said if line.startswith("continuing")]
