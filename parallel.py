@@ -32,6 +32,19 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def meeting_point() -> tuple[dist.Store, int, int]:
+    """Where ranks find each other, this rank, and their number.
+
+    torchrun keeps one store over its restarts (pytorch issue 135712), so a started rank may call the address of a dead
+    one. A prefix per attempt hides it; only the agent of a single node counts attempts in a way that all ranks share.
+    """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        return dist.HashStore(), 0, 1
+    store, place, ranks = next(dist.rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return (dist.PrefixStore(attempt, store) if os.environ.get("GROUP_WORLD_SIZE") == "1" else store), place, ranks
+
+
 def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
     """Threads, device, compute type and process group; only rank 0 prints. Raises: ValueError for a missing GPU."""
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
@@ -44,8 +57,8 @@ def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
         device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        launched = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
-        dist.init_process_group(backend, **({} if launched else dict(store=dist.HashStore(), rank=0, world_size=1)))
+        store, place, ranks = meeting_point()
+        dist.init_process_group(backend, store=store, rank=place, world_size=ranks)
     if rank():
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     return device, pick_dtype(config.dtype, device)
