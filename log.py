@@ -3,7 +3,7 @@
     tensorboard --logdir out
 
 Scalars stand in groups under the names of README's glossary, as they are and, in rollout_ema/ and so on, as exponential
-moving averages. HPARAMS has the settings, TEXT the sampled trajectories.
+moving averages. HPARAMS has the settings, TEXT the sampled trajectories, IMAGES their boards.
 """
 
 import json
@@ -18,6 +18,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from configurator import Config, write_whole
 from diagnostics import KEYS
+from pictures import strip
 from rollout import Trajectory
 
 METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
@@ -54,7 +55,7 @@ class Log:
                 self.averages[key] = DECAY * self.averages.get(key, value) + (1 - DECAY) * value
 
     def write(self, row: dict[str, float | str | None], samples: Sequence[Trajectory] = ()) -> None:
-        """Append an iteration, and some of its trajectories as text."""
+        """Append an iteration, and some of its trajectories as text and pictures."""
         self.keys, step = self.keys or row.keys(), int(row["step"])
         if row.keys() != self.keys:
             raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
@@ -71,6 +72,9 @@ class Log:
                 self.board.add_scalar(f"{group_of(key)}_ema/{key}", self.averages[key], step)
         for i, trajectory in enumerate(samples):
             self.board.add_text(f"trajectories/{i}", transcript(trajectory), step)
+            captions = [f"{' || '.join(t.info['actions'])}: {t.reward:g}" for t in trajectory.turns]
+            if figure := strip(trajectory.env, [t.observation for t in trajectory.turns], captions):
+                self.board.add_figure(f"trajectories/{i}", figure, step)
         self.board.flush()
 
 

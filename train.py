@@ -282,10 +282,11 @@ PRINTED = {  # key: digits
 }  # fmt: skip
 
 
-def describe_step(row: dict, total: int) -> str:
-    """The printed line of an iteration."""
+def describe_step(row: dict, total: int, left_s: float) -> str:
+    """The printed line of an iteration, with the time that is left until the last one."""
     parts = [f"{key} {row[key]:.{digits}f}" for key, digits in PRINTED.items() if row[key] is not None]
-    return f"{row['step']:4d}/{total} {' | '.join([*parts, row['regime'] or ''])}"
+    parts += filter(None, (row["regime"], f"{left_s / 60:.0f} min left"))
+    return f"{row['step']:4d}/{total} {' | '.join(parts)}"
 
 
 def write_trajectories(path: Path, step: int, trajectories: Sequence[Trajectory], config: Config, tokenizer) -> None:
@@ -383,6 +384,7 @@ def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tu
     row = {"step": learner.step, "error_frac": error_frac, "kept_groups": len(groups), "kept_trajectories": len(kept)}
     row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
     row |= step_metrics | collapse | {"bad_steps": learner.bad_steps, "rollout_s": rollout_s}
+    row["memory_gib"] = parallel.peak_memory(learner.device)
     return row | {"update_s": time.perf_counter() - measured, "cpu_s": time.process_time() - cpu}, trajectories
 
 
@@ -438,7 +440,7 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
         log, played = Log(out_dir, history, config), out_dir / "trajectories.jsonl"
         write_rows(played, read_rows(played, learner.step))
 
-    evaluated, told = -1, interruption.wanted()
+    evaluated, told, began, first = -1, interruption.wanted(), time.perf_counter(), learner.step
     bar = progress(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it")
     while learner.step < config.num_iterations and not stopped(config, history) and not told:
         row, trajectories = iterate(learner, engine, chat, history)
@@ -447,7 +449,6 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
         if due:
             stages["after RL"], evaluated = evaluate_all(config, engine, chat, learner.policy), learner.step
         row |= eval_metrics(config, stages["after RL"] if due else None)
-        row["memory_gib"] = parallel.peak_memory(learner.device)
         row = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in row.items()}
         row["regime"] = regime(row, history)
         best = max((old["eval_success"] for old in history if old["eval_success"] is not None), default=-1.0)
@@ -465,7 +466,8 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
         told = interruption.wanted()
         if last or told or stopped(config, history) or (config.save_every and learner.step % config.save_every == 0):
             learner.save(saver)
-        tqdm.write(describe_step(row, config.num_iterations))
+        seconds = (time.perf_counter() - began) / (learner.step - first)  # of an iteration, evaluations included
+        tqdm.write(describe_step(row, config.num_iterations, seconds * (config.num_iterations - learner.step)))
         bar.update()
     bar.close()
     saver.wait()

@@ -14,60 +14,19 @@ from configurator import fail_clearly, load_saved
 # isort: split
 
 import json
-import re
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 
 from dialogue import parse_response
-from envs import Sokoban
+from pictures import COLORS, LAYERS, draw, symbols, take_apart
 
 STAGES = {"eval_start.jsonl": "start", "trajectories.jsonl": "", "eval_final.jsonl": "end"}
-HEAD = re.compile(r"(?:(.*?)\n)?(Turn \d+ of \d+, \d+ actions? left)\.\n(.*)", re.S)  # see Episode._turn_text
 PANEL = ("reward", "in_group_reward_std", "entropy", "grad_norm")  # entropy in nats a token
-# the picture of a cell is a pile of layers, a layer a list of shapes: colour and x y radius, or corners x y x y ...
-COLORS = {  # light, dark
-    "ice": ("#dfebf5", "#2a3843"), "water": ("#3f5870", "#0c141b"), "rim": ("#c3d7e7", "#3a4d5c"),
-    "floor": ("#f0ebe0", "#36322b"), "wall": ("#a59c8d", "#5d574d"), "pole": ("#6d7680", "#a9b2ba"),
-    "wood": ("#d0a266", "#b98d54"), "plank": ("#ab7d43", "#8d6839"), "goal": ("#34a06a", "#4cba82"),
-    "you": ("#e2733a", "#ee8b52"), "eye": ("#ffffff", "#1c1f22"),
-}  # fmt: skip
-LAYERS = {
-    **{name: [(name, .05, .05, .95, .05, .95, .95, .05, .95)] for name in ("ice", "floor", "wall")},
-    "hole": [("rim", .5, .5, .38), ("water", .5, .52, .33)],
-    "flag": [("pole", .32, .16, .36, .16, .36, .84, .32, .84), ("goal", .38, .18, .78, .33, .38, .48)],
-    "you": [("you", .5, .5, .3), ("eye", .41, .45, .055), ("eye", .59, .45, .055)],
-    "box": [("wood", .2, .2, .8, .2, .8, .8, .2, .8), ("plank", .2, .2, .28, .2, .8, .72, .8, .8, .72, .8, .2, .28)],
-    "done": [("goal", .2, .2, .8, .2, .8, .8, .2, .8), ("floor", .3, .5, .46, .66, .7, .4, .64, .34, .46, .5, .4, .4)],
-    "ring": [("goal", .5, .5, .22), ("floor", .5, .5, .13)],
-}  # fmt: skip
-LAKE = {"_": "ice", "O": "ice hole", "G": "ice flag", "P": "ice you", "X": "ice hole you", "√": "ice flag you"}
-ROOM = ("wall", "floor", "floor ring", "floor done", "floor box", "floor you", "floor ring you")
 
 
 # ---------- trajectories
-
-
-def symbols(spec: str) -> dict[str, str]:
-    """The layers of every symbol of an environment that is drawn as a picture; {} for others, shown as text."""
-    name, _, options = spec.partition(":")
-    alphabet = Sokoban.SYMBOLS["newvocab" if "symbols=newvocab" in options else "default"]
-    return {"frozenlake": LAKE, "sokoban": dict(zip(alphabet, ROOM, strict=True))}.get(name, {})
-
-
-def take_apart(observation: str, known: dict[str, str]) -> dict[str, str]:
-    """The parts of a user message: report of the last turn, budget, board (lines of known symbols) and other text.
-
-    >>> take_apart("Reward 0.\\nTurn 2 of 5, 1 action left.\\n_G\\nP_\\nGoal up.", LAKE)
-    {'report': 'Reward 0.', 'budget': 'Turn 2 of 5, 1 action left', 'board': '_G\\nP_', 'text': 'Goal up.'}
-    """
-    match = HEAD.fullmatch(observation)
-    report, budget, text = match.groups() if match else ("", "", observation)
-    lines = text.split("\n")
-    rows = list(takewhile(lambda line: len(line) == len(lines[0]) > 1 and set(line) <= known.keys(), lines))
-    return {"report": report or "", "budget": budget, "board": "\n".join(rows), "text": "\n".join(lines[len(rows) :])}
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -117,7 +76,6 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
     """Animate a trajectory, a frame a turn. Raises: ValueError for an index that the page does not have."""
     from matplotlib.animation import FuncAnimation, PillowWriter
     from matplotlib.figure import Figure
-    from matplotlib.patches import Circle, Polygon
 
     if index >= len(data["trajectories"]):
         raise ValueError(f"--gif wants a trajectory from 0 to {len(data['trajectories']) - 1}, got {index}")
@@ -127,11 +85,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
     def frame(k: int) -> None:
         for axes in (left, right):
             axes.clear(), axes.axis("off")
-        cells = [(x, y, s) for y, row in enumerate(turns[k]["board"].split("\n")) for x, s in enumerate(row)]
-        for x, y, (color, *n) in ((x, y, n) for x, y, s in cells for layer in known[s].split() for n in LAYERS[layer]):
-            points = [(x + dx, -y - dy) for dx, dy in zip(n[::2], n[1::2], strict=False)]
-            left.add_patch(Circle(points[0], n[2]) if len(n) == 3 else Polygon(points)).set_color(COLORS[color][0])
-        left.axis("scaled")
+        draw(left, turns[k]["board"], known)
         parts = [turns[k]["budget"], turns[k]["text"], fill(turns[k]["thought"], 44), " || ".join(turns[k]["actions"])]
         parts += [f"Reward {turns[k]['reward']:g}" + f", {trajectory['status']}" * (k == len(turns) - 1)]
         text = "\n\n".join(filter(None, parts))

@@ -5,15 +5,20 @@ Tests of log.py: metrics.jsonl and TensorBoard's event files, read back, say the
 """
 
 import json
+from dataclasses import replace
+from io import BytesIO
 
+import numpy as np
 import pytest
 from conftest import small_config
+from PIL import Image
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import train
 from configurator import load_saved
 from log import Log, group_of, read_rows
+from pictures import COLORS
 from rollout import Trajectory, Turn
 
 
@@ -52,8 +57,28 @@ def test_rows_after_the_checkpoint_are_dropped_and_keys_are_fixed(tmp_path):
     assert texts(tmp_path, "collapse/regime") == [(1, "diverse"), (2, "diverse"), (3, "template")]
 
 
+def test_an_episode_on_a_grid_is_a_strip_of_boards(tmp_path):
+    """Two boards, 200 pixels wide each; a text world has no picture, nor has a grid that is told in words."""
+    boards = ["Turn 1 of 5, 2 actions left.\nP_\nOG", "Reward 0.\nTurn 2 of 5, 1 action left.\n_P\nOG"]
+    grid, words = ([Turn([], [], [], 0.0, "", text, {"actions": ["Up"]}) for text in told]
+                   for told in (boards, ["a $room$", boards[0]]))  # fmt: skip
+    played = [Trajectory((0,), 0, turns, "failure", "", env) for turns, env in ((grid, "frozenlake"), (words, "quest"))]
+    Log(tmp_path, [], small_config()).write({"step": 7}, [*played, replace(played[1], env="frozenlake")])
+    events = events_of(tmp_path)
+    assert events.Tags()["images"] == ["trajectories/0"]
+    (event,) = events.Images("trajectories/0")
+    picture = np.asarray(Image.open(BytesIO(event.encoded_image_string)).convert("RGB"))
+    assert event.step == 7 and picture.shape == (260, 400, 3)
+    goal, you = ([int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in (COLORS["goal"][0], COLORS["you"][0]))
+    where = [np.argwhere((picture == color).all(-1))[:, 1] for color in (goal, you)]
+    # a goal in the right half of each board; the agent in the left half of the first and the right half of the second
+    assert ((where[0] > 100) & (where[0] < 200)).any() and (where[0] > 300).any()
+    assert (where[1] < 100).any() and (where[1] > 300).any() and not ((where[1] > 100) & (where[1] < 300)).any()
+
+
 def test_what_was_said_is_shown_as_it_is(tmp_path):
-    turns = [Turn([], [], [], -0.1, "<answer>*Up*</answer>", "Turn 1.\n\nP_"), Turn([], [], [], 1.0, "# b", "Turn 2.")]
+    turns = [Turn([], [], [], -0.1, "<answer>*Up*</answer>", "Turn 1.\n\nP_", {"actions": []}),
+             Turn([], [], [], 1.0, "# b", "Turn 2.", {"actions": []})]  # fmt: skip
     Log(tmp_path, [], small_config()).write({"step": 1}, [Trajectory((0,), 0, turns, "success", "rules", "lake")])
     ((step, text),) = texts(tmp_path, "trajectories/0")
     assert step == 1 and all(line.startswith("    ") for line in text.split("\n"))

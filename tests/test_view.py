@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 import diagnostics
+import pictures
 import view
 from configurator import Config
 from dialogue import Episode
@@ -67,7 +68,7 @@ def run_folder(tmp_path_factory):
 
 
 def test_doctests():
-    results = doctest.testmod(view)
+    results = doctest.testmod(pictures)
     assert results.attempted >= 1 and results.failed == 0
 
 
@@ -76,18 +77,18 @@ def test_doctests():
 def test_the_board_is_found_in_what_the_environment_writes(spec, observation):
     env = make_env(spec, observation=observation)
     _, message = Episode(env, Config()).reset(3)
-    parts = view.take_apart(message, view.symbols(spec))
+    parts = pictures.take_apart(message, pictures.symbols(spec))
     assert parts["board"] == env.render() and parts["budget"] == "Turn 1 of 5, 10 actions left"
     assert parts["text"] == env.observe().removeprefix(env.render()).lstrip("\n")
     assert (parts["text"] == "") == (observation == "grid")
 
 
 def test_symbols_have_pictures():
-    for known in map(view.symbols, ("frozenlake", "sokoban", ROOM)):
-        assert known and all(layer in view.LAYERS for cell in known.values() for layer in cell.split())
-    assert view.symbols(ROOM)["@"] == view.symbols("sokoban:boxes=2")["S"] == "floor ring you"  # on a target
-    assert view.symbols("bandit") == {}
-    assert {color for shapes in view.LAYERS.values() for color, *_ in shapes} <= view.COLORS.keys()
+    for known in map(pictures.symbols, ("frozenlake", "sokoban", ROOM)):
+        assert known and all(layer in pictures.LAYERS for cell in known.values() for layer in cell.split())
+    assert pictures.symbols(ROOM)["@"] == pictures.symbols("sokoban:boxes=2")["S"] == "floor ring you"  # on a target
+    assert pictures.symbols("bandit") == {}
+    assert {color for shapes in pictures.LAYERS.values() for color, *_ in shapes} <= pictures.COLORS.keys()
 
 
 def test_records_by_hand(run_folder):
