@@ -2,16 +2,17 @@
 
     python eval.py out/frozenlake_ppo --json=scores.json             # the last policy of a run, or its best so far
     python eval.py out/A out/B --samples=4 --player=greedy,optimal   # several runs, with the settings of the first
+    python eval.py out/A out/A_s1 --samples=16 --player=greedy --against="greedy, closed loop"     # paired differences
     python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID      # any Qwen2-family models
     python eval.py config/frozenlake_ppo.py --player=optimal         # reference players: random, greedy, optimal
     python eval.py config/frozenlake_ppo.py --api_base=http://localhost:8000/v1 --api_model=NAME     # what a server has
     python eval.py out/frozenlake_ppo --repeat=out/frozenlake_ppo/eval_final.jsonl      # a record, without its model
 
 Sampling at T=0.5 under the limits of the config (5 turns). `--eval_split=heldout` scores 256 other instances: choose
-settings there. `--samples=N` plays every prompt N times. `--jsonl=PATH` writes the trajectories, each reward next to
-the action that earned it; `--repeat` puts such a record through the environments again and fails where anything
-differs. The key of a server is in OPENAI_API_KEY; its context is its own matter. Intervals are 95 % Wilson; instances
-and transition noise are the same for all, so rows can be paired.
+settings there. `--samples=N` plays every prompt N times, `--against=ROW` pairs all rows with one. `--jsonl=PATH` writes
+the trajectories, each reward next to the action that earned it; `--repeat` puts such a record through the environments
+again and fails where anything differs. The key of a server is in OPENAI_API_KEY; its context is its own matter.
+Intervals are 95 % Wilson; instances and transition noise are the same for all, so rows can be paired.
 """
 
 # before all else: it answers --help, and other imports take seconds
@@ -48,7 +49,8 @@ from rollout import Chat, Trajectory, Turn, make_episode, sequences, summarize, 
 SEED_EVAL = 21
 PLAYERS = ("random", "greedy", "optimal")
 ATTEMPTS, PAUSE_S, TIMEOUT_S = 5, 1.0, 120.0  # of a request to a server; the pause doubles after each
-OPTIONS = {"player": "", "api_base": "", "api_model": "", "samples": 1, "repeat": "", "json": "", "jsonl": ""}
+OPTIONS = {"player": "", "api_base": "", "api_model": "", "samples": 1, "against": "", "repeat": "",
+           "json": "", "jsonl": ""}  # fmt: skip
 COLUMNS = ("reward", "num_turns", "num_actions", "valid_frac", "effective_frac", "entropy", "response_length")
 
 
@@ -285,6 +287,28 @@ def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
 
 
+def differences(rows: dict[str, tuple[dict, list[Trajectory]]], reference: str) -> str:
+    """A line for each row of success minus that of the row `reference`, paired by prompt, in % with its bootstrap
+    interval; the last takes models that were played as seeds of one method. Raises: ValueError for an unknown row."""
+    if reference not in rows:
+        raise ValueError(f"--against must be one of {'; '.join(rows)}, got {reference!r}")
+    env, rates = rows[reference][1][0].env, {}
+    for name, (_, played) in rows.items():
+        wins = defaultdict(list)
+        for t in played:
+            wins[t.seed].append(t.success)
+        if played[0].env == env:
+            rates[name] = np.array([np.mean(won) for _, won in sorted(wins.items())])  # (n,)
+    sets = {name: [name] for name in rates if name != reference}
+    models = [name for name in sets if "entropy" in rows[name][0]]
+    sets |= {f"all {len(models)} models, as seeds": models} if len(models) > 1 else {}
+    lines = [f"success - {reference}, paired by prompt, % [95 % bootstrap]:"]
+    for label, names in sets.items():
+        mean, low, high = paired_bootstrap(np.stack([rates[name] for name in names]), rates[reference][None])
+        lines.append(f"  {label}: {100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
+    return "\n".join(lines)
+
+
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """A trajectory as plain data: every turn with the reward that its own actions earned, and the sampled tokens one by
     one with their surprise -log p under the sampler, nats. A token that is no whole character becomes U+FFFD.
@@ -357,6 +381,8 @@ def main(argv: list[str]) -> None:
     num_prompts = len({t.seed for _, played in rows.values() for t in played})
     print(f"{', '.join(scored_envs(config))}, {num_prompts} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
+    if options["against"]:
+        print(differences(rows, options["against"]))
     for name, (metrics, played) in rows.items():
         wins = [int(t.success) for t in played]
         scores[name] = metrics | {"n": len(wins), "interval": success_interval(played), "successes": wins}

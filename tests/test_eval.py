@@ -66,6 +66,19 @@ def test_scores_of_several_samples_by_hand():
     assert cells[2:] == [["a", "33.3 [6.1, 79.2]", "50.0", "66.7"], ["b", "33.3 [6.1, 79.2]", "-", "-"]]
 
 
+def test_rows_are_paired_with_one_of_them():
+    """Prompts with samples 11, 10, 00 minus 10, 00, 00: (0.5 + 0.5 + 0) / 3; models together are two seeds."""
+    played = {"m": ["11", "11", "11"], "n": ["00", "00", "00"], "p": ["11", "10", "00"], "q": ["10", "00", "00"],
+              "r": ["00", "00", "00"]}  # fmt: skip
+    rows = {name: ({"entropy": 0.1} if name in "mn" else {}, samples_by_hand(wins)) for name, wins in played.items()}
+    found = dict(line.strip().split(": ") for line in evaluation.differences(rows, "r").split("\n")[1:])
+    assert found["m"] == "100.0 [100.0, 100.0]" and found["n"] == "0.0 [0.0, 0.0]"
+    assert found["all 2 models, as seeds"] == "50.0 [0.0, 100.0]" and len(found) == 5
+    assert "  p: 33.3 [" in evaluation.differences(rows, "q")
+    with pytest.raises(ValueError, match=r"--against must be one of m; n; p; q; r, got 's'"):
+        evaluation.differences(rows, "s")
+
+
 def test_the_first_sample_is_what_one_sample_is(trained_model, chat):
     config = small_config(eval_size=4)
     engine, policy = make_engine(config, trained_model, chat), model.Policy(trained_model)
