@@ -2,17 +2,17 @@
 
     python eval.py out/frozenlake_ppo --json=scores.json             # the last policy of a run, or its best so far
     python eval.py out/A out/B --samples=4 --player=greedy,optimal   # several runs, with the settings of the first
-    python eval.py out/A out/A_s1 --samples=16 --player=greedy --against="greedy, closed loop"     # paired differences
+    python eval.py out/A out/A_s1 --samples=16 --player=greedy --against=greedy     # paired differences
     python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID      # any Qwen2-family models
     python eval.py config/frozenlake_ppo.py --player=optimal         # reference players: random, greedy, optimal
     python eval.py config/frozenlake_ppo.py --api_base=http://localhost:8000/v1 --api_model=NAME     # what a server has
     python eval.py out/frozenlake_ppo --repeat=out/frozenlake_ppo/eval_final.jsonl      # a record, without its model
 
 Sampling at T=0.5 under the limits of the config (5 turns). `--eval_split=heldout` scores 256 other instances: choose
-settings there. `--samples=N` plays every prompt N times, `--against=ROW` pairs all rows with one. `--jsonl=PATH` writes
-the trajectories, each reward next to the action that earned it; `--repeat` puts such a record through the environments
-again and fails where anything differs. The key of a server is in OPENAI_API_KEY; its context is its own matter.
-Intervals are 95 % Wilson; instances and transition noise are the same for all, so rows can be paired.
+settings there. `--samples=N` plays every prompt N times, `--against=NAME` pairs all rows with one. `--jsonl=PATH`
+writes the trajectories, each reward next to the action that earned it; `--repeat` puts such a record through the
+environments again and fails where anything differs. The key of a server is in OPENAI_API_KEY; its context is its own
+matter. Intervals are 95 % Wilson; instances and transition noise are the same for all, so rows can be paired.
 """
 
 # before all else: it answers --help, and other imports take seconds
@@ -288,10 +288,11 @@ def table(rows: dict[str, tuple[dict[str, float], list[Trajectory]]]) -> str:
 
 
 def differences(rows: dict[str, tuple[dict, list[Trajectory]]], reference: str) -> str:
-    """A line for each row of success minus that of the row `reference`, paired by prompt, in % with its bootstrap
-    interval; the last takes models that were played as seeds of one method. Raises: ValueError for an unknown row."""
-    if reference not in rows:
-        raise ValueError(f"--against must be one of {'; '.join(rows)}, got {reference!r}")
+    """A line for each row of success minus that of the first row whose name begins with `reference`, paired by prompt,
+    in % with its bootstrap interval; the last takes models as seeds of one method. Raises: ValueError without a row."""
+    if not (found := [name for name in rows if name.startswith(reference)]):
+        raise ValueError(f"--against wants the first words of {' or '.join(map(repr, rows))}, got {reference!r}")
+    reference = found[0]
     env, rates = rows[reference][1][0].env, {}
     for name, (_, played) in rows.items():
         wins = defaultdict(list)
