@@ -205,7 +205,9 @@ def load_config(argv: list[str], *, extra: dict | None = None, base: Config | No
                 values[key] = check_type(key, value, _type_of(key, FIELD_TYPES, arg), arg)
                 config_sources[key] = arg
         else:
-            raise ValueError(f"argument {arg!r} is neither a config/name.py file nor --key=value, such as --seed=1")
+            hint = "; nor is there such a folder" if "/" in arg and not Path(arg).exists() else ""
+            wanted = f"neither a config/name.py file nor --key=value, such as --seed=1{hint}"
+            raise ValueError(f"argument {arg!r} is {wanted}")
     config = Config(**values)  # checks the ranges
     out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"
     if config.seed and not base and not (config.out_dir and config_sources["out_dir"] == "command line"):
@@ -342,5 +344,6 @@ def fail_clearly(main: Callable[[list[str]], Any]) -> None:
 
 
 if {"-h", "--help"} & set(sys.argv[1:]):  # here, because every script imports this file first: other imports take long
-    print(help_text(sys.modules["__main__"].__doc__ or ""))
+    doc, has_settings = sys.modules["__main__"].__doc__ or "", Path(sys.argv[0]).stem not in ("view", "envs")
+    print(help_text(doc) if has_settings else doc.strip())
     sys.exit()

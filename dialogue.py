@@ -50,7 +50,8 @@ class Outcome(NamedTuple):
     user: str
     reward: float  # environment reward plus format penalty, plus think_reward if that is on
     status: str | None  # success, failure, out_of_turns
-    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true, env_reward
+    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true, env_reward; at the
+    # end also closing, the observation that nobody answers
 
 
 class Episode:
@@ -110,6 +111,7 @@ class Episode:
                     env_reward=earned)  # fmt: skip
         report = self._report(reward, parsed, unknown, surplus, num_actions)
         user = "" if status else self._turn_text(self.env.observe(), report)
+        info |= {"closing": self.env.observe()} if status else {}
         return Outcome(user, reward + thinking, status, info)
 
     def _report(self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int) -> str:

@@ -23,7 +23,8 @@ from configurator import Config
 from model import pick_dtype
 
 ENVIRONMENT = dict(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
-NEEDS_VLLM = "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use --engine=torch"
+NEEDS_VLLM = ("pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use --engine=torch; "
+              "on a laptop add config/tiny.py, which has all that it needs")  # fmt: skip
 
 
 class Sample(NamedTuple):

@@ -72,8 +72,9 @@ class Log:
                 self.board.add_scalar(f"{group_of(key)}_ema/{key}", self.averages[key], step)
         for i, trajectory in enumerate(samples):
             self.board.add_text(f"trajectories/{i}", transcript(trajectory), step)
-            captions = [f"{' || '.join(t.info['actions'])}: {t.reward:g}" for t in trajectory.turns]
-            if figure := strip(trajectory.env, [t.observation for t in trajectory.turns], captions):
+            shown = [(t.observation, f"{' || '.join(t.info['actions'])}: {t.reward:g}") for t in trajectory.turns]
+            shown += [(end, trajectory.status)] if (end := trajectory.turns[-1].info.get("closing")) else []
+            if figure := strip(trajectory.env, *zip(*shown, strict=True)):
                 self.board.add_figure(f"trajectories/{i}", figure, step)
         self.board.flush()
 

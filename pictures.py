@@ -1,6 +1,7 @@
 """Boards of FrozenLake and Sokoban as pictures, for the page of view.py, its GIFs, and TensorBoard."""
 
 import re
+from collections.abc import Sequence
 from itertools import takewhile
 from textwrap import fill
 
@@ -61,8 +62,8 @@ def draw(axes, board: str, known: dict[str, str]) -> None:
     axes.axis("scaled")
 
 
-def strip(env: str, observations: list[str], captions: list[str]) -> Figure | None:
-    """The boards of an episode side by side, with what was done below each; None where no board is shown."""
+def strip(env: str, observations: Sequence[str], captions: Sequence[str]) -> Figure | None:
+    """The boards of an episode side by side, with a caption each; None where there is a text instead."""
     known = symbols(env)
     boards = [take_apart(observation, known)["board"] for observation in observations]
     if not all(boards):

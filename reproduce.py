@@ -122,8 +122,9 @@ OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": 
 RESULTS = Path("docs/results")
 SERIES = ("success", *SIGNS, *THOUGHTS)  # what a row keeps of every iteration
 LEGEND = """Success in % with its 95 % Wilson interval over the prompts of all seeds together; differences are paired,
-with a bootstrap interval over seeds and prompts. Shaded in the picture: that Wilson interval for evaluations, the range
-of the seeds for all else; a triangle is the first warning of a seed."""
+with a bootstrap interval over seeds and prompts. First warning: the iteration of the first early sign of collapse
+(diagnostics.py) by seed, - for none. Shaded in the picture: that Wilson interval for evaluations, the range of the
+seeds for all else; a triangle is such a warning."""
 
 
 # ---------- runs
@@ -268,7 +269,8 @@ def table(curves: dict[str, list[dict]]) -> str:
     lines, players = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], {}
     for label, rows in ((label, rows) for label, rows in curves.items() if rows):
         commits = dict.fromkeys(f"{commit[:7]}{commit[40:]}" for commit in (str(row["git_commit"]) for row in rows))
-        warned = [str(row["first_warning"][0]) if row.get("first_warning") else "-" for row in rows]
+        found = [row.get("first_warning", ["not watched"]) for row in rows]  # the oldest rows have no series of it
+        warned = [str((warning or "-")[0]) for warning in found]
         for env, wins in scored(rows):
             name, end = f"{label} on {env}" if env else label, wins["after RL"]
             others = ("start", "greedy, closed loop", "optimal, 1 a turn")

@@ -285,7 +285,7 @@ PRINTED = {  # key: digits
 def describe_step(row: dict, total: int, left_s: float) -> str:
     """The printed line of an iteration, with the time that is left until the last one."""
     parts = [f"{key} {row[key]:.{digits}f}" for key, digits in PRINTED.items() if row[key] is not None]
-    parts += filter(None, (row["regime"], f"{left_s / 60:.0f} min left"))
+    parts += filter(None, (row["regime"], left_s > 0 and f"{left_s / 60:.0f} min left"))
     return f"{row['step']:4d}/{total} {' | '.join(parts)}"
 
 

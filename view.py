@@ -55,6 +55,7 @@ def load(run: Path) -> dict:
             parts |= {"thought": parse_response(turn["response"], think=think).thought, "reward": turn["reward"]}
             parts |= {"tokens": [number(token) for token in turn["tokens"] or [turn["response"]]]}
             parts |= {"surprise": [round(100 * nats) for nats in turn["surprise"]], "actions": turn["actions"]}
+            parts["closing"] = take_apart(turn.get("closing", ""), symbols(r["env"]))["board"]  # after the last action
             turns.append(parts)
         group = f"prompt {r['seed'][0]}" if stage else f"{when}, group {r['group']}"
         shown = {key: r[key] for key in ("env", "status", "success", "score")} | {"when": when, "group": group}
@@ -73,7 +74,7 @@ def page(data: dict) -> str:
 
 
 def draw_gif(data: dict, index: int, path: Path) -> None:
-    """Animate a trajectory, a frame a turn. Raises: ValueError for an index that the page does not have."""
+    """Animate a trajectory, a frame a turn and one of its end. Raises: ValueError for an index that is not there."""
     from matplotlib.animation import FuncAnimation, PillowWriter
     from matplotlib.figure import Figure
 
@@ -82,16 +83,18 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
     trajectory, figure = data["trajectories"][index], Figure(figsize=(8, 4))
     turns, known, (left, right) = trajectory["turns"], data["pictures"][trajectory["env"]], figure.subplots(1, 2)
 
-    def frame(k: int) -> None:
+    def frame(k: int) -> None:  # the last one is of the end
         for axes in (left, right):
             axes.clear(), axes.axis("off")
-        draw(left, turns[k]["board"], known)
-        parts = [turns[k]["budget"], turns[k]["text"], fill(turns[k]["thought"], 44), " || ".join(turns[k]["actions"])]
-        parts += [f"Reward {turns[k]['reward']:g}" + f", {trajectory['status']}" * (k == len(turns) - 1)]
+        turn = turns[min(k, len(turns) - 1)]
+        draw(left, turn["board"] if k < len(turns) else turn["closing"], known)
+        parts = [turn["budget"], turn["text"], fill(turn["thought"], 44), " || ".join(turn["actions"])]
+        parts = [*parts, f"Reward {turn['reward']:g}"] if k < len(turns) else [trajectory["status"]]
         text = "\n\n".join(filter(None, parts))
         right.text(0, 1, text, va="top", parse_math=False, transform=right.transAxes)
 
-    FuncAnimation(figure, frame, len(turns), init_func=lambda: None).save(path, PillowWriter(fps=0.7))
+    count = len(turns) + bool(turns[-1]["closing"])
+    FuncAnimation(figure, frame, count, init_func=lambda: None).save(path, PillowWriter(fps=0.7))
 
 
 # ---------- curves
@@ -195,7 +198,7 @@ pre{font:13px/1.6 var(--mono);margin:8px 0 0} pre,#thought{white-space:pre-wrap;
 #thought{font:17px/1.6 Charter,"Iowan Old Style",Georgia,serif} #tokens span{border-radius:3px;padding:2px 0}
 .chip{background:var(--pick);border-radius:7px;padding:3px 10px;margin:0 6px 6px 0;display:inline-block}
 #tokens{font:13px/1.9 var(--mono);margin:0 0 8px;cursor:auto} #tokens,.card{padding:12px} .card>*{overflow:hidden}
-.card svg{margin:8px 0 6px} .head{white-space:nowrap} details{margin-top:26px}
+.card svg{margin:8px 0 6px} #closing{width:150px;margin-top:12px} .head{white-space:nowrap} details{margin-top:26px}
 #legend{display:inline-block;width:110px;height:8px;border-radius:4px;margin:0 6px;border:1px solid var(--line);
 background:linear-gradient(90deg,transparent,var(--hot))} .head .soft{margin-left:auto}
 #cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(148px,1fr));gap:12px} .card pre{max-height:110px}
@@ -206,7 +209,7 @@ background:linear-gradient(90deg,transparent,var(--hot))} .head .soft{margin-lef
 <main><h1 id="title"></h1><div id="about" class="soft"></div><div id="turns"></div>
 <div id="scene"><div><div id="board"></div><pre id="text"></pre><p id="told" class="soft"></p></div>
 <div><h2>Thought</h2><div id="thought"></div><h2>Answer</h2><div id="answer"></div><h2>Outcome</h2>
-<div id="facts"></div></div></div><h2>Sampled tokens</h2><pre id="tokens"></pre>
+<div id="facts"></div><div id="closing"></div></div></div><h2>Sampled tokens</h2><pre id="tokens"></pre>
 <div class="soft">surprise, −log p of the sampled token: 0 <i id="legend"></i> 3 nats or more</div>
 <h2 id="members"></h2><div id="cards"></div>
 <details><summary class="soft">System message</summary><pre id="system"></pre></details>
@@ -276,7 +279,8 @@ function go(i, k = 0) {  // show turn k of trajectory i
   $('about').replaceChildren(dot(t), `${t.status.replaceAll('_', ' ')} with ${signed(t.score)} in ${t.env}`)
   $('turns').replaceChildren(...t.turns.map((one, k) => on(
     make('button', k === turn ? 'picked' : '', `turn ${k + 1} `, soft(signed(one.reward))), () => go(i, k))))
-  $('board').replaceChildren(...(now.board ? [draw(t, now.board)] : []))
+  for (const [id, board] of [['board', now.board], ['closing', now.closing]])
+    $(id).replaceChildren(...(board ? [draw(t, board)] : []))
   $('told').textContent = [now.budget, now.report].filter(Boolean).join('. ')
   $('thought').textContent = now.thought || '–', $('system').textContent = data.texts[t.system]
   $('answer').replaceChildren(...now.actions.map(a => make('span', 'chip', `${arrow(a)} ${a}`)))

@@ -461,7 +461,8 @@ def test_eval_of_a_player(tmp_path, capsys):
     (["--eval_split=train"], "eval_split must be one of eval, heldout, got 'train'"),
     (["--model=tiny"], "model='tiny' has random weights, which only sft.py trains; give base, a run, or --model=PATH"),
     (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
-    (["no/such/run"], "argument 'no/such/run' is neither a config/name.py file nor --key=value, such as --seed=1"),
+    (["no/such/run"], "argument 'no/such/run' is neither a config/name.py file nor --key=value, such as --seed=1; nor "
+                      "is there such a folder"),
 ])  # fmt: skip
 def test_eval_messages(argv, message):
     with pytest.raises(ValueError) as error:

@@ -28,10 +28,10 @@ ROOM = "sokoban:symbols=newvocab"
 HOSTILE = '</script><script>window.hacked = 1</script><!-- <img src="x" onerror="window.hacked = 2"> & \u2028 \ud800'
 
 
-def turn_record(observation, thought="", actions=(), reward=0.0, tokens=(), surprise=(), ok=True):
+def turn_record(observation, thought="", actions=(), reward=0.0, tokens=(), surprise=(), ok=True, **more):
     response = f"<think>{thought}</think><answer>{' || '.join(actions)}</answer>"
     return {"observation": observation, "response": response, "actions": list(actions), "num_actions": len(actions),
-            "format_ok": ok, "reward": reward, "tokens": list(tokens), "surprise": list(surprise)}  # fmt: skip
+            "format_ok": ok, "reward": reward, "tokens": list(tokens), "surprise": list(surprise)} | more  # fmt: skip
 
 
 def record(env, turns, status="failure", member=0, **row):
@@ -48,8 +48,9 @@ def run_folder(tmp_path_factory):
     first, tokens = "Turn 1 of 5, 10 actions left.\nP_\nOG", ["<think>", "\ufffd", "<|im_end|>"]
     winner = [
         turn_record(first, "Go right.", ["Right"], -0.1, tokens, [0.0, 1.5, 3.004], ok=False),
-        turn_record("Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG", "Go down.", ["Down"], 1.0, ["a"], [0.25]),
-    ]
+        turn_record("Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG", "Go down.", ["Down"], 1.0, ["a"], [0.25],
+                    closing="__\nO√"),
+    ]  # fmt: skip
     loser = [turn_record(first, HOSTILE, ["constructor"], 0.0, ["a", HOSTILE], [0, 1])]
     room = "Turn 1 of 5, 10 actions left.\nWWWW\nW.AW\nWGCW\nWB@W"
     rows = [
@@ -101,8 +102,8 @@ def test_records_by_hand(run_folder):
     turn = trajectories[1]["turns"][0]
     assert [texts[i] for i in turn.pop("tokens")] == ["<think>", "\ufffd", "<|im_end|>"]
     assert turn == {
-        "report": "", "budget": "Turn 1 of 5, 10 actions left", "board": "P_\nOG", "text": "", "thought": "Go right.",
-        "ok": False, "actions": ["Right"], "reward": -0.1, "surprise": [0, 150, 300],
+        "report": "", "budget": "Turn 1 of 5, 10 actions left", "board": "P_\nOG", "text": "", "closing": "",
+        "thought": "Go right.", "ok": False, "actions": ["Right"], "reward": -0.1, "surprise": [0, 150, 300],
     }  # fmt: skip
     player = trajectories[0]["turns"][0]  # samples nothing: its answer is one piece without surprise
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
@@ -133,14 +134,15 @@ def test_mistakes_are_answered(run_folder, arguments, said):
 # ---------- figures
 
 
-def test_gif_has_a_frame_a_turn(run_folder):
+def test_gif_has_a_frame_a_turn_and_the_end(run_folder):
     view.main([str(run_folder), "--gif=1"])
     with Image.open(run_folder / "trajectory_1.gif") as gif:
-        assert gif.n_frames == 2
-        frames = [np.asarray(gif.convert("RGB"), int) for k in (0, 1) if gif.seek(k) is None]
+        assert gif.n_frames == 3
+        frames = [np.asarray(gif.convert("RGB"), int) for k in range(3) if gif.seek(k) is None]
     players = [np.abs(f - (0xE2, 0x73, 0x3A)).sum(-1) < 30 for f in frames]  # pixels of its colour
     assert all(mask.sum() > 200 for mask in players)
     assert players[1].nonzero()[1].mean() > players[0].nonzero()[1].mean() + 50  # it went right
+    assert players[2].nonzero()[0].mean() > players[1].nonzero()[0].mean() + 50  # and down, to the goal
 
 
 @pytest.fixture
@@ -229,8 +231,8 @@ def shown(page, *names):
 
 
 def test_arrow_keys_step_through_turns_and_trajectories(opened):
-    def board():
-        return opened.get_attribute("#board svg", "aria-label")
+    def boards():
+        return opened.locator("#board svg, #closing svg").evaluate_all("all => all.map(x => x.ariaLabel)")
 
     assert shown(opened, "title", "count") == ["prompt 7, start", "4 of 4 trajectories, 1 successful"]
     assert shown(opened, "text", "told") == ["Arms: Phoenix, Dragon", "Turn 1 of 1, 1 action left"]
@@ -239,16 +241,16 @@ def test_arrow_keys_step_through_turns_and_trajectories(opened):
     assert shown(opened, "title", "about") == [
         "iteration 1, group 0, member 0", "success with 0.90 in frozenlake:size=2,success_rate=1",
     ]  # fmt: skip
-    assert board() == "P_\nOG"
+    assert boards() == ["P_\nOG"]
     assert shown(opened, "thought", "answer", "facts") == ["Go right.", "→ Right", "reward −0.10not valid"]
     for _ in range(2):  # the last turn is the last
         opened.keyboard.press("ArrowRight")
-        assert board() == "_P\nOG"
+        assert boards() == ["_P\nOG", "__\nO√"]  # before and after
     assert shown(opened, "thought", "told", "facts") == [
         "Go down.", "Turn 2 of 5, 9 actions left. Reward -0.1.", "reward 1.00valid",
     ]  # fmt: skip
     opened.keyboard.press("ArrowLeft")
-    assert board() == "P_\nOG"
+    assert boards() == ["P_\nOG"]
     cell = opened.locator("#board svg")  # one of each: player with two eyes, hole, flag
     lake = [cell.locator(f"[style*='--{c}']").count() for c in ("ice", "you", "eye", "water", "goal")]
     assert lake == [4, 1, 2, 1, 1]
