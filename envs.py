@@ -94,6 +94,10 @@ class Env:
         """What a supervised demonstration does here: `count` moves of the optimal plan, fewer where the game ends."""
         return self.plan(count, self.actions_left)
 
+    def greedy(self) -> str:
+        """The action of a player who looks no further than the next step; here that of the best."""
+        return self.plan(1, 1)[0]
+
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """`count` random legal actions."""
         return rng.choice(self.actions, count).tolist()

@@ -137,7 +137,10 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
     Raises: ValueError, see `rollout.without_errors`."""
 
     def answer(rng: np.random.Generator, episode: Episode, *_) -> Turn:
-        actions = reference_actions(episode, player, rng)
+        try:
+            actions = rollout.guarded(config.step_timeout_s, reference_actions, episode, player, rng)
+        except rollout.EnvError as error:
+            return Turn([], [], [], info={"error": error})
         return Turn([], [], [], text=format_response("", actions, think=config.think))
 
     starts = product(range(config.eval_size), range(samples))
@@ -225,6 +228,8 @@ def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, li
     groups, differ = defaultdict(list), []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         record = {"policy": "recorded", "entropy": None} | json.loads(line)
+        if record["env"] not in scored_envs(config):  # a name may be a file of code, which no record can choose
+            raise ValueError(f"{path} has games of {record['env']!r}; add --env={record['env']} to play these")
         settings = reference_settings(config).get(record["policy"], config)
         t = play(replace(settings, env=record["env"]), partial(answer, record), record["seed"], record["member"])
         groups[record["env"], record["policy"], record["entropy"]].append(t)
@@ -370,6 +375,10 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {unknown.pop()!r}")
     if options["samples"] < 1 or bool(options["api_base"]) != bool(options["api_model"]):
         raise ValueError(f"samples must be 1 or more, and api_base and api_model given together; got {argv}")
+    if runs and ".py" in config.env + config.eval_env and {sources["env"], sources["eval_env"]} == {"default"}:
+        raise ValueError(f"{runs[0]} names code to run; if you trust it, add --env={config.env}")
+    if sources["num_samples"] == "command line":
+        raise ValueError("num_samples is a setting of train.py; here --samples=N plays every prompt N times")
     named = runs or sources["model"] == "command line" or not (options["player"] or options["api_model"])
     set_up(config)
     is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}

@@ -5,6 +5,7 @@ known by its settings.
     python reproduce.py learning                                 # every run of the learning table, two at a time
     python reproduce.py fig5 --seeds=0 --only=frozenlake --jobs=1
     python reproduce.py fig5 fig7 fig9 --dry_run=True            # commands and estimated hours
+    python reproduce.py learning --draw=True                     # no run: tables and pictures of those that are there
     python reproduce.py fig9 --scale=full                        # Qwen2.5-0.5B-Instruct on a GPU: no config/tiny.py
 
 Runs are JSON under docs/results/runs/ (older ones: learning/); docs/results/NAME.csv, .png and .md are made from them.
@@ -118,7 +119,7 @@ SCALES = {
     "full": ((), 1, dict.fromkeys((*ENVS, *TEXTS), (9.3, 14.7)),
              "finished rows, else the paper's 24 s (25 % kept) to 68 s (all) per step of Sokoban on one GPU"),
 }  # fmt: skip
-OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": False}  # jobs 0: as SCALES has it
+OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": False, "draw": False}
 RESULTS = Path("docs/results")
 SERIES = ("success", *SIGNS, *THOUGHTS)  # what a row keeps of every iteration
 LEGEND = """Success in % with its 95 % Wilson interval over the prompts of all seeds together; differences are paired,
@@ -378,7 +379,8 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"--only={only} matches none of {', '.join(label for label, _ in curves)}")
     runs = {settings_of(words, scale, seed): (words, scale, seed) for seed in seeds for words in chosen}
     todo = {config: job for config, job in runs.items() if config not in rows}
-    print(f"{len(runs)} runs, {len(runs) - len(todo)} of them finished", flush=True)
+    todo = {} if options["draw"] else todo
+    print(f"{len(runs)} runs, {sum(config in rows for config in runs)} of them finished", flush=True)
     firsts = [first for first in dict.fromkeys(tuple(sft_command(*job)) for job in todo.values()) if first]
     if options["dry_run"]:
         estimates = {job: hours(config, scale, rows) for config, job in todo.items()}

@@ -95,7 +95,7 @@ def imitate(
             optimizer.load_state_dict(values)
         first, totals = saved["step"], saved["totals"]
     bar = tqdm(range(first, steps), initial=first, total=steps, desc="sft", unit="step", mininterval=2,
-               disable=parallel.rank() > 0)  # fmt: skip
+               disable=True if parallel.rank() else None)  # fmt: skip
     for step in bar:
         packs, cpu = packs_at(step), time.process_time()
         counts = torch.tensor([(t.num_response_tokens, len(t.ids)) for part in packs for t in part]).sum(0)

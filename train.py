@@ -19,6 +19,7 @@ from configurator import Config, check_out_dir, describe, fail_clearly, load_con
 # isort: split
 
 import copy
+import errno
 import json
 import math
 import shutil
@@ -204,6 +205,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     }
     finite = all(torch.isfinite(x).all() for x in (*norms.values(), *metrics.values()))
     learner.bad_steps = 0 if finite else learner.bad_steps + 1
+    if not finite:
+        tqdm.write(f"iteration {learner.step + 1}: the loss or the gradient is not finite; optimizer step skipped")
     if learner.bad_steps >= learner.config.max_bad_steps:
         raise ValueError(
             f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps in a row (iteration "
@@ -276,17 +279,18 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tens
 # ---------- the run
 
 
-PRINTED = {  # key: digits
-    "reward": 2, "success": 2, "in_group_reward_std": 2, "kept_groups": 0, "entropy": 3, "grad_norm": 2,
-    "response_length": 0, "rollout_s": 2, "update_s": 2, "cpu_s": 2, "eval_success": 3,
+PRINTED = {  # key: width and digits
+    "reward": "5.2", "success": "4.2", "in_group_reward_std": "4.2", "kept_groups": "3.0", "entropy": "5.3",
+    "grad_norm": "5.2", "response_length": "3.0", "rollout_s": "5.2", "update_s": "5.2", "cpu_s": "5.2",
+    "eval_success": "5.3",
 }  # fmt: skip
 
 
 def describe_step(row: dict, total: int, left_s: float) -> str:
     """The printed line of an iteration, with the time that is left until the last one."""
-    parts = [f"{key} {row[key]:.{digits}f}" for key, digits in PRINTED.items() if row[key] is not None]
+    parts = [f"{key} {math.nan if row[key] is None else row[key]:{form}f}" for key, form in PRINTED.items()]
     parts += filter(None, (row["regime"], left_s > 0 and f"{left_s / 60:.0f} min left"))
-    return f"{row['step']:4d}/{total} {' | '.join(parts)}"
+    return f"{row['step']:4d}/{total} {' | '.join(parts).replace('nan', '  -')}"
 
 
 def write_trajectories(path: Path, step: int, trajectories: Sequence[Trajectory], config: Config, tokenizer) -> None:
@@ -397,7 +401,14 @@ def main(argv: list[str]) -> None:
     check_out_dir(config, take=options["take_config"])
     out_dir, keep = Path(config.out_dir), config.keep_checkpoints
     with locked(out_dir), Saver(out_dir, keep) as saver, Interruption(config.grace_s) as interruption:
-        if run(config, sources, machine, saver, interruption):
+        try:
+            interrupted = run(config, sources, machine, saver, interruption)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            advice = "what was saved before is whole: make room, and start again to go on from it"
+            raise ValueError(f"{out_dir} could not be written ({error}); {advice}") from error
+        if interrupted:
             sys.exit(checkpoint.LEFT)
 
 

@@ -90,7 +90,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         draw(left, turn["board"] if k < len(turns) else turn["closing"], known)
         parts = [turn["budget"], turn["text"], fill(turn["thought"], 44), " || ".join(turn["actions"])]
         parts = [*parts, f"Reward {turn['reward']:g}"] if k < len(turns) else [trajectory["status"]]
-        text = "\n\n".join(filter(None, parts))
+        text = "\n\n".join(filter(None, parts)).encode(errors="replace").decode()
         right.text(0, 1, text, va="top", parse_math=False, transform=right.transAxes)
 
     count = len(turns) + bool(turns[-1]["closing"])
@@ -163,7 +163,7 @@ def main(argv: list[str]) -> None:
         draw_curves(runs, path := runs[0] / "curves.png")
     else:
         (path := runs[0] / "view.html").write_text(page(load(runs[0])), encoding="utf-8")
-    print(f"wrote {path}")
+    print(f"wrote {path}; open {path.resolve().as_uri()}")
 
 
 # ---------- the page

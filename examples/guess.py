@@ -68,8 +68,5 @@ class Guess(Env):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         return [str((self.low + self.high) // 2)]
 
-    def greedy(self) -> str:
-        return str(min(self.low, self.high))
-
     def random(self, count: int, rng) -> list[str]:
         return rng.integers(1, self.game.largest + 1, count).astype(str).tolist()

@@ -24,6 +24,7 @@ import eval as evaluation
 import model
 from configurator import load_config, save_config
 from engine import ENVIRONMENT, make_engine
+from envs import FrozenLake
 from eval import pass_at_k, play_served, score, success_interval, table, trajectory_record, wilson_interval
 from rollout import Chat, Trajectory, Turn, make_episode, summarize
 
@@ -139,6 +140,29 @@ def test_a_record_that_went_otherwise_is_found(runs, tmp_path, capsys):
         evaluation.main([*LAKE, f"--repeat={lines}"])
     with pytest.raises(ValueError, match="3 trajectories of"):  # of other instances
         evaluation.main([*LAKE, f"--repeat={lines}", "--eval_split=heldout"])
+
+
+def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
+    """Names of environments may be files, which are code: only those that the user names are run."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    env, lines = f"{tmp_path}/evil.py:X", tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"env": env, "seed": [0], "member": 0, "turns": []}) + "\n")
+    with pytest.raises(ValueError, match=r"lines.jsonl has games of '.*evil.py:X'; add --env=.*evil.py:X to play"):
+        evaluation.main([*LAKE, f"--repeat={lines}"])
+    save_config(small_config(env=env), {}, tmp_path / "run")
+    (tmp_path / "run/policy").mkdir()
+    with pytest.raises(ValueError, match=r"run names code to run; if you trust it, add --env=.*evil.py:X"):
+        evaluation.main([str(tmp_path / "run")])
+    with pytest.raises(SystemExit, match="it ran"):
+        evaluation.main([str(tmp_path / "run"), f"--env={env}", f"--repeat={lines}"])
+
+
+def test_a_player_who_fails_loses(monkeypatch):
+    monkeypatch.setattr(FrozenLake, "plan", lambda *_: 1 // 0)
+    config = small_config(env="frozenlake", eval_size=2, max_error_frac=1.0)
+    with pytest.raises(ValueError, match="2 of 2 trajectories .*ZeroDivisionError: integer division or modulo by zero"):
+        evaluation.play_reference(config, "optimal")
+    assert {t.status for t in evaluation.play_reference(config, "greedy")} <= {"success", "failure", "out_of_turns"}
 
 
 def test_a_record_of_shaped_rewards_and_full_contexts_is_repeated(trained_model, trained_folder, chat, tmp_path):

@@ -19,6 +19,11 @@ def test_gymnasium_takes_the_game(monkeypatch):
     check_env(guess.Number(50), skip_render_check=True)
 
 
+def test_the_wrapper_is_short():
+    source = (ROOT / "examples/guess.py").read_text().split("class Guess")[1]
+    assert 1 + len([line for line in source.splitlines()[1:] if line.strip()]) < 30
+
+
 def test_bisection_finds_every_number():
     env = make_env(f"{ROOT}/examples/guess.py:Guess,largest=50")
     for secret in range(1, 51):

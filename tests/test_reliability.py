@@ -36,6 +36,7 @@ import train
 from checkpoint import LEFT, Saver, damage, locked, newest
 from configurator import write_whole
 from engine import VLLMEngine
+from log import Log
 from rollout import Trajectory, Turn, collect
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +81,8 @@ def flip(path, at=0.5):
 def test_the_last_checkpoints_and_the_best_are_kept(whole):
     out_dir, rows = whole
     assert [path.name for path in sorted(out_dir.glob("checkpoint-*"))] == ["checkpoint-000002", "checkpoint-000003"]
-    assert {p.name for p in (out_dir / "checkpoint-000003").iterdir()} == {"state", "state.json", "manifest.json"}
+    written = {p.name for p in (out_dir / "checkpoint-000003").iterdir()}
+    assert written == {"state", "state.json", "config.json", "manifest.json"}
     assert json.loads((out_dir / "checkpoint-000003/state.json").read_text()) == {
         "format": 1, "step": 3, "bad_steps": 0}  # fmt: skip
     for name in ("best", "policy"):
@@ -216,6 +218,33 @@ def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp
     assert newest(out_dir) == out_dir / "checkpoint-000001" and not (out_dir / "partial").exists()
 
 
+@pytest.mark.parametrize("number, words", [(28, "No space left on device"), (30, "Read-only file system")])
+def test_a_log_that_cannot_be_written_is_one_sentence(trained_folder, tmp_path, monkeypatch, number, words):
+    out_dir, write = tmp_path / "out", Log.write
+
+    def fail(log, row, samples):
+        if row["step"] == 2:
+            raise OSError(number, words)
+        write(log, row, samples)
+
+    monkeypatch.setattr(Log, "write", fail)
+    with pytest.raises(ValueError) as error:
+        run(out_dir, trained_folder, num_iterations=2, eval_every=0, save_every=1)
+    assert str(error.value) == (f"{out_dir} could not be written ([Errno {number}] {words}); what was saved before is "
+                                "whole: make room, and start again to go on from it")  # fmt: skip
+    assert newest(out_dir) == out_dir / "checkpoint-000001"
+
+
+def test_a_read_only_folder_is_said_at_once(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ValueError, match=r"out_dir=.* cannot be written \(\[Errno 30\] Read-only file system\)"):
+        with locked(tmp_path):
+            pass
+
+
 def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError) as error, locked(tmp_path / "file" / "out"):
@@ -301,7 +330,7 @@ with Interruption({grace_s}):
 
 @pytest.mark.parametrize("numbers, grace_s, code, sentence", [
     ([signal.SIGTERM, signal.SIGTERM], 0.2, LEFT,
-     "no iteration ended within grace_s (0.2 s); it is lost, those before are not"),
+     "no iteration ended within grace_s (0.2 s); started again, the run continues from its checkpoint"),
     ([signal.SIGINT, signal.SIGINT], 60, 130,
      "interrupted twice: ended at once; started again, the run continues from its checkpoint"),
 ])  # fmt: skip
@@ -411,16 +440,18 @@ def test_a_run_stops_above_the_share_of_errors():
 # ---------- an engine that fails
 
 
-def test_an_engine_that_dies_is_one_sentence():
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, KeyError, type("EngineDeadError", (Exception,), {})])
+def test_an_engine_that_dies_is_one_sentence(kind):
     def step():
-        raise RuntimeError("CUDA error: an illegal memory access\nand what follows")
+        raise kind("CUDA error: an illegal memory access\nand what follows" if kind is not KeyError else "key")
 
     engine = VLLMEngine.__new__(VLLMEngine)  # vLLM itself is not needed to fail
     engine.num_steps, engine.engine = 0, SimpleNamespace(step=step)
     with pytest.raises(ValueError) as error:
         engine.step()
+    why = "'key'" if kind is KeyError else "CUDA error: an illegal memory access"
     assert str(error.value) == (
-        "vLLM failed while sampling (CUDA error: an illegal memory access); lower max_running or max_context_tokens; "
+        f"vLLM failed while sampling ({why}); lower max_running or max_context_tokens; "
         "started again, a run continues from its checkpoint"
     )
 

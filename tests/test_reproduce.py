@@ -3,6 +3,7 @@ hand; finished, shared and failed runs; one short real run for every figure."""
 
 import json
 import re
+import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -43,6 +44,19 @@ def results(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def at_root(monkeypatch):
     monkeypatch.chdir(ROOT)
+
+
+def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch, capsys):
+    """Table, points and README of this repository, from the rows in docs/results alone."""
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    shutil.copytree(ROOT / "docs/results", tmp_path / "docs/results", ignore=shutil.ignore_patterns("*.md", "*.csv"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduce, "launch", None)  # nothing is run
+    reproduce.main(["learning", "--draw=True"])
+    for name in ("learning.md", "learning.csv"):
+        assert (tmp_path / "docs/results" / name).read_bytes() == (ROOT / "docs/results" / name).read_bytes()
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert all(line in lines for line in capsys.readouterr().out.splitlines() if line.startswith("| "))
 
 
 def words_of(name, label):

@@ -835,6 +835,15 @@ def test_scores_are_normalised_inside_of_each_environment(trained_folder, monkey
     assert same(update.gradient, update.plain_gradient())
 
 
+def test_lines_of_iterations_are_aligned():
+    row = dict.fromkeys(train.PRINTED) | {"step": 9, "reward": -0.25, "success": 1.0, "regime": "diverse"}
+    later = dict.fromkeys(train.PRINTED, 1.5) | {"step": 10, "regime": "diverse"}
+    lines = [train.describe_step(row, 200, 0.0), train.describe_step(later, 200, 90.0)]
+    bars = [[i for i, char in enumerate(line) if char == "|"] for line in lines]
+    assert bars[0] == bars[1][: len(bars[0])] and lines[1].endswith("diverse | 2 min left")
+    assert lines[0].startswith("   9/200 reward -0.25 | success 1.00 | in_group_reward_std    - | kept_groups   - |")
+
+
 # ---------- steps that are not finite
 
 
@@ -847,10 +856,11 @@ def unchanged(learner, before):
 
 
 @pytest.mark.parametrize("where", ["loss", "policy gradient", "critic gradient"])
-def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkeypatch, where):
+def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkeypatch, where, capsys):
     learner = make_learner(trained_folder, batch_size=8, max_bad_steps=3)
     kept, targets = played_and_targets(learner)
     before = state_of(learner)
+    capsys.readouterr()
     policy_loss, backward = starpo.policy_loss, train.backward
     if where == "loss":
         monkeypatch.setattr(starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {}))
@@ -865,6 +875,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkey
         monkeypatch.setattr(train, "backward", spoilt)
     for count in (1, 2):
         train.update(learner, kept, targets)
+        assert capsys.readouterr().out == (
+            "iteration 1: the loss or the gradient is not finite; optimizer step skipped\n"
+        )
         assert learner.bad_steps == count and unchanged(learner, before)
         assert all(p.grad is None for p in learner.policy.parameters())  # nothing is left for the next step
     with pytest.raises(ValueError) as error:

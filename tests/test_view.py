@@ -145,6 +145,10 @@ def test_gif_has_a_frame_a_turn_and_the_end(run_folder):
     assert players[2].nonzero()[0].mean() > players[1].nonzero()[0].mean() + 50  # and down, to the goal
 
 
+def test_gif_shows_text_that_no_font_can(run_folder):
+    view.main([str(run_folder), "--gif=2"])  # a lone surrogate in the thought
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """Arguments of what is drawn, by method."""
