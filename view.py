@@ -2,6 +2,7 @@
 
     python view.py out/frozenlake_ppo                        # its view.html: opens from disk, needs no network
     python view.py out/frozenlake_ppo --gif=12               # trajectory 12 of that page, animated
+    python view.py out/frozenlake_ppo --png=12               # the page itself at that trajectory (docs/view.png)
     python view.py out/frozenlake_ppo out/frozenlake_grpo    # learning curves with 95 % Wilson intervals
     python view.py out/frozenlake_ppo --panel                # figure 6 of arXiv 2504.20073 with early warnings
 
@@ -14,6 +15,7 @@ from configurator import fail_clearly, load_saved
 # isort: split
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -37,12 +39,12 @@ def read_lines(path: Path) -> list[dict]:
         return [json.loads(line) for line in file if line.endswith("\n")]
 
 
-def load(run: Path) -> dict:
+def load(run: Path, wanted: int = 0) -> dict:
     """What the page shows: trajectories in the order of training; token strings and system messages by number.
 
     A turn has the parts of its observation, thought, actions, reward, `ok` (well-formed), tokens and their surprise in
     hundredths of a nat. The evaluations of a prompt are a group: the start beside the end.
-    Raises: ValueError if the folder has no trajectories."""
+    Raises: ValueError if the folder has no trajectories, or not as many as are wanted."""
     think, texts, trajectories = load_saved(run).think, {}, []
 
     def number(text: str) -> int:
@@ -63,6 +65,8 @@ def load(run: Path) -> dict:
         trajectories.append(shown)
     if not trajectories:
         raise ValueError(f"{run} holds no trajectories; expected a folder with one of {', '.join(STAGES)}")
+    if wanted >= len(trajectories):
+        raise ValueError(f"{run} has trajectories from 0 to {len(trajectories) - 1}, got {wanted}")
     pictures = {t["env"]: symbols(t["env"]) for t in trajectories}
     shared = {"name": run.name, "texts": list(texts), "pictures": pictures, "layers": LAYERS, "colors": COLORS}
     return shared | {"trajectories": trajectories}
@@ -74,12 +78,10 @@ def page(data: dict) -> str:
 
 
 def draw_gif(data: dict, index: int, path: Path) -> None:
-    """Animate a trajectory, a frame a turn and one of its end. Raises: ValueError for an index that is not there."""
+    """Animate a trajectory, a frame a turn and one of its end."""
     from matplotlib.animation import FuncAnimation, PillowWriter
     from matplotlib.figure import Figure
 
-    if index >= len(data["trajectories"]):
-        raise ValueError(f"--gif wants a trajectory from 0 to {len(data['trajectories']) - 1}, got {index}")
     trajectory, figure = data["trajectories"][index], Figure(figsize=(8, 4))
     turns, known, (left, right) = trajectory["turns"], data["pictures"][trajectory["env"]], figure.subplots(1, 2)
 
@@ -95,6 +97,28 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
 
     count = len(turns) + bool(turns[-1]["closing"])
     FuncAnimation(figure, frame, count, init_func=lambda: None).save(path, PillowWriter(fps=0.7))
+
+
+def open_browser(playwright):
+    """Headless Chromium of playwright's or of the system. Raises: ValueError where there is none."""
+    installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    paths = [path for path in (playwright.chromium.executable_path, *installed) if path and Path(path).is_file()]
+    if not paths:
+        raise ValueError("no Chromium here; .venv/bin/playwright install chromium, or apt-get install chromium")
+    return playwright.chromium.launch(executable_path=paths[0])
+
+
+def draw_png(html: Path, index: int, path: Path) -> None:
+    """Photograph the page at the last turn of a trajectory. Raises: ValueError without playwright or Chromium."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        raise ValueError("--png wants playwright; pip install -r requirements-dev.txt") from error
+    with sync_playwright() as started:
+        opened = open_browser(started).new_page(viewport={"width": 1280, "height": 860})
+        opened.goto(html.resolve().as_uri())
+        opened.evaluate(f"go({index}, 99)")
+        opened.screenshot(path=path)
 
 
 # ---------- curves
@@ -152,17 +176,20 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
 def main(argv: list[str]) -> None:
     runs = [Path(arg) for arg in argv if not arg.startswith("--")]
     flags = dict(arg[2:].partition("=")[::2] for arg in argv if arg.startswith("--"))
-    number = flags.get("gif", "0")
-    if not runs or len(flags) > 1 or flags.keys() - {"gif", "panel"} or not number.isdecimal() or flags.get("panel"):
-        raise ValueError(f"expected folders of runs and one of --gif=NUMBER, --panel or none, got {' '.join(argv)!r}")
+    number, legal = flags.get("gif", flags.get("png", "0")), {"gif", "png", "panel"}
+    if not runs or len(flags) > 1 or flags.keys() - legal or not number.isdecimal() or flags.get("panel"):
+        wanted = "folders of runs and one of --gif=NUMBER, --png=NUMBER, --panel or none"
+        raise ValueError(f"expected {wanted}, got {' '.join(argv)!r}")
     if "gif" in flags:
-        draw_gif(load(runs[0]), int(number), path := runs[0] / f"trajectory_{number}.gif")
+        draw_gif(load(runs[0], int(number)), int(number), path := runs[0] / f"trajectory_{number}.gif")
     elif "panel" in flags:
         draw_panel(runs, path := runs[0] / "panel.png")
     elif len(runs) > 1:
         draw_curves(runs, path := runs[0] / "curves.png")
     else:
-        (path := runs[0] / "view.html").write_text(page(load(runs[0])), encoding="utf-8")
+        (path := runs[0] / "view.html").write_text(page(load(runs[0], int(number))), encoding="utf-8")
+        if "png" in flags:
+            draw_png(path, int(number), path := runs[0] / "view.png")
     print(f"wrote {path}; open {path.resolve().as_uri()}")
 
 

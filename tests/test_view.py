@@ -9,7 +9,6 @@ The browser is playwright's Chromium, or one that is installed; without any, tho
 import doctest
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +121,7 @@ def test_no_text_ends_the_script_tag(run_folder):
 @pytest.mark.parametrize("arguments, said", [
     ([], "expected folders of runs"), (["{}", "--gif"], "expected folders"), (["{}", "--gif=2", "--panel"], "got"),
     (["{}", "--pannel"], "got '.*--pannel'"), (["{}", "--gif=4"], "from 0 to 3, got 4"),
+    (["{}", "--png=4"], "from 0 to 3, got 4"),
     (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
 ])  # fmt: skip
 def test_mistakes_are_answered(run_folder, arguments, said):
@@ -206,11 +206,10 @@ def test_panel_marks_what_appears_with_a_row(run_folder, drawn, monkeypatch):
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
-        installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-        paths = [path for path in (started.chromium.executable_path, *installed) if path and Path(path).is_file()]
-        if not paths:
-            pytest.skip("no Chromium here; .venv/bin/playwright install chromium, or apt-get install chromium")
-        opened = started.chromium.launch(executable_path=paths[0])
+        try:
+            opened = view.open_browser(started)
+        except ValueError as error:
+            pytest.skip(str(error))
         yield opened
         opened.close()
 
@@ -227,6 +226,43 @@ def opened(browser, run_folder):
     page.goto((run_folder / "view.html").as_uri())
     yield page
     assert asked == [(run_folder / "view.html").as_uri()] and errors == []
+    page.close()
+
+
+def test_png_is_the_page_at_a_trajectory(browser, run_folder, monkeypatch):
+    class Closed:  # the browser is open already, and stays so
+        def __enter__(self):
+            return None
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr("playwright.sync_api.sync_playwright", Closed)
+    monkeypatch.setattr(view, "open_browser", lambda _: browser)
+    view.main([str(run_folder), "--png=1"])
+    picture = np.asarray(Image.open(run_folder / "view.png").convert("RGB"), int)
+    assert picture.shape == (860, 1280, 3)
+    goal, you = (np.abs(picture - color).sum(-1) < 20 for color in ((0x34, 0xA0, 0x6A), (0xE2, 0x73, 0x3A)))
+    assert goal.sum() > 1000 and you.sum() > 1000  # a flag and a player
+
+
+def test_five_thousand_trajectories_stay_usable(browser, run_folder, tmp_path):
+    """Of five turns and 40 tokens each; the page draws what is in sight only."""
+    first = "Turn 1 of 5, 10 actions left.\nP___\nOG__\n____\n____"
+    turns = [turn_record(first, "Goal 1 down ice.", ["Down"], 0.0, ["word"] * 40, [0.123] * 40)] * 5
+    rows = [record(LAKE, turns, step=i // 16, group=i % 16 // 4, member=i % 4) for i in range(5000)]
+    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copy(run_folder / "config.json", tmp_path)
+    view.main([str(tmp_path)])
+    assert (tmp_path / "view.html").stat().st_size < 20e6
+    page = browser.new_page()
+    page.goto((tmp_path / "view.html").as_uri())
+    assert page.text_content("#count") == "5000 of 5000 trajectories, 0 successful"
+    assert page.locator(".row").count() <= 60
+    page.select_option("#iteration", "iteration 312")
+    assert page.text_content("#count") == "8 of 5000 trajectories, 0 successful"
+    ready = page.evaluate("performance.getEntriesByType('navigation')[0].domComplete")
+    print(f"{(tmp_path / 'view.html').stat().st_size / 1e6:.1f} MB, ready after {ready:.0f} ms")
     page.close()
 
 
