@@ -8,14 +8,17 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from test_train import KEYS
 from torch.distributed.run import get_args_parser
 
 import bench
 import corpus
+import diagnostics
 import dialogue
 import eval as evaluation
 import reproduce
@@ -152,6 +155,15 @@ def test_files_that_readme_names_exist():
 def test_functions_that_readme_names_exist():
     for file, name in re.findall(r"`(\w+\.py):([\w.]+)`", README):
         assert re.search(rf"(def|class) {name.split('.')[-1]}\b", (ROOT / file).read_text(encoding="utf-8")), name
+
+
+def test_every_metric_is_in_the_glossary():
+    glossary = re.findall(r"`([^`]+)`", README.split("## Metrics")[1].split("\n## ")[0])
+    wanted = {"pass@16" if key == "pass@4" else key for key in KEYS} - {*diagnostics.KEYS}  # those have a page
+    assert not [key for key in wanted if not any(fnmatch(key, name) for name in glossary)]
+    page = (ROOT / "docs/diagnostics.md").read_text(encoding="utf-8")
+    stems = {re.split(r"_first$|_sampled$|@", key)[0].removesuffix("_seq") for key in diagnostics.KEYS}
+    assert not [stem for stem in stems if stem not in page]
 
 
 def test_every_setting_is_read():
