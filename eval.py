@@ -84,11 +84,17 @@ def pass_at_k(n: int, num_right: int, k: int) -> float:
     return 1 - math.comb(n - num_right, k) / math.comb(n, k)
 
 
-def score(played: Sequence[Trajectory]) -> dict[str, float]:
-    """`rollout.summarize`, and where prompts were played n times the mean over prompts of pass@k, k = 2, 4, ..., n."""
+def wins_of(played: Sequence[Trajectory]) -> dict[tuple[int, ...], list[bool]]:
+    """Successes of the samples of every prompt."""
     wins = defaultdict(list)
     for t in played:
         wins[t.seed].append(t.success)
+    return wins
+
+
+def score(played: Sequence[Trajectory]) -> dict[str, float]:
+    """`rollout.summarize`, and where prompts were played n times the mean over prompts of pass@k, k = 2, 4, ..., n."""
+    wins = wins_of(played)
     n = len(played) // len(wins)
     ks = sorted({2**i for i in range(1, n.bit_length())} | {n} - {1})
     passes = {f"pass@{k}": sum(pass_at_k(n, sum(won), k) for won in wins.values()) / len(wins) for k in ks}
@@ -219,18 +225,19 @@ def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[T
 
 def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, list[Trajectory]], None]]:
     """Put the replies of a record (`write_jsonl`) through parser and environments again; entropy is taken from it.
-    Yields: what `scored` does. Raises: ValueError when all is scored and a trajectory differs from its record."""
+    Yields: what `scored` does. Raises: ValueError for games of an environment that is not
+    scored here, and when all are and one differs from its record."""
 
     def answer(record: dict, _, t: Trajectory, user: str) -> Turn | None:
         for turn in record["turns"][len(t.turns) : len(t.turns) + 1]:
             return Turn([], turn["tokens"], [-nats for nats in turn["surprise"]], text=turn["response"], info=turn)
 
-    groups, differ = defaultdict(list), []
+    groups, differ, legal, players = defaultdict(list), [], scored_envs(config), reference_settings(config)
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         record = {"policy": "recorded", "entropy": None} | json.loads(line)
-        if record["env"] not in scored_envs(config):  # a name may be a file of code, which no record can choose
+        if record["env"] not in legal:  # a name may be a file of code, which no record can choose
             raise ValueError(f"{path} has games of {record['env']!r}; add --env={record['env']} to play these")
-        settings = reference_settings(config).get(record["policy"], config)
+        settings = players.get(record["policy"], config)
         t = play(replace(settings, env=record["env"]), partial(answer, record), record["seed"], record["member"])
         groups[record["env"], record["policy"], record["entropy"]].append(t)
         if record | json.loads(json.dumps(trajectory_record(t))) != record:
@@ -298,13 +305,9 @@ def differences(rows: dict[str, tuple[dict, list[Trajectory]]], reference: str) 
     if not (found := [name for name in rows if name.startswith(reference)]):
         raise ValueError(f"--against wants the first words of {' or '.join(map(repr, rows))}, got {reference!r}")
     reference = found[0]
-    env, rates = rows[reference][1][0].env, {}
-    for name, (_, played) in rows.items():
-        wins = defaultdict(list)
-        for t in played:
-            wins[t.seed].append(t.success)
-        if played[0].env == env:
-            rates[name] = np.array([np.mean(won) for _, won in sorted(wins.items())])  # (n,)
+    paired = {name: played for name, (_, played) in rows.items() if played[0].env == rows[reference][1][0].env}
+    wins = {name: sorted(wins_of(played).items()) for name, played in paired.items()}
+    rates = {name: np.array([np.mean(won) for _, won in found]) for name, found in wins.items()}  # (n,) each
     sets = {name: [name] for name in rates if name != reference}
     models = [name for name in sets if "entropy" in rows[name][0]]
     sets |= {f"all {len(models)} models, as seeds": models} if len(models) > 1 else {}
@@ -375,8 +378,9 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {unknown.pop()!r}")
     if options["samples"] < 1 or bool(options["api_base"]) != bool(options["api_model"]):
         raise ValueError(f"samples must be 1 or more, and api_base and api_model given together; got {argv}")
-    if runs and ".py" in config.env + config.eval_env and {sources["env"], sources["eval_env"]} == {"default"}:
-        raise ValueError(f"{runs[0]} names code to run; if you trust it, add --env={config.env}")
+    key = "eval_env" if config.eval_env else "env"
+    if runs and ".py" in getattr(config, key) and sources[key] == "default":
+        raise ValueError(f"{runs[0]} names code to run; if you trust it, add --{key}={getattr(config, key)}")
     if sources["num_samples"] == "command line":
         raise ValueError("num_samples is a setting of train.py; here --samples=N plays every prompt N times")
     named = runs or sources["model"] == "command line" or not (options["player"] or options["api_model"])
@@ -391,13 +395,13 @@ def main(argv: list[str]) -> None:
     num_prompts = len({t.seed for _, played in rows.values() for t in played})
     print(f"{', '.join(scored_envs(config))}, {num_prompts} {config.eval_split} prompts, T={config.eval_temperature}, "
           f"{time.process_time() - began:.1f} CPU-s")  # fmt: skip
-    if options["against"]:
-        print(differences(rows, options["against"]))
     for name, (metrics, played) in rows.items():
         wins = [int(t.success) for t in played]
         scores[name] = metrics | {"n": len(wins), "interval": success_interval(played), "successes": wins}
     if options["json"] and is_first:
         Path(options["json"]).write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+    if options["against"]:  # the last, for a wrong name must lose nothing
+        print(differences(rows, options["against"]))
 
 
 if __name__ == "__main__":

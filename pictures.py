@@ -31,7 +31,6 @@ LAKE = {"_": "ice", "O": "ice hole", "G": "ice flag", "P": "ice you", "X": "ice 
 ROOM = ("wall", "floor", "floor ring", "floor done", "floor box", "floor you", "floor ring you")
 
 
-
 def symbols(spec: str) -> dict[str, str]:
     """The layers of every symbol of an environment that is drawn as a picture; {} for others, shown as text."""
     name, _, options = spec.partition(":")

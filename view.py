@@ -21,6 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 
+from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.figure import Figure
+
 from dialogue import parse_response
 from pictures import COLORS, LAYERS, draw, symbols, take_apart
 
@@ -79,9 +82,6 @@ def page(data: dict) -> str:
 
 def draw_gif(data: dict, index: int, path: Path) -> None:
     """Animate a trajectory, a frame a turn and one of its end."""
-    from matplotlib.animation import FuncAnimation, PillowWriter
-    from matplotlib.figure import Figure
-
     trajectory, figure = data["trajectories"][index], Figure(figsize=(8, 4))
     turns, known, (left, right) = trajectory["turns"], data["pictures"][trajectory["env"]], figure.subplots(1, 2)
 
@@ -89,14 +89,13 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         for axes in (left, right):
             axes.clear(), axes.axis("off")
         turn = turns[min(k, len(turns) - 1)]
-        draw(left, turn["board"] if k < len(turns) else turn["closing"], known)
+        draw(left, turn["board"] if k < len(turns) else turn["closing"] or turn["board"], known)
         parts = [turn["budget"], turn["text"], fill(turn["thought"], 44), " || ".join(turn["actions"])]
         parts = [*parts, f"Reward {turn['reward']:g}"] if k < len(turns) else [trajectory["status"]]
         text = "\n\n".join(filter(None, parts)).encode(errors="replace").decode()
         right.text(0, 1, text, va="top", parse_math=False, transform=right.transAxes)
 
-    count = len(turns) + bool(turns[-1]["closing"])
-    FuncAnimation(figure, frame, count, init_func=lambda: None).save(path, PillowWriter(fps=0.7))
+    FuncAnimation(figure, frame, len(turns) + 1, init_func=lambda: None).save(path, PillowWriter(fps=0.7))
 
 
 def open_browser(playwright):
@@ -126,8 +125,6 @@ def draw_png(html: Path, index: int, path: Path) -> None:
 
 def draw_curves(runs: Sequence[Path], path: Path) -> None:
     """Success on the fixed prompts over iterations, the start included, and reference players as lines."""
-    from matplotlib.figure import Figure
-
     from eval import wilson_interval
 
     figure, players, place = Figure(figsize=(8, 4.5), layout="constrained"), set(), -1.0
@@ -152,8 +149,6 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
 
 def draw_panel(runs: Sequence[Path], path: Path) -> None:
     """Figure 6 of arXiv 2504.20073: what moves before a run collapses, with a line where an early sign appears."""
-    from matplotlib.figure import Figure
-
     from diagnostics import warnings_of
 
     figure, notes = Figure(figsize=(9, 6), layout="constrained"), []
@@ -177,7 +172,8 @@ def main(argv: list[str]) -> None:
     runs = [Path(arg) for arg in argv if not arg.startswith("--")]
     flags = dict(arg[2:].partition("=")[::2] for arg in argv if arg.startswith("--"))
     number, legal = flags.get("gif", flags.get("png", "0")), {"gif", "png", "panel"}
-    if not runs or len(flags) > 1 or flags.keys() - legal or not number.isdecimal() or flags.get("panel"):
+    one = len(runs) == 1 or not flags.keys() & {"gif", "png"}  # of several runs there is no trajectory 12
+    if not (runs and one) or len(flags) > 1 or flags.keys() - legal or not number.isdecimal() or flags.get("panel"):
         wanted = "folders of runs and one of --gif=NUMBER, --png=NUMBER, --panel or none"
         raise ValueError(f"expected {wanted}, got {' '.join(argv)!r}")
     if "gif" in flags:

@@ -153,6 +153,10 @@ def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
     (tmp_path / "run/policy").mkdir()
     with pytest.raises(ValueError, match=r"run names code to run; if you trust it, add --env=.*evil.py:X"):
         evaluation.main([str(tmp_path / "run")])
+    save_config(small_config(eval_env=env), {}, tmp_path / "run")  # which is what is scored, whatever env is
+    with pytest.raises(ValueError, match=r"run names code to run; if you trust it, add --eval_env=.*evil.py:X"):
+        evaluation.main([str(tmp_path / "run"), "--env=bandit"])
+    save_config(small_config(env=env), {}, tmp_path / "run")
     with pytest.raises(SystemExit, match="it ran"):
         evaluation.main([str(tmp_path / "run"), f"--env={env}", f"--repeat={lines}"])
 

@@ -121,7 +121,7 @@ def test_no_text_ends_the_script_tag(run_folder):
 @pytest.mark.parametrize("arguments, said", [
     ([], "expected folders of runs"), (["{}", "--gif"], "expected folders"), (["{}", "--gif=2", "--panel"], "got"),
     (["{}", "--pannel"], "got '.*--pannel'"), (["{}", "--gif=4"], "from 0 to 3, got 4"),
-    (["{}", "--png=4"], "from 0 to 3, got 4"),
+    (["{}", "--png=4"], "from 0 to 3, got 4"), (["{}", "{}", "--gif=1"], "expected folders"),
     (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
 ])  # fmt: skip
 def test_mistakes_are_answered(run_folder, arguments, said):
