@@ -20,8 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from conftest import small_config
 
+import checkpoint
 import eval as evaluation
 import model
+import parallel
 from configurator import load_config, save_config
 from engine import ENVIRONMENT, make_engine
 from envs import FrozenLake
@@ -324,22 +326,27 @@ def test_a_server_beside_players(server, capsys):
 
 @pytest.fixture(scope="module")
 def vllm_url(tmp_path_factory):
-    """vllm serve of the base model, by the module behind the command: that asks for a package named vllm."""
+    """vllm serve of the base model as checkpoint.py exports it, by the module behind the command, which asks for a
+    package named vllm."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     with socket.socket() as free, socket.socket() as other:
         free.bind(("127.0.0.1", 0)), other.bind(("127.0.0.1", 0))
         port, master = free.getsockname()[1], other.getsockname()[1]
+    parallel.set_up(load_config(LAKE)[0])
+    weights, tokenizer = model.load_model("base")
+    folder = tmp_path_factory.mktemp("exported") / "policy"
+    checkpoint.export(folder, model.Policy(weights), tokenizer)
     # one process for engine and worker; blocks and chunks as in engine.py
-    options = f"""--model base --port {port} --dtype float32 --max-model-len 1024 --max-num-seqs 64 --block-size 32
-        --enforce-eager --generation-config vllm --max-num-batched-tokens 8192 --no-enable-chunked-prefill
-        --distributed-executor-backend external_launcher"""
+    options = f"""--model {folder} --served-model-name base --port {port} --dtype float32
+        --max-model-len 1024 --max-num-seqs 64 --block-size 32 --enforce-eager --generation-config vllm
+        --max-num-batched-tokens 8192 --no-enable-chunked-prefill --distributed-executor-backend external_launcher"""
     environment = os.environ | ENVIRONMENT | dict(
         OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1",
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master),
     )  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options.split()]
-    log = tmp_path_factory.mktemp("vllm") / "log"
+    log = folder.with_name("log")
     with log.open("w") as out, subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out) as server:
         while not answers(f"http://127.0.0.1:{port}/health"):
             assert server.poll() is None, log.read_text()[-3000:]
