@@ -290,7 +290,7 @@ def trained(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, f
     if done.returncode:
         raise ValueError(f"{' '.join(command)} failed: {done.stdout[-2000:]}")
     rows = [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()][1:]
-    row = {key: float(np.median([r[key] for r in rows if r[key] is not None] or [0])) for key in rows[0]}
+    row = {key: float(np.median([r[key] for r in rows])) for key in rows[0] if isinstance(rows[0][key], float)}
     return row | {"wall_s": row["rollout_s"] + row["update_s"]}
 
 

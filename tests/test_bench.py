@@ -10,6 +10,7 @@ from conftest import small_config
 
 import bench
 from engine import make_engine
+from log import read_rows
 from model import Batch, load_model
 from rollout import Chat, collect
 
@@ -77,6 +78,15 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
     assert rows["exponent of turns"] == pytest.approx(1.5)  # against the turns that were played
     assert rows["exponent of ranks"] == pytest.approx(0.0)  # 3 seconds on one and on two
     assert "time grows like turns^1.50" in capsys.readouterr().out
+
+
+def test_what_is_read_of_a_run_is_what_it_logged():
+    small = ("config/bandit_grpo.py", "config/tiny.py", "--num_groups=2", "--group_size=2", "--batch_size=2")
+    row = bench.trained(*small, iterations=3)
+    logged = read_rows(bench.Path("out/bench_run/metrics.jsonl"), 3)
+    assert [row["step"] for row in logged] == [1, 2, 3]
+    assert row["num_turns"] == 1 and row["cpu_s"] == (logged[1]["cpu_s"] + logged[2]["cpu_s"]) / 2
+    assert row["wall_s"] == pytest.approx(sum(r[key] for r in logged[1:] for key in ("rollout_s", "update_s")) / 2)
 
 
 def test_flop_by_hand():
