@@ -24,7 +24,7 @@ from configurator import Config, fail_clearly, load_config
 from dialogue import Episode, Outcome, format_response
 from envs import Bandit, FrozenLake, Grid, Sokoban, make_env, reserved_instances
 from model import build_tiny_tokenizer
-from rollout import Chat, Trajectory, Turn, make_episode
+from rollout import Chat, Trajectory, Turn, make_episode, next_prompt
 
 COMMIT_ONE = 0.75  # a turn of a demonstration means to commit one action in 75 % of cases, two in 19 %, more in 6 %
 SEED_DEMOS, SEED_CORPUS = 11, 14  # purposes of the random streams
@@ -43,7 +43,7 @@ LEARNED = 0.75  # part of the training after which the players get worse
 SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.3, "sokoban": 0.15, "bandit": 0.5}  # mean skill before and after
 
 
-def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[], str], max_tokens: int) -> Trajectory:
+def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[], str], config: Config) -> Trajectory:
     """Play an opened `episode` to its end with scripted replies, as tokens that a policy would have sampled."""
     trajectory, user, prompt = Trajectory(seed, 0, system=opening[0]), opening[1], chat.opening(*opening)
     while not trajectory.status:
@@ -52,8 +52,8 @@ def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[],
         ids = [*chat.encode(text), chat.end]
         trajectory.turns.append(Turn(prompt, ids, [], outcome.reward, text, user, outcome.info))
         trajectory.status, user = outcome.status or "", outcome.user
-        prompt = chat.following(user, closed=True)
-        if len(trajectory.ids) + len(prompt) > max_tokens:
+        prompt = next_prompt(chat, trajectory, user, config.context_turns)
+        if len(prompt) + (0 if config.context_turns else len(trajectory.ids)) > config.max_context_tokens:
             trajectory.status = trajectory.status or "out_of_tokens"
     return trajectory
 
@@ -72,7 +72,7 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
         actions = (not noisy and env.demonstrate(count, rng)) or env.random(count, rng)
         return format_response(" ".join(env.statements()), actions, think=config.think)
 
-    return recite(chat, seed, episode, opening, reply, config.max_context_tokens)
+    return recite(chat, seed, episode, opening, reply, config)
 
 
 # ---------- drills
@@ -191,7 +191,7 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
         skill = rng.random() ** (1 / mean - 1)  # between 0 and 1
         opening = episode.open(env.start(instance, [*path, int(rng.integers(1, 2**31))]))
         reply = (lambda: episode.truth) if drill else (lambda: random_reply(episode, skill, rng))  # noqa: B023
-        yield (document := recite(chat, path, episode, opening, reply, config.max_context_tokens))
+        yield (document := recite(chat, path, episode, opening, reply, config))
         num_tokens += len(document.ids)
 
 

@@ -36,7 +36,7 @@ from corpus import Drill, demonstration, documents
 from engine import make_engine
 from envs import make_env
 from model import Policy, build_tiny, load_model
-from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, summarize
+from rollout import Chat, Trajectory, Turn, collect, micro_batches, next_prompt, pack, sequences, summarize
 
 SEED_PROBE = 13  # purpose of a random stream
 BASE_PROBES = {  # config files: observation modes
@@ -208,7 +208,7 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 
 
 @lru_cache(maxsize=1)
-def read_demonstrations(path: str, chat: Chat) -> list[Trajectory]:
+def read_demonstrations(path: str, chat: Chat, context_turns: int) -> list[Trajectory]:
     """Text -> the tokens that `corpus.recite` had made: with the same tokenizer the same ones.
 
     Raises: ValueError with the line that is no demonstration, or if there is none."""
@@ -219,7 +219,7 @@ def read_demonstrations(path: str, chat: Chat) -> list[Trajectory]:
             t = Trajectory(tuple(record["seed"]), 0, status=record["status"], system=record["system"])
             for turn in record["turns"]:
                 user, text = turn["observation"], turn["response"]
-                prompt = chat.following(user, closed=True) if t.turns else chat.opening(t.system, user)
+                prompt = next_prompt(chat, t, user, context_turns) if t.turns else chat.opening(t.system, user)
                 t.turns.append(Turn(prompt, [*chat.encode(text), chat.end], [], text=text, observation=user))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}:{number} is no demonstration ({type(error).__name__}: {error})") from error
@@ -237,8 +237,8 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     if config.model != "tiny":
         indices = [(step * config.sft_batch_size + i) % (config.sft_demos or sys.maxsize) for i in mine]
-        known = config.sft_file and read_demonstrations(config.sft_file, chat)
-        demos = [known[i % len(known)] if known else demonstration(config, chat, i) for i in indices]
+        known = config.sft_file and read_demonstrations(config.sft_file, chat, config.context_turns)
+        demos = sequences([known[i % len(known)] if known else demonstration(config, chat, i) for i in indices], config)
         return [[demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)]
     return [list(documents(config, chat, step, i, step / config.sft_steps)) for i in mine]
 

@@ -92,6 +92,27 @@ def test_a_demonstration_stays_inside_the_context(chat):
     assert (cut.status, len(cut.turns), cut.ids) == ("out_of_tokens", 1, whole.ids[:used])
 
 
+def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
+    config = tiny_config("frozenlake_ppo", sft_noise=0.9)
+    whole = next(d for i in range(50) if len((d := demonstration(config, chat, i)).turns) >= 4)
+    for seen in (1, 3):
+        demo = demonstration(replace(config, context_turns=seen), chat, whole.seed[-1])
+        assert [turn.text for turn in demo.turns] == [turn.text for turn in whole.turns]
+        for k, (turn, last) in enumerate(zip(demo.turns, whole.turns, strict=True)):
+            first = max(0, k + 1 - seen)
+            between = [x for t in whole.turns[first + 1 : k + 1] for x in t.prompt_ids]
+            spoken = [x for t in whole.turns[first:k] for x in t.response_ids]
+            opening = chat.opening(whole.system, whole.turns[first].observation)
+            assert turn.prompt_ids[: len(opening)] == opening and turn.response_ids == last.response_ids
+            assert sorted(turn.prompt_ids[len(opening) :]) == sorted(between + spoken)
+    # a turn of a window has the context for itself
+    limit = max(len(turn.prompt_ids) for turn in demo.turns)
+    short = replace(config, context_turns=3, max_context_tokens=limit)
+    assert demonstration(short, chat, whole.seed[-1]).status == demo.status
+    short = replace(short, max_context_tokens=limit - 1)
+    assert demonstration(short, chat, whole.seed[-1]).status == "out_of_tokens"
+
+
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
     """Few boards exist at these sizes: unguarded draws would meet a reserved one again and again."""
