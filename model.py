@@ -10,7 +10,7 @@ import inspect
 import itertools
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -84,9 +84,10 @@ class PackedLayout:
 
     @cached_property
     def masks(self) -> list[Tensor | None]:
-        """Of the loop, shared by all layers; None where there are as many keys as queries."""
-        ones = (torch.ones(size, dtype=torch.bool, device=self.keys_of.device) for size in self.sizes)
-        return [m.tril(total - n) if total > n else None for m, (n, total) in zip(ones, self.sizes, strict=True)]
+        """Of the loop, shared by all layers; None where the queries of the context are put before: a short context and
+        the half that a causal kernel leaves out cost less than all of a mask."""
+        ones = partial(torch.ones, dtype=torch.bool, device=self.keys_of.device)
+        return [None if total < 1.4 * n else ones(n, total).tril(total - n) for n, total in self.sizes]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         if self.has_kernel and q.dtype != torch.float32:  # the kernels take 16 bits only
@@ -95,9 +96,11 @@ class PackedLayout:
         qs, ks, vs = (x[None].split(self.lengths, dim=2) for x in (q, k, v))  # 4-D, or the fused kernel is not taken
         pieces = []
         for i, (context, mask) in enumerate(zip(self.contexts, self.masks, strict=True)):
-            keys, values = (torch.cat([x[j] for j in (*context, i)], dim=2) if context else x[i] for x in (ks, vs))
+            whole = (*context, i)
+            parts = (qs, whole if mask is None else (i,)), (ks, whole), (vs, whole)
+            inputs = (torch.cat([x[j] for j in part], dim=2) if len(part) > 1 else x[i] for x, part in parts)
             options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
-            pieces.append(F.scaled_dot_product_attention(qs[i], keys, values, **options))
+            pieces.append(F.scaled_dot_product_attention(*inputs, **options)[:, :, -self.lengths[i] :])
         return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # (T, heads, D)
 
     def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -119,8 +119,22 @@ def test_order_of_the_pack_does_not_matter(random_model):
 def test_shared_prompts_equal_repeated_ones(random_model):
     # 1 2 3 is in all three sequences, 4 5 in two of them; log-probs of 8, 9, 11 and 13
     repeated = packed([([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]), ([1, 2, 3, 4, 5, 10, 11], [6]), ([1, 2, 3, 12, 13], [4])])
+    equal_scores_and_gradients(random_model, SHARED, repeated)
+
+
+def test_long_pieces_behind_a_short_context_equal_repeated_ones(random_model):
+    # 1 2 is shared, and short beside what follows: no mask, but the queries of the context once more
+    rest = [[(3 * i + j) % 13 for i in range(n)] for j, n in ((1, 9), (2, 7))]
+    ids, places = [1, 2, *rest[0], *rest[1]], [0, 1, *range(2, 11), *range(2, 9)]
+    shared = Batch(torch.tensor(ids), torch.tensor(places), [2, 9, 7], [(), (0,), (0,)], torch.tensor([3, 10, 15, 17]))
+    assert model.PackedLayout(shared).masks == [None] * 3
+    repeated = packed([([1, 2, *rest[0]], [3, 10]), ([1, 2, *rest[1]], [6, 8])])
+    equal_scores_and_gradients(random_model, shared, repeated)
+
+
+def equal_scores_and_gradients(random_model, *batches):
     results, weights = [], torch.randn(2, 4)
-    for batch in (SHARED, repeated):
+    for batch in batches:
         random_model.zero_grad()
         scores = torch.stack(Policy(random_model)(batch, 1.0))
         (scores * weights).sum().backward()
