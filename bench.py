@@ -11,7 +11,12 @@ Settings: frozenlake_grpo with tiny, and --key=value. Repeats are interleaved, a
 smallest, largest. The work is compared first: same tokens, same loss. vLLM and TRL (pip install trl) where installed.
 """
 
-from configurator import Config, fail_clearly, load_config  # first: it answers --help, other imports take seconds
+from configurator import (  # first: it answers --help, other imports take seconds
+    Config,
+    fail_clearly,
+    load_config,
+    read_rows,
+)
 
 # isort: split
 
@@ -289,7 +294,7 @@ def trained(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, f
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise ValueError(f"{' '.join(command)} failed: {done.stdout[-2000:]}")
-    rows = [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()][1:]
+    rows = read_rows(Path(out_dir, "metrics.jsonl"))[1:]
     row = {key: float(np.median([r[key] for r in rows])) for key in rows[0] if isinstance(rows[0][key], float)}
     return row | {"wall_s": row["rollout_s"] + row["update_s"]}
 

@@ -281,6 +281,12 @@ def write_whole(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+def read_rows(path: Path, last: float = math.inf) -> list[dict]:
+    """The rows of a JSON-lines file up to the step `last`, [] where there is none. A line that was cut off is none."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [row for row in (json.loads(x) for x in lines if x.endswith("\n")) if row.get("step", 0) <= last]
+
+
 def load_saved(path: str | Path) -> Config:
     """Reads back a config.json (or the one in a folder); fields that it lacks take their defaults."""
     path = Path(path) / "config.json" if Path(path).is_dir() else Path(path)

@@ -85,11 +85,5 @@ def transcript(t: Trajectory) -> str:
     return indent("\n\n".join([t.env, *said, f"{t.status}, score {t.score:g}"]), "    ", lambda _: True)
 
 
-def read_rows(path: Path, step: int) -> list[dict]:
-    """The rows of metrics.jsonl or trajectories.jsonl up to this iteration; a line that was cut off is none."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [row for row in (json.loads(line) for line in lines if line.endswith("\n")) if row["step"] <= step]
-
-
 def write_rows(path: Path, rows: Sequence[dict]) -> None:
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))

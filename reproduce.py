@@ -12,7 +12,7 @@ Runs are JSON under docs/results/runs/ (older ones: learning/); docs/results/NAM
 """
 
 # before all else: it answers --help, and other imports take seconds
-from configurator import FIELD_TYPES, Config, fail_clearly, load_config
+from configurator import FIELD_TYPES, Config, fail_clearly, load_config, read_rows
 
 # isort: split
 
@@ -51,8 +51,8 @@ def grid(envs: tuple[str, ...], kinds: tuple[str, ...], variants: dict[str, tupl
 def split(share: float) -> tuple[str, ...]:
     """Settings of both stages: `share` of BUDGET rollouts buys demonstrations, of ten rollouts each. Steps of SFT are
     those of other figures, however often they go through the demonstrations."""
-    stage = (*SFT[:2], f"--sft_demos={share * BUDGET / 10:.0f}", ">") if share else ()
-    return *stage, *SMALL, *knobs(num_iterations=round((1 - share) * BUDGET / 64))
+    stage = (*QUEST[:-1], f"--sft_demos={share * BUDGET / 10:.0f}", ">") if share else QUEST[:2]
+    return *stage, *knobs(num_iterations=round((1 - share) * BUDGET / 64))
 
 
 SOKOBAN, GRIDS, ENVS = ("sokoban",), ("frozenlake", "sokoban"), ("bandit", "frozenlake", "sokoban")
@@ -62,10 +62,8 @@ EVAL, THOUGHTS = ("eval_success",), ("response_length", "thought_true_frac")
 SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 # a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
-# an SFT stage in steps of 8 demonstrations; then 64 trajectories an iteration, 32 of them kept for one optimizer step
-TEXTS, BUDGET, SMALL = ("quest", "repair"), 6400, knobs(group_size=8, filter_keep=0.5)
-SFT = (*knobs(sft_steps=240, sft_batch_size=8), ">", *SMALL)
-QUEST = ("quest_ppo", *SFT)
+TEXTS, BUDGET, SFT = ("quest", "repair"), 6400, (*knobs(sft_steps=400, sft_batch_size=8), ">")
+QUEST = ("quest_ppo", "single_turn", *knobs(sft_noise=0.6), *SFT)  # SFT on players of whom half succeed, then RL
 ESTIMATORS = {"PPO": ()} | {
     f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
     for name in ("rloo", "grpo") for where in ("", " by turn")
@@ -108,7 +106,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
         f"quest {name} {density}": (*QUEST, f"--reward_density={density}", *words)
         for name, words in ESTIMATORS.items() for density in ("sparse", "balanced", "dense")}),
     "split": (f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each", EVAL, {
-        f"quest PPO {share:.0%} SFT": ("quest_ppo", *split(share)) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)}),
+        f"quest PPO {share:.0%} SFT": split(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)}),
     "ratio": ("reward for a repair that passes all tests, or for the share that it mends", EVAL, {
         f"repair GRPO {kind}": ("repair_grpo", *SFT, f"--env=repair:reward={kind}") for kind in ("binary", "ratio")}),
 }  # fmt: skip
@@ -205,7 +203,7 @@ def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
     config, out_dir = load_config(arguments[1:])[0], out_dir_of(arguments)
     if failure := launch(arguments):
         return False, failure
-    steps = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = read_rows(out_dir / "metrics.jsonl")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     row = {
         "command": shlex.join(["python", *arguments]),

@@ -14,7 +14,7 @@ under way, with exit code 75 (docs/reliability.md).
 """
 
 # before all else: it answers --help, and other imports take seconds
-from configurator import Config, check_out_dir, describe, fail_clearly, load_config, save_config, write_whole
+from configurator import Config, check_out_dir, describe, fail_clearly, load_config, read_rows, save_config, write_whole
 
 # isort: split
 
@@ -44,7 +44,7 @@ from diagnostics import KEYS, measure, regime, stop_reason, warnings_of
 from engine import check_installed, make_engine
 from envs import stage_of
 from eval import evaluate_all, progress, reference_rows, scored_envs, table, trajectory_record, write_jsonl
-from log import METRICS_OF_UPDATE, Log, read_rows, write_rows
+from log import METRICS_OF_UPDATE, Log, write_rows
 from model import Critic, Policy, add_lora, compile_blocks, load_model
 from rollout import Chat, Trajectory, make_episode, pack, sequences, summarize, unmask, without_errors
 

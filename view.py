@@ -10,7 +10,7 @@ What models and environments wrote is data: JSON in a script tag that no text ca
 """
 
 # before all else: it answers --help
-from configurator import fail_clearly, load_saved
+from configurator import fail_clearly, load_saved, read_rows
 
 # isort: split
 
@@ -34,14 +34,6 @@ PANEL = ("reward", "in_group_reward_std", "entropy", "grad_norm")  # entropy in 
 # ---------- trajectories
 
 
-def read_lines(path: Path) -> list[dict]:
-    """The records of a JSON-lines file; [] where there is none. A line that was cut off is none."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
-
-
 def load(run: Path, wanted: int = 0) -> dict:
     """What the page shows: trajectories in the order of training; token strings and system messages by number.
 
@@ -53,7 +45,7 @@ def load(run: Path, wanted: int = 0) -> dict:
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
-    for stage, r in ((stage, record) for file, stage in STAGES.items() for record in read_lines(run / file)):
+    for stage, r in ((stage, record) for file, stage in STAGES.items() for record in read_rows(run / file)):
         turns, when = [], stage or f"iteration {r['step']}"
         for turn in r["turns"]:
             parts = take_apart(turn["observation"], symbols(r["env"])) | {"ok": turn["format_ok"]}
@@ -130,7 +122,7 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
     figure, players, place = Figure(figsize=(8, 4.5), layout="constrained"), set(), -1.0
     axes = figure.subplots()
     for run in runs:
-        n, rows = load_saved(run).eval_size, read_lines(run / "metrics.jsonl")
+        n, rows = load_saved(run).eval_size, read_rows(run / "metrics.jsonl")
         scores = json.loads((run / "scores.json").read_text()) if (run / "scores.json").is_file() else {}
         rates = {row["step"]: row["eval_success"] for row in rows if row["eval_success"] is not None}
         rates = ({0: fmean(scores["start"])} if scores else {}) | rates
@@ -154,7 +146,7 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
     figure, notes = Figure(figsize=(9, 6), layout="constrained"), []
     plots = figure.subplots(2, 2, sharex=True)
     for run in runs:
-        rows = read_lines(run / "metrics.jsonl")
+        rows = read_rows(run / "metrics.jsonl")
         signs = [(row["step"], text) for i, row in enumerate(rows) for text in warnings_of(rows[: i + 1])]
         notes += [f"{run.name}, iteration {step}: {text}" for step, text in signs]
         for axes, key in zip(plots.flat, PANEL, strict=True):

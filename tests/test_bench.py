@@ -9,8 +9,8 @@ import torch
 from conftest import small_config
 
 import bench
+from configurator import read_rows
 from engine import make_engine
-from log import read_rows
 from model import Batch, load_model
 from rollout import Chat, collect
 

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing import event_accumulator, plugin_event
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import train
-from configurator import load_saved
-from log import Log, group_of, read_rows
+from configurator import load_saved, read_rows
+from log import Log, group_of
 from pictures import COLORS
 from rollout import Trajectory, Turn
 
