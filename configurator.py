@@ -135,6 +135,7 @@ class Config:
     sft_demos: Natural = 0  # demonstrations that differ, gone through again and again; 0 = new ones for every step
     sft_file: str = ""  # demonstrations to read (sft.py --export=PATH), again and again; '' = made on the fly
     sft_noise: Fraction = 0.0  # share of the turns of demonstrations with random actions
+    sft_clean: Fraction = 0.0  # share of the demonstrations, the first ones, that are without
 
     def __post_init__(self) -> None:
         for key, legal in CHOICES.items():

@@ -58,16 +58,22 @@ def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[],
     return trajectory
 
 
+def num_demonstrations(config: Config) -> int:
+    """How many differ."""
+    return config.sft_demos or config.sft_steps * config.sft_batch_size
+
+
 def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
     """A player on training instance `index` who states what is true and walks a shortest path (`Env.demonstrate`),
-    mostly one action a turn; with probability `sft_noise` a turn has a random number of random actions."""
+    mostly one action a turn; with probability `sft_noise` a turn has a random number of random actions, except in the
+    first `sft_clean` of all demonstrations."""
     seed, episode = (config.seed, SEED_DEMOS, index), make_episode(config)
     rng = np.random.default_rng([*seed, 1])  # not 0: numpy seeds [a, b, c] and [a, b, c, 0] alike, and one is taken
     opening, env = episode.reset(seed), episode.env
 
     def reply() -> str:
         most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
-        noisy = rng.random() < config.sft_noise
+        noisy = rng.random() < config.sft_noise * (index >= config.sft_clean * num_demonstrations(config))
         count = min(int(rng.integers(1, most + 1) if noisy else rng.geometric(COMMIT_ONE)), most)
         actions = (not noisy and env.demonstrate(count, rng)) or env.random(count, rng)
         return format_response(" ".join(env.statements()), actions, think=config.think)

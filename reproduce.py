@@ -63,7 +63,8 @@ SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 # a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
 TEXTS, BUDGET, SFT = ("quest", "repair"), 6400, (*knobs(sft_steps=400, sft_batch_size=8), ">")
-QUEST = ("quest_ppo", "single_turn", *knobs(sft_noise=0.6), *SFT)  # SFT on players of whom half succeed, then RL
+# SFT to copy names, and at its end on players of whom half succeed; then RL
+QUEST = ("quest_ppo", "single_turn", *knobs(sft_steps=1000, sft_batch_size=8, sft_noise=0.6, sft_clean=0.75), ">")
 ESTIMATORS = {"PPO": ()} | {
     f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
     for name in ("rloo", "grpo") for where in ("", " by turn")

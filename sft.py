@@ -32,7 +32,7 @@ import torch
 from tqdm import tqdm
 
 import parallel
-from corpus import Drill, demonstration, documents
+from corpus import Drill, demonstration, documents, num_demonstrations
 from engine import make_engine
 from envs import make_env
 from model import Policy, build_tiny, load_model
@@ -197,7 +197,7 @@ def base_report(model, chat: Chat) -> dict[str, dict]:
 def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
     """Write those of a run with these settings, a line of JSON each: keys that eval.py, too, writes of what was played.
     Returns how many there are."""
-    count = config.sft_demos or config.sft_steps * config.sft_batch_size
+    count = num_demonstrations(config)
     with Path(path).open("w", encoding="utf-8") as file:
         for i in range(count):
             t = demonstration(config, chat, i)

@@ -10,7 +10,7 @@ eval_every = 0
 sft_lr = 3e-3
 sft_muon_lr = 1e-2
 
-num_iterations = 60
+num_iterations = 40
 group_size = 8
 filter_keep = 0.5
 batch_size = 16

@@ -73,6 +73,15 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
         assert a.turns[0].text.split("</think>")[0] == b.turns[0].text.split("</think>")[0]
 
 
+@pytest.mark.parametrize("sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)])
+def test_the_first_demonstrations_may_be_clean(chat, sizes):
+    """30 of 40 are those without noise, the others those with it; with fewer to go through, those are counted."""
+    config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
+    for index in (0, 29, 30, 39):
+        alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)
+        assert demonstration(config, chat, index).ids == demonstration(alone, chat, index).ids
+
+
 def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
     for noise, least, most in ((0.0, 0.75, 0.95), (1.0, 0.25, 0.45)):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
