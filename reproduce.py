@@ -137,7 +137,7 @@ def command(words: tuple[str, ...], scale: str, seed: int, script: str = "train.
     overrides = list({word.split("=")[0]: word for word in words if word.startswith("--")}.values())  # the last wins
     files = [*(word for word in words if not word.startswith(("--", ">"))), *SCALES[scale][0]]
     files += ["tiny_text"] if scale == "tiny" and files[0].startswith(TEXTS) else []
-    name = "-".join([*files, *(word[2:] for word in overrides)]) + f"_s{seed}"
+    name = "-".join([*files, *(word[2:].replace(":", "_") for word in overrides)]) + f"_s{seed}"
     name = f"sft-{name}" if script == "sft.py" else f"warm-{name}" if ">" in words else name
     if ">" in words:
         overrides.append(f"--model={out_dir_of(sft_command(words, scale, seed))}/model")
