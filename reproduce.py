@@ -58,7 +58,7 @@ def split(share: float) -> tuple[str, ...]:
 SOKOBAN, GRIDS, ENVS = ("sokoban",), ("frozenlake", "sokoban"), ("bandit", "frozenlake", "sokoban")
 PPO, BOTH = ("ppo",), ("ppo", "grpo")
 VANILLA, TRANSFER = ("starpo_vanilla",), ("ENV_transfer",)
-EVAL, THOUGHTS = ("eval_success",), ("response_length", "thought_true_frac")
+EVAL, TRAINED, THOUGHTS = ("eval_success",), ("success",), ("response_length", "thought_true_frac")
 SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 # a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
@@ -97,13 +97,13 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
     "table4": ("with and without thinking", EVAL, grid(("bandit", "sokoban"), PPO, {
         "think": TRANSFER, "no-think": TRANSFER + knobs(think=False)})),
     # arXiv 2510.01132
-    "quest": ("RL on quests of w rooms, o objects and q commands, after SFT on the first kind; success on all", EVAL, {
+    "quest": ("RL on quests of w rooms, o objects, q commands, after SFT on the first kind; success on all", TRAINED, {
         f"quest PPO w{w}-o{o}-q{q}": (*QUEST, "quest_transfer", f"--env=quest:w={w},o={o},q={q},goal=full,show=none")
         for w, o, q in ((2, 3, 4), (8, 3, 4), (2, 12, 4), (8, 12, 4), (4, 6, 8))}),
     "turns": ("step budget: 1.5 to 4 times the shortest solution", EVAL, {
         f"quest PPO {k} turns": QUEST + knobs(max_turns=k, actions_per_traj=k, max_context_tokens=2560)
         for k in (6, 8, 12, 16)}),
-    "density": ("reward density by estimator; of trajectories, or by turn from returns-to-go", EVAL, {
+    "density": ("reward density by estimator; of trajectories, or by turn from returns-to-go", TRAINED, {
         f"quest {name} {density}": (*QUEST, f"--reward_density={density}", *words)
         for name, words in ESTIMATORS.items() for density in ("sparse", "balanced", "dense")}),
     "split": (f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each", EVAL, {
@@ -241,7 +241,7 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
 
 def series(row: dict) -> dict[str, dict[int, float]]:
     """Metric -> iteration -> value; iteration 0 is the start. The oldest rows have evaluations only."""
-    start = np.mean([wins for key, wins in row["successes"].items() if "start" in key])
+    start = next(scored([row]))[1]["start"].mean()
     lines = {key: {i: x for i, x in enumerate(xs, 1) if x is not None} for key, xs in row.get("series", {}).items()}
     return {"eval_success": {0: float(start)} | {int(i): x for i, x in row["curve"].items()}} | lines
 
@@ -284,6 +284,7 @@ def table(curves: dict[str, list[dict]]) -> str:
             players.setdefault(text, []).append(name)
     missing = [label for label, rows in curves.items() if not rows]
     costs = {label: [row["costs"] for row in rows] for label, rows in curves.items() if rows and "costs" in rows[0]}
+    costs = costs if any(cost["demonstrations"] for found in costs.values() for cost in found) else {}
     for i, (label, found) in enumerate(costs.items()):
         lines += [] if i else ["", f"| mean costs of | {' | '.join(found[0])} |", "|---" * (1 + len(found[0])) + "|"]
         lines.append(f"| {label} | {' | '.join(f'{np.mean([c[key] for c in found]):,.0f}' for key in found[0])} |")
@@ -321,7 +322,7 @@ def plot(path: Path, title: str, metrics: tuple[str, ...], curves: dict[str, lis
             panels.setdefault(env, {})[label.removeprefix(f"{env} ")] = rows
     panels = panels or {"nothing was run": {}}
     figure = Figure(figsize=(5 * len(panels), 3.5 * len(metrics)), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, wrap=True)
     axes = figure.subplots(len(metrics), len(panels), squeeze=False)
     for (i, metric), (column, (env, inside)) in product(enumerate(metrics), zip(axes.T, panels.items(), strict=True)):
         ax = column[i]

@@ -356,7 +356,8 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
     nobody = nullcontext(SimpleNamespace(wanted=lambda: False))  # signals are for a main thread
     monkeypatch.setattr(train, "Interruption", lambda _: nobody)
-    short, large = {}, ("--env=", "--max_turns=", "--actions_per_traj=", "--max_context_tokens=")  # names stay short
+    # names stay short
+    short, large = {}, ("--env=", "--max_turns=", "--actions_per_traj=", "--max_context_tokens=", "--sft_clean=")
     for name, (what, metrics, curves) in reproduce.FIGURES.items():
         label, words = list(curves.items())[-1]
         rest = [word.replace("128", "4") for word in words[1:] if not word.endswith("_transfer")]  # N=1: four prompts
