@@ -1,6 +1,5 @@
 # Pretraining of the tiny base model on generated text; the folder base/ came from this.
 # Launch:  torchrun --nproc_per_node=2 sft.py config/base.py        (interrupted, it continues from out/base)
-# 2 packs of 1,024 tokens or a little more a step, one for each process
 
 model = "tiny"
 tiny_shape = "4x96"
@@ -8,7 +7,7 @@ device = "cpu"
 num_threads = 1
 max_context_tokens = 1024  # of a document
 micro_batch_tokens = 1024  # of a pack: documents of one environment under one system prompt
-sft_batch_size = 2  # packs per step
+sft_batch_size = 2  # packs per step, one for each process
 sft_steps = 12_000
 sft_lr = 2.5e-3
 sft_muon_lr = 0.005

@@ -1,5 +1,4 @@
-# Overlay behind tiny.py: text worlds for the tiny base model, which has never seen their words and needs SFT first; the
-# commands stand in docs/results/practitioner.md.
+# Overlay behind tiny.py: text worlds, whose words the base has never seen: SFT first (docs/results/practitioner.md).
 
 think = False  # the reply is the command, as in arXiv 2510.01132
 max_response_tokens = 32
