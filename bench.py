@@ -295,7 +295,8 @@ def trained(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, f
     if done.returncode:
         raise ValueError(f"{' '.join(command)} failed: {done.stdout[-2000:]}")
     rows = read_rows(Path(out_dir, "metrics.jsonl"))[1:]
-    row = {key: float(np.median([r[key] for r in rows])) for key in rows[0] if isinstance(rows[0][key], float)}
+    numbers = [key for key in rows[0] if all(isinstance(r[key], float) for r in rows)]
+    row = {key: float(np.median([r[key] for r in rows])) for key in numbers}
     return row | {"wall_s": row["rollout_s"] + row["update_s"]}
 
 

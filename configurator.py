@@ -135,7 +135,7 @@ class Config:
     sft_demos: Natural = 0  # demonstrations that differ, gone through again and again; 0 = new ones for every step
     sft_file: str = ""  # demonstrations to read (sft.py --export=PATH), again and again; '' = made on the fly
     sft_noise: Fraction = 0.0  # share of the turns of demonstrations with random actions
-    sft_clean: Fraction = 0.0  # share of the demonstrations, the first ones, that are without
+    sft_clean: Fraction = 0.0  # share of the demonstrations, the first ones, without that noise
 
     def __post_init__(self) -> None:
         for key, legal in CHOICES.items():
@@ -284,8 +284,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def read_rows(path: Path, last: float = math.inf) -> list[dict]:
     """The rows of a JSON-lines file up to the step `last`, [] where there is none. A line that was cut off is none."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [row for row in (json.loads(x) for x in lines if x.endswith("\n")) if row.get("step", 0) <= last]
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return [row for row in map(json.loads, lines) if row.get("step", 0) <= last]
 
 
 def load_saved(path: str | Path) -> Config:

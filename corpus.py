@@ -53,14 +53,16 @@ def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[],
         trajectory.turns.append(Turn(prompt, ids, [], outcome.reward, text, user, outcome.info))
         trajectory.status, user = outcome.status or "", outcome.user
         prompt = next_prompt(chat, trajectory, user, config.context_turns)
-        if len(prompt) + (0 if config.context_turns else len(trajectory.ids)) > config.max_context_tokens:
+        used = config.max_response_tokens if config.context_turns else len(trajectory.ids)  # a window begins anew
+        if used + len(prompt) > config.max_context_tokens:
             trajectory.status = trajectory.status or "out_of_tokens"
     return trajectory
 
 
 def num_demonstrations(config: Config) -> int:
     """How many differ."""
-    return config.sft_demos or config.sft_steps * config.sft_batch_size
+    shown = config.sft_steps * config.sft_batch_size
+    return min(config.sft_demos or shown, shown)
 
 
 def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
@@ -73,7 +75,7 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
 
     def reply() -> str:
         most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
-        noisy = rng.random() < config.sft_noise * (index >= config.sft_clean * num_demonstrations(config))
+        noisy = rng.random() < config.sft_noise * (index >= round(config.sft_clean * num_demonstrations(config)))
         count = min(int(rng.integers(1, most + 1) if noisy else rng.geometric(COMMIT_ONE)), most)
         actions = (not noisy and env.demonstrate(count, rng)) or env.random(count, rng)
         return format_response(" ".join(env.statements()), actions, think=config.think)
@@ -186,7 +188,7 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
         env.alphabet = draw_symbols(rng)
     turns, actions = (1, 1) if env.repeats else (5, 5) if rng.random() < 0.7 else rng.integers(1, 6, 2).tolist()
     limits = dict(max_turns=turns, actions_per_turn=actions, max_response_tokens=int(rng.choice([40, 64, 400])))
-    limited = replace(config, **limits, think=rng.random() < THINK)
+    limited = replace(config, **limits, think=rng.random() < THINK, context_turns=0)
     mean = SKILL if progress < LEARNED else LAST_SKILL[spec.split(":")[0]]
     while num_tokens < config.micro_batch_tokens:
         instance = draw_arms(rng) if env.repeats else env.draw(rng)

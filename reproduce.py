@@ -51,8 +51,8 @@ def grid(envs: tuple[str, ...], kinds: tuple[str, ...], variants: dict[str, tupl
 def split(share: float) -> tuple[str, ...]:
     """Settings of both stages: `share` of BUDGET rollouts buys demonstrations, of ten rollouts each. Steps of SFT are
     those of other figures, however often they go through the demonstrations."""
-    stage = (*QUEST[:-1], f"--sft_demos={share * BUDGET / 10:.0f}", ">") if share else QUEST[:2]
-    return *stage, *knobs(num_iterations=round((1 - share) * BUDGET / 64))
+    stage = (*COPIES, f"--sft_demos={share * BUDGET / 10:.0f}", ">") if share else COPIES[:2]
+    return *stage, *knobs(group_size=8, filter_keep=0.5, num_iterations=round((1 - share) * BUDGET / 64))
 
 
 SOKOBAN, GRIDS, ENVS = ("sokoban",), ("frozenlake", "sokoban"), ("bandit", "frozenlake", "sokoban")
@@ -63,8 +63,8 @@ SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 # a group of one has no variance to filter by: all 128 are kept, for one optimizer step an iteration as in other rows
 ALONE = knobs(num_groups=128, group_size=1, filter_keep=1.0, batch_size=128)
 TEXTS, BUDGET, SFT = ("quest", "repair"), 6400, (*knobs(sft_steps=400, sft_batch_size=8), ">")
-# SFT to copy names, and at its end on players of whom half succeed; then RL
-QUEST = ("quest_ppo", "single_turn", *knobs(sft_steps=1000, sft_batch_size=8, sft_noise=0.6, sft_clean=0.75), ">")
+COPIES = ("quest_ppo", "single_turn", *knobs(sft_steps=1000, sft_batch_size=8))
+QUEST = (*COPIES, *knobs(sft_noise=0.6, sft_clean=0.75), ">")  # SFT ends on players of whom half succeed; then RL
 ESTIMATORS = {"PPO": ()} | {
     f"{name.upper()}{where}": knobs(estimator=name, turn_level=bool(where))
     for name in ("rloo", "grpo") for where in ("", " by turn")
@@ -97,23 +97,23 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
     "table4": ("with and without thinking", EVAL, grid(("bandit", "sokoban"), PPO, {
         "think": TRANSFER, "no-think": TRANSFER + knobs(think=False)})),
     # arXiv 2510.01132
-    "quest": ("RL on quests of w rooms, o objects, q commands, after SFT on the first kind; success on all", TRAINED, {
+    "quest": ("RL on quests of w rooms, o objects, q commands, after SFT on the first kind", TRAINED, {
         f"quest PPO w{w}-o{o}-q{q}": (*QUEST, "quest_transfer", f"--env=quest:w={w},o={o},q={q},goal=full,show=none")
         for w, o, q in ((2, 3, 4), (8, 3, 4), (2, 12, 4), (8, 12, 4), (4, 6, 8))}),
-    "turns": ("step budget: 1.5 to 4 times the shortest solution", EVAL, {
+    "turns": ("step budget: 1.5 to 4 times the shortest solution", TRAINED, {
         f"quest PPO {k} turns": QUEST + knobs(max_turns=k, actions_per_traj=k, max_context_tokens=2560)
         for k in (6, 8, 12, 16)}),
     "density": ("reward density by estimator; of trajectories, or by turn from returns-to-go", TRAINED, {
         f"quest {name} {density}": (*QUEST, f"--reward_density={density}", *words)
         for name, words in ESTIMATORS.items() for density in ("sparse", "balanced", "dense")}),
-    "split": (f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each", EVAL, {
+    "split": (f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each", TRAINED, {
         f"quest PPO {share:.0%} SFT": split(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)}),
-    "ratio": ("reward for a repair that passes all tests, or for the share that it mends", EVAL, {
+    "ratio": ("reward for a repair that passes all tests, or for the share that it mends", TRAINED, {
         f"repair GRPO {kind}": ("repair_grpo", *SFT, f"--env=repair:reward={kind}") for kind in ("binary", "ratio")}),
 }  # fmt: skip
 # config files, jobs at a time, seconds of (a rollout of 128 trajectories, an optimizer step on 32) and their source
 SCALES = {
-    "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8), "quest": (16, 18),
+    "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8), "quest": (9, 3),
                             "repair": (16, 18)},
              "CPU time of finished rows, else of groups of 16; evaluations come on top, and smaller groups cost more"),
     "full": ((), 1, dict.fromkeys((*ENVS, *TEXTS), (9.3, 14.7)),
@@ -260,7 +260,7 @@ def scored(rows: list[dict]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
         before, after = key.split("after RL")
         names = [k for k in rows[0]["successes"] if k.startswith(before) and k.endswith(after)]
         wins = {k.removeprefix(before).removesuffix(after): np.array([r["successes"][k] for r in rows]) for k in names}
-        yield (before + after).strip(" ,:/"), wins
+        yield (before + after).strip(" ,:/"), {k: w for k, w in wins.items() if ": " not in k}  # those of others
 
 
 def table(curves: dict[str, list[dict]]) -> str:
@@ -283,9 +283,9 @@ def table(curves: dict[str, list[dict]]) -> str:
             text = "; ".join(f"{k} {rate(w[0])}" for k, w in wins.items() if k not in ("start", "after RL"))
             players.setdefault(text, []).append(name)
     missing = [label for label, rows in curves.items() if not rows]
-    costs = {label: [row["costs"] for row in rows] for label, rows in curves.items() if rows and "costs" in rows[0]}
+    costs = {label: [row["costs"] for row in rows if "costs" in row] for label, rows in curves.items()}
     costs = costs if any(cost["demonstrations"] for found in costs.values() for cost in found) else {}
-    for i, (label, found) in enumerate(costs.items()):
+    for i, (label, found) in enumerate((label, found) for label, found in costs.items() if found):
         lines += [] if i else ["", f"| mean costs of | {' | '.join(found[0])} |", "|---" * (1 + len(found[0])) + "|"]
         lines.append(f"| {label} | {' | '.join(f'{np.mean([c[key] for c in found]):,.0f}' for key in found[0])} |")
     lines += ["", LEGEND, *(["", f"Not run yet: {', '.join(missing)}."] if missing else [])]

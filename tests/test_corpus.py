@@ -109,13 +109,12 @@ def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
         assert [turn.text for turn in demo.turns] == [turn.text for turn in whole.turns]
         for k, (turn, last) in enumerate(zip(demo.turns, whole.turns, strict=True)):
             first = max(0, k + 1 - seen)
-            between = [x for t in whole.turns[first + 1 : k + 1] for x in t.prompt_ids]
-            spoken = [x for t in whole.turns[first:k] for x in t.response_ids]
             opening = chat.opening(whole.system, whole.turns[first].observation)
-            assert turn.prompt_ids[: len(opening)] == opening and turn.response_ids == last.response_ids
-            assert sorted(turn.prompt_ids[len(opening) :]) == sorted(between + spoken)
+            seen_before = zip(whole.turns[first:k], whole.turns[first + 1 : k + 1], strict=True)
+            rest = [x for before, after in seen_before for x in (*before.response_ids, *after.prompt_ids)]
+            assert turn.prompt_ids == opening + rest and turn.response_ids == last.response_ids
     # a turn of a window has the context for itself
-    limit = max(len(turn.prompt_ids) for turn in demo.turns)
+    limit = max(len(turn.prompt_ids) for turn in demo.turns[1:]) + config.max_response_tokens
     short = replace(config, context_turns=3, max_context_tokens=limit)
     assert demonstration(short, chat, whole.seed[-1]).status == demo.status
     short = replace(short, max_context_tokens=limit - 1)

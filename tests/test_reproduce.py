@@ -59,6 +59,15 @@ def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch, capsys):
     assert all(line in lines for line in capsys.readouterr().out.splitlines() if line.startswith("| "))
 
 
+def test_environments_that_are_scored_stand_apart():
+    one = {"random, closed loop": [0, 0], "start": [1, 0], "after RL": [1, 1]}
+    other = {f"bandit:pair=jobs: {name}": [0, 0] for name in one}
+    rows = [{"successes": one | other}]
+    found = {env: {name: wins.tolist() for name, wins in inside.items()} for env, inside in reproduce.scored(rows)}
+    assert found == {"": {k: [v] for k, v in one.items()}, "bandit:pair=jobs": {k: [[0, 0]] for k in one}}
+    assert reproduce.series(rows[0] | {"curve": {"2": 0.75}})["eval_success"] == {0: 0.5, 2: 0.75}
+
+
 def words_of(name, label):
     return reproduce.FIGURES[name][2][label]
 
