@@ -70,5 +70,5 @@ def strip(env: str, observations: Sequence[str], captions: Sequence[str]) -> Fig
     figure = Figure(figsize=(2 * len(boards), 2.6), layout="constrained")
     for axes, board, caption in zip(figure.subplots(1, len(boards), squeeze=False)[0], boards, captions, strict=True):
         draw(axes, board, known)
-        axes.set_title(fill(caption, 28), fontsize=8, parse_math=False)
+        axes.set_title(fill("".join(c if c.isprintable() else " " for c in caption), 28), fontsize=8, parse_math=False)
     return figure
