@@ -121,6 +121,7 @@ SCALES = {
 }  # fmt: skip
 OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": False, "draw": False}
 RESULTS = Path("docs/results")
+NAMED = str.maketrans(":,", "__")  # in names of folders: eval.py takes a list of models, parted by commas
 SERIES = ("success", *SIGNS, *THOUGHTS)  # what a row keeps of every iteration
 LEGEND = """Success in % with its 95 % Wilson interval over the prompts of all seeds together; differences are paired,
 with a bootstrap interval over seeds and prompts. First warning: the iteration of the first early sign of collapse
@@ -137,7 +138,7 @@ def command(words: tuple[str, ...], scale: str, seed: int, script: str = "train.
     overrides = list({word.split("=")[0]: word for word in words if word.startswith("--")}.values())  # the last wins
     files = [*(word for word in words if not word.startswith(("--", ">"))), *SCALES[scale][0]]
     files += ["tiny_text"] if scale == "tiny" and files[0].startswith(TEXTS) else []
-    name = "-".join([*files, *(word[2:].replace(":", "_") for word in overrides)]) + f"_s{seed}"
+    name = "-".join([*files, *(word[2:].translate(NAMED) for word in overrides)]) + f"_s{seed}"
     name = f"sft-{name}" if script == "sft.py" else f"warm-{name}" if ">" in words else name
     if ">" in words:
         overrides.append(f"--model={out_dir_of(sft_command(words, scale, seed))}/model")
