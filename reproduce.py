@@ -260,8 +260,9 @@ def scored(rows: list[dict]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     for key in (key for key in rows[0]["successes"] if "after RL" in key):
         before, after = key.split("after RL")
         names = [k for k in rows[0]["successes"] if k.startswith(before) and k.endswith(after)]
+        names = [k for k in names if ": " not in k.removeprefix(before)]  # the first environment has no name before it
         wins = {k.removeprefix(before).removesuffix(after): np.array([r["successes"][k] for r in rows]) for k in names}
-        yield (before + after).strip(" ,:/"), {k: w for k, w in wins.items() if ": " not in k}  # those of others
+        yield (before + after).strip(" ,:/"), wins
 
 
 def table(curves: dict[str, list[dict]]) -> str:
@@ -284,9 +285,10 @@ def table(curves: dict[str, list[dict]]) -> str:
             text = "; ".join(f"{k} {rate(w[0])}" for k, w in wins.items() if k not in ("start", "after RL"))
             players.setdefault(text, []).append(name)
     missing = [label for label, rows in curves.items() if not rows]
-    costs = {label: [row["costs"] for row in rows if "costs" in row] for label, rows in curves.items()}
+    known = {label: [row["costs"] for row in rows if "costs" in row] for label, rows in curves.items()}
+    costs = {label: found for label, found in known.items() if found}
     costs = costs if any(cost["demonstrations"] for found in costs.values() for cost in found) else {}
-    for i, (label, found) in enumerate((label, found) for label, found in costs.items() if found):
+    for i, (label, found) in enumerate(costs.items()):
         lines += [] if i else ["", f"| mean costs of | {' | '.join(found[0])} |", "|---" * (1 + len(found[0])) + "|"]
         lines.append(f"| {label} | {' | '.join(f'{np.mean([c[key] for c in found]):,.0f}' for key in found[0])} |")
     lines += ["", LEGEND, *(["", f"Not run yet: {', '.join(missing)}."] if missing else [])]

@@ -1,3 +1,3 @@
-# Overlay behind frozenlake_ppo.py: pays for thoughts that state the board truly; the paper's finding 6: else they fade.
+# Overlay behind frozenlake_ppo.py: pays for true statements in thoughts, which fade else (finding 6 of the paper).
 
 think_reward = 0.1
