@@ -207,7 +207,8 @@ def load_config(argv: list[str], *, extra: dict | None = None, base: Config | No
                 config_sources[key] = arg
         else:
             hint = "; nor is there such a folder" if "/" in arg and not Path(arg).exists() else ""
-            wanted = f"neither a config/name.py file nor --key=value, such as --seed=1{hint}"
+            example = f"{arg}=True" if {**FIELD_TYPES, **extra_types}.get(arg[2:]) is bool else "--seed=1"
+            wanted = f"neither a config/name.py file nor --key=value, such as {example}{hint}"
             raise ValueError(f"argument {arg!r} is {wanted}")
     config = Config(**values)  # checks the ranges
     out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"

@@ -225,8 +225,8 @@ def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[T
 
 def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, list[Trajectory]], None]]:
     """Put the replies of a record (`write_jsonl`) through parser and environments again; entropy is taken from it.
-    Yields: what `scored` does. Raises: ValueError for games of an environment that is not
-    scored here, and when all are and one differs from its record."""
+    Yields: what `scored` does. Raises: ValueError for games of an environment that is not scored here, and when all are
+    and one differs from its record."""
 
     def answer(record: dict, _, t: Trajectory, user: str) -> Turn | None:
         for turn in record["turns"][len(t.turns) : len(t.turns) + 1]:
