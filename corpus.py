@@ -91,7 +91,7 @@ class Drill(Episode):
     A move in it never slips, and later questions are about the board after it."""
 
     def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
-        self.env, self.questions, self.rng = env, questions, rng
+        self.env, self.config, self.questions, self.rng = env, Config(), questions, rng
         if isinstance(env, FrozenLake):
             env.success_rate = 1.0
 

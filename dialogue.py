@@ -66,8 +66,12 @@ class Episode:
 
     def open(self, observation: str) -> tuple[str, str]:
         """The same for an environment that has just been started."""
-        self.turn_idx = 0
+        self.turn_idx, self.remaining = 0, self._way()
         return self.system(), self._turn_text(observation, "")
+
+    def _way(self) -> list[int | None]:
+        """How long the best plan is from here, for the reward density that asks for it."""
+        return [self.env.optimal_length()] if self.config.reward_density == "plan" else []
 
     def system(self) -> str:
         most = min(self.config.actions_per_turn, self.env.max_actions)
@@ -98,6 +102,7 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.info["success"] else "failure"
                 break
+        self.remaining += self._way()
         surplus = len(parsed.actions) - allowed
         format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
         reward = earned + (0.0 if format_ok else config.format_penalty)

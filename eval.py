@@ -124,16 +124,13 @@ def play(config: Config, answer: Answer, seed: Sequence[int], member: int) -> Tr
     Args: answer: gives a turn with its text, or with info["error"]; None where the trajectory is out of tokens."""
     t, episode = Trajectory(tuple(seed), member, env=config.env), make_episode(config)
     t.system, user, failed = rollout.open_episode(episode, t, config.eval_split, config.step_timeout_s)
-    remaining = [episode.env.optimal_length()] if config.reward_density == "plan" and not failed else []
     while not t.status and (turn := Turn([], [], []) if failed else answer(episode, t, user)):
         failed = failed or ("error" in turn.info and rollout.error_outcome(turn.info["error"]))
         outcome = failed or rollout.take_step(episode, turn.text, config.step_timeout_s)
-        remaining += [episode.env.optimal_length()] if remaining and outcome.status != "error" else []
         t.turns.append(replace(turn, reward=outcome.reward, observation=user, info=outcome.info))
         t.status, user = outcome.status or "", outcome.user
     t.status = t.status or "out_of_tokens"
-    if config.reward_density != "native":
-        rollout.reshape_rewards(t, config.reward_density, episode.env.max_reward, remaining)
+    rollout.reshape_rewards(t, episode)
     return t
 
 
@@ -374,7 +371,7 @@ def main(argv: list[str]) -> None:
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     base = replace(load_saved(runs[0]), model=",".join(str(policy_of(run)) for run in runs)) if runs else None
     config, options, sources = load_config(argv[len(runs) :], extra=OPTIONS, base=base)
-    if unknown := {*filter(None, options["player"].split(","))} - {*PLAYERS}:
+    if options["player"] and (unknown := {*options["player"].split(",")} - {*PLAYERS}):
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {unknown.pop()!r}")
     if options["samples"] < 1 or bool(options["api_base"]) != bool(options["api_model"]):
         raise ValueError(f"samples must be 1 or more, and api_base and api_model given together; got {argv}")

@@ -155,10 +155,12 @@ def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> lis
     return prompt
 
 
-def reshape_rewards(t: Trajectory, density: str, most: float, remaining: Sequence[int | None]) -> None:
+def reshape_rewards(t: Trajectory, episode: Episode) -> None:
     """Put `dialogue.shape` of the environment's rewards in their place; penalties and bonuses stay."""
-    native = [turn.info["env_reward"] for turn in t.turns]
-    shaped = shape(native, t.success, density, most=most, remaining=remaining)
+    density, native = episode.config.reward_density, [turn.info["env_reward"] for turn in t.turns]
+    if density == "native" or t.status == "error":
+        return
+    shaped = shape(native, t.success, density, most=episode.env.max_reward, remaining=episode.remaining)
     for turn, old, new in zip(t.turns, native, shaped, strict=True):
         turn.reward += new - old
 
@@ -183,7 +185,8 @@ def guarded(limit_s: float, call: Callable, *args, **options):
 
     before = signal.signal(signal.SIGALRM, late) if in_main else None
     try:
-        signal.setitimer(signal.ITIMER_REAL, limit_s * in_main)
+        if in_main:  # the process has one timer, and a thread could stop it
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
         return call(*args, **options)
     except Exception as error:
         raise EnvError(f"{type(error).__name__}: {error}") from error
@@ -234,13 +237,12 @@ def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int
     Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
         depend on what happens to run together; on_done: called when a trajectory ends; episodes: what to play, by
         default those with `envs`, else what the config names. Raises: ValueError for a too long first prompt."""
-    envs, users, failed, remaining = envs or [config.env] * len(starts), [], [], []
+    envs, users, failed = envs or [config.env] * len(starts), [], []
     trajectories = [Trajectory(tuple(seed), member, env=env) for (seed, member), env in zip(starts, envs, strict=True)]
     episodes = episodes or [make_episode(config, env) for env in envs]
     for trajectory, episode in zip(trajectories, episodes, strict=True):
         trajectory.system, user, error = open_episode(episode, trajectory, split, config.step_timeout_s)
-        lengths = [episode.env.optimal_length()] if config.reward_density == "plan" and not error else []
-        users.append(user), failed.append(error), remaining.append(lengths)
+        users.append(user), failed.append(error)
     history: list[list[int]] = [[] for _ in starts]  # every token so far
     prompts: list[list[int]] = [[] for _ in starts]  # the tokens put before the response under way
 
@@ -265,8 +267,6 @@ def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int
         turn = Turn(prompts[i], sample.ids, sample.logprobs, outcome.reward, text, users[i], outcome.info)
         trajectory.turns.append(turn)
         trajectory.status, users[i] = outcome.status or "", outcome.user
-        if remaining[i] and outcome.status != "error":
-            remaining[i].append(episodes[i].env.optimal_length())
         if config.context_turns:  # a window begins anew
             engine.release(i)
             history[i] = []
@@ -276,9 +276,8 @@ def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int
             if not config.context_turns:
                 engine.release(i)
             on_done()
-    for trajectory, episode, lengths in zip(trajectories, episodes, remaining, strict=True):
-        if config.reward_density != "native" and trajectory.status != "error":
-            reshape_rewards(trajectory, config.reward_density, episode.env.max_reward, lengths)
+    for trajectory, episode in zip(trajectories, episodes, strict=True):
+        reshape_rewards(trajectory, episode)
     return trajectories
 
 
