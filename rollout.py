@@ -157,9 +157,10 @@ def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> lis
 
 def reshape_rewards(t: Trajectory, episode: Episode) -> None:
     """Put `dialogue.shape` of the environment's rewards in their place; penalties and bonuses stay."""
-    density, native = episode.config.reward_density, [turn.info["env_reward"] for turn in t.turns]
+    density = episode.config.reward_density
     if density == "native" or t.status == "error":
         return
+    native = [turn.info["env_reward"] for turn in t.turns]
     shaped = shape(native, t.success, density, most=episode.env.max_reward, remaining=episode.remaining)
     for turn, old, new in zip(t.turns, native, shaped, strict=True):
         turn.reward += new - old

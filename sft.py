@@ -162,20 +162,14 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
     """Share of right answers by kind: the places of the player, the goal or target, all holes or boxes; every cell of a
     row or column, and the walls among these; the whole board after a move."""
-    right = defaultdict(list)
+    right, parts_of = defaultdict(list), {"Where": lambda text: text.rstrip(".").split(". "), "Row": str.split}
     for info in (turn.info for drill in drills for turn in drill.turns):
-        kind, truth, answer = info["question"].split()[0], info["truth"], info["answer"]
-        if kind == "Where":
-            given = answer.rstrip(".").split(". ")
-            for i, place in enumerate(truth.rstrip(".").split(". ")):
-                right[place.split()[0].lower()].append(given[i : i + 1] == [place])
-        elif kind in ("Row", "Column"):
-            given = answer.split()
-            for i, word in enumerate(truth.split()):
-                for name in ("cell", "wall") if word == "wall" else ("cell",):
-                    right[name].append(given[i : i + 1] == [word])
-        else:
-            right["next_board"].append(truth == answer)
+        kind = info["question"].split()[0].replace("Column", "Row")
+        truth, given = (parts_of.get(kind, lambda board: [board])(info[key]) for key in ("truth", "answer"))
+        for i, part in enumerate(truth):
+            names = {"Where": [part.split()[0].lower()], "Row": ["cell", *["wall"] * (part == "wall")]}
+            for name in names.get(kind, ["next_board"]):
+                right[name].append(given[i : i + 1] == [part])
     return {name: round(sum(values) / len(values), 4) for name, values in sorted(right.items())}
 
 

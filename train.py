@@ -239,10 +239,8 @@ def backward(learner: Learner, kept: Sequence[Trajectory], pieces: dict[str, Seq
         largest = torch.maximum(largest, metrics.pop("logprob_diff_max"))
         sums = {key: sums.get(key, 0.0) + value * weight for key, value in metrics.items()}
     if parallel.world_size() > 1:
-        total = torch.stack([value.float() for value in sums.values()])
-        dist.all_reduce(total)
+        parallel.add_up(*sums.values())
         dist.all_reduce(largest, dist.ReduceOp.MAX)
-        sums = dict(zip(sums, total, strict=True))
     return sums | {"logprob_diff_max": largest}
 
 
@@ -423,9 +421,9 @@ def is_finished(config: Config, history: Sequence[dict]) -> bool:
     return True
 
 
-def score_start(config: Config, engine, chat: Chat, device: torch.device) -> dict[str, tuple]:
-    """Evaluate the model that the run began with: again after a restart, for it is cheap and not stored."""
-    results = evaluate_all(config, engine, chat, Policy(load_model(config.model, device=device)[0]))
+def score_start(learner: Learner, engine, chat: Chat) -> dict[str, tuple]:
+    """Evaluate the model that the run begins with: again after a restart, for it is cheap and not stored."""
+    config, results = learner.config, evaluate_all(learner.config, engine, chat, learner.policy)
     for env, (metrics, _) in results.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
@@ -440,9 +438,9 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
     if saved and is_finished(config, history):
         return False
     learner, engine, chat = set_up(config, *machine)
+    stages = {"start": score_start(learner, engine, chat)}
     if saved:
         learner.load(saved)
-    stages = {"start": score_start(config, engine, chat, learner.device)}
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
         (out_dir / "scores.md").unlink(missing_ok=True)

@@ -30,6 +30,7 @@ from test_train import assert_same_checkpoint, rows_of, run, untimed
 import checkpoint
 import dialogue
 import envs
+import eval as evaluation
 import parallel
 import rollout
 import train
@@ -400,6 +401,25 @@ def test_a_failing_environment_ends_its_trajectory_only(chat, monkeypatch, fault
         assert found[i].ids == expected[i].ids
         assert (found[i].status, found[i].score) == (expected[i].status, expected[i].score)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_player_whose_environment_fails_has_no_plan_to_be_paid_for(monkeypatch, method):
+    broken(monkeypatch, 2, raises, method=method, blocking=False)
+    config, answer = small_config(reward_density="plan"), lambda *_: Turn([], [], [], text="<answer>Left</answer>")
+    t = evaluation.play(config, answer, (0,), 2)
+    assert t.status == "error" and t.score == 0 and t.turns[-1].info["error"] == "OSError: the server is gone"
+
+
+def test_a_thread_does_not_stop_the_clock_of_the_main_one():
+    def hangs_beside_a_thread():
+        thread = threading.Thread(target=rollout.guarded, args=(5.0, int))
+        thread.start()
+        thread.join()
+        time.sleep(3)
+
+    with pytest.raises(rollout.EnvError, match=r"no answer within 0.3 s"):
+        rollout.guarded(0.3, hangs_beside_a_thread)
 
 
 def test_groups_with_errors_are_left_out_of_the_update(trained_folder, tmp_path, monkeypatch, capsys):
