@@ -116,9 +116,8 @@ class HuggingFace:
     """`generate` for all trajectories still in the game, turn by turn, padded on the left; `keep`: with a cache that
     lasts over turns, else the whole history is prefilled again."""
 
-    def __init__(self, eos_id: int, *, keep: bool):
-        self.model = AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="sdpa")
-        self.eos_id, self.keep, self.waiting, self.num_steps = eos_id, keep, [], 0
+    def __init__(self, model, eos_id: int, *, keep: bool):
+        self.model, self.eos_id, self.keep, self.waiting, self.num_steps = model, eos_id, keep, [], 0
         self.keys: list[int] = []  # of the rows of ids, mask and cache
 
     busy = property(lambda self: bool(self.waiting))
@@ -160,6 +159,7 @@ class HuggingFace:
 def rollout(config: Config, repeats: int) -> dict:
     """Greedy, so that everyone samples the same tokens; members of a group differ by the transitions."""
     model, tokenizer = load_model(FOLDER)
+    theirs = AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="sdpa")
     chat, policy, played = Chat(tokenizer), Policy(model), {}
     engines = {"torch engine": make_engine(config, model, chat)}
     if installed("vllm"):
@@ -169,7 +169,7 @@ def rollout(config: Config, repeats: int) -> dict:
         parallel.synchronize(engines[name], policy)
 
     def play(name: str) -> dict:
-        engine = engines.get(name) or HuggingFace(chat.end, keep="kept" in name)
+        engine = engines.get(name) or HuggingFace(theirs, chat.end, keep="kept" in name)
         before, options = engine.num_steps, dict(split="train", temperature=0.0, noise_seed=(0,))
         done = collect(DrawnLengths(engine), chat, config, STARTS, **options)
         played[name] = [t.ids for t in done]
@@ -363,6 +363,7 @@ def gpu(config: Config, repeats: int, *, shape: dict = QWEN, sizes=(16_384, 32_7
     device, rows, rng = torch.device(config.device), {}, np.random.default_rng(0)
     works = {name: workload(rng, n, shape["vocab_size"]) for name, n in (("W1", 400), ("W2", 80))}
     cases = product(works, sizes, ("varlen", "SDPA"), (False, True), ("policy", "critic"))
+    print(f"MFU = (6 x (body x tokens + head x sampled) + 12 x layers x width x keys seen) / s / {PEAK:.3g}")
     for name, size, kernel, compiled, what in cases:
         model.has_varlen_kernel = lambda _, kernel=kernel: kernel == "varlen"
         network = Qwen2ForCausalLM(Qwen2Config(**shape, attn_implementation="layout")).to(device)

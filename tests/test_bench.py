@@ -7,6 +7,7 @@ Tests of bench.py: the peers do the same work, and the table says what was measu
 import pytest
 import torch
 from conftest import small_config
+from transformers import AutoModelForCausalLM
 
 import bench
 from configurator import read_rows
@@ -18,13 +19,13 @@ STARTS = [((4, group), member) for group in range(3) for member in range(3)]
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_hugging_face_samples_the_same_tokens(trained_folder, monkeypatch, keep):
+def test_hugging_face_samples_the_same_tokens(trained_folder, keep):
     """In turns that end at different lengths, while trajectories leave the batch."""
-    monkeypatch.setattr(bench, "FOLDER", str(trained_folder))
     model, tokenizer = load_model(str(trained_folder))
+    theirs = AutoModelForCausalLM.from_pretrained(trained_folder, attn_implementation="sdpa")
     config, chat = small_config(max_response_tokens=40), Chat(tokenizer)
     played = []
-    for engine in (make_engine(config, model, chat), bench.HuggingFace(chat.end, keep=keep)):
+    for engine in (make_engine(config, model, chat), bench.HuggingFace(theirs, chat.end, keep=keep)):
         options = dict(split="train", temperature=0.0, noise_seed=(7,))
         played.append(collect(bench.DrawnLengths(engine), chat, config, STARTS, **options))
     assert [t.ids for t in played[0]] == [t.ids for t in played[1]]
