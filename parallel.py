@@ -145,9 +145,12 @@ def gather(mine: Sequence) -> list[list]:
 
 
 def add_up(*tensors: Tensor) -> None:
-    """Sum over the ranks, in place."""
-    for tensor in tensors if world_size() > 1 else ():
-        dist.all_reduce(tensor)
+    """Sum over the ranks, in place and in one message: gloo takes 2 ms for a small one."""
+    if world_size() > 1:
+        total = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(total)
+        for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def collect_all(engine, policy: Policy, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *,
