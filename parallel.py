@@ -145,7 +145,7 @@ def gather(mine: Sequence) -> list[list]:
 
 
 def add_up(*tensors: Tensor) -> None:
-    """Sum over the ranks, in place and in one message: gloo takes 2 ms for a small one."""
+    """Sum over the ranks, in place and in one message, for each takes gloo 2 ms. All on one device."""
     if world_size() > 1:
         total = torch.cat([tensor.flatten() for tensor in tensors])
         dist.all_reduce(total)

@@ -106,7 +106,8 @@ def imitate(
                 part_loss = -policy(pack(part, device), 1.0)[0].sum() / counts[0]  # (R,) -> ()
             part_loss.backward()
             loss += part_loss.item()
-        parallel.add_up(loss, *(p.grad for p in policy.parameters()))
+        parallel.add_up(loss)
+        parallel.add_up(*(p.grad for p in policy.parameters()))
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr")
         torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)
