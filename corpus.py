@@ -31,16 +31,18 @@ SEED_DEMOS, SEED_CORPUS = 11, 14  # purposes of the random streams
 LAKE, SLIP = "frozenlake:frozen_prob=0.8,success_rate=1", "success_rate=0.8"
 SOKOBAN, LARGER = "sokoban:search_depth=300", "sokoban:size=8,boxes=2,search_depth=10"
 WORLDS = {f"frozenlake:frozen_prob=0.8,{SLIP}": 0.25, LAKE: 0.1, f"frozenlake:frozen_prob=0.9,{SLIP}": 0.05,
-          "frozenlake:frozen_prob=0.9,success_rate=1": 0.1, SOKOBAN: 0.3, LARGER: 0.15,
+          "frozenlake:frozen_prob=0.9,success_rate=1": 0.05, SOKOBAN: 0.3, LARGER: 0.2,
           "bandit:pair=jobs": 0.05}  # shares of the corpus  # fmt: skip
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "ve", "zi", "kor", "len", "mar", "nil",
              "pas", "ran", "sol", "tor", "vin", "dak", "fel", "gus", "hin", "jor", "ster")  # fmt: skip
 DRILLS, OTHER_SYMBOLS, UNKNOWN_ARMS, THINK = 0.45, 0.2, 0.5, 0.9  # shares: of packs, of Sokoban, of Bandit, of games
-EASY = 0.12  # part of the training with single questions about plain boards, at first of lakes only
+EASY = 0.09  # part of the training with single questions about plain boards: of lakes, then small, then large rooms too
 LEARNED = 0.75  # part of the training after which the players get worse
-SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.3, "sokoban": 0.15, "bandit": 0.5}  # mean skill before and after
+SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.3, "sokoban": 0.1}  # mean skill before and after
+BEST = 0.8  # part of the skilled turns on a lake that heed slips; the others walk a shortest path
+FEW = 0.5  # part of the games that start with fewer actions left, so that the last ones are practised
 
 
 def recite(chat: Chat, seed: tuple, episode, opening: tuple, reply: Callable[[], str], config: Config) -> Trajectory:
@@ -125,7 +127,7 @@ class Drill(Episode):
 
 def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]:
     """Random questions, more of some kinds."""
-    kinds = ["Where", "Where", "Around", "Facts", "Facts", "Plan", "line", "line", "move", "move"]
+    kinds = ["Where", "Where", "Around", "Facts", "Facts", "Plan", "line", "line", "line", "move", "move"]
     more = {"line": [f"{kind} {i + 1}" for kind in ("Row", "Column") for i in range(env.size)], "move": env.actions}
     return [str(rng.choice(more.get(kind, [kind]))) for kind in rng.choice(kinds, count)]
 
@@ -133,13 +135,16 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 # ---------- games
 
 
-def random_reply(episode: Episode, skill: float, rng: np.random.Generator) -> str:
-    """A true thought, and actions of the optimal plan or a shortest path with probability `skill`, else careless."""
+def random_reply(episode: Episode, skill: float, rng: np.random.Generator, arm: int | None = None) -> str:
+    """A true thought, and actions of the optimal plan or a shortest path with probability `skill`, else careless.
+    `arm`: which one of a bandit, because no player knows the better one."""
     env, config, actions = episode.env, episode.config, []
     count = int(rng.integers(1, min(config.actions_per_turn, env.actions_left) + 1))
-    if rng.random() < skill:
-        # plans of more than 3 slippery actions take long to find; no player knows which arm of a bandit is better
-        best = rng.random() < 0.5 and not env.repeats and env.plan(min(count, 3), config.max_turns - episode.turn_idx)
+    if arm is not None:
+        actions = [env.actions[arm]]
+    elif rng.random() < skill:
+        # plans of more than 3 slippery actions take long to find
+        best = rng.random() < BEST and env.plan(min(count, 3), config.max_turns - episode.turn_idx)
         actions = best or env.demonstrate(count, rng)
     return format_response(" ".join(env.statements()), actions or env.random(count, rng), think=config.think)
 
@@ -179,8 +184,8 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
     `progress`: part of the training that is done, 0 to 1; it sets how good players are."""
     path, num_tokens = (config.seed, SEED_CORPUS, step, index), 0
     rng, easy = np.random.default_rng([*path, 1]), progress < EASY
-    worlds = {LAKE: 1.0} if progress < EASY / 2 else {LAKE: 0.5, SOKOBAN: 0.5} if easy else WORLDS
-    spec = str(rng.choice(list(worlds), p=list(worlds.values())))
+    spec = str(rng.choice([LAKE, SOKOBAN, LARGER][: 1 + int(progress / EASY * 3)] if easy else list(WORLDS),
+                          p=None if easy else list(WORLDS.values())))  # fmt: skip
     observation = "grid" if easy else str(rng.choice(["grid", "coord", "relations"], p=[0.8, 0.1, 0.1]))
     env = make_env(spec, observation=observation)
     drill = easy or (rng.random() < DRILLS and not env.repeats)
@@ -189,7 +194,7 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
     turns, actions = (1, 1) if env.repeats else (5, 5) if rng.random() < 0.7 else rng.integers(1, 6, 2).tolist()
     limits = dict(max_turns=turns, actions_per_turn=actions, max_response_tokens=int(rng.choice([40, 64, 400])))
     limited = replace(config, **limits, think=rng.random() < THINK, context_turns=0)
-    mean = SKILL if progress < LEARNED else LAST_SKILL[spec.split(":")[0]]
+    mean = SKILL if progress < LEARNED or env.repeats else LAST_SKILL[spec.split(":")[0]]
     while num_tokens < config.micro_batch_tokens:
         instance = draw_arms(rng) if env.repeats else env.draw(rng)
         while board_key(instance) in reserved_keys():
@@ -197,10 +202,13 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
         count = drill and (1 if easy else int(rng.integers(3, 7)))
         episode = Drill(env, draw_questions(env, rng, count), rng) if drill else Episode(env, limited)
         skill = rng.random() ** (1 / mean - 1)  # between 0 and 1
-        opening = episode.open(env.start(instance, [*path, int(rng.integers(1, 2**31))]))
-        reply = (lambda: episode.truth) if drill else (lambda: random_reply(episode, skill, rng))  # noqa: B023
-        yield (document := recite(chat, path, episode, opening, reply, config))
-        num_tokens += len(document.ids)
+        for arm in range(2) if env.repeats else (None,):  # a bandit is shown twice
+            observation = env.start(instance, [*path, int(rng.integers(1, 2**31))])
+            env.num_actions = int(rng.integers(env.max_actions)) if not drill and rng.random() < FEW else 0
+            opening = episode.open(observation)
+            reply = (lambda: episode.truth) if drill else (lambda: random_reply(episode, skill, rng, arm))  # noqa: B023
+            yield (document := recite(chat, path, episode, opening, reply, config))
+            num_tokens += len(document.ids)
 
 
 def main(argv: list[str]) -> None:

@@ -268,11 +268,10 @@ class FrozenLake(Grid):
         return f"You are P. Walk over ice _ to the goal G; a hole O ends the game.{slip}{extra}"
 
     def statements(self) -> list[str]:
-        offset, words = self._offset(self.player, self.goal).split(), [name.lower() for name in self.actions]
-        ahead = offset[1::2]
-        goal = ", ".join(f"{n} {word} {self._kind(word)}" for n, word in zip(offset[::2], ahead, strict=False))
-        way, detour = ([w for w in those if self._kind(w) in ("ice", "goal")] for those in (ahead, words))
-        return [f"Goal {goal}.", f"Way {' '.join(way)}." if way else f"Detour {' '.join(detour) or 'none'}."]
+        goal, words = self._offset(self.player, self.goal), [name.lower() for name in self.actions]
+        way, detour = ([w for w in those if self._kind(w) in ("ice", "goal")] for those in (goal.split()[1::2], words))
+        move = f"Way {' '.join(way)}." if way else f"Detour {' '.join(detour) or 'none'}."
+        return [f"Next {' '.join(map(self._kind, words))}.", f"Goal {goal}.", move]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         """Moves along a random shortest path, as if nothing slipped: which path is safest is left to RL."""

@@ -263,6 +263,9 @@ def main(argv: list[str]) -> None:
         row |= base_report(model, chat) if is_tiny else probe(model, chat, config)
         totals["rows"].append(row)
         if not parallel.rank():
+            if is_tiny:
+                model.save_pretrained(out_dir / f"model-{step}")
+                tokenizer.save_pretrained(out_dir / f"model-{step}")
             (out_dir / "curve.jsonl").write_text("".join(json.dumps(r) + "\n" for r in totals["rows"]))
             tqdm.write(json.dumps(row))
 
