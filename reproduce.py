@@ -8,7 +8,8 @@ known by its settings.
     python reproduce.py learning --draw=True                     # no run: tables and pictures of those that are there
     python reproduce.py fig9 --scale=full                        # Qwen2.5-0.5B-Instruct on a GPU: no config/tiny.py
 
-Runs are JSON under docs/results/runs/ (older ones: learning/); docs/results/NAME.csv, .png and .md are made from them.
+Runs are JSON under docs/results/runs/; docs/results/NAME.csv, .png and .md are made from them. Runs that started from
+other weights in base/ than the present ones do not count.
 """
 
 # before all else: it answers --help, and other imports take seconds
@@ -17,6 +18,7 @@ from configurator import FIELD_TYPES, Config, fail_clearly, load_config, read_ro
 # isort: split
 
 import csv
+import hashlib
 import json
 import os
 import platform
@@ -160,11 +162,16 @@ def settings_of(words: tuple[str, ...], scale: str, seed: int) -> Config:
     return replace(load_config(command(words, scale, seed)[1:])[0], out_dir="")
 
 
+def base_digest() -> str:
+    return hashlib.sha256(Path(__file__).with_name("base").joinpath("model.safetensors").read_bytes()).hexdigest()[:12]
+
+
 def finished_rows() -> dict[Config, dict]:
-    """Settings -> row. Settings that a row lacks had their defaults; rows with settings that are gone do not count."""
-    paths = [path for folder in ("learning", "runs") for path in sorted((RESULTS / folder).glob("*.json"))]
-    rows = [json.loads(path.read_text()) for path in paths]
-    return {Config(**(r["settings"] | {"out_dir": ""})): r for r in rows if r["settings"].keys() <= FIELD_TYPES.keys()}
+    """Settings -> row. Settings that a row lacks had their defaults; rows with settings that are gone, or of another
+    base, do not count."""
+    rows = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))]
+    rows = [r for r in rows if r["settings"].keys() <= FIELD_TYPES.keys() and r["base"] == base_digest()]
+    return {Config(**(r["settings"] | {"out_dir": ""})): r for r in rows}
 
 
 def first_warning(steps: list[dict]) -> list | None:
@@ -211,6 +218,7 @@ def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
         "command": shlex.join(["python", *arguments]),
         "settings": asdict(config),
         "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
+        "base": base_digest(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {gpu}, Python {platform.python_version()}",
         "iterations": len(steps),
         "cpu_s_per_iteration": sum(s["cpu_s"] for s in steps) / max(1, len(steps)),
@@ -241,9 +249,9 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
 
 
 def series(row: dict) -> dict[str, dict[int, float]]:
-    """Metric -> iteration -> value; iteration 0 is the start. The oldest rows have evaluations only."""
+    """Metric -> iteration -> value; iteration 0 is the start."""
     start = next(scored([row]))[1]["start"].mean()
-    lines = {key: {i: x for i, x in enumerate(xs, 1) if x is not None} for key, xs in row.get("series", {}).items()}
+    lines = {key: {i: x for i, x in enumerate(xs, 1) if x is not None} for key, xs in row["series"].items()}
     return {"eval_success": {0: float(start)} | {int(i): x for i, x in row["curve"].items()}} | lines
 
 
@@ -256,13 +264,9 @@ def rate(wins: np.ndarray) -> str:
 
 
 def scored(rows: list[dict]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """For every environment that was scored: its name ("" if it is alone), and wins (S, n) by stage or player."""
-    for key in (key for key in rows[0]["successes"] if "after RL" in key):
-        before, after = key.split("after RL")
-        names = [k for k in rows[0]["successes"] if k.startswith(before) and k.endswith(after)]
-        names = [k for k in names if ": " not in k.removeprefix(before)]  # the first environment has no name before it
-        wins = {k.removeprefix(before).removesuffix(after): np.array([r["successes"][k] for r in rows]) for k in names}
-        yield (before + after).strip(" ,:/"), wins
+    """For every environment that was scored, that of the run first: its name, and wins (S, n) by stage or player."""
+    for env, names in rows[0]["successes"].items():
+        yield env, {name: np.array([row["successes"][env][name] for row in rows]) for name in names}
 
 
 def table(curves: dict[str, list[dict]]) -> str:
@@ -272,10 +276,9 @@ def table(curves: dict[str, list[dict]]) -> str:
     lines, players = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], {}
     for label, rows in ((label, rows) for label, rows in curves.items() if rows):
         commits = dict.fromkeys(f"{commit[:7]}{commit[40:]}" for commit in (str(row["git_commit"]) for row in rows))
-        found = [row.get("first_warning", ["not watched"]) for row in rows]  # the oldest rows have no series of it
-        warned = [str((warning or "-")[0]) for warning in found]
-        for env, wins in scored(rows):
-            name, end = f"{label} on {env}" if env else label, wins["after RL"]
+        warned = [str((row["first_warning"] or "-")[0]) for row in rows]
+        for i, (env, wins) in enumerate(scored(rows)):
+            name, end = f"{label} on {env}" if i else label, wins["after RL"]
             others = ("start", "greedy, closed loop", "optimal, 1 a turn")
             cells = [name, ", ".join(str(row["settings"]["seed"]) for row in rows), str(end.size)]
             cells += [rate(wins["start"]), rate(end)]
@@ -285,8 +288,7 @@ def table(curves: dict[str, list[dict]]) -> str:
             text = "; ".join(f"{k} {rate(w[0])}" for k, w in wins.items() if k not in ("start", "after RL"))
             players.setdefault(text, []).append(name)
     missing = [label for label, rows in curves.items() if not rows]
-    known = {label: [row["costs"] for row in rows if "costs" in row] for label, rows in curves.items()}
-    costs = {label: found for label, found in known.items() if found}
+    costs = {label: [row["costs"] for row in rows] for label, rows in curves.items() if rows}
     costs = costs if any(cost["demonstrations"] for found in costs.values() for cost in found) else {}
     for i, (label, found) in enumerate(costs.items()):
         lines += [] if i else ["", f"| mean costs of | {' | '.join(found[0])} |", "|---" * (1 + len(found[0])) + "|"]
@@ -310,7 +312,7 @@ def draw(ax, metric: str, label: str, rows: list[dict]) -> None:
         low, high = np.array([wilson_interval(p * m, m) for p, m in zip(mean, n, strict=True)]).T
     color = ax.plot(steps, mean, label=label)[0].get_color()
     ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
-    warned = [scale * row["first_warning"][0] for row in rows if row.get("first_warning")]
+    warned = [scale * row["first_warning"][0] for row in rows if row["first_warning"]]
     ax.plot(warned, np.interp(warned, steps, mean), "v", color=color)
 
 

@@ -324,9 +324,8 @@ def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
         rows = {name: (summarize(played), played) for name, played in players.items()}
         rows |= {stage: results[env] for stage, results in stages.items()}
         head = f"{env}: {config.eval_size} fixed prompts ({config.eval_split}), T={config.eval_temperature}"
-        prefix = f"{env}: " if successes else ""  # the first is the one that the run is about
         texts.append(f"{head}\n{table(rows)}\n")
-        successes |= {prefix + name: [int(t.success) for t in played] for name, (_, played) in rows.items()}
+        successes[env] = {name: [int(t.success) for t in played] for name, (_, played) in rows.items()}
     text = "\n".join(texts)
     write_whole(out_dir / "scores.json", json.dumps(successes) + "\n")
     write_whole(out_dir / "scores.md", text)  # the last: with it the run is over

@@ -124,12 +124,13 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
     for run in runs:
         n, rows = load_saved(run).eval_size, read_rows(run / "metrics.jsonl")
         scores = json.loads((run / "scores.json").read_text()) if (run / "scores.json").is_file() else {}
+        scores = next(iter(scores.values()), {})  # of the environment that the run is about
         rates = {row["step"]: row["eval_success"] for row in rows if row["eval_success"] is not None}
         rates = ({0: fmean(scores["start"])} if scores else {}) | rates
         low, high = zip(*(wilson_interval(round(n * rate), n) for rate in rates.values()), strict=True)
         (line,) = axes.plot(rates.keys(), rates.values(), marker=".", label=run.name)
         axes.fill_between(rates.keys(), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-        players |= {(fmean(scores[key]), key) for key in scores if key not in ("start", "after RL") and ": " not in key}
+        players |= {(fmean(scores[key]), key) for key in scores if key not in ("start", "after RL")}
     for rate, name in sorted(players):
         place = max(rate, place + 0.045)  # names of players that are as good stand above each other
         axes.axhline(rate, color="0.6", linewidth=0.8, linestyle=":")

@@ -93,9 +93,9 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
     return episode.step(text or format_response(thought, ["Left"], think=think))
 
 
-def bonus(thought, **options):
-    """What the thought adds to the reward where all true facts are worth 0.6."""
-    with_it, without = (outcome_of(thought, think_reward=x, **options) for x in (0.6, 0.0))
+def bonus(thought, most=0.6, **options):
+    """What the thought adds to the reward where all true facts are worth `most`."""
+    with_it, without = (outcome_of(thought, think_reward=x, **options) for x in (most, 0.0))
     assert (with_it.user, with_it.status, with_it.info) == (without.user, without.status, without.info)  # never shown
     return with_it.reward - without.reward
 
@@ -103,11 +103,12 @@ def bonus(thought, **options):
 def test_think_reward_by_hand():
     env = make_env("frozenlake:success_rate=1.0")
     env.reset(3)
-    first, second = env.statements()
-    false = "Goal 9 up hole."
+    third, first, second = env.statements()
+    false = "Goal 9 up."
     assert first.startswith("Goal ") and first != false
     for thought, expected in [
         (f"{first} {second}", 0.6),
+        (f"{first} {second} {third}", 0.9),
         (f"{second}\n{first}", 0.6),
         (first, 0.3),
         (first.removesuffix("."), 0.3),
@@ -120,7 +121,7 @@ def test_think_reward_by_hand():
         (f"Not {first} Not {second}", 0.0),  # a fact inside of another sentence is no statement
         ("", 0.0),
     ]:
-        assert bonus(thought) == pytest.approx(expected, abs=1e-12), thought
+        assert bonus(thought, most=0.9) == pytest.approx(expected, abs=1e-12), thought
 
 
 def test_no_thought_earns_no_think_reward():

@@ -640,12 +640,12 @@ def test_lake_observation_modes_by_hand():
 
 def test_lake_statements_by_hand():
     env = on_lake(LAKE_BOARD)
-    assert env.statements() == ["Goal 2 down ice, 3 right ice.", "Way down right."]
+    assert env.statements() == ["Next edge ice ice edge.", "Goal 2 down 3 right.", "Way down right."]
     env.step("Right")  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
-    assert env.statements() == ["Goal 2 down hole, 2 right hole.", "Detour left."]
+    assert env.statements() == ["Next ice hole hole edge.", "Goal 2 down 2 right.", "Detour left."]
     env = on_lake("G__\n_P_\n_O_")
-    assert env.statements() == ["Goal 1 up ice, 1 left ice.", "Way up left."]
-    assert on_lake("PG\n_O").statements() == ["Goal 1 right goal.", "Way right."]
+    assert env.statements() == ["Next ice hole ice ice.", "Goal 1 up 1 left.", "Way up left."]
+    assert on_lake("PG\n_O").statements() == ["Next edge ice goal edge.", "Goal 1 right.", "Way right."]
 
 
 def test_demonstrated_moves_follow_a_random_shortest_path():
@@ -713,14 +713,12 @@ def test_statements_are_true_and_counted():
             else:
                 names = {" ": "edge", "_": "ice", "O": "hole", "G": "goal"}
                 up, down, left, right = (names[symbol] for symbol in neighbours(board, "P", " "))
-                far = direction_words(board, "P", "G").split()
-                goal = far[1::2]
+                goal = direction_words(board, "P", "G")
                 around = {"left": left, "down": down, "right": right, "up": up}
-                way = " ".join(word for word in goal if around[word] != "hole")
+                way = " ".join(word for word in goal.split()[1::2] if around[word] != "hole")
                 detour = " ".join(word for word, kind in around.items() if kind == "ice") or "none"
                 move = f"Way {way}." if way else f"Detour {detour}."
-                ahead = ", ".join(f"{n} {word} {around[word]}" for n, word in zip(far[::2], goal, strict=True))
-                assert facts == [f"Goal {ahead}.", move]
+                assert facts == [f"Next {' '.join(around.values())}.", f"Goal {goal}.", move]
             assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
 
 

@@ -26,6 +26,7 @@ PLAYERS = ("random", "greedy", "optimal")
 # four instances: the start solves the first, RL all but the last, the greedy player the first two
 SUCCESSES = {f"{player}, closed loop": [1, 1, 0, 0] for player in PLAYERS} | {"optimal, 1 a turn": [1, 1, 0, 1]}
 SUCCESSES |= {"start": [1, 0, 0, 0], "after RL": [1, 1, 1, 0]}
+COSTS = {"demonstrations": 0, "rollouts": 256}
 FLAT = [0.5, None]  # a metric of two iterations, the second one skipped
 EVERY = [(name, label) for name, (_, _, curves) in reproduce.FIGURES.items() for label in curves]
 
@@ -36,8 +37,7 @@ def results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
     monkeypatch.setattr(reproduce, "paired_bootstrap", partial(paired_bootstrap, draws=20))
-    for folder in ("learning", "runs"):
-        (tmp_path / "docs/results" / folder).mkdir(parents=True)
+    (tmp_path / "docs/results/runs").mkdir(parents=True)
     return tmp_path / "docs/results"
 
 
@@ -61,27 +61,27 @@ def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch, capsys):
 
 def test_environments_that_are_scored_stand_apart():
     one = {"random, closed loop": [0, 0], "start": [1, 0], "after RL": [1, 1]}
-    other = {f"bandit:pair=jobs: {name}": [0, 0] for name in one}
-    rows = [{"successes": one | other}]
+    rows = [{"successes": {"bandit": one, "bandit:pair=jobs": dict.fromkeys(one, [0, 0])}}]
     found = {env: {name: wins.tolist() for name, wins in inside.items()} for env, inside in reproduce.scored(rows)}
-    assert found == {"": {k: [v] for k, v in one.items()}, "bandit:pair=jobs": {k: [[0, 0]] for k in one}}
-    assert reproduce.series(rows[0] | {"curve": {"2": 0.75}})["eval_success"] == {0: 0.5, 2: 0.75}
+    assert found == {"bandit": {k: [v] for k, v in one.items()}, "bandit:pair=jobs": {k: [[0, 0]] for k in one}}
+    assert reproduce.series(rows[0] | {"curve": {"2": 0.75}, "series": {}})["eval_success"] == {0: 0.5, 2: 0.75}
 
 
 def words_of(name, label):
     return reproduce.FIGURES[name][2][label]
 
 
-def write_row(results, words, seed=0, folder="runs", **changes):
+def write_row(results, words, seed=0, successes=SUCCESSES, **changes):
     """A row as `run` writes it, of two iterations."""
     settings = asdict(load_config(reproduce.command(words, "tiny", seed)[1:])[0])
     row = {
         "command": "python train.py", "git_commit": "0123456789", "machine": "here", "iterations": 2,
-        "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75}, "settings": settings, "successes": SUCCESSES,
-        "series": dict.fromkeys(reproduce.SERIES, FLAT), "first_warning": None,
+        "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75}, "settings": settings, "base": reproduce.base_digest(),
+        "series": dict.fromkeys(reproduce.SERIES, FLAT), "first_warning": None, "costs": COSTS,
+        "successes": {settings["env"]: successes},
     }  # fmt: skip
     name = "-".join(words).replace("--", "")
-    (results / folder / f"{name}_s{seed}.json").write_text(json.dumps(row | changes))
+    (results / "runs" / f"{name}_s{seed}.json").write_text(json.dumps(row | changes))
 
 
 def launch_with(monkeypatch, run):
@@ -214,8 +214,7 @@ def test_table_by_hand(results):
 
 
 def test_every_scored_environment_has_a_row():
-    wins = {f"{env}: {key}": value for env in ("lake", "room") for key, value in SUCCESSES.items()}
-    found = list(reproduce.scored([{"successes": wins}]))
+    found = list(reproduce.scored([{"successes": {"lake": SUCCESSES, "room": SUCCESSES}}]))
     assert [env for env, _ in found] == ["lake", "room"]
     assert all({key: list(w[0]) for key, w in scores.items()} == SUCCESSES for _, scores in found)
 
@@ -250,8 +249,8 @@ class Canvas:
 
 def test_a_curve_is_the_mean_of_its_seeds():
     rows = [
-        {"settings": {"num_epochs": 5}, "successes": SUCCESSES, "curve": {"2": rate}, "series": {"reward": reward},
-         "first_warning": warning}
+        {"settings": {"num_epochs": 5}, "successes": {"lake": SUCCESSES}, "curve": {"2": rate},
+         "series": {"reward": reward}, "first_warning": warning}
         for rate, reward, warning in ((0.5, [1.0, None], [1, "low"]), (1.0, [3.0, 4.0], None))
     ]  # fmt: skip
     canvas = Canvas()
@@ -290,16 +289,19 @@ def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
     words = words_of("learning", "bandit_ppo")
     old = asdict(replace(reproduce.settings_of(words, "tiny", 0), out_dir="out/learning/bandit"))
     old = {key: value for key, value in old.items() if key not in ("think_reward", "mask_observations")}
-    write_row(results, words, 0, "learning", settings=old)
+    write_row(results, words, 0, settings=old)
     write_row(results, words, 1)
     reproduce.main(["learning", "--only=bandit", "--seeds=0,1"])
     assert "2 runs, 2 of them finished" in capsys.readouterr().out
     assert "| bandit_ppo | 0, 1 | 8 |" in (results / "learning.md").read_text()
 
 
-def test_rows_with_settings_that_are_gone_do_not_count(results):
-    write_row(results, ("bandit_ppo",), settings={"seed": 0, "chess": 1})
+def test_rows_of_other_settings_or_weights_do_not_count(results):
+    write_row(results, ("bandit_ppo",), settings={"seed": 0, "chess": 1, "env": "bandit"})
+    write_row(results, ("sokoban_ppo",), base="0" * 12)
     assert reproduce.finished_rows() == {}
+    write_row(results, ("sokoban_ppo",))
+    assert len(reproduce.finished_rows()) == 1
 
 
 def test_what_figures_share_is_run_once(results, monkeypatch):

@@ -126,7 +126,7 @@ def test_files_of_a_run(gae_run, trained_folder):
     start = model.load_model(str(trained_folder))[0]
     assert all(not torch.equal(a, b) for a, b in zip(weights.parameters(), start.parameters(), strict=True))
     assert tokenizer.convert_tokens_to_ids(["<|im_end|>"]) == [2]
-    scores = json.loads((out_dir / "scores.json").read_text())
+    (scores,) = json.loads((out_dir / "scores.json").read_text()).values()
     assert list(scores) == [
         "random, closed loop", "greedy, closed loop", "optimal, closed loop", "optimal, 1 a turn", "optimal, 2 a turn",
         "start", "after RL",
@@ -246,7 +246,7 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
 
 def test_no_iterations_evaluate_the_start_only(trained_folder, tmp_path):
     assert run(tmp_path / "out", trained_folder, num_iterations=0) == []
-    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
+    (scores,) = json.loads((tmp_path / "out" / "scores.json").read_text()).values()
     assert scores["start"] == scores["after RL"]
 
 

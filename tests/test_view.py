@@ -172,7 +172,8 @@ def test_learning_curves(tmp_path, drawn):
         (tmp_path / name / "config.json").write_text('{"config": {"eval_size": 10}}')
         rows = [{"step": 1, "eval_success": None}, {"step": 2, "eval_success": rate}]
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scores = {"greedy": [1, 0], "optimal": [1, 1], "start": [0] * 10, "after RL": [1] * 10, "bandit: greedy": [0]}
+    scores = {"greedy": [1, 0], "optimal": [1, 1], "start": [0] * 10, "after RL": [1] * 10}
+    scores = {"frozenlake": scores, "bandit": {"greedy": [0]}}
     (tmp_path / "a" / "scores.json").write_text(json.dumps(scores))
     view.main([str(tmp_path / "a"), str(tmp_path / "b")])
     assert Image.open(tmp_path / "a" / "curves.png").size == (1200, 675)
