@@ -324,10 +324,11 @@ def iteration(config: Config, repeats: int) -> dict:
 
 def scale(config: Config, repeats: int) -> dict:
     """Iterations of train.py at growing sizes; exponents are slopes of log CPU time (ranks: wall time), without the
-    smallest size. Turns: Sokoban, one action a turn; the mean number of turns that were played is what counts."""
+    smallest size. Turns: Sokoban, one action a turn; the mean number of turns that were played is what counts, replies
+    are cut at 24 tokens, or those of late turns, for which the base was not made, would be longer."""
     rows: dict = {}
     lake, room = ([f"config/{name}_grpo.py", "config/tiny.py", "--batch_size=16"] for name in ("frozenlake", "sokoban"))
-    room += ["--num_groups=4", "--actions_per_turn=1", "--max_context_tokens=4000"]
+    room += ["--num_groups=4", "--actions_per_turn=1", "--max_context_tokens=4000", "--max_response_tokens=24"]
     sizes = {"trajectories": [(n, [*lake, f"--num_groups={n // 16}"]) for n in (16, 64, 256, 1024)],
              "turns": [(n, [*room, f"--max_turns={n}", f"--actions_per_traj={n}"]) for n in (1, 2, 5, 10, 20)],
              "ranks": [(1, lake), (2, lake)]}  # fmt: skip

@@ -2,7 +2,6 @@
 
     python view.py out/frozenlake_ppo                        # its view.html: opens from disk, needs no network
     python view.py out/frozenlake_ppo --gif=12               # trajectory 12 of that page, animated
-    python view.py out/frozenlake_ppo --png=12               # the page itself at that trajectory (docs/view.png)
     python view.py out/frozenlake_ppo out/frozenlake_grpo    # learning curves with 95 % Wilson intervals
     python view.py out/frozenlake_ppo --panel                # figure 6 of arXiv 2504.20073 with early warnings
 
@@ -15,7 +14,6 @@ from configurator import fail_clearly, load_saved, read_rows
 # isort: split
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -90,28 +88,6 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
     FuncAnimation(figure, frame, len(turns) + 1, init_func=lambda: None).save(path, PillowWriter(fps=0.7))
 
 
-def open_browser(playwright):
-    """Headless Chromium of playwright's or of the system. Raises: ValueError where there is none."""
-    installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    paths = [path for path in (playwright.chromium.executable_path, *installed) if path and Path(path).is_file()]
-    if not paths:
-        raise ValueError("no Chromium here; .venv/bin/playwright install chromium, or apt-get install chromium")
-    return playwright.chromium.launch(executable_path=paths[0])
-
-
-def draw_png(html: Path, index: int, path: Path) -> None:
-    """Photograph the page at the last turn of a trajectory. Raises: ValueError without playwright or Chromium."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as error:
-        raise ValueError("--png wants playwright; pip install -r requirements-dev.txt") from error
-    with sync_playwright() as started:
-        opened = open_browser(started).new_page(viewport={"width": 1280, "height": 860})
-        opened.goto(html.resolve().as_uri())
-        opened.evaluate(f"go({index}, 99)")
-        opened.screenshot(path=path)
-
-
 # ---------- curves
 
 
@@ -164,10 +140,10 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
 def main(argv: list[str]) -> None:
     runs = [Path(arg) for arg in argv if not arg.startswith("--")]
     flags = dict(arg[2:].partition("=")[::2] for arg in argv if arg.startswith("--"))
-    number, legal = flags.get("gif", flags.get("png", "0")), {"gif", "png", "panel"}
-    one = len(runs) == 1 or not flags.keys() & {"gif", "png"}  # of several runs there is no trajectory 12
-    if not (runs and one) or len(flags) > 1 or flags.keys() - legal or not number.isdecimal() or flags.get("panel"):
-        wanted = "folders of runs and one of --gif=NUMBER, --png=NUMBER, --panel or none"
+    number, one = flags.get("gif", "0"), len(runs) == 1 or "gif" not in flags  # of several runs there is no number 12
+    legal = len(flags) <= 1 and flags.keys() <= {"gif", "panel"} and number.isdecimal() and not flags.get("panel")
+    if not (runs and one and legal):
+        wanted = "folders of runs and one of --gif=NUMBER, --panel or none"
         raise ValueError(f"expected {wanted}, got {' '.join(argv)!r}")
     if "gif" in flags:
         draw_gif(load(runs[0], int(number)), int(number), path := runs[0] / f"trajectory_{number}.gif")
@@ -176,9 +152,7 @@ def main(argv: list[str]) -> None:
     elif len(runs) > 1:
         draw_curves(runs, path := runs[0] / "curves.png")
     else:
-        (path := runs[0] / "view.html").write_text(page(load(runs[0], int(number))), encoding="utf-8")
-        if "png" in flags:
-            draw_png(path, int(number), path := runs[0] / "view.png")
+        (path := runs[0] / "view.html").write_text(page(load(runs[0])), encoding="utf-8")
     print(f"wrote {path}; open {path.resolve().as_uri()}")
 
 

@@ -11,6 +11,7 @@ import json
 import shutil
 
 import numpy as np
+import photograph
 import pytest
 from matplotlib.axes import Axes
 from PIL import Image
@@ -121,7 +122,7 @@ def test_no_text_ends_the_script_tag(run_folder):
 @pytest.mark.parametrize("arguments, said", [
     ([], "expected folders of runs"), (["{}", "--gif"], "expected folders"), (["{}", "--gif=2", "--panel"], "got"),
     (["{}", "--pannel"], "got '.*--pannel'"), (["{}", "--gif=4"], "from 0 to 3, got 4"),
-    (["{}", "--png=4"], "from 0 to 3, got 4"), (["{}", "{}", "--gif=1"], "expected folders"),
+    (["{}", "--png=4"], "got '.*--png=4'"), (["{}", "{}", "--gif=1"], "expected folders"),
     (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
 ])  # fmt: skip
 def test_mistakes_are_answered(run_folder, arguments, said):
@@ -208,7 +209,7 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
         try:
-            opened = view.open_browser(started)
+            opened = photograph.open_browser(started)
         except ValueError as error:
             pytest.skip(str(error))
         yield opened
@@ -230,17 +231,9 @@ def opened(browser, run_folder):
     page.close()
 
 
-def test_png_is_the_page_at_a_trajectory(browser, run_folder, monkeypatch):
-    class Closed:  # the browser is open already, and stays so
-        def __enter__(self):
-            return None
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr("playwright.sync_api.sync_playwright", Closed)
-    monkeypatch.setattr(view, "open_browser", lambda _: browser)
-    view.main([str(run_folder), "--png=1"])
+def test_a_photograph_is_the_page_at_a_trajectory(browser, run_folder):
+    view.main([str(run_folder)])
+    photograph.photograph(browser, run_folder / "view.html", 1, run_folder / "view.png")
     picture = np.asarray(Image.open(run_folder / "view.png").convert("RGB"), int)
     assert picture.shape == (860, 1280, 3)
     goal, you = (np.abs(picture - color).sum(-1) < 20 for color in ((0x34, 0xA0, 0x6A), (0xE2, 0x73, 0x3A)))
