@@ -76,7 +76,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
         "frozenlake_ppo": ("frozenlake_ppo",), "frozenlake_grpo": ("frozenlake_grpo",),
         "frozenlake_det_ppo": ("frozenlake_ppo", "frozenlake_det"), "bandit_ppo": ("bandit_ppo",),
         "sokoban_ppo": ("sokoban_ppo",),
-        "sokoban_large_ppo": ("sokoban_ppo", "sokoban_to_large", *knobs(num_iterations=120))}),
+        "sokoban_large_ppo": ("sokoban_ppo", "sokoban_to_large", *knobs(num_iterations=100))}),
     "fig5": ("vanilla StarPO", EVAL, grid(ENVS, BOTH, {"StarPO": VANILLA})),
     "fig6": ("early warnings of collapse in the runs of fig5", SIGNS, grid(ENVS, BOTH, {"StarPO": VANILLA})),
     "fig7": ("uncertainty filter, by the share of groups that it keeps", EVAL, grid(GRIDS, PPO, {
