@@ -67,7 +67,7 @@ def spy_on_requests(vllm, monkeypatch):
 
 
 def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_folder, monkeypatch):
-    learner = make_learner(trained_folder, estimator="grpo", learning_rate=3e-2, max_context_tokens=640)
+    learner = make_learner(trained_folder, estimator="grpo", learning_rate=3e-3, max_context_tokens=640)
     learner.config = replace(learner.config, engine="vllm")
     cached = spy_on_requests(vllm, monkeypatch)
     starts, last = [((5, g), m) for g in range(2) for m in range(4)], None

@@ -104,7 +104,7 @@ def test_every_experiment_is_a_valid_run(scale):
         start = f"{reproduce.out_dir_of(first)}/model" if first else "base" if scale == "tiny" else Config.model
         assert config.model == start and config.seed == 1
         assert not first or config.sft_steps > 0 and asdict(load_config(first[1:])[0])["sft_steps"] == config.sft_steps
-        for stage in f"{config.env} + {config.eval_env or config.env}".split(" + "):
+        for stage in re.split(r" \+ | @\d+ > ", f"{config.env} + {config.eval_env or config.env}"):
             make_env(stage)
         assert label.startswith(config.env.split(":")[0])
         names.setdefault(config, set()).add(reproduce.command(words_of(name, label), scale, 1)[-1])
