@@ -169,8 +169,8 @@ def base_digest() -> str:
 def finished_rows() -> dict[Config, dict]:
     """Settings -> row. Settings that a row lacks had their defaults; rows with settings that are gone, or of another
     base, do not count."""
-    rows = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))]
-    rows = [r for r in rows if r["settings"].keys() <= FIELD_TYPES.keys() and r["base"] == base_digest()]
+    rows, base = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))], base_digest()
+    rows = [r for r in rows if r["settings"].keys() <= FIELD_TYPES.keys() and r.get("base") == base]
     return {Config(**(r["settings"] | {"out_dir": ""})): r for r in rows}
 
 

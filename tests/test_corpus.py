@@ -294,6 +294,22 @@ def test_players_get_worse_towards_the_end(chat):
     assert success(0.13) > success(0.99) + 0.15
 
 
+def test_both_arms_of_a_bandit_are_shown(chat):
+    packs = [read(chat, (4, i, 0), 6) for i in range(60)]
+    bandits = [pack for pack in packs if "two arms" in pack[0].system]
+    assert bandits
+    for first, second in (pack[i : i + 2] for pack in bandits for i in (0, 2, 4)):
+        assert first.turns[0].observation == second.turns[0].observation
+        arms = [document.turns[0].info["actions"][0] for document in (first, second)]
+        assert first.turns[0].observation.endswith(f"Arms: {arms[0]}, {arms[1]}")
+
+
+def test_half_of_the_games_begin_with_few_actions_left(chat):
+    heads = [d.turns[0].observation for i in range(120) for d in read(chat, (5, i, 0), 4)]
+    left = [int(h.split(", ")[1].split()[0]) for h in heads if h.startswith("Turn 1") and "Arms" not in h]
+    assert set(left) == set(range(1, 11)) and 0.4 < sum(n < 10 for n in left) / len(left) < 0.5  # 9 of 20
+
+
 def test_easy_documents_come_first(chat):
     for progress, environments in ((0.0, 1), (0.029, 1), (0.031, 2), (0.059, 2), (0.061, 2), (0.089, 2)):
         played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]
