@@ -9,6 +9,7 @@ decoding. T tokens of a packed micro-batch, R of them sampled (response) tokens,
 import inspect
 import itertools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -120,54 +121,57 @@ class PackedLayout:
 # ---------- log-probs
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    return (hidden @ weight.T).float().div_(temperature).log_softmax(-1)
-
-
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Log-prob of the target and entropy per position, a chunk of logits at a time; logits are recomputed backward.
+    """Log-prob of the target and entropy per position, from the logits of a part of the vocabulary at a time: they stay
+    in the cache of a CPU, and the gradient of the head is written once. Logits are recomputed backward.
 
     With z = W h / temperature, p = softmax(z), H = -sum p log p: d logp/dz = onehot - p and dH/dz = -p (log p + H)."""
 
     @staticmethod
+    def _pieces(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> Iterator[tuple]:
+        """The rows of a piece of W, its part of W, logits (R, chunk), the targets there (R, 1), and whether (R,)."""
+        for first in range(0, weight.shape[0], chunk):
+            rows = slice(first, min(first + chunk, weight.shape[0]))
+            part, places = weight[rows].to(hidden.dtype), targets - first
+            inside = (places >= 0) & (places < len(part))
+            yield rows, part, (hidden @ part.T).float().div_(temperature), places.where(inside, 0)[:, None], inside
+
+    @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int):
-        logprobs = torch.empty(hidden.shape[0], device=hidden.device)  # (R,)
-        entropy = torch.empty_like(logprobs)  # (R,)
-        for i in range(0, hidden.shape[0], chunk):
-            logp = _log_softmax(hidden[i : i + chunk], weight.to(hidden.dtype), temperature)  # (chunk, V)
-            logprobs[i : i + chunk] = logp.gather(1, targets[i : i + chunk, None])[:, 0]
-            entropy[i : i + chunk] = -logp.exp().mul_(logp).sum(-1)
-            del logp  # before the next one is made
-        ctx.save_for_backward(hidden, weight, targets, entropy)
+        logsum = torch.full(targets.shape, -torch.inf, device=hidden.device)  # (R,) log sum exp z so far
+        mean, chosen = torch.zeros_like(logsum), torch.zeros_like(logsum)  # (R,) mean z under p so far, z of the target
+        for *_, z, places, inside in _ChunkedLogProbs._pieces(hidden, weight, targets, temperature, chunk):
+            chosen += z.gather(1, places)[:, 0] * inside
+            top = z.amax(1)  # (R,)
+            exp = (z - top[:, None]).exp_()  # (R, chunk)
+            before, logsum = logsum, torch.logaddexp(logsum, top + exp.sum(1).log())
+            mean = mean * (before - logsum).exp() + exp.mul_(z).sum(1) * (top - logsum).exp()
+        ctx.save_for_backward(hidden, weight, targets, logsum, logsum - mean)
         ctx.temperature, ctx.chunk = temperature, chunk
-        return logprobs, entropy
+        return chosen - logsum, logsum - mean
 
     @staticmethod
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
-        hidden, weight, targets, entropy = ctx.saved_tensors
-        w = weight.to(hidden.dtype)
-        grad_hidden, is_trained = torch.empty_like(hidden), ctx.needs_input_grad[1]
-        grad_weight = torch.zeros_like(w) if is_trained else None
-        for i in range(0, hidden.shape[0], ctx.chunk):
-            rows = slice(i, i + ctx.chunk)
-            logp = _log_softmax(hidden[rows], w, ctx.temperature)  # (chunk, V)
-            p = logp.exp()  # from here on in place: rows of logits are what fills the memory
-            grad_z = logp.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(grad_logprobs[rows, None])
-            grad_z = grad_z.mul_(p).neg_().scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
-            del logp, p
+        hidden, weight, targets, logsum, entropy = ctx.saved_tensors
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        pieces = _ChunkedLogProbs._pieces(hidden, weight, targets, ctx.temperature, ctx.chunk)
+        for rows, part, z, places, inside in pieces:
+            p = z.sub_(logsum[:, None]).exp()  # and z is log p; from here on in place
+            grad_z = z.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None])
+            grad_z = grad_z.mul_(p).neg_().scatter_add_(1, places, (grad_logprobs * inside)[:, None])
             grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)
-            grad_hidden[rows] = grad_z @ w
-            if is_trained:
-                grad_weight.addmm_(grad_z.T, hidden[rows])
-            del grad_z
-        return grad_hidden, grad_weight.to(weight.dtype) if is_trained else None, None, None, None
+            grad_hidden += grad_z @ part
+            if grad_weight is not None:
+                grad_weight[rows] = grad_z.T @ hidden
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
 def chunked_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0,
-                     chunk: int = 2048) -> tuple[Tensor, Tensor]:  # fmt: skip
+                     chunk: int = 4096) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), never holding (R, V).
 
-    Args: hidden (R, H) float; weight (V, H) float; targets (R,) int64; chunk: rows of logits held at a time.
+    Args: hidden (R, H) float; weight (V, H) float; targets (R,) int64; chunk: columns of logits held at a time.
     Returns: logprobs (R,) and entropy (R,), float32, nats, both differentiable."""
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk)
 
