@@ -129,50 +129,56 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def _pieces(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> Iterator[tuple]:
-        """The rows of a piece of W, its part of W, logits (R, chunk), the targets there (R, 1), and whether (R,)."""
+        """Rows of W, W there, logits (R, chunk), the place of each target (R, 1), and whether it is there (R,)."""
         for first in range(0, weight.shape[0], chunk):
-            rows = slice(first, min(first + chunk, weight.shape[0]))
-            part, places = weight[rows].to(hidden.dtype), targets - first
+            rows, places = slice(first, first + chunk), targets - first
+            part = weight[rows].to(hidden.dtype)
             inside = (places >= 0) & (places < len(part))
             yield rows, part, (hidden @ part.T).float().div_(temperature), places.where(inside, 0)[:, None], inside
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int):
-        logsum = torch.full(targets.shape, -torch.inf, device=hidden.device)  # (R,) log sum exp z so far
-        mean, chosen = torch.zeros_like(logsum), torch.zeros_like(logsum)  # (R,) mean z under p so far, z of the target
+        top = torch.full(targets.shape, torch.finfo(torch.float32).min, device=hidden.device)  # (R,) largest z so far
+        total, moment, chosen = (torch.zeros_like(top) for _ in range(3))  # sums of e^d, d e^d, d = z - top; target's z
         for *_, z, places, inside in _ChunkedLogProbs._pieces(hidden, weight, targets, temperature, chunk):
             chosen += z.gather(1, places)[:, 0] * inside
-            top = z.amax(1)  # (R,)
-            exp = (z - top[:, None]).exp_()  # (R, chunk)
-            before, logsum = logsum, torch.logaddexp(logsum, top + exp.sum(1).log())
-            mean = mean * (before - logsum).exp() + exp.mul_(z).sum(1) * (top - logsum).exp()
-        ctx.save_for_backward(hidden, weight, targets, logsum, logsum - mean)
+            shift, top = top, torch.maximum(top, z.amax(1))
+            shift = shift - top  # (R,)
+            exp = z.sub_(top[:, None]).exp()  # (R, chunk)
+            moment = shift.exp() * (moment + shift * total) + z.mul_(exp).sum(1)
+            total = shift.exp() * total + exp.sum(1)
+            del z, exp  # before the next ones are made
+        entropy = total.log() - moment / total
+        ctx.save_for_backward(hidden, weight, targets, top, total.log(), entropy)
         ctx.temperature, ctx.chunk = temperature, chunk
-        return chosen - logsum, logsum - mean
+        return chosen - top - total.log(), entropy
 
     @staticmethod
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
-        hidden, weight, targets, logsum, entropy = ctx.saved_tensors
+        hidden, weight, targets, top, log_total, entropy = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         pieces = _ChunkedLogProbs._pieces(hidden, weight, targets, ctx.temperature, ctx.chunk)
         for rows, part, z, places, inside in pieces:
-            p = z.sub_(logsum[:, None]).exp()  # and z is log p; from here on in place
+            p = z.sub_(top[:, None]).sub_(log_total[:, None]).exp()  # and z is log p; from here on in place
             grad_z = z.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None])
             grad_z = grad_z.mul_(p).neg_().scatter_add_(1, places, (grad_logprobs * inside)[:, None])
             grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)
             grad_hidden += grad_z @ part
             if grad_weight is not None:
                 grad_weight[rows] = grad_z.T @ hidden
+            del p, z, grad_z
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
 def chunked_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0,
-                     chunk: int = 4096) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), never holding (R, V).
+                     chunk: int = 1024) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), by columns of the logits.
 
     Args: hidden (R, H) float; weight (V, H) float; targets (R,) int64; chunk: columns of logits held at a time.
     Returns: logprobs (R,) and entropy (R,), float32, nats, both differentiable."""
+    if torch.is_autocast_enabled(hidden.device.type):  # which the backward, outside of it, would not know
+        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk)
 
 

@@ -265,6 +265,42 @@ def test_chunked_logprobs_by_hand():
         close(entropy, -(p * p.log()).sum()[None], 1e-6)
 
 
+def test_chunked_logprobs_of_certain_choices_are_as_exact_as_a_softmax():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 8), 6 * torch.randn(50, 8)  # logits up to 70, choices of 99.99 %
+    h, w = (x.double().requires_grad_() for x in (hidden, weight))
+    logp = (h @ w.T).log_softmax(-1)
+    targets, exact = logp.argmax(-1), -(logp.exp() * logp).sum(-1)
+    (logp.amax(-1) + exact).sum().backward()
+    hidden.requires_grad_()
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, chunk=7)
+    (logprobs + entropy).sum().backward()
+    assert logprobs.max() <= 0 and entropy.min() >= -1e-7 and logp.amax(-1).median() > -1e-2
+    close(entropy, exact.float(), 1e-4)  # the logits themselves are rounded
+    assert (hidden.grad - h.grad).norm() < 1e-4 * h.grad.norm()
+
+
+def test_chunked_logprobs_go_backward_in_the_precision_of_autocast():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 8), 6 * torch.randn(50, 8)
+    found = []
+    for chunk in (None, 7):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            targets = (h @ w.T).argmax(-1)
+            logprobs = chunked_logprobs(h, w, targets, chunk=chunk)[0] if chunk else None
+            full = (h @ w.T).float().log_softmax(-1).gather(1, targets[:, None])
+        (logprobs if chunk else full).sum().backward()
+        found.append((h.grad, w.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert theirs.norm() > 1 and (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+def test_chunked_logprobs_of_nothing():
+    logprobs, entropy = chunked_logprobs(torch.randn(0, 5), torch.randn(13, 5), torch.zeros(0).long(), chunk=4)
+    assert logprobs.shape == entropy.shape == (0,)
+
+
 # ---------- critic
 
 
