@@ -125,10 +125,10 @@ OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": 
 RESULTS = Path("docs/results")
 NAMED = str.maketrans(":,", "__")  # in names of folders: eval.py takes a list of models, parted by commas
 SERIES = ("success", *SIGNS, *THOUGHTS)  # what a row keeps of every iteration
-LEGEND = """Success in % with its 95 % Wilson interval over the prompts of all seeds together; differences are paired,
-with a bootstrap interval over seeds and prompts. First warning: the iteration of the first early sign of collapse
-(diagnostics.py) by seed, - for none. Shaded in the picture: that Wilson interval for evaluations, the range of the
-seeds for all else; a triangle is such a warning."""
+LEGEND = """Success in % with its 95 % Wilson interval over the prompts of all seeds together (n; a start that seeds
+share counts once); differences are paired, with a bootstrap interval over seeds and prompts. First warning: the
+iteration of the first early sign of collapse (diagnostics.py) by seed, - for none. Shaded in the picture: that
+Wilson interval for evaluations, the range of the seeds for all else; a triangle is such a warning."""
 
 
 # ---------- runs
@@ -281,7 +281,7 @@ def table(curves: dict[str, list[dict]]) -> str:
             name, end = f"{label} on {env}" if i else label, wins["after RL"]
             others = ("start", "greedy, closed loop", "optimal, 1 a turn")
             cells = [name, ", ".join(str(row["settings"]["seed"]) for row in rows), str(end.size)]
-            cells += [rate(wins["start"]), rate(end)]
+            cells += [rate(np.unique(wins["start"], axis=0)), rate(end)]  # one that seeds share counts once
             cells += [percent(*paired_bootstrap(end, wins[other])) for other in others]
             cells += [", ".join(warned), f"{np.mean([row['cpu_s_per_iteration'] for row in rows]):.2f}"]
             lines.append(f"| {' | '.join([*cells, ', '.join(commits)])} |")
