@@ -97,11 +97,10 @@ class TextWorld(World):
         return [*seen, self.note] if self.note else seen
 
     def rules(self) -> str:
-        return (
-            "Do a task in a house; you see one room. Commands: go WAY, open X, close X, unlock X with KEY, lock X with "
-            "KEY, take X, take X from Y, put X on Y, insert X into Y, drop X, eat X, look, inventory, examine X; to "
-            "cook: cook X with Y, slice, chop or dice X with Y, prepare meal. Reward 1 in all, in parts."
-        )
+        return ("Do a task in a house; you see one room. Commands: go WAY, open X, close X, unlock X with KEY, lock "
+                "X with KEY, take X, take X from Y, put X on Y, insert X into Y, drop X, eat X, look, inventory, "
+                "examine X; to cook: cook X with Y, slice, chop or dice X with Y, prepare meal. Reward 1 in all, in "
+                "parts.")  # fmt: skip
 
 
 def bare(text: str) -> str:
@@ -174,11 +173,9 @@ class ALFWorld(Household):
         return [sentence.strip() + "." for sentence in self.note.split(".") if sentence.strip()]
 
     def rules(self) -> str:
-        return (
-            "Do a task in a room. Commands: go to PLACE, open PLACE, close PLACE, take X from PLACE, move X to PLACE, "
-            "clean X with PLACE, heat X with PLACE, cool X with PLACE, use X, slice X with Y, look, inventory, "
-            "examine X. Reward 1 for a success."
-        )
+        return ("Do a task in a room. Commands: go to PLACE, open PLACE, close PLACE, take X from PLACE, move X to "
+                "PLACE, clean X with PLACE, heat X with PLACE, cool X with PLACE, use X, slice X with Y, look, "
+                "inventory, examine X. Reward 1 for a success.")  # fmt: skip
 
 
 @lru_cache

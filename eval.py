@@ -257,10 +257,9 @@ def evaluate(config: Config, engine, chat: Chat, policy: Policy, samples: int = 
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     synchronize(engine, policy)
     with progress(total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False) as bar:
-        played = collect_all(
-            engine, policy, chat, config, starts, group_size=samples, split=config.eval_split, noise_seed=(SEED_EVAL,),
-            temperature=config.eval_temperature, on_done=lambda: bar.update(world_size()),
-        )  # fmt: skip
+        played = collect_all(engine, policy, chat, config, starts, group_size=samples, split=config.eval_split,
+                             noise_seed=(SEED_EVAL,), temperature=config.eval_temperature,
+                             on_done=lambda: bar.update(world_size()))  # fmt: skip
     without_errors(played, config)  # a few count as failures
     _, entropy = score_tokens(policy, sequences(played, config), config, config.eval_temperature or 1.0)
     return score(played) | {"entropy": entropy.mean().item()}, played

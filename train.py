@@ -28,6 +28,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -77,10 +79,8 @@ class Learner:
         self.modules = {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
         rates = {"policy": config.learning_rate, "critic": config.critic_lr}
         options = dict(betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay)
-        self.optimizers = {
-            name: torch.optim.AdamW(trained(module).values(), rates[name], fused=device.type == "cuda", **options)
-            for name, module in self.modules.items()
-        }
+        adam = partial(torch.optim.AdamW, fused=device.type == "cuda", **options)
+        self.optimizers = {name: adam(trained(module).values(), rates[name]) for name, module in self.modules.items()}
         self.step = self.bad_steps = 0
 
     def _shard(self, module, backbone):
@@ -107,19 +107,15 @@ def play(learner: Learner, engine, chat: Chat) -> list[Trajectory]:
     """P groups of N trajectories: members share the instance, and differ in transition and sampling noise. Where the
     config mixes environments, each group draws its own."""
     config = learner.config
-    starts = [
-        ((config.seed, SEED_INSTANCES, learner.step, group), member)
-        for group in range(config.num_groups)
-        for member in range(config.group_size)
-    ]
+    places = product(range(config.num_groups), range(config.group_size))
+    starts = [((config.seed, SEED_INSTANCES, learner.step, group), member) for group, member in places]
     specs, weights = zip(*stage_of(config.env, learner.step).items(), strict=True)
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     envs = np.repeat(rng.choice(specs, size=config.num_groups, p=weights), config.group_size).tolist()
     parallel.synchronize(engine, learner.policy)
     options = dict(split="train", temperature=config.temperature, noise_seed=(config.seed, SEED_SAMPLING, learner.step))
-    return parallel.collect_all(
-        engine, learner.policy, chat, config, starts, envs=envs, group_size=config.group_size, **options
-    )
+    options |= dict(envs=envs, group_size=config.group_size)
+    return parallel.collect_all(engine, learner.policy, chat, config, starts, **options)
 
 
 def choose(config: Config, trajectories: Sequence[Trajectory], scores: Tensor) -> Tensor:
@@ -199,19 +195,16 @@ def losses(learner: Learner, batch, t: dict[str, Tensor], num_tokens: int) -> It
 
 def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
     """Clip and step policy and critic; a non-finite gradient or loss skips the step and is counted."""
-    norms = {
-        name: parallel.whole(torch.nn.utils.clip_grad_norm_(module.parameters(), learner.config.grad_clip))
-        for name, module in learner.modules.items()
-    }
+    clip = partial(torch.nn.utils.clip_grad_norm_, max_norm=learner.config.grad_clip)
+    norms = {name: parallel.whole(clip(module.parameters())) for name, module in learner.modules.items()}
     finite = all(torch.isfinite(x).all() for x in (*norms.values(), *metrics.values()))
     learner.bad_steps = 0 if finite else learner.bad_steps + 1
     if not finite:
         tqdm.write(f"iteration {learner.step + 1}: the loss or the gradient is not finite; optimizer step skipped")
     if learner.bad_steps >= learner.config.max_bad_steps:
-        raise ValueError(
-            f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps in a row (iteration "
-            f"{learner.step + 1}); lower learning_rate or critic_lr, with another --out_dir."
-        )
+        steps = f"{learner.bad_steps} optimizer steps in a row (iteration {learner.step + 1})"
+        raise ValueError(f"the loss or the gradient was not finite in {steps}; lower learning_rate or critic_lr, with "
+                         "another --out_dir.")  # fmt: skip
     for optimizer in learner.optimizers.values():
         if finite:
             optimizer.step()
