@@ -276,13 +276,13 @@ def table(curves: dict[str, list[dict]]) -> str:
     lines, players = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], {}
     for label, rows in ((label, rows) for label, rows in curves.items() if rows):
         commits = dict.fromkeys(f"{commit[:7]}{commit[40:]}" for commit in (str(row["git_commit"]) for row in rows))
-        seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
         warned = ", ".join(str((row["first_warning"] or "-")[0]) for row in rows)
         for i, (env, wins) in enumerate(scored(rows)):
             name, end = f"{label} on {env}" if i else label, wins["after RL"]
+            others = ("start", "greedy, closed loop", "optimal, 1 a turn")
             starts = wins["start"][: len({row["settings"]["model"] for row in rows})]  # a shared one counts once
-            cells = [name, seeds, str(end.size), rate(starts), rate(end)]
-            cells += [percent(*paired_bootstrap(end, wins[k])) for k in ("start", "greedy, closed loop", "optimal, 1 a turn")]
+            cells = [name, ", ".join(str(r["settings"]["seed"]) for r in rows), str(end.size), rate(starts), rate(end)]
+            cells += [percent(*paired_bootstrap(end, wins[other])) for other in others]
             cells += [warned, f"{np.mean([row['cpu_s_per_iteration'] for row in rows]):.2f}"]
             lines.append(f"| {' | '.join([*cells, ', '.join(commits)])} |")
             text = "; ".join(f"{k} {rate(w[0])}" for k, w in wins.items() if k not in ("start", "after RL"))
