@@ -121,6 +121,15 @@ class PackedLayout:
 # ---------- log-probs
 
 
+def _logits(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> Iterator[tuple]:
+    """By parts of W: its rows, W there, logits (R, chunk), place of each target (R, 1), whether it is there (R,)."""
+    for first in range(0, weight.shape[0], chunk):
+        rows, places = slice(first, first + chunk), targets - first
+        part = weight[rows].to(hidden.dtype)
+        inside = (places >= 0) & (places < len(part))
+        yield rows, part, (hidden @ part.T).float().div_(temperature), places.where(inside, 0)[:, None], inside
+
+
 class _ChunkedLogProbs(torch.autograd.Function):
     """Log-prob of the target and entropy per position, from the logits of a part of the vocabulary at a time: they stay
     in the cache of a CPU, and the gradient of the head is written once. Logits are recomputed backward.
@@ -128,38 +137,29 @@ class _ChunkedLogProbs(torch.autograd.Function):
     With z = W h / temperature, p = softmax(z), H = -sum p log p: d logp/dz = onehot - p and dH/dz = -p (log p + H)."""
 
     @staticmethod
-    def _pieces(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> Iterator[tuple]:
-        """Rows of W, W there, logits (R, chunk), the place of each target (R, 1), and whether it is there (R,)."""
-        for first in range(0, weight.shape[0], chunk):
-            rows, places = slice(first, first + chunk), targets - first
-            part = weight[rows].to(hidden.dtype)
-            inside = (places >= 0) & (places < len(part))
-            yield rows, part, (hidden @ part.T).float().div_(temperature), places.where(inside, 0)[:, None], inside
-
-    @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int):
         top = torch.full(targets.shape, torch.finfo(torch.float32).min, device=hidden.device)  # (R,) largest z so far
         total, moment, chosen = (torch.zeros_like(top) for _ in range(3))  # sums of e^d, d e^d, d = z - top; target's z
-        for *_, z, places, inside in _ChunkedLogProbs._pieces(hidden, weight, targets, temperature, chunk):
+        for *_, z, places, inside in _logits(hidden, weight, targets, temperature, chunk):
             chosen += z.gather(1, places)[:, 0] * inside
-            shift, top = top, torch.maximum(top, z.amax(1))
-            shift = shift - top  # (R,)
+            before, top = top, torch.maximum(top, z.amax(1))
+            shift = before - top  # (R,)
             exp = z.sub_(top[:, None]).exp()  # (R, chunk)
             moment = shift.exp() * (moment + shift * total) + z.mul_(exp).sum(1)
             total = shift.exp() * total + exp.sum(1)
             del z, exp  # before the next ones are made
-        entropy = total.log() - moment / total
-        ctx.save_for_backward(hidden, weight, targets, top, total.log(), entropy)
+        log_total = total.log()
+        entropy = log_total - moment / total
+        ctx.save_for_backward(hidden, weight, targets, top, log_total, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk
-        return chosen - top - total.log(), entropy
+        return chosen - top - log_total, entropy
 
     @staticmethod
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
         hidden, weight, targets, top, log_total, entropy = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        pieces = _ChunkedLogProbs._pieces(hidden, weight, targets, ctx.temperature, ctx.chunk)
-        for rows, part, z, places, inside in pieces:
+        for rows, part, z, places, inside in _logits(hidden, weight, targets, ctx.temperature, ctx.chunk):
             p = z.sub_(top[:, None]).sub_(log_total[:, None]).exp()  # and z is log p; from here on in place
             grad_z = z.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None])
             grad_z = grad_z.mul_(p).neg_().scatter_add_(1, places, (grad_logprobs * inside)[:, None])
