@@ -40,7 +40,7 @@ SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "
 DRILLS, OTHER_SYMBOLS, UNKNOWN_ARMS, THINK = 0.45, 0.2, 0.5, 0.9  # shares: of packs, of Sokoban, of Bandit, of games
 EASY = 0.09  # part of the training with single questions about plain boards: of lakes, then small, then large rooms too
 LEARNED = 0.75  # part of the training after which the players get worse
-SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.4, "sokoban": 0.06}  # mean skill before and after
+SKILL, LAST_SKILL = 0.8, {"frozenlake": 0.3, "sokoban": 0.11}  # mean skill before and after
 BEST = 0.8  # part of the skilled turns on a lake that heed slips; the others walk a shortest path
 FEW = 0.5  # part of the games that start with fewer actions left, so that the last ones are practised
 

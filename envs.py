@@ -269,9 +269,9 @@ class FrozenLake(Grid):
 
     def statements(self) -> list[str]:
         goal, words = self._offset(self.player, self.goal), [name.lower() for name in self.actions]
-        way, detour = ([w for w in those if self._kind(w) in ("ice", "goal")] for those in (goal.split()[1::2], words))
-        move = f"Way {' '.join(way)}." if way else f"Detour {' '.join(detour) or 'none'}."
-        return [f"Next {' '.join(map(self._kind, words))}.", f"Goal {goal}.", move]
+        moves = lake_ways(self.size, self.holes, self.goal).get(self.player, ())[:5]  # as many as a turn takes
+        way = " ".join(words[i] for i in moves) or "none"
+        return [f"Next {' '.join(map(self._kind, words))}.", f"Goal {goal}.", f"Way {way}."]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         """Moves along a random shortest path, as if nothing slipped: which path is safest is left to RL."""
@@ -313,6 +313,19 @@ def lake_distances(size: int, holes: frozenset, goal: int) -> dict[int, int]:
                 distance[near] = distance[cell] + 1
                 queue.append(near)
     return distance
+
+
+@lru_cache(maxsize=4096)
+def lake_ways(size: int, holes: frozenset, goal: int) -> dict[int, tuple]:
+    """Moves of a shortest path to the goal, from every cell that has one: of the path with the fewest holes at the
+    sides of its moves, into which they could slip. Ties: the order Left, Down, Right, Up."""
+    distance, risk, ways = lake_distances(size, holes, goal), {goal: 0}, {goal: ()}
+    for cell in list(distance)[1:]:  # nearest first
+        near = [lake_neighbour(size, cell, direction) for direction in range(4)]
+        sides = [(near[i - 1] in holes) + (near[(i + 1) % 4] in holes) for i in range(4)]
+        risk[cell], ways[cell] = min((risk[n] + sides[i], (i, *ways[n]))
+                                     for i, n in enumerate(near) if distance.get(n) == distance[cell] - 1)  # fmt: skip
+    return ways
 
 
 @lru_cache(maxsize=1024)
