@@ -217,7 +217,7 @@ class FrozenLake(Grid):
             holes = set(np.flatnonzero(rng.random(self.size**2) >= self.frozen_prob).tolist())
             start, goal = (int(c) for c in rng.choice(self.size**2, size=2, replace=False))
             holes -= {start, goal}
-            if start in lake_distances(self.size, frozenset(holes), goal):
+            if start in lake_ways(self.size, frozenset(holes), goal):
                 return ("frozenlake", self.size, tuple(sorted(holes)), start, goal)
 
     def _start(self, instance: tuple) -> None:
@@ -275,10 +275,10 @@ class FrozenLake(Grid):
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         """Moves along a random shortest path, as if nothing slipped: which path is safest is left to RL."""
-        distances, moves, cell = lake_distances(self.size, self.holes, self.goal), [], self.player
+        ways, moves, cell = lake_ways(self.size, self.holes, self.goal), [], self.player
         while len(moves) < count and cell != self.goal:
             near = {i: lake_neighbour(self.size, cell, i) for i in range(4)}
-            nearer = [i for i, n in near.items() if distances.get(n) == distances[cell] - 1]
+            nearer = [i for i, n in near.items() if n in ways and len(ways[n]) < len(ways[cell])]
             moves.append(nearer[rng.integers(len(nearer))])
             cell = near[moves[-1]]
         return [self.actions[i] for i in moves]
@@ -294,7 +294,8 @@ class FrozenLake(Grid):
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
     def optimal_length(self) -> int | None:
-        return lake_distances(self.size, self.holes, self.goal).get(self.player)
+        way = lake_ways(self.size, self.holes, self.goal).get(self.player)
+        return None if way is None else len(way)
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
@@ -304,27 +305,18 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def lake_distances(size: int, holes: frozenset, goal: int) -> dict[int, int]:
-    """Moves to the goal around the holes, from every cell that has a path to it, by breadth-first search."""
-    distance, queue = {goal: 0}, [goal]
-    for cell in queue:  # which grows meanwhile
-        for near in (lake_neighbour(size, cell, direction) for direction in range(4)):
-            if near not in holes and near not in distance:
-                distance[near] = distance[cell] + 1
-                queue.append(near)
-    return distance
-
-
-@lru_cache(maxsize=4096)
 def lake_ways(size: int, holes: frozenset, goal: int) -> dict[int, tuple]:
     """Moves of a shortest path to the goal, from every cell that has one: of the path with the fewest holes at the
     sides of its moves, into which they could slip. Ties: the order Left, Down, Right, Up."""
-    distance, risk, ways = lake_distances(size, holes, goal), {goal: 0}, {goal: ()}
-    for cell in list(distance)[1:]:  # nearest first
+    distance, risk, ways, queue = {goal: 0}, {goal: 0}, {goal: ()}, [goal]
+    for cell in queue:  # which grows meanwhile: breadth first, nearest first
         near = [lake_neighbour(size, cell, direction) for direction in range(4)]
         sides = [(near[i - 1] in holes) + (near[(i + 1) % 4] in holes) for i in range(4)]
-        risk[cell], ways[cell] = min((risk[n] + sides[i], (i, *ways[n]))
-                                     for i, n in enumerate(near) if distance.get(n) == distance[cell] - 1)  # fmt: skip
+        risk[cell], ways[cell] = min(((risk[n] + sides[i], (i, *ways[n])) for i, n in enumerate(near)
+                                      if distance.get(n) == distance[cell] - 1), default=(0, ()))  # fmt: skip
+        for new in {*near} - {*distance, *holes}:
+            distance[new] = distance[cell] + 1
+            queue.append(new)
     return ways
 
 
