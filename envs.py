@@ -129,8 +129,7 @@ class Bandit(Env):
         self.pair = pair
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        pairs = self.PAIRS[self.pair].split()
-        low, high = pairs[rng.integers(len(pairs))].split("/")
+        low, high = rng.choice(self.PAIRS[self.pair].split()).split("/")
         return ("bandit", low, high, bool(rng.integers(2)))
 
     def _start(self, instance: tuple) -> None:
@@ -269,8 +268,7 @@ class FrozenLake(Grid):
 
     def statements(self) -> list[str]:
         goal, words = self._offset(self.player, self.goal), [name.lower() for name in self.actions]
-        moves = lake_ways(self.size, self.holes, self.goal).get(self.player, ())[:5]  # as many as a turn takes
-        way = " ".join(words[i] for i in moves) or "none"
+        way = " ".join(words[i] for i in lake_ways(self.size, self.holes, self.goal).get(self.player, ())[:5]) or "none"
         return [f"Next {' '.join(map(self._kind, words))}.", f"Goal {goal}.", f"Way {way}."]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
@@ -294,8 +292,7 @@ class FrozenLake(Grid):
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
     def optimal_length(self) -> int | None:
-        way = lake_ways(self.size, self.holes, self.goal).get(self.player)
-        return None if way is None else len(way)
+        return None if (way := lake_ways(self.size, self.holes, self.goal).get(self.player)) is None else len(way)
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
@@ -308,15 +305,13 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 def lake_ways(size: int, holes: frozenset, goal: int) -> dict[int, tuple]:
     """Moves of a shortest path to the goal, from every cell that has one: of the path with the fewest holes at the
     sides of its moves, into which they could slip. Ties: the order Left, Down, Right, Up."""
-    distance, risk, ways, queue = {goal: 0}, {goal: 0}, {goal: ()}, [goal]
-    for cell in queue:  # which grows meanwhile: breadth first, nearest first
+    risk, ways, queue = {}, {}, [goal]
+    for cell in queue:  # which grows meanwhile: breadth first, so a neighbour with a way is nearer to the goal
         near = [lake_neighbour(size, cell, direction) for direction in range(4)]
         sides = [(near[i - 1] in holes) + (near[(i + 1) % 4] in holes) for i in range(4)]
-        risk[cell], ways[cell] = min(((risk[n] + sides[i], (i, *ways[n])) for i, n in enumerate(near)
-                                      if distance.get(n) == distance[cell] - 1), default=(0, ()))  # fmt: skip
-        for new in {*near} - {*distance, *holes}:
-            distance[new] = distance[cell] + 1
-            queue.append(new)
+        options = [(risk[n] + sides[i], (i, *ways[n])) for i, n in enumerate(near) if n in ways]
+        risk[cell], ways[cell] = min(options, default=(0, ()))
+        queue += {*near} - {*queue, *holes}
     return ways
 
 

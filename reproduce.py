@@ -75,8 +75,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
     "learning": ("what the configs of this repository learn", EVAL, {
         "frozenlake_ppo": ("frozenlake_ppo",), "frozenlake_grpo": ("frozenlake_grpo",),
         "frozenlake_det_ppo": ("frozenlake_ppo", "frozenlake_det"), "bandit_ppo": ("bandit_ppo",),
-        # fewer iterations than in the configs: ten CPU minutes a run
-        "sokoban_ppo": ("sokoban_ppo", *knobs(num_iterations=130)),
+        "sokoban_ppo": ("sokoban_ppo", *knobs(num_iterations=130)),  # of 200: ten CPU minutes
         "sokoban_large_ppo": ("sokoban_ppo", "sokoban_to_large", *knobs(num_iterations=95))}),
     "fig5": ("vanilla StarPO", EVAL, grid(ENVS, BOTH, {"StarPO": VANILLA})),
     "fig6": ("early warnings of collapse in the runs of fig5", SIGNS, grid(ENVS, BOTH, {"StarPO": VANILLA})),

@@ -160,7 +160,7 @@ def test_drills_on_a_lake_drawn_by_hand():
         "you ice hole ice",
         "ice ice goal ice",
         "ice ice ice hole",
-        "Next edge ice ice edge. Goal 2 down 1 right. Way down right.",
+        "Next edge ice ice edge. Goal 2 down 1 right. Way down down right.",  # no hole beside it
         "P_O_\n__O_\n_G__\n___O",  # against the border
         "__O_\nP_O_\n_G__\n___O",  # never a slip
         "Away left edge, up ice. Goal 1 down ice ice, 1 right ice hole, corner goal.",
