@@ -269,10 +269,10 @@ class FrozenLake(Grid):
     def statements(self) -> list[str]:
         goal, words = self._offset(self.player, self.goal), [name.lower() for name in self.actions]
         way = " ".join(words[i] for i in lake_ways(self.size, self.holes, self.goal).get(self.player, ())[:5]) or "none"
-        return [f"Next {' '.join(map(self._kind, words))}.", f"Goal {goal}.", f"Way {way}."]
+        return [f"Next {' '.join(map(self._kind, words))}.", f"Goal {goal}.", f"Way {way}."]  # five moves fit in a turn
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Moves along a random shortest path, as if nothing slipped: which path is safest is left to RL."""
+        """Moves along a random shortest path, as if nothing slipped: what is best under slip is left to RL."""
         ways, moves, cell = lake_ways(self.size, self.holes, self.goal), [], self.player
         while len(moves) < count and cell != self.goal:
             near = {i: lake_neighbour(self.size, cell, i) for i in range(4)}
