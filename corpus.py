@@ -22,7 +22,8 @@ import numpy as np
 
 from configurator import Config, fail_clearly, load_config
 from dialogue import Episode, Outcome, format_response
-from envs import Bandit, FrozenLake, Grid, Sokoban, make_env, reserved_instances
+from envs import Bandit, make_env, reserved_instances
+from grids import FrozenLake, Grid, Sokoban
 from model import build_tiny_tokenizer
 from rollout import Chat, Trajectory, Turn, make_episode, next_prompt
 

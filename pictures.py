@@ -8,7 +8,7 @@ from textwrap import fill
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Polygon
 
-from envs import Sokoban
+from grids import Sokoban
 
 HEAD = re.compile(r"(?:(.*?)\n)?(Turn \d+ of \d+, \d+ actions? left)\.\n(.*)", re.S)  # see Episode._turn_text
 # the picture of a cell is a pile of layers, a layer a list of shapes: colour and x y radius, or corners x y x y ...

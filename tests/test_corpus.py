@@ -14,7 +14,8 @@ import corpus
 from configurator import Config, load_config
 from corpus import Drill, demonstration, documents
 from dialogue import Episode, parse_response
-from envs import SPLIT_SIZE, Bandit, Env, Sokoban, make_env, reserved_instances
+from envs import SPLIT_SIZE, Bandit, Env, make_env, reserved_instances
+from grids import Sokoban
 from rollout import make_episode
 
 ROOT = corpus.__file__.rsplit("/", 1)[0]

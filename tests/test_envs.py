@@ -1,5 +1,5 @@
 """
-Tests of envs.py: gymnasium's transitions, upstream's measured numbers, brute force, boards written out by hand.
+Tests of envs.py and grids.py: gymnasium's transitions, upstream's measured numbers, brute force, boards written out by hand.
 CPU, under a minute.
 
     python -m pytest -q tests/test_envs.py
@@ -29,6 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envs
+import grids
 from configurator import Config, load_config
 from countdown import countdown_solution, evaluate_expression
 from dialogue import Episode, check_thought, format_response, parse_response
@@ -301,7 +302,7 @@ def test_lake_shortest_paths():
 
 
 def test_256_rooms_with_solutions_take_less_than_5_seconds():
-    envs.sokoban_solution.cache_clear()
+    grids.sokoban_solution.cache_clear()
     before = time.process_time()
     lengths = optimal_lengths(SIMPLE, 256)
     elapsed = time.process_time() - before
@@ -1267,10 +1268,10 @@ def shared_env(spec):
 
 def assert_legal(env):
     assert 0 <= env.num_actions <= env.max_actions
-    if isinstance(env, envs.FrozenLake):
+    if isinstance(env, grids.FrozenLake):
         assert 0 <= env.player < env.size**2
         assert env.terminated == (env.player in env.holes or env.player == env.goal)
-    if isinstance(env, envs.Sokoban):
+    if isinstance(env, grids.Sokoban):
         assert env.player in env.floor and env.player not in env.boxes
         assert len(set(env.boxes)) == len(env.boxes) == env.num_boxes and env.floor.issuperset(env.boxes)
 

@@ -26,8 +26,8 @@ import model
 import parallel
 from configurator import load_config, save_config
 from engine import ENVIRONMENT, make_engine
-from envs import FrozenLake
 from eval import pass_at_k, play_served, score, success_interval, table, trajectory_record, wilson_interval
+from grids import FrozenLake
 from rollout import Chat, Trajectory, Turn, make_episode, summarize
 
 ROOT = evaluation.Path(evaluation.__file__).parent
@@ -383,6 +383,6 @@ def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
 def test_a_player_whose_games_cannot_begin_says_why():
     config = load_config(["config/frozenlake_ppo.py", "--eval_size=2"])[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("envs.FrozenLake._start", lambda *_: 1 / 0)
+        patch.setattr("grids.FrozenLake._start", lambda *_: 1 / 0)
         with pytest.raises(ValueError, match="2 of 2 trajectories ended .*ZeroDivisionError"):
             evaluation.play_reference(config, "optimal")

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import diagnostics
 import dialogue
-import envs
+import grids
 import model
 import parallel
 import rollout
@@ -796,7 +796,7 @@ def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
         return parse(text, think=think)._replace(thought="Ice is cold." if len(text) % 2 else "Ice is hot.")
 
     monkeypatch.setattr(dialogue, "parse_response", thoughtful)
-    monkeypatch.setattr(envs.FrozenLake, "statements", lambda env: ["Ice is cold.", "Goal up."])
+    monkeypatch.setattr(grids.FrozenLake, "statements", lambda env: ["Ice is cold.", "Goal up."])
     update = Update(trained_folder, think_reward=0.5)
     odd = 0
     for t, before in zip(update.played, neutral.played, strict=True):
