@@ -314,13 +314,14 @@ def check_out_dir(config: Config, *, take: bool = False) -> None:
 
 
 def git_commit() -> str | None:
-    """Commit of this code, with "-dirty" if tracked files differ from it; None without git or a repository."""
+    """Commit of this code, with "-dirty" if tracked files other than results differ from it; None without git."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
     try:
-        git = ["git", "-C", str(Path(__file__).resolve().parent)]
-        state = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.check_output(state, stderr=subprocess.DEVNULL, text=True).strip()
+        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True).strip()
+        changed = subprocess.check_output([*git, "diff", "--name-only", "HEAD", "--", ":/", ":!/docs/results"])
     except (OSError, subprocess.CalledProcessError):
         return None
+    return f"{commit}-dirty" if changed else commit
 
 
 def help_text(doc: str) -> str:

@@ -423,10 +423,14 @@ def test_git_commit_and_dirty(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert configurator.git_commit() is None  # no repository
     (tmp_path / "configurator.py").write_text("# one\n")
+    (tmp_path / "docs/results").mkdir(parents=True)
+    (tmp_path / "docs/results/old.json").write_text("one")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")
     commit = git(tmp_path, "rev-parse", "HEAD")
+    assert configurator.git_commit() == commit
+    (tmp_path / "docs/results/old.json").write_text("two")  # a run writes results while others go on
     assert configurator.git_commit() == commit
     (tmp_path / "configurator.py").write_text("# two\n")
     assert configurator.git_commit() == f"{commit}-dirty"

@@ -1,5 +1,5 @@
 """
-Tests of envs.py and grids.py: gymnasium's transitions, upstream's measured numbers, brute force, boards written out by hand.
+Tests of envs.py and grids.py: gymnasium's transitions, upstream's measured numbers, brute force, boards by hand.
 CPU, under a minute.
 
     python -m pytest -q tests/test_envs.py
