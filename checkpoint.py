@@ -109,6 +109,10 @@ def states_of(modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.o
     """What training changes, tensors only: weights and moments. Rates and betas are those of the config."""
     states = {}
     for name, module in modules.items():
+        if not optimizers[name].state:  # torch makes moments by a step at rate 0, which must not count
+            get_state_dict(module, optimizers[name])
+            for state in optimizers[name].state.values():
+                state["step"].zero_()
         weights, moments = get_state_dict(module, optimizers[name])
         states[name] = {"weights": {key: weights[key] for key in trained(module)}, "moments": moments["state"]}
     return states
@@ -194,9 +198,15 @@ class Saver:
 
 
 def load(folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> dict:
-    """Put a checkpoint, of any number of ranks, back in place; returns step and bad_steps."""
+    """Put a checkpoint, of any number of ranks, back in place; returns step and bad_steps. Raises: ValueError where it
+    lacks what is trained now."""
     states, options = states_of(modules, optimizers), StateDictOptions(strict=False)  # the frozen ones are not in it
-    dcp.load(states, storage_reader=dcp.HuggingFaceStorageReader(str(folder / "state")))
+    try:
+        dcp.load(states, storage_reader=dcp.HuggingFaceStorageReader(str(folder / "state")))
+    except dcp.CheckpointException as error:
+        reason = next(iter(error.failures.values()))[0]
+        advice = "give another --out_dir"
+        raise ValueError(f"{folder} is of a run that trained something else ({reason}); {advice}") from error
     for name, module in modules.items():
         moments = get_state_dict(module, optimizers[name])[1] | {"state": states[name]["moments"]}
         both = dict(model_state_dict=states[name]["weights"], optim_state_dict=moments)

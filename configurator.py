@@ -34,6 +34,7 @@ Cap = Annotated[float, "1 or more", lambda x: x >= 1]
 DualClip = Annotated[float, "0, or more than 1", lambda x: x == 0 or x > 1]
 Estimator = Literal["gae", "bi_level_gae", "grpo", "dr_grpo", "rloo",
                     "reinforce_plus_plus", "reinforce_plus_plus_baseline"]  # fmt: skip
+COMPARING = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")  # scores inside groups
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Config:
     max_error_frac: Fraction = 0.1  # trajectories that may end in an error of their environment before the run stops
     # StarPO
     estimator: Estimator = "gae"  # of advantages; gae and bi_level_gae have a critic
-    turn_level: bool = False  # True: without critic, advantages of turns from returns-to-go, not of trajectories
+    turn_level: bool = False  # True: returns-to-go of turns are compared in a group, not scores of trajectories
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
     turn_gamma: Fraction = 1.0  # discount from turn to turn
@@ -157,6 +158,13 @@ class Config:
                              "filter_smallest and filter_by='reward_mean' are for fraction and count")  # fmt: skip
         if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise ValueError("kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'")
+        if self.collapse_every and not self.think:
+            raise ValueError("collapse metrics compare thoughts and think is False; set think=True or collapse_every=0")
+        if self.turn_level and self.estimator not in COMPARING:
+            raise ValueError(f"turn_level is for estimators {', '.join(COMPARING)}; got {self.estimator!r}")
+        compared = self.estimator in COMPARING or (self.reward_norm != "none" and self.reward_norm_over == "group")
+        if self.group_size == 1 and compared:
+            raise ValueError("group_size=1 leaves no member to compare scores with, so every advantage would be 0")
         unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
         kept = self.filter_keep if counts else (1 if by_mass else self.filter_keep) * self.num_groups
         kept = max(1, int(kept + 1e-9)) * self.group_size

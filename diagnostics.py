@@ -128,9 +128,7 @@ def measure(policy: Policy, trajectories: Sequence[Trajectory], chat: Chat, conf
     """All collapse metrics of an iteration (a collective; trajectories and `rng` must be the same on all ranks); the
     average z-score continues that of `history`.
 
-    Returns: a value for each of `KEYS`, None where no turn has a thought. Raises: ValueError with think=False."""
-    if not config.think:
-        raise ValueError("collapse metrics compare thoughts and think is False; set think=True or collapse_every=0")
+    Returns: a value for each of `KEYS`, None where no turn has a thought."""
     found = [[z for s in sequences([t], config) for z in thoughts(s, chat)] for t in trajectories]
     valid = [thought is not None for mine in found for thought in mine]
     row: dict[str, float | None] = dict.fromkeys(KEYS) | {"valid_thinking_rate": fmean(valid)}

@@ -97,7 +97,7 @@ class Episode:
             if not step.info["valid"]:
                 unknown.append(action)
                 continue
-            earned, num_actions = earned + step.reward, num_actions + 1
+            earned, num_actions = earned + float(step.reward), num_actions + 1  # which may be numpy's
             num_effective += step.info["effective"]
             if step.terminated or step.truncated:
                 status = "success" if step.info["success"] else "failure"

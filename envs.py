@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from configurator import check_type, parse_text
+
 SPLITS = ("train", "eval", "heldout")  # eval: the fixed prompts that are reported; heldout: for choosing settings
 SPLIT_SIZE, EVAL_SEED = 256, 123
 OBSERVATIONS = ("grid", "coord", "relations")
@@ -46,6 +48,7 @@ class Env:
     actions: tuple[str, ...] = ()  # names; () in a class whose instances name their own, or read any text (`_read`)
     repeats = False  # True: so few distinct prompts that splits cannot be disjoint (Bandit)
     max_reward = 1.0  # what a success pays
+    others: tuple[str, ...] = ()  # environments whose reserved instances are no training instances either
     blocking = False  # True: a step takes long (it waits for a program or a server) and is done in a thread
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -61,7 +64,8 @@ class Env:
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         path = (int(seed),) if isinstance(seed, (int, np.integer)) else tuple(int(s) for s in seed)
-        return self.start(draw_instance(self.spec, path, split), [TRANSITIONS, SPLITS.index(split), *path, member])
+        instance = draw_instance(self.spec, path, split, self.others)
+        return self.start(instance, [TRANSITIONS, SPLITS.index(split), *path, member])
 
     def start(self, instance: tuple, noise_seed: Sequence[int]) -> str:
         """Start a given instance (as `draw` makes it) with transition noise from `noise_seed`."""
@@ -193,10 +197,8 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
         if key not in legal or key in ("observation", "max_actions"):  # these are settings of their own
             near = difflib.get_close_matches(key, legal, n=3) or list(legal)
             raise ValueError(f"unknown option {key!r} in env={spec!r}; {name} has {', '.join(near)}")
-        try:
-            kwargs[key] = type(legal[key])(value)
-        except ValueError as error:
-            raise ValueError(f"{key} in env={spec!r} must be {type(legal[key]).__name__}, got {value!r}") from error
+        wanted = type(legal[key])
+        kwargs[key] = check_type(key, parse_text(value, wanted), wanted, f"env={spec!r}")
     env = find_class(place)(**kwargs, observation=observation, max_actions=max_actions)
     env.spec = spec
     return env
@@ -210,12 +212,22 @@ def stage_of(text: str, iteration: int | None = None) -> dict[str, float]:
     >>> stage_of("frozenlake @50 > sokoban + 3*bandit", 50)
     {'sokoban': 0.25, 'bandit': 0.75}
     """
+    ends, mixtures = _stages(text)
+    return mixtures[sum(iteration is None or end <= iteration for end in ends[1:-1])]
+
+
+@lru_cache
+def named_in(*texts: str) -> tuple[str, ...]:
+    """All environments that curricula name, each once; '' names none."""
+    return tuple(dict.fromkeys(spec for text in filter(None, texts) for shares in _stages(text)[1] for spec in shares))
+
+
+def _stages(text: str) -> tuple[list[float], list[dict[str, float]]]:
     stages = [re.fullmatch(r"(.*?)(?:@\s*(\d+)\s*)?", stage, re.DOTALL).groups() for stage in text.split(">")]
     ends = [0, *(float(end or "inf") for _, end in stages)]
     if ends != sorted(set(ends)) or stages[-1][1]:
         raise ValueError(f"all stages but the last, and only they, must end in @N, N rising from 1; got env={text!r}")
-    mixtures = [_shares(mixture, text) for mixture, _ in stages]
-    return mixtures[sum(iteration is None or end <= iteration for end in ends[1:-1])]
+    return ends, [_shares(mixture, text) for mixture, _ in stages]
 
 
 def _shares(mixture: str, text: str) -> dict[str, float]:
@@ -254,14 +266,16 @@ def _draw_outside(env: Env, rng: np.random.Generator, taken: set) -> tuple:
 
 
 @lru_cache(maxsize=64)  # the members of a group share it
-def draw_instance(spec: str, path: tuple[int, ...], split: str) -> tuple:
-    """The instance of (split, seed path); instances are tuples that serve as their own canonical keys."""
+def draw_instance(spec: str, path: tuple[int, ...], split: str, others: tuple[str, ...] = ()) -> tuple:
+    """The instance of (split, seed path); instances are tuples that serve as their own canonical keys. `others`: more
+    environments whose reserved instances are not for training."""
     reserved = reserved_instances(spec)
     if split != "train":
         if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
             raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(path)}")
         return reserved[split][path[0]]
-    return _draw_outside(make_env(spec), np.random.default_rng(list(path)), {*reserved["eval"], *reserved["heldout"]})
+    taken = {i for name in (spec, *others) for part in reserved_instances(name).values() for i in part}
+    return _draw_outside(make_env(spec), np.random.default_rng(list(path)), taken)
 
 
 if __name__ == "__main__":

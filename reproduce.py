@@ -13,7 +13,7 @@ other weights in base/ than the present ones do not count.
 """
 
 # before all else: it answers --help, and other imports take seconds
-from configurator import FIELD_TYPES, Config, fail_clearly, load_config, read_rows
+from configurator import FIELD_TYPES, Config, fail_clearly, load_config, load_saved, read_rows, write_whole
 
 # isort: split
 
@@ -125,8 +125,8 @@ OPTIONS = {"scale": "tiny", "seeds": "0,1,2", "jobs": 0, "only": "", "dry_run": 
 RESULTS = Path("docs/results")
 NAMED = str.maketrans(":,", "__")  # in names of folders: eval.py takes a list of models, parted by commas
 SERIES = ("success", *SIGNS, *THOUGHTS)  # what a row keeps of every iteration
-LEGEND = """Success in % with its 95 % Wilson interval over the prompts of all seeds together (n; a start that seeds
-share counts once); differences are paired, with a bootstrap interval over seeds and prompts. First warning: the
+LEGEND = """Success in % of n games; its 95 % Wilson interval counts each prompt once, for the seeds play the same.
+Differences are paired, with a bootstrap interval over seeds and prompts. First warning: the
 iteration of the first early sign of collapse (diagnostics.py) by seed, - for none. Shaded in the picture: that
 Wilson interval for evaluations, the range of the seeds for all else; a triangle is such a warning."""
 
@@ -162,15 +162,19 @@ def settings_of(words: tuple[str, ...], scale: str, seed: int) -> Config:
     return replace(load_config(command(words, scale, seed)[1:])[0], out_dir="")
 
 
-def base_digest() -> str:
+def base_of(arguments: list[str]) -> str:
+    """Digest of the weights in base/ where a run starts from them, else ''."""
+    if "config/tiny.py" not in arguments:
+        return ""
     return hashlib.sha256(Path(__file__).with_name("base").joinpath("model.safetensors").read_bytes()).hexdigest()[:12]
 
 
 def finished_rows() -> dict[Config, dict]:
     """Settings -> row. Settings that a row lacks had their defaults; rows with settings that are gone, or of another
     base, do not count."""
-    rows, base = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))], base_digest()
-    rows = [r for r in rows if r["settings"].keys() <= FIELD_TYPES.keys() and r.get("base") == base]
+    rows = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))]
+    rows = [r for r in rows if r.get("base") == base_of(r["command"].split())]
+    rows = [r for r in rows if r["settings"].keys() <= FIELD_TYPES.keys()]
     return {Config(**(r["settings"] | {"out_dir": ""})): r for r in rows}
 
 
@@ -184,9 +188,12 @@ def first_warning(steps: list[dict]) -> list | None:
 
 def launch(arguments: list[str]) -> str:
     """Run a script, its output in a log beside its folder; returns a line about a failure, else ''."""
-    out_dir = out_dir_of(arguments)
-    log = Path(f"{out_dir}.log")
+    out_dir, base = out_dir_of(arguments), base_of(arguments)
+    log, began = Path(f"{out_dir}.log"), Path(f"{out_dir}.base")
     log.parent.mkdir(parents=True, exist_ok=True)
+    if out_dir.exists() and not (began.is_file() and began.read_text() == base):
+        return f"{out_dir} began with other weights in base/; remove it"
+    began.write_text(base)
     with log.open("a") as output:
         code = subprocess.run([sys.executable, *arguments], stdout=output, stderr=output).returncode
     return f"{out_dir.name}: failed with exit code {code}, see {log}" if code else ""
@@ -212,13 +219,15 @@ def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
     config, out_dir = load_config(arguments[1:])[0], out_dir_of(arguments)
     if failure := launch(arguments):
         return False, failure
+    if load_saved(out_dir) != config:
+        return False, f"{out_dir} holds a run of other settings; remove it"
     steps = read_rows(out_dir / "metrics.jsonl")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     row = {
         "command": shlex.join(["python", *arguments]),
         "settings": asdict(config),
         "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
-        "base": base_digest(),
+        "base": base_of(arguments),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {gpu}, Python {platform.python_version()}",
         "iterations": len(steps),
         "cpu_s_per_iteration": sum(s["cpu_s"] for s in steps) / max(1, len(steps)),
@@ -231,7 +240,7 @@ def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
     }
     target = RESULTS / "runs" / f"{out_dir.name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(row) + "\n")
+    write_whole(target, json.dumps(row) + "\n")
     return True, f"{target}: written"
 
 
@@ -260,7 +269,8 @@ def percent(mean: float, low: float, high: float) -> str:
 
 
 def rate(wins: np.ndarray) -> str:
-    return percent(wins.mean(), *wilson_interval(wins.sum(), wins.size))
+    n = wins.shape[-1]  # not the seeds' as well, which play the same prompts
+    return percent(wins.mean(), *wilson_interval(wins.mean() * n, n))
 
 
 def scored(rows: list[dict]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -280,8 +290,8 @@ def table(curves: dict[str, list[dict]]) -> str:
         for i, (env, wins) in enumerate(scored(rows)):
             name, end = f"{label} on {env}" if i else label, wins["after RL"]
             others = ("start", "greedy, closed loop", "optimal, 1 a turn")
-            starts = wins["start"][: len({row["settings"]["model"] for row in rows})]  # a shared one counts once
-            cells = [name, ", ".join(str(r["settings"]["seed"]) for r in rows), str(end.size), rate(starts), rate(end)]
+            cells = [name, ", ".join(str(row["settings"]["seed"]) for row in rows), str(end.size)]
+            cells += [rate(wins["start"]), rate(end)]
             cells += [percent(*paired_bootstrap(end, wins[other])) for other in others]
             cells += [warned, f"{np.mean([row['cpu_s_per_iteration'] for row in rows]):.2f}"]
             lines.append(f"| {' | '.join([*cells, ', '.join(commits)])} |")
@@ -308,8 +318,8 @@ def draw(ax, metric: str, label: str, rows: list[dict]) -> None:
     values = np.array([[line.get(step, np.nan) for step in steps] for line in lines])  # (S, len(steps))
     steps, mean, low, high = scale * np.array(steps), *(f(values, 0) for f in (np.nanmean, np.nanmin, np.nanmax))
     if metric == "eval_success":
-        n = np.isfinite(values).sum(0) * next(scored(rows))[1]["after RL"].shape[1]  # (len(steps),) prompts
-        low, high = np.array([wilson_interval(p * m, m) for p, m in zip(mean, n, strict=True)]).T
+        n = next(scored(rows))[1]["after RL"].shape[1]  # prompts
+        low, high = np.array([wilson_interval(p * n, n) for p in mean]).T
     color = ax.plot(steps, mean, label=label)[0].get_color()
     ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
     warned = [scale * row["first_warning"][0] for row in rows if row["first_warning"]]
@@ -347,6 +357,7 @@ def plot(path: Path, title: str, metrics: tuple[str, ...], curves: dict[str, lis
 def show(name: str, scale: str, seeds: list[int]) -> str:
     """Write the table, the points and the picture of the runs that are there; returns the table."""
     (what, metrics, curves), rows = FIGURES[name], finished_rows()
+    seeds = sorted({*seeds, *(config.seed for config in rows)})
     wanted = {label: [settings_of(words, scale, seed) for seed in seeds] for label, words in curves.items()}
     found = {label: [rows[config] for config in configs if config in rows] for label, configs in wanted.items()}
     stem = f"{RESULTS}/{name}" if scale == "tiny" else f"{RESULTS}/{name}_{scale}"

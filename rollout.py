@@ -21,7 +21,7 @@ import torch
 from configurator import Config
 from dialogue import Episode, Outcome, shape
 from engine import Sample
-from envs import make_env
+from envs import make_env, named_in, reserved_instances
 from model import IM_END, IM_START, Batch
 
 
@@ -139,8 +139,11 @@ class Chat:
 
 def make_episode(config: Config, env: str = "") -> Episode:
     """A new dialogue with this environment, by default the one that the config names."""
-    options = dict(observation=config.observation, max_actions=config.actions_per_traj)
-    return Episode(make_env(env or config.env, **options), config)
+    made = make_env(env or config.env, observation=config.observation, max_actions=config.actions_per_traj)
+    made.others = named_in(config.env, config.eval_env)
+    for spec in (made.spec, *made.others):
+        reserved_instances(spec)  # now and not in the first `reset`, which has a time limit
+    return Episode(made, config)
 
 
 def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> list[int]:
@@ -226,7 +229,7 @@ def without_errors(trajectories: Sequence[Trajectory], config: Config, group_siz
         sentence = f"{share} (the first, {broken[0].env}: {broken[0].turns[-1].info['error']})"
         if len(broken) > config.max_error_frac * len(trajectories) or not whole:
             raise ValueError(f"{sentence}; max_error_frac is {config.max_error_frac}, and whole groups must be left")
-        print(f"{sentence}; their groups are left out", flush=True)
+        print(f"{sentence}; they fail an evaluation, and training leaves their groups out", flush=True)
     return whole
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from envs import Env
+from envs import SPLIT_SIZE, Env
 
 SECONDS, LONGEST = 60, 100_000  # a command may take; bytes of a command
 LIMITS = "prlimit --nproc=64 --as=2147483648 --fsize=67108864 --core=0"  # processes; bytes of each, of its files
@@ -32,7 +32,7 @@ class SWE(Env):
     """Rows of SWE-Gym, a file of JSON lines, on local checkouts beside it: `getmoto/moto` in the folder `moto`. Actions
     are shell commands in a copy of the base commit, without its history, and `submit`; the tests of the row decide."""
 
-    repeats = blocking = True
+    blocking = True
 
     def __init__(self, *, rows: str = "rows.jsonl", reward: str = "binary", sandbox: str = "required", **common):
         super().__init__(**common)
@@ -42,7 +42,9 @@ class SWE(Env):
             raise ValueError("no sandbox: swe needs Linux with user namespaces, unshare, setpriv and prlimit. sandbox="
                              "none does without; limits on resources alone are no security boundary")  # fmt: skip
         self.folder, self.reward, self.isolated = Path(rows).parent, reward, sandbox == "required"
-        self.rows = {row["instance_id"]: row for row in map(json.loads, Path(rows).read_text().splitlines())}
+        lines = filter(None, Path(rows).read_text(encoding="utf-8").split("\n"))
+        self.rows = {row["instance_id"]: row for row in map(json.loads, lines)}
+        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # so few that splits share them, as in Bandit
 
     def draw(self, rng: np.random.Generator) -> tuple:
         return ("swe", str(rng.choice(list(self.rows))))
@@ -79,7 +81,7 @@ class SWE(Env):
         return f"Task: {self.row['problem_statement']}\n{self.output[-2000:]}".strip()
 
     def rules(self) -> str:
-        return "Mend the code in this folder. Actions are shell commands, and submit. Hidden tests decide."
+        return "Mend the code in this folder. Actions are shell commands without ||, and submit. Hidden tests decide."
 
     def statements(self) -> list[str]:
         return []

@@ -34,7 +34,7 @@ from tqdm import tqdm
 import parallel
 from corpus import Drill, demonstration, documents, num_demonstrations
 from engine import make_engine
-from envs import make_env
+from envs import make_env, named_in
 from model import Policy, build_tiny, load_model
 from rollout import Chat, Trajectory, Turn, collect, micro_batches, next_prompt, pack, sequences, summarize
 
@@ -208,7 +208,7 @@ def read_demonstrations(path: str, chat: Chat, context_turns: int) -> list[Traje
 
     Raises: ValueError with the line that is no demonstration, or if there is none."""
     demos = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(filter(None, Path(path).read_text(encoding="utf-8").split("\n")), 1):
         try:
             record = json.loads(line)
             t = Trajectory(tuple(record["seed"]), 0, status=record["status"], system=record["system"])
@@ -242,6 +242,8 @@ def main(argv: list[str]) -> None:
     config, options, sources = load_config(argv, extra={"export": ""})
     if not config.sft_steps:
         raise ValueError("nothing to do: sft_steps is 0; give --sft_steps=N, or config/base.py for the tiny model")
+    if len(named_in(config.env)) > 1:
+        raise ValueError(f"supervised learning takes one environment, got env={config.env!r}")
     if options["export"]:
         count = write_demonstrations(options["export"], config, Chat(load_model(config.model)[1]))
         print(f"wrote {options['export']}: {count} demonstrations")

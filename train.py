@@ -373,7 +373,7 @@ def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tu
         if (drift := step_metrics["logprob_diff_mean"]) > DRIFT[learner.dtype]:
             tqdm.write(f"warning: the log-probs of engine and trainer differ by {drift:.4f} nats a token")
     else:
-        tqdm.write(f"iteration {learner.step + 1}: all members of every group scored the same; update skipped")
+        tqdm.write(f"iteration {learner.step + 1}: scores differ in no group that the filter picks; update skipped")
     learner.step += 1
     row = {"step": learner.step, "error_frac": error_frac, "kept_groups": len(groups), "kept_trajectories": len(kept)}
     row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)

@@ -103,6 +103,8 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
         scores = next(iter(scores.values()), {})  # of the environment that the run is about
         rates = {row["step"]: row["eval_success"] for row in rows if row["eval_success"] is not None}
         rates = ({0: fmean(scores["start"])} if scores else {}) | rates
+        if not rates:
+            raise ValueError(f"{run} has no evaluation yet")
         low, high = zip(*(wilson_interval(round(n * rate), n) for rate in rates.values()), strict=True)
         (line,) = axes.plot(rates.keys(), rates.values(), marker=".", label=run.name)
         axes.fill_between(rates.keys(), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
@@ -123,7 +125,8 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
     figure, notes = Figure(figsize=(9, 6), layout="constrained"), []
     plots = figure.subplots(2, 2, sharex=True)
     for run in runs:
-        rows = read_rows(run / "metrics.jsonl")
+        if not (rows := read_rows(run / "metrics.jsonl")):
+            raise ValueError(f"{run} has no iteration yet")
         signs = [(row["step"], text) for i, row in enumerate(rows) for text in warnings_of(rows[: i + 1])]
         notes += [f"{run.name}, iteration {step}: {text}" for step, text in signs]
         for axes, key in zip(plots.flat, PANEL, strict=True):

@@ -284,7 +284,7 @@ class Household(World):
         for verb, (tool, how) in self.TASKS.items():
             if held and here.split()[0] == tool:
                 found[f"{verb} {held} with {here}"] = {f"{held} is": how}
-        if here == self.lamp:
+        if here == self.lamp and state == "open":
             found[f"use {self.LAMP}"] = {self.LAMP: "off" if facts[self.LAMP] == "on" else "on"}
         return found
 

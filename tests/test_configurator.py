@@ -320,6 +320,18 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
     assert load("--kl_estimator=k1").kl_coef == 0.0  # nothing is measured
 
 
+@pytest.mark.parametrize("arguments, message", [
+    (["--collapse_every=5", "--think=False"], "collapse metrics compare thoughts and think is False"),
+    (["--turn_level=True"], "turn_level is for estimators grpo, dr_grpo, rloo, .*; got 'gae'"),
+    (["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--estimator=rloo"], "group_size=1 leaves"),
+    (["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--reward_norm=mean"], "group_size=1 leaves"),
+])  # fmt: skip
+def test_what_would_teach_nothing_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load(*arguments)
+    assert load(*arguments[:-1])
+
+
 def test_a_group_of_one_is_never_kept():
     with pytest.raises(ValueError, match=r"batch_size \(1\) is more than the 0 trajectories kept"):
         load("--group_size=1", "--batch_size=1")

@@ -34,6 +34,7 @@ from configurator import Config, load_config
 from countdown import countdown_solution, evaluate_expression
 from dialogue import Episode, check_thought, format_response, parse_response
 from envs import make_env, stage_of
+from rollout import make_episode
 
 LAKE_V1 = "frozenlake:frozen_prob=0.8,success_rate=0.3333333333333333"
 LAKE_V2 = "frozenlake:frozen_prob=0.9,success_rate=0.8"
@@ -1322,12 +1323,12 @@ def test_long_responses_take_linear_time():
         ("zzz", ["unknown environment 'zzz'", "bandit, frozenlake, sokoban"]),
         ("frozenlake:sucess_rate=1", ["unknown option 'sucess_rate'", "frozenlake has success_rate"]),
         ("bandit:size=4", ["unknown option 'size'", "bandit has pair"]),
-        ("sokoban:size=big", ["size", "must be int", "got 'big'"]),
-        ("sokoban:size=6.5", ["size", "must be int", "got '6.5'"]),
-        ("sokoban:size", ["size", "must be int", "got ''"]),
-        ("frozenlake:success_rate=often", ["success_rate", "must be float", "got 'often'"]),
+        ("sokoban:size=big", ["size wants int", "got 'big' (str)"]),
+        ("sokoban:size=6.5", ["size wants int", "got 6.5 (float)"]),
+        ("sokoban:size", ["size wants int", "got ''"]),
+        ("frozenlake:success_rate=often", ["success_rate wants float", "got 'often'"]),
         ("frozenlake:success_rate=1.5", ["0 < success_rate <= 1", "got size=4, frozen_prob=0.8, success_rate=1.5"]),
-        ("frozenlake:success_rate=nan", ["0 < success_rate <= 1", "success_rate=nan"]),
+        ("frozenlake:success_rate=nan", ["success_rate wants float", "got 'nan'"]),
         ("frozenlake:size=10", ["frozenlake wants size", "got size=10"]),
         ("sokoban:size=4", ["sokoban wants size", "got size=4"]),
         ("sokoban:boxes=0", ["sokoban wants", "got size=6, boxes=0"]),
@@ -1336,10 +1337,21 @@ def test_long_responses_take_linear_time():
     ],
 )
 def test_make_env_errors(spec, words):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises((ValueError, TypeError)) as error:
         make_env(spec)
     for word in words:
         assert word in str(error.value)
+
+
+def test_training_leaves_out_what_any_environment_of_the_run_reserves():
+    easy, hard = ("frozenlake:size=3,frozen_prob=0.9", "frozenlake:size=3,frozen_prob=0.8")
+    reserved = {i for part in envs.reserved_instances(hard).values() for i in part}
+    drawn = [[envs.draw_instance(easy, (0, i), "train", others) for i in range(300)] for others in ((), (hard,))]
+    assert len(reserved.intersection(drawn[0])) > 10 and not reserved.intersection(drawn[1])
+    assert sum(a == b for a, b in zip(*drawn, strict=True)) == sum(i not in reserved for i in drawn[0])
+    for text in (f"{easy} @5 > {hard}", f"{easy} + 2*{hard}"):
+        assert make_episode(Config(env=text), easy).env.others == (easy, hard)
+    assert make_episode(Config(env=easy, eval_env=hard)).env.others == (easy, hard)
 
 
 def test_make_env_options():

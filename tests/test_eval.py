@@ -144,6 +144,21 @@ def test_a_record_that_went_otherwise_is_found(runs, tmp_path, capsys):
         evaluation.main([*LAKE, f"--repeat={lines}", "--eval_split=heldout"])
 
 
+def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path, capsys):
+    lines, more = tmp_path / "one.jsonl", tmp_path / "more.jsonl"
+    evaluation.main([str(runs / "a"), "--eval_size=2", f"--jsonl={lines}"])
+    capsys.readouterr()
+    first = lines.read_text().splitlines()
+    again = [json.dumps(json.loads(line) | {"entropy": 9.0}) for line in first]
+    more.write_text("\n".join([*first, *again]))
+    evaluation.main([str(runs / "a"), f"--repeat={more}"])
+    assert list(rows_in(capsys.readouterr().out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"]
+    for text in ("", '{"seed": [0]}\n'):
+        lines.write_text(text)
+        with pytest.raises(ValueError, match="one.jsonl does not hold trajectories as --jsonl writes them"):
+            evaluation.main([*LAKE, f"--repeat={lines}"])
+
+
 def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
     """Names of environments may be files, which are code: only those that the user names are run."""
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import fuzz
 import pytest
 import torch
-from conftest import SMALL_RUN, small_config
+from conftest import SMALL_RUN, make_learner, small_config
 from fuzz import Script
 from safetensors.torch import load_file
 from test_parallel import needs_vllm
@@ -274,6 +274,34 @@ def test_other_settings_are_taken_with_a_flag(whole, trained_folder, tmp_path):
     train.main([str(file), f"--out_dir={out_dir}", "--take_config=True"])
     assert untimed(rows_of(out_dir))[:3] == untimed(whole[1]) and len(rows_of(out_dir)) == 4
     assert json.loads((out_dir / "config.json").read_text())["config"]["clip_high"] == 0.4
+
+
+def test_what_a_checkpoint_lacks_is_one_sentence(whole, trained_folder, tmp_path):
+    out_dir = copied(whole, tmp_path)
+    file = tmp_path / "other.py"
+    changed = SMALL_RUN | dict(model=str(trained_folder), num_groups=4, lora_rank=2, num_iterations=4) | EACH
+    file.write_text("".join(f"{key} = {value!r}\n" for key, value in changed.items()))
+    with pytest.raises(ValueError, match=r"checkpoint-000003 is of a run that trained something else \(.*lora_A"):
+        train.main([str(file), f"--out_dir={out_dir}", "--take_config=True"])
+
+
+def test_a_save_before_the_first_step_changes_no_step(trained_folder):
+    def steps(learner):
+        states = checkpoint.states_of(learner.modules, learner.optimizers).values()
+        return {float(moment["step"]) for state in states for moment in state["moments"].values()}
+
+    weights = []
+    for saved in (False, True):
+        learner = make_learner(trained_folder)
+        assert not saved or steps(learner) == {0.0}
+        for module in learner.modules.values():
+            for p in module.parameters():
+                p.grad = torch.ones_like(p)
+        for optimizer in learner.optimizers.values():
+            optimizer.step()
+        assert steps(learner) == {1.0}
+        weights.append([parallel.whole(p.detach()) for p in learner.policy.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
 # ---------- two runs, signals

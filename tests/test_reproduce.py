@@ -17,7 +17,7 @@ import pytest
 import reproduce
 import sft
 import train
-from configurator import Config, load_config
+from configurator import Config, load_config, save_config
 from envs import make_env
 from eval import paired_bootstrap
 
@@ -75,8 +75,9 @@ def write_row(results, words, seed=0, successes=SUCCESSES, **changes):
     """A row as `run` writes it, of two iterations."""
     settings = asdict(load_config(reproduce.command(words, "tiny", seed)[1:])[0])
     row = {
-        "command": "python train.py", "git_commit": "0123456789", "machine": "here", "iterations": 2,
-        "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75}, "settings": settings, "base": reproduce.base_digest(),
+        "command": "python train.py config/tiny.py", "git_commit": "0123456789", "machine": "here",
+        "iterations": 2, "cpu_s_per_iteration": 1.5, "curve": {"2": 0.75}, "settings": settings,
+        "base": reproduce.base_of(["config/tiny.py"]),
         "series": dict.fromkeys(reproduce.SERIES, FLAT), "first_warning": None, "costs": COSTS,
         "successes": {settings["env"]: successes},
     }  # fmt: skip
@@ -203,7 +204,7 @@ def test_table_by_hand(results):
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
     # of 8: RL solves 3 + 4; the start, one and the same for both seeds, 1 of 4; Wilson by eval.py's own test
     assert row["start"] == reproduce.percent(0.25, *reproduce.wilson_interval(1, 4))
-    assert row["after RL"] == reproduce.percent(0.875, *reproduce.wilson_interval(7, 8))
+    assert row["after RL"] == "87.5 [39.6, 98.7]"  # Wilson's formula with n = 4
     a, b = (np.array([SUCCESSES[key], second[key]]) for key in ("after RL", "start"))
     assert row["RL - start"] == reproduce.percent(*paired_bootstrap(a, b, draws=20))
     assert row["RL - start"].startswith("62.5 [")
@@ -260,7 +261,7 @@ def test_a_curve_is_the_mean_of_its_seeds():
     canvas = Canvas()
     reproduce.draw(canvas, "eval_success", "", rows)
     assert canvas.lines[0] == ([0, 10], [0.25, 0.75])
-    low, high = reproduce.wilson_interval(6, 8)  # two seeds of four prompts
+    low, high = reproduce.wilson_interval(3, 4)  # of four prompts that both seeds play
     assert canvas.bands[0][0][1] == low and canvas.bands[0][1][1] == high
 
 
@@ -302,6 +303,20 @@ def test_rows_of_other_settings_or_weights_do_not_count(results):
     assert reproduce.finished_rows() == {}
     write_row(results, ("sokoban_ppo",))
     assert len(reproduce.finished_rows()) == 1
+
+
+def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkeypatch):
+    words, launched = words_of("learning", "bandit_ppo"), []
+    launch_with(monkeypatch, lambda arguments, **_: launched.append(arguments) or SimpleNamespace(returncode=0))
+    arguments = reproduce.command(words, "tiny", 0)
+    config, out_dir = load_config(arguments[1:])[0], reproduce.out_dir_of(arguments)
+    assert reproduce.launch(arguments) == ""
+    save_config(replace(config, num_iterations=199), {}, out_dir)
+    there, line = reproduce.run(words, "tiny", 0)  # which continues it, and would take its numbers for those of 200
+    assert not there and line == f"{out_dir} holds a run of other settings; remove it"
+    monkeypatch.setattr(reproduce, "base_of", lambda _: "another")
+    assert reproduce.run(words, "tiny", 0) == (False, f"{out_dir} began with other weights in base/; remove it")
+    assert len(launched) == 2 and not list((results / "runs").iterdir())
 
 
 def test_what_figures_share_is_run_once(results, monkeypatch):

@@ -160,6 +160,13 @@ def test_sft_without_steps_is_refused():
         sft.main([f"{ROOT}/config/frozenlake_ppo.py"])
 
 
+@pytest.mark.parametrize("env", ["bandit + sokoban", "bandit @5 > sokoban"])
+def test_one_environment_at_a_time(env, tmp_path):
+    with pytest.raises(ValueError, match="supervised learning takes one environment, got env='bandit"):
+        sft.main([f"--env={env}", "--sft_steps=2", f"--export={tmp_path}/file"])
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_step_needs_work_for_every_process(monkeypatch, tmp_path):
     monkeypatch.setattr(sft.parallel, "world_size", lambda: 3)
     monkeypatch.setattr(sft.parallel, "set_up", lambda _: (torch.device("cpu"), torch.float32))

@@ -233,7 +233,7 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     tokenizer.save_pretrained(tmp_path / "random")
     # no reply has the form, and that costs nothing: all scores are 0
     rows = run(tmp_path / "out", tmp_path / "random", format_penalty=0.0, weight_decay=0.1)
-    assert "iteration 1: all members of every group scored the same; update skipped" in capsys.readouterr().out
+    assert "iteration 1: scores differ in no group that the filter picks; update skipped" in capsys.readouterr().out
     assert len(rows) == 2
     for row in rows:
         assert sorted(row) == sorted(KEYS)

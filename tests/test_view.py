@@ -124,6 +124,7 @@ def test_no_text_ends_the_script_tag(run_folder):
     (["{}", "--pannel"], "got '.*--pannel'"), (["{}", "--gif=4"], "from 0 to 3, got 4"),
     (["{}", "--png=4"], "got '.*--png=4'"), (["{}", "{}", "--gif=1"], "expected folders"),
     (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
+    (["{}/empty", "{}/empty"], "empty has no evaluation yet"), (["{}/empty", "--panel"], "empty has no iteration yet"),
 ])  # fmt: skip
 def test_mistakes_are_answered(run_folder, arguments, said):
     (run_folder / "empty").mkdir(exist_ok=True)
