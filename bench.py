@@ -11,10 +11,7 @@ Settings: frozenlake_grpo with tiny, and --key=value. Repeats are interleaved, a
 smallest, largest. The work is compared first: same tokens, same loss. vLLM and TRL (pip install trl) where installed.
 """
 
-# before all else: it answers --help, and other imports take seconds
 from configurator import Config, fail_clearly, load_config, read_rows
-
-# isort: split
 
 import importlib.util
 import json

@@ -13,6 +13,8 @@ of "newvocab", other sizes and the pairs of "jobs_test" are left for generalisat
     python corpus.py        # what a sample of it is made of
 """
 
+from configurator import Config, fail_clearly, load_config
+
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +22,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from configurator import Config, fail_clearly, load_config
 from dialogue import Episode, Outcome, format_response
 from envs import Bandit, make_env, reserved_instances
 from grids import FrozenLake, Grid, Sokoban

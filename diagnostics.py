@@ -10,6 +10,8 @@ https://github.com/mll-lab-nu/RAGEN, whose bound log N is H(X) of distinct promp
 depends on the past takes `history`, the rows of metrics.jsonl so far.
 """
 
+from configurator import Config
+
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -20,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configurator import Config
 from model import Policy
 from parallel import score_tokens
 from rollout import Chat, Trajectory, Turn, sequences

@@ -5,12 +5,13 @@ answers are reported back in the next turn. The format penalty is part of the re
 RAGEN's, which is added to the trajectory's score and never shown. The policy's text is parsed, never rewritten.
 """
 
+from configurator import Config, fail_clearly
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from configurator import Config, fail_clearly
 from envs import Env, make_env
 
 

@@ -5,6 +5,8 @@ An engine has `add` (ask for a response to this token history), `step` (advance;
 compute type, and `version` says which: rollouts on other weights than the policy's are refused (parallel.py).
 """
 
+from configurator import Config
+
 import copy
 import importlib.util
 import logging
@@ -19,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configurator import Config
 from model import pick_dtype
 
 ENVIRONMENT = dict(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")

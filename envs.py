@@ -9,6 +9,8 @@ Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RA
 - splits are disjoint by instance, not only by seed, as small boards repeat.
 """
 
+from configurator import check_type, parse_text
+
 import difflib
 import importlib
 import re
@@ -18,8 +20,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-
-from configurator import check_type, parse_text
 
 SPLITS = ("train", "eval", "heldout")  # eval: the fixed prompts that are reported; heldout: for choosing settings
 SPLIT_SIZE, EVAL_SEED = 256, 123

@@ -15,10 +15,7 @@ environments again and fails where anything differs. The key of a server is in O
 matter. Intervals are 95 % Wilson; instances and transition noise are the same for all, so rows can be paired.
 """
 
-# before all else: it answers --help, and other imports take seconds
 from configurator import Config, fail_clearly, load_config, load_saved
-
-# isort: split
 
 import json
 import math

@@ -6,6 +6,8 @@ Scalars stand in groups under the names of README's glossary, as they are and, i
 moving averages. HPARAMS has the settings, TEXT the sampled trajectories, IMAGES their boards.
 """
 
+from configurator import Config, write_whole
+
 import json
 import os
 from collections.abc import Sequence
@@ -16,7 +18,6 @@ from textwrap import indent
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from configurator import Config, write_whole
 from diagnostics import KEYS
 from pictures import strip
 from rollout import Trajectory

@@ -30,6 +30,7 @@ except ImportError:
     flash_attn_varlen_func = None
 
 from configurator import Config
+
 from dialogue import Episode, format_response
 from envs import OBSERVATIONS, Bandit, make_env
 

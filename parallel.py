@@ -5,6 +5,8 @@ rank filters and computes advantages on the same global batch, and takes its sha
 the case of one rank. Collectives must be met by all ranks: forwards of a sharded module, `stream_weights`, `gather`.
 """
 
+from configurator import Config
+
 import os
 import resource
 import sys
@@ -17,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from configurator import Config
 from model import Policy, pick_device, pick_dtype
 from rollout import Chat, Trajectory, collect, micro_batches, pack
 

@@ -12,10 +12,7 @@ Runs are JSON under docs/results/runs/; docs/results/NAME.csv, .png and .md are 
 other weights in base/ than the present ones do not count.
 """
 
-# before all else: it answers --help, and other imports take seconds
 from configurator import FIELD_TYPES, Config, fail_clearly, load_config, load_saved, read_rows, write_whole
-
-# isort: split
 
 import csv
 import hashlib

@@ -5,6 +5,8 @@ steps and its next turn joins the running batch: no barrier between turns. Masks
 `Turn.response_ids` is what the policy sampled, `Turn.prompt_ids` was put there by us: not trained.
 """
 
+from configurator import Config
+
 import math
 import os
 import signal
@@ -18,7 +20,6 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from configurator import Config
 from dialogue import Episode, Outcome, shape
 from engine import Sample
 from envs import make_env, named_in, reserved_instances

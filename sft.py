@@ -12,9 +12,7 @@ depend on the number of processes; these share the work and add up their gradien
 out_dir. What was learned is measured on held-out boards, apart from success too.
 """
 
-from configurator import Config, check_out_dir, fail_clearly, load_config, save_config  # first: it answers --help
-
-# isort: split
+from configurator import Config, check_out_dir, fail_clearly, load_config, save_config
 
 import json
 import math

@@ -26,10 +26,10 @@ What differs from the paper and from RAGEN's code:
 - Dual clip (RAGEN's backend has it, c = 3) is off by default.
 """
 
+from configurator import Config
+
 import torch
 from torch import Tensor
-
-from configurator import Config
 
 MAX_LOG_RATIO = 20.0  # nats; exp(20) = 5e8 is far outside every clip range and still finite
 NOISE = 1e-6  # spread below NOISE * scale is rounding of float sums (0.1 + 0.2 against 0.3), not signal

@@ -13,10 +13,7 @@ refused, unless --take_config=True says that they are meant. SIGTERM, SIGUSR1 an
 under way, with exit code 75 (docs/reliability.md).
 """
 
-# before all else: it answers --help, and other imports take seconds
 from configurator import Config, check_out_dir, describe, fail_clearly, load_config, read_rows, save_config, write_whole
-
-# isort: split
 
 import copy
 import errno

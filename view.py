@@ -8,10 +8,7 @@
 What models and environments wrote is data: JSON in a script tag that no text can close, put into the page as text only.
 """
 
-# before all else: it answers --help
 from configurator import fail_clearly, load_saved, read_rows
-
-# isort: split
 
 import json
 from collections.abc import Sequence

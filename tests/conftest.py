@@ -6,6 +6,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from configurator import Config
+
 import pytest
 import torch
 
@@ -13,7 +15,6 @@ import model
 import rollout
 import sft
 import train
-from configurator import Config
 from engine import make_engine
 
 torch.set_num_threads(1)  # one order of additions, and a core for others

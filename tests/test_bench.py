@@ -4,13 +4,14 @@ Tests of bench.py: the peers do the same work, and the table says what was measu
     python -m pytest -q tests/test_bench.py
 """
 
+from configurator import read_rows
+
 import pytest
 import torch
 from conftest import small_config
 from transformers import AutoModelForCausalLM
 
 import bench
-from configurator import read_rows
 from engine import make_engine
 from model import Batch, load_model
 from rollout import Chat, collect

@@ -3,6 +3,9 @@
 Run with:  python -m pytest -q tests/test_configurator.py
 """
 
+import configurator
+from configurator import Config, check_type, describe, help_text, load_config, load_saved, parse_text, save_config
+
 import json
 import math
 import subprocess
@@ -11,9 +14,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
-
-import configurator
-from configurator import Config, check_type, describe, help_text, load_config, load_saved, parse_text, save_config
 
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")

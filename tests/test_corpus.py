@@ -4,6 +4,8 @@ Tests of corpus.py: demonstrations replayed, drills against boards read by hand,
     python -m pytest -q tests/test_corpus.py
 """
 
+from configurator import Config, load_config
+
 import itertools
 from dataclasses import replace
 
@@ -11,7 +13,6 @@ import numpy as np
 import pytest
 
 import corpus
-from configurator import Config, load_config
 from corpus import Drill, demonstration, documents
 from dialogue import Episode, parse_response
 from envs import SPLIT_SIZE, Bandit, Env, make_env, reserved_instances

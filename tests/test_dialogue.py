@@ -5,6 +5,8 @@ The rest is in test_envs.py.
     python -m pytest -q tests/test_dialogue.py
 """
 
+from configurator import Config
+
 import random
 import subprocess
 import sys
@@ -12,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from configurator import Config
 from dialogue import Episode, format_response, shape
 from envs import make_env
 

@@ -5,6 +5,8 @@ CPU, under a minute.
     python -m pytest -q tests/test_envs.py
 """
 
+from configurator import Config, load_config
+
 import ast
 import doctest
 import hashlib
@@ -30,7 +32,6 @@ from hypothesis import strategies as st
 
 import envs
 import grids
-from configurator import Config, load_config
 from countdown import countdown_solution, evaluate_expression
 from dialogue import Episode, check_thought, format_response, parse_response
 from envs import make_env, stage_of

@@ -4,6 +4,8 @@ Tests of eval.py beyond one model: pass@k, several policies in a table, records 
     python -m pytest -q tests/test_eval.py
 """
 
+from configurator import load_config, save_config
+
 import importlib.util
 import itertools
 import json
@@ -24,7 +26,6 @@ import checkpoint
 import eval as evaluation
 import model
 import parallel
-from configurator import load_config, save_config
 from engine import ENVIRONMENT, make_engine
 from eval import pass_at_k, play_served, score, success_interval, table, trajectory_record, wilson_interval
 from grids import FrozenLake

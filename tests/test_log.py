@@ -4,6 +4,8 @@ Tests of log.py: metrics.jsonl and TensorBoard's event files, read back, say the
     python -m pytest -q tests/test_log.py
 """
 
+from configurator import load_saved, read_rows
+
 import json
 from dataclasses import replace
 from io import BytesIO
@@ -16,7 +18,6 @@ from tensorboard.backend.event_processing import event_accumulator, plugin_event
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import train
-from configurator import load_saved, read_rows
 from log import Log, group_of
 from pictures import COLORS
 from rollout import Trajectory, Turn

@@ -4,6 +4,8 @@ Tests of model.py: the packed forward against Hugging Face's own, log-probs agai
     python -m pytest -q tests/test_model.py
 """
 
+from configurator import Config
+
 import copy
 import re
 
@@ -15,7 +17,6 @@ import dialogue
 import envs
 import model
 import rollout
-from configurator import Config
 from model import Batch, Critic, Policy, chunked_logprobs, load_model, packed_hidden
 
 SEQUENCES = [  # tokens, and the places in the sequence of its "sampled" ones

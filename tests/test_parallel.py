@@ -4,6 +4,8 @@ Tests of several ranks: whole commands under torchrun, and the test files ranks_
     python -m pytest -q tests/test_parallel.py
 """
 
+from configurator import Config
+
 import importlib.util
 import json
 import os
@@ -23,7 +25,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 import model
 import parallel
 import sft
-from configurator import Config
 from model import Policy
 from rollout import Chat
 

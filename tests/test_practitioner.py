@@ -32,6 +32,8 @@ Defects of the code behind arXiv 2510.01132 (meow-tea-taro, a9c248c), each with 
     python -m pytest -q tests/test_practitioner.py
 """
 
+from configurator import Config, load_config
+
 import ast
 import re
 from dataclasses import replace
@@ -43,7 +45,6 @@ import torch
 from conftest import small_config
 
 import rollout
-from configurator import Config, load_config
 from corpus import demonstration
 from dialogue import Episode, parse_response, shape
 from engine import make_engine

@@ -4,6 +4,8 @@ README and docs keep their promises: commands parse and, where they are short, r
     python -m pytest -q tests/test_readme.py
 """
 
+from configurator import Config, load_config
+
 import re
 import subprocess
 import sys
@@ -25,7 +27,6 @@ import reproduce
 import sft
 import train
 import view
-from configurator import Config, load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

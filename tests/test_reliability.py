@@ -4,6 +4,8 @@ Tests of faults: runs that are killed, told to end, out of disk, on damaged chec
     python -m pytest -q tests/test_reliability.py
 """
 
+from configurator import write_whole
+
 import json
 import math
 import os
@@ -35,7 +37,6 @@ import parallel
 import rollout
 import train
 from checkpoint import LEFT, Saver, damage, locked, newest
-from configurator import write_whole
 from engine import VLLMEngine
 from log import Log
 from rollout import Trajectory, Turn, collect

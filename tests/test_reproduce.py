@@ -1,6 +1,8 @@
 """Tests of reproduce.py: every experiment is a valid run, matched but for what it names; tables, points and pictures by
 hand; finished, shared and failed runs; one short real run for every figure."""
 
+from configurator import Config, load_config, save_config
+
 import json
 import re
 import shutil
@@ -17,7 +19,6 @@ import pytest
 import reproduce
 import sft
 import train
-from configurator import Config, load_config, save_config
 from envs import make_env
 from eval import paired_bootstrap
 

@@ -4,6 +4,8 @@ Tests of sft.py and eval.py: demonstrations replayed, the warm start and its cac
     python -m pytest -q tests/test_sft_eval.py
 """
 
+from configurator import load_config, save_config
+
 import doctest
 import json
 import math
@@ -22,7 +24,6 @@ from transformers import AutoModelForCausalLM
 import eval as evaluation
 import model
 import sft
-from configurator import load_config, save_config
 from engine import make_engine
 from eval import closed_loop, paired_bootstrap, play_reference, table, trajectory_record, wilson_interval
 from rollout import Trajectory, Turn, make_episode, summarize

@@ -4,6 +4,8 @@ Tests of starpo.py: numbers worked out by hand, slow obvious loops, enumerated e
     python -m pytest -q tests/test_starpo.py
 """
 
+from configurator import CHOICES, Config
+
 import doctest
 import inspect
 import math
@@ -14,7 +16,6 @@ import pytest
 import torch
 
 import starpo
-from configurator import CHOICES, Config
 
 NAN, INF = float("nan"), float("inf")
 

@@ -4,14 +4,14 @@ Tests of how the code is written: one-way imports, short functions and files, no
     python -m pytest -q tests/test_style.py
 """
 
+from configurator import Config
+
 import ast
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-
-from configurator import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(ROOT.glob("*.py"))

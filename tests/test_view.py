@@ -6,6 +6,8 @@ Tests of view.py: records and boards by hand, the page in a browser, hostile tex
 The browser is playwright's Chromium, or one that is installed; without any, those tests are skipped.
 """
 
+from configurator import Config
+
 import doctest
 import json
 import shutil
@@ -19,7 +21,6 @@ from PIL import Image
 import diagnostics
 import pictures
 import view
-from configurator import Config
 from dialogue import Episode
 from envs import make_env
 

@@ -4,6 +4,8 @@ Tests of the text environments: by hand, against a search that leaves nothing ou
     python -m pytest -q tests/test_worlds.py
 """
 
+from configurator import Config, load_config
+
 import doctest
 import hashlib
 import os
@@ -20,7 +22,6 @@ from hypothesis import strategies as st
 import envs
 import repair
 import worlds
-from configurator import Config, load_config
 from dialogue import Episode, check_thought, shape
 from envs import make_env
 from repair import interpret
