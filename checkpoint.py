@@ -11,6 +11,8 @@ checkpoint only; a thread writes it. Random numbers are no part of it, because e
 and its iteration. Nothing that is read is a pickle.
 """
 
+from configurator import sync
+
 import fcntl
 import hashlib
 import json
@@ -42,13 +44,6 @@ LEFT = 75  # exit code of a run that a signal ended and that continues when star
 
 
 # ---------- folders
-
-
-def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before going on."""
-    number = os.open(path, os.O_RDONLY)
-    os.fsync(number)
-    os.close(number)
 
 
 @contextmanager

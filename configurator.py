@@ -281,13 +281,18 @@ def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) ->
     return path
 
 
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk before going on."""
+    number = os.open(path, os.O_RDONLY)
+    os.fsync(number)
+    os.close(number)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is there with all of the text or not at all: beside, synced, then renamed."""
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
     partial.replace(path)
 
 

@@ -1,9 +1,10 @@
 """Countdown: make a number out of others, an environment behind the protocol of `envs.Env`.
 
 Rules and rewards are RAGEN's (arXiv 2504.20073). What differs, on purpose: no dataset is needed, problems are drawn and
-all can be solved; and expressions are read by a parser of our own, exactly and within bounds, never by `eval`.
+all can be solved; and expressions are read exactly and within bounds, never by `eval`.
 """
 
+import ast
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,6 +15,8 @@ from operator import add, mul, sub, truediv
 import numpy as np
 
 from envs import Env
+
+SIGNS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
 
 
 def countdown_steps(parts: Sequence[tuple[int, str]]) -> list[tuple]:
@@ -48,26 +51,18 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
     >>> evaluate_expression("(3 + 5) / 2 * 1")
     ([1, 2, 3, 5], Fraction(4, 1))
     """
-    tokens = re.findall(r"[0-9]+|[^ ]", text) if re.fullmatch(r"[-+*/() 0-9]{1,100}", text) else []
-    rest = ["end", *reversed(tokens)]
-    try:
-        value = _parse(rest)
-    except (ValueError, ZeroDivisionError):
+    numbers = re.findall("[0-9]+", text) if re.fullmatch(r"[-+*/() 0-9]{1,100}", text) else []
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.BinOp):
+            return SIGNS[type(node.op)](value(node.left), value(node.right))
+        return Fraction(node.value)  # AttributeError: no number
+
+    try:  # Python's grammar, without its leading zeros
+        tree = ast.parse(re.sub(r"\b0+(?=[0-9])", "", text.strip()), mode="eval") if numbers else None
+        return tree and (sorted(map(int, numbers)), value(tree.body))
+    except (SyntaxError, KeyError, AttributeError, ZeroDivisionError):
         return None
-    return (sorted(int(t) for t in tokens if t.isdigit()), value) if rest == ["end"] else None
-
-
-def _parse(rest: list[str], level: int = 0) -> Fraction:
-    """Take a sum (level 0), a product (1) or an atom (2) off the end of the reversed tokens; returns its value."""
-    if level == 2:
-        value = _parse(rest) if (token := rest.pop()) == "(" else Fraction(token)  # ValueError: no number
-        if token == "(" and rest.pop() != ")":
-            raise ValueError("a parenthesis is not closed")
-        return value
-    value = _parse(rest, level + 1)
-    while rest[-1] in ("+-", "*/")[level]:
-        value = {"+": add, "-": sub, "*": mul, "/": truediv}[rest.pop()](value, _parse(rest, level + 1))
-    return value
 
 
 class Countdown(Env):

@@ -70,7 +70,7 @@ class Episode:
         self.turn_idx, self.remaining = 0, self._way()
         return self.system(), self._turn_text(observation, "")
 
-    def _way(self) -> list[int | None]:
+    def _way(self) -> list[int]:
         """How long the best plan is from here, for the reward density that asks for it."""
         return [self.env.optimal_length()] if self.config.reward_density == "plan" else []
 
@@ -156,7 +156,7 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
 
 
 def shape(rewards: Sequence[float], success: bool, density: str, *, most: float = 1.0,
-          remaining: Sequence[int | None] = ()) -> list[float]:  # fmt: skip
+          remaining: Sequence[int] = ()) -> list[float]:  # fmt: skip
     """What the turns of a finished episode earn from the environment, at another density; the sum is 1 for a success
     and less than 1 for anything else (in arXiv 2510.01132, whose densities these are, a loss could exceed a win).
 
@@ -165,7 +165,7 @@ def shape(rewards: Sequence[float], success: bool, density: str, *, most: float 
     the goal over the steps there were at first; a dead end is as far away as twice these.
 
     Args: rewards of the K turns in environment units; most: what a success pays; remaining: for "plan", lengths of the
-        best plan before the first turn and after every one, None where there is none. Raises: ValueError for others.
+        best plan before the first turn and after every one, 0 where there is none. Raises: ValueError for others.
     >>> shape([1.0, 0.0, 1.0], True, "dense", most=2.0), shape([1.0, 1.0, 0.0], False, "balanced", most=4.0)
     ([0.5, 0.0, 0.5], [0.0, 0.5, 0.0])
     """
@@ -174,8 +174,8 @@ def shape(rewards: Sequence[float], success: bool, density: str, *, most: float 
         return [float(success and k == last) for k in range(len(rewards))]
     if density == "plan":
         first = remaining[0] or 1
-        away = [first, *remaining[1:-1], 0 if success else remaining[-1] or None]
-        away = [2 * first if n is None else n for n in away]
+        away = [first, *(n or 2 * first for n in remaining[1:])]
+        away[-1] = 0 if success else away[-1]
         return [(a - b) / first for a, b in zip(away, away[1:], strict=False)]
     if density not in ("dense", "balanced"):
         raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")

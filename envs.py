@@ -104,9 +104,9 @@ class Env:
         """`count` random legal actions."""
         return rng.choice(self.actions, count).tolist()
 
-    def optimal_length(self) -> int | None:
-        """Actions of a shortest solution when every move goes as intended; None: unsolvable."""
-        return 1
+    def optimal_length(self) -> int:
+        """Actions of a shortest solution when every move goes as intended; 0: it is over, or there is none."""
+        return len(self.plan(999, 999))
 
 
 class Bandit(Env):

@@ -144,8 +144,8 @@ class FrozenLake(Grid):
         """Walk to the goal blind to holes; where two directions approach it, the vertical one comes first."""
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
-    def optimal_length(self) -> int | None:
-        return None if (way := lake_ways(self.size, self.holes, self.goal).get(self.player)) is None else len(way)
+    def optimal_length(self) -> int:
+        return len(lake_ways(self.size, self.holes, self.goal).get(self.player, ()))
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
@@ -336,7 +336,8 @@ class Sokoban(Grid):
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The first `max_actions` moves of a shortest solution (breadth-first search); [] where none exists."""
-        return [self.actions[i] for i in (self._solution() or ())[:max_actions]]
+        path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas) or ()
+        return [self.actions[i] for i in path[:max_actions]]
 
     def greedy(self) -> str:
         """One step ahead: least total distance of boxes to their targets, then of you to the nearest unplaced box.
@@ -352,12 +353,6 @@ class Sokoban(Grid):
             return total, min(self._distance(player, b) for b in open_boxes)
 
         return self.actions[min(range(4), key=cost)]
-
-    def optimal_length(self) -> int | None:
-        return None if (path := self._solution()) is None else len(path)
-
-    def _solution(self) -> tuple | None:
-        return sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
 
 
 def sokoban_move(floor: frozenset, player: int, boxes: tuple, delta: int) -> tuple[int, tuple] | None:

@@ -6,10 +6,9 @@ Scalars stand in groups under the names of README's glossary, as they are and, i
 moving averages. HPARAMS has the settings, TEXT the sampled trajectories, IMAGES their boards.
 """
 
-from configurator import Config, write_whole
+from configurator import Config, sync, write_whole
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -62,8 +61,7 @@ class Log:
             raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # a checkpoint must not outlive its row
+        sync(self.path)  # a checkpoint must not outlive its row
         self._average(row)
         for key, value in row.items():
             if isinstance(value, str):

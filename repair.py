@@ -106,9 +106,6 @@ class Repair(Env):
         edits = [f"edit {i}: {right.strip()}" for i, (line, right) in pairs if line != right]
         return [] if self.terminated else [*edits, "submit"][:max_actions]
 
-    def optimal_length(self) -> int:
-        return len(self.plan(99, 1))
-
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         return self.plan(count, 1) if self.output else ["read"]  # nobody can know the code before
 

@@ -91,9 +91,6 @@ class SWE(Env):
         patch = [] if self.num_actions else [HEREDOC.format(self.row["patch"])]
         return [] if self.terminated else [*patch, "submit"][:max_actions]
 
-    def optimal_length(self) -> int:
-        return len(self.plan(2, 1))
-
     def greedy(self) -> str:
         return "submit"
 

@@ -64,9 +64,6 @@ class World(Env):
         """The first `max_actions` commands of a shortest solution from here."""
         return list((self.search(99) or ())[:max_actions])
 
-    def optimal_length(self) -> int | None:
-        return None if (path := self.search(99)) is None else len(path)
-
     def search(self, most: int) -> tuple[str, ...] | None:
         """A shortest list of at most `most` commands that does the task, or None."""
         only, queue, seen = self.relevant(self.facts), [(self.facts, ())], {tuple(self.facts.values())}
