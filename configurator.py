@@ -63,7 +63,7 @@ class Config:
     context_turns: Natural = 0  # turns that a reply sees, its own included; 0 = all, 1 = single-turn
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
     reward_density: Literal["native", "sparse", "balanced", "dense", "plan"] = "native"  # what a turn earns
-    think_reward: NotNegative = 0.0  # added to a turn's reward for each share of the true facts that its thought states
+    think_reward: NotNegative = 0.0  # added to each turn's reward, times the share of facts that its thought states
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, 'base' (ours, tiny) or 'tiny' (untrained)
     tiny_shape: str = "4x96"  # of model='tiny': layers x width

@@ -193,8 +193,9 @@ def ask(url: str, body: dict) -> Turn:
 
 
 def play_served(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
-    """Play the fixed prompts with the model that a server calls `name`, `max_running` trajectories at once. An error of
-    the server is a failure. Raises: ValueError if there is nothing else."""
+    """Play the fixed prompts with the model that a server calls `name`, `max_running` trajectories at once, each in a
+    thread, where environments have no time limit. An error of the server is a failure. Raises: ValueError if there is
+    nothing else."""
 
     def answer(episode: Episode, t: Trajectory, user: str) -> Turn:
         said, first = [("system", t.system)], len(t.turns) + 1 - config.context_turns if config.context_turns else 0
