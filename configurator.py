@@ -63,7 +63,7 @@ class Config:
     context_turns: Natural = 0  # turns that a reply sees, its own included; 0 = all, 1 = single-turn
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
     reward_density: Literal["native", "sparse", "balanced", "dense", "plan"] = "native"  # what a turn earns
-    think_reward: NotNegative = 0.0  # added to each turn's reward, times the share of facts that its thought states
+    think_reward: NotNegative = 0.0  # added to each turn's reward, times (true - false sentences) / facts
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, 'base' (ours, tiny) or 'tiny' (untrained)
     tiny_shape: str = "4x96"  # of model='tiny': layers x width
@@ -164,7 +164,7 @@ class Config:
             raise ValueError(f"turn_level is for estimators {', '.join(COMPARING)}; got {self.estimator!r}")
         compared = self.estimator in COMPARING or (self.reward_norm != "none" and self.reward_norm_over == "group")
         if self.group_size == 1 and compared:
-            raise ValueError("group_size=1 leaves no member to compare scores with, so every advantage would be 0")
+            raise ValueError("group_size=1 leaves no other member to compare scores with")
         unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
         kept = self.filter_keep if counts else (1 if by_mass else self.filter_keep) * self.num_groups
         kept = max(1, int(kept + 1e-9)) * self.group_size

@@ -105,7 +105,7 @@ class Env:
         return rng.choice(self.actions, count).tolist()
 
     def optimal_length(self) -> int:
-        """Actions of a shortest solution when every move goes as intended; 0: it is over, or there is none."""
+        """Actions of a shortest solution when every move goes as intended; 0: there is none."""
         return len(self.plan(999, 999))
 
 
@@ -181,7 +181,7 @@ def find_class(place: str) -> type[Env]:
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
     """Build an environment from 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'. Raises:
-    ValueError that names the unknown environment or key, what was expected, and near names.
+    ValueError or TypeError that names the unknown environment or key, what was expected, and near names.
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
@@ -258,7 +258,13 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     return splits
 
 
-def _draw_outside(env: Env, rng: np.random.Generator, taken: set) -> tuple:
+@lru_cache(maxsize=64)
+def reserved_keys(*specs: str) -> frozenset:
+    """All reserved instances of these environments."""
+    return frozenset(i for spec in specs for part in reserved_instances(spec).values() for i in part)
+
+
+def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
     for _ in range(MAX_DRAWS):
         if (instance := env.draw(rng)) not in taken or env.repeats:
             return instance
@@ -274,8 +280,7 @@ def draw_instance(spec: str, path: tuple[int, ...], split: str, others: tuple[st
         if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
             raise ValueError(f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(path)}")
         return reserved[split][path[0]]
-    taken = {i for name in (spec, *others) for part in reserved_instances(name).values() for i in part}
-    return _draw_outside(make_env(spec), np.random.default_rng(list(path)), taken)
+    return _draw_outside(make_env(spec), np.random.default_rng(list(path)), reserved_keys(spec, *others))
 
 
 if __name__ == "__main__":

@@ -228,8 +228,14 @@ def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, li
             return Turn([], turn["tokens"], [-nats for nats in turn["surprise"]], text=turn["response"], info=turn)
 
     groups, differ, legal, players = defaultdict(list), [], scored_envs(config), reference_settings(config)
-    records = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
-    if not records or not all({"env", "seed", "member", "turns"} <= record.keys() for record in records):
+    try:
+        records = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
+        turns = [turn for record in records for turn in record["turns"]]
+        whole = records and all({"env", "seed", "member"} <= record.keys() for record in records)
+        whole = whole and all({"response", "tokens", "surprise"} <= turn.keys() for turn in turns)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        whole = False
+    if not whole:
         raise ValueError(f"{path} does not hold trajectories as --jsonl writes them")
     for record in ({"policy": "recorded", "entropy": None} | record for record in records):
         if record["env"] not in legal:  # a name may be a file of code, which no record can choose
@@ -384,9 +390,9 @@ def main(argv: list[str]) -> None:
     is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}
     results = scored(config, config.model.split(",") if named else [], options)
     for env, name, row, tokenizer in repeat(config, options["repeat"]) if options["repeat"] else results:
-        name = name if len(scored_envs(config)) == 1 else f"{env}: {name}"
-        name += f" ({len(rows) + 1})" * (name in rows)  # a record of two evaluations, say
-        rows[name] = row
+        title = name if len(scored_envs(config)) == 1 else f"{env}: {name}"
+        title += f" ({len(rows) + 1})" * (title in rows)  # a record of two evaluations, say
+        rows[title] = row
         if options["jsonl"] and is_first:
             write_jsonl(options["jsonl"], {name: row}, tokenizer, "w" if len(rows) == 1 else "a")
     print(table(rows))

@@ -188,8 +188,8 @@ def launch(arguments: list[str]) -> str:
     out_dir, base = out_dir_of(arguments), base_of(arguments)
     log, began = Path(f"{out_dir}.log"), Path(f"{out_dir}.base")
     log.parent.mkdir(parents=True, exist_ok=True)
-    if out_dir.exists() and not (began.is_file() and began.read_text() == base):
-        return f"{out_dir} began with other weights in base/; remove it"
+    if base and out_dir.exists() and not (began.is_file() and began.read_text() == base):
+        return f"{out_dir} is not known to have begun with the weights in base/; remove it"
     began.write_text(base)
     with log.open("a") as output:
         code = subprocess.run([sys.executable, *arguments], stdout=output, stderr=output).returncode
@@ -405,8 +405,10 @@ def main(argv: list[str]) -> None:
         print(f"about {sum(estimates.values()):.1f} hours one after the other ({SCALES[scale][3]})")
         return
     with ThreadPoolExecutor(options["jobs"] or SCALES[scale][1]) as pool:
-        failed = list(filter(None, pool.map(launch, firsts)))
-        for there, line in pool.map(lambda job: run(*job), todo.values()):
+        failures = dict(zip(firsts, pool.map(launch, firsts), strict=True))
+        failed = list(filter(None, failures.values()))
+        ready = [job for job in todo.values() if not failures.get(tuple(sft_command(*job)))]
+        for there, line in pool.map(lambda job: run(*job), ready):
             print(line, flush=True)
             failed += [] if there else [line]
     for name in names:

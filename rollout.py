@@ -22,7 +22,7 @@ import torch
 
 from dialogue import Episode, Outcome, shape
 from engine import Sample
-from envs import make_env, named_in, reserved_instances
+from envs import make_env, named_in, reserved_keys
 from model import IM_END, IM_START, Batch
 
 
@@ -142,8 +142,10 @@ def make_episode(config: Config, env: str = "") -> Episode:
     """A new dialogue with this environment, by default the one that the config names."""
     made = make_env(env or config.env, observation=config.observation, max_actions=config.actions_per_traj)
     made.others = named_in(config.env, config.eval_env)
-    for spec in (made.spec, *made.others):
-        reserved_instances(spec)  # now and not in the first `reset`, which has a time limit
+    try:
+        reserved_keys(made.spec, *made.others)  # now and not in the first `reset`, which has a time limit
+    except Exception as error:  # of anybody's code
+        raise ValueError(f"env={made.spec!r} cannot draw its instances: {type(error).__name__}: {error}") from error
     return Episode(made, config)
 
 

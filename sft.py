@@ -206,7 +206,9 @@ def read_demonstrations(path: str, chat: Chat, context_turns: int) -> list[Traje
 
     Raises: ValueError with the line that is no demonstration, or if there is none."""
     demos = []
-    for number, line in enumerate(filter(None, Path(path).read_text(encoding="utf-8").split("\n")), 1):
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+        if not line:
+            continue
         try:
             record = json.loads(line)
             t = Trajectory(tuple(record["seed"]), 0, status=record["status"], system=record["system"])

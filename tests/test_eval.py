@@ -132,6 +132,14 @@ def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_pat
     assert list(rows_in(capsys.readouterr().out))[2:] == [str(trained_folder), f"{runs}/b/best"]
 
 
+def test_a_record_of_two_environments_and_players_is_repeated(tmp_path, capsys):
+    lines, two = tmp_path / "two.jsonl", [*LAKE, "--eval_env=sokoban + frozenlake:success_rate=0.8", "--eval_size=2"]
+    evaluation.main([*two, "--player=greedy,optimal", f"--jsonl={lines}"])
+    rows = rows_in(capsys.readouterr().out)
+    evaluation.main([*two, f"--repeat={lines}"])
+    assert rows_in(capsys.readouterr().out) == rows and len(rows) > 8
+
+
 def test_a_record_that_went_otherwise_is_found(runs, tmp_path, capsys):
     lines = tmp_path / "greedy.jsonl"
     evaluation.main([*LAKE, "--player=greedy", "--eval_size=3", f"--jsonl={lines}"])
@@ -154,7 +162,7 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
     more.write_text("\n".join([*first, *again]))
     evaluation.main([str(runs / "a"), f"--repeat={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"]
-    for text in ("", '{"seed": [0]}\n'):
+    for text in ("", '{"seed": [0]}\n', "[1]\n", "xx\n", json.dumps(json.loads(first[0]) | {"turns": [{}]})):
         lines.write_text(text)
         with pytest.raises(ValueError, match="one.jsonl does not hold trajectories as --jsonl writes them"):
             evaluation.main([*LAKE, f"--repeat={lines}"])

@@ -313,11 +313,24 @@ def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkey
     config, out_dir = load_config(arguments[1:])[0], reproduce.out_dir_of(arguments)
     assert reproduce.launch(arguments) == ""
     save_config(replace(config, num_iterations=199), {}, out_dir)
-    there, line = reproduce.run(words, "tiny", 0)  # which continues it, and would take its numbers for those of 200
+    there, line = reproduce.run(words, "tiny", 0)  # finished with another number than asked for now
     assert not there and line == f"{out_dir} holds a run of other settings; remove it"
     monkeypatch.setattr(reproduce, "base_of", lambda _: "another")
-    assert reproduce.run(words, "tiny", 0) == (False, f"{out_dir} began with other weights in base/; remove it")
+    assert reproduce.run(words, "tiny", 0) == (
+        False, f"{out_dir} is not known to have begun with the weights in base/; remove it")  # fmt: skip
     assert len(launched) == 2 and not list((results / "runs").iterdir())
+
+
+def test_no_run_starts_from_a_refused_sft_stage(results, monkeypatch):
+    words, launched = words_of("split", "quest PPO 40% SFT"), []
+    launch_with(monkeypatch, lambda arguments, **_: launched.append(arguments) or SimpleNamespace(returncode=0))
+    monkeypatch.setattr(reproduce, "show", lambda name, *_: name)
+    folder = reproduce.out_dir_of(reproduce.sft_command(words, "tiny", 0))
+    folder.mkdir(parents=True)
+    Path(f"{folder}.base").write_text("another")
+    with pytest.raises(ValueError, match="is not known to have begun with the weights in base/; remove it"):
+        reproduce.main(["split", "--only=40% SFT", "--seeds=0"])
+    assert not launched
 
 
 def test_what_figures_share_is_run_once(results, monkeypatch):

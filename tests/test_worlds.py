@@ -25,6 +25,7 @@ import worlds
 from dialogue import Episode, check_thought, shape
 from envs import make_env
 from repair import interpret
+from rollout import make_episode
 
 ROOT = pathlib.Path(envs.__file__).parent
 QUEST, LONG_QUEST = "quest:w=2,o=3,q=4", "quest:w=4,o=6,q=8"
@@ -562,6 +563,10 @@ def test_an_environment_of_ones_own(tmp_path):
     assert envs.stage_of(f"2*{path}:Guess,doors=4 + bandit", 0) == {
         f"{path}:Guess,doors=4": pytest.approx(2 / 3), "bandit": pytest.approx(1 / 3),
     }  # fmt: skip
+    path.write_text(OWN.replace("return (\"guess\", int(rng.integers(10**6)))", "raise KeyError('gone')"))
+    envs.find_class.cache_clear()
+    with pytest.raises(ValueError, match=r"env='.*:Guess,doors=9' cannot draw its instances: KeyError: 'gone'"):
+        make_episode(Config(env=f"{path}:Guess,doors=9"))
     for spec, message in [
         (f"{path}:Gues", r"my_env\.py has no environment 'Gues'; name one as .*\.py:CLASS, a subclass of envs\.Env"),
         (f"{path}", "has no environment ''"),
