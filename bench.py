@@ -400,6 +400,8 @@ def main(argv: list[str]) -> None:
     if not argv or argv[0] not in benches:
         raise ValueError(f"give one of {', '.join(benches)}; got {argv[:1] or 'nothing'}")
     config, options, _ = load_config([*SETTINGS, *argv[1:]], extra={"repeats": 5, "json": ""})
+    if options["repeats"] < 1:
+        raise ValueError(f"repeats must be 1 or more, got {options['repeats']}")
     if argv[0] == "gpu":
         config = replace(config, device="cuda", num_threads=0)
     parallel.set_up(config)

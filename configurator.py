@@ -63,7 +63,7 @@ class Config:
     context_turns: Natural = 0  # turns that a reply sees, its own included; 0 = all, 1 = single-turn
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
     reward_density: Literal["native", "sparse", "balanced", "dense", "plan"] = "native"  # what a turn earns
-    think_reward: NotNegative = 0.0  # added to each turn's reward, times (true - false sentences) / facts
+    think_reward: NotNegative = 0.0  # added to each turn's reward, times max(0, true - false sentences) / facts
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, 'base' (ours, tiny) or 'tiny' (untrained)
     tiny_shape: str = "4x96"  # of model='tiny': layers x width

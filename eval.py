@@ -21,7 +21,7 @@ import json
 import math
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -227,7 +227,8 @@ def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, li
         for turn in record["turns"][len(t.turns) : len(t.turns) + 1]:
             return Turn([], turn["tokens"], [-nats for nats in turn["surprise"]], text=turn["response"], info=turn)
 
-    groups, differ, legal, players = defaultdict(list), [], scored_envs(config), reference_settings(config)
+    groups, seen, differ = defaultdict(list), Counter(), []
+    legal, players = scored_envs(config), reference_settings(config)
     try:
         records = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
         turns = [turn for record in records for turn in record["turns"]]
@@ -242,10 +243,12 @@ def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, li
             raise ValueError(f"{path} has games of {record['env']!r}; add --env={record['env']} to play these")
         settings = players.get(record["policy"], config)
         t = play(replace(settings, env=record["env"]), partial(answer, record), record["seed"], record["member"])
-        groups[record["env"], record["policy"], record["entropy"]].append(t)
+        row = record["env"], record["policy"], record["entropy"]
+        seen[*row, t.seed, t.member] += 1  # more than once in a record of several evaluations
+        groups[*row, seen[*row, t.seed, t.member]].append(t)
         if record | json.loads(json.dumps(trajectory_record(t))) != record:
             differ.append(f"prompt {t.seed[0]} of {record['policy']} in {t.env}")
-    for (env, name, entropy), played in groups.items():
+    for (env, name, entropy, _), played in groups.items():
         yield env, name, (score(played) | ({} if entropy is None else {"entropy": entropy}), played), None
     if differ:
         raise ValueError(f"{len(differ)} trajectories of {path} went otherwise than recorded, the first: {differ[0]}")
@@ -309,6 +312,8 @@ def differences(rows: dict[str, tuple[dict, list[Trajectory]]], reference: str) 
     reference = found[0]
     paired = {name: played for name, (_, played) in rows.items() if played[0].env == rows[reference][1][0].env}
     wins = {name: sorted(wins_of(played).items()) for name, played in paired.items()}
+    if len({tuple(prompt for prompt, _ in found) for found in wins.values()}) > 1:
+        raise ValueError("rows of different prompts cannot be paired; leave out --against")
     rates = {name: np.array([np.mean(won) for _, won in found]) for name, found in wins.items()}  # (n,) each
     sets = {name: [name] for name in rates if name != reference}
     models = [name for name in sets if "entropy" in rows[name][0]]
@@ -374,8 +379,7 @@ def scored(config: Config, models: list[str], options: dict) -> Iterator[tuple[s
 
 def main(argv: list[str]) -> None:
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
-    base = replace(load_saved(runs[0]), model=",".join(str(policy_of(run)) for run in runs)) if runs else None
-    config, options, sources = load_config(argv[len(runs) :], extra=OPTIONS, base=base)
+    config, options, sources = load_config(argv[len(runs) :], extra=OPTIONS, base=load_saved(runs[0]) if runs else None)
     if options["player"] and (unknown := {*options["player"].split(",")} - {*PLAYERS}):
         raise ValueError(f"player must be one of {', '.join(PLAYERS)}, got {unknown.pop()!r}")
     if options["samples"] < 1 or bool(options["api_base"]) != bool(options["api_model"]):
@@ -385,10 +389,14 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"{runs[0]} names code to run; if you trust it, add --{key}={getattr(config, key)}")
     if sources["num_samples"] == "command line":
         raise ValueError("num_samples is a setting of train.py; here --samples=N plays every prompt N times")
-    named = runs or sources["model"] == "command line" or not (options["player"] or options["api_model"])
+    named = sources["model"] == "command line"
+    if options["repeat"] and (named or any(options[key] != OPTIONS[key] for key in ("player", "api_model", "samples"))):
+        raise ValueError("repeat plays a record again and nothing else: without model, player, api_model and samples")
+    named = named or not (runs or options["player"] or options["api_model"])
+    models = config.model.split(",") if named else [str(policy_of(run)) for run in runs]
     set_up(config)
     is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}
-    results = scored(config, config.model.split(",") if named else [], options)
+    results = scored(config, models, options)
     for env, name, row, tokenizer in repeat(config, options["repeat"]) if options["repeat"] else results:
         title = name if len(scored_envs(config)) == 1 else f"{env}: {name}"
         title += f" ({len(rows) + 1})" * (title in rows)  # a record of two evaluations, say

@@ -83,7 +83,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
         "no filter": knobs(filter_keep=1.0), "StarPO": VANILLA})),
     "fig9": ("StarPO-S against StarPO", EVAL, grid(ENVS, BOTH, {"StarPO": VANILLA, "StarPO-S": ()})),
     "fig10": ("online-k: k passes over every rollout, 200 optimizer steps in all", EVAL, grid(GRIDS, PPO, {
-        f"online-{k}": knobs(num_epochs=k, num_iterations=200 // k, eval_every=10 // k) for k in (1, 2, 5, 10)})),
+        f"online-{k}": (*knobs(num_epochs=k, num_iterations=200 // k), f"--eval_every={20 // k}") for k in (1, 2, 5, 10)})),
     "fig11": ("does reasoning fade, also where true thoughts are paid", (*THOUGHTS, *EVAL), grid(ENVS, PPO, {
         "StarPO": VANILLA, "StarPO-S": (), "StarPO-S + think_reward": knobs(think_reward=0.05)})),
     "trap": ("vanilla StarPO trained on replies, or on all text like the paper's own code", (*EVAL, *SIGNS), grid(
@@ -114,7 +114,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
 SCALES = {
     "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8), "quest": (9, 3),
                             "repair": (16, 18)},
-             "CPU time of finished rows, else of groups of 16; evaluations come on top, and smaller groups cost more"),
+             "CPU time of finished rows, else of groups of 16; evaluations and SFT come on top, and smaller groups cost more"),
     "full": ((), 1, dict.fromkeys((*ENVS, *TEXTS), (9.3, 14.7)),
              "finished rows, else the paper's 24 s (25 % kept) to 68 s (all) per step of Sokoban on one GPU"),
 }  # fmt: skip
@@ -123,9 +123,10 @@ RESULTS = Path("docs/results")
 NAMED = str.maketrans(":,", "__")  # in names of folders: eval.py takes a list of models, parted by commas
 SERIES = ("success", *SIGNS, *THOUGHTS)  # what a row keeps of every iteration
 LEGEND = """Success in % of n games; its 95 % Wilson interval counts each prompt once, for the seeds play the same.
-Differences are paired, with a bootstrap interval over seeds and prompts. First warning: the
-iteration of the first early sign of collapse (diagnostics.py) by seed, - for none. Shaded in the picture: that
-Wilson interval for evaluations, the range of the seeds for all else; a triangle is such a warning."""
+Differences are paired, with a bootstrap interval over seeds and prompts, too narrow where fewer
+than six games differ. First warning: the iteration of the first early sign of collapse
+(diagnostics.py) by seed, - for none. Shaded in the picture: that Wilson interval for evaluations,
+the range of the seeds for all else; a triangle is such a warning."""
 
 
 # ---------- runs
@@ -242,9 +243,10 @@ def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimate for one run, from other seeds of it where there are some."""
+    """Estimate for one run, without a stage of SFT, from other seeds of it where there are some."""
+    alike = lambda c: replace(c, seed=0, model=c.model.replace(f"_s{c.seed}/", "/"))  # noqa: E731
     key = "cpu_s_per_iteration" if scale == "tiny" else "wall_s_per_iteration"
-    known = [row[key] for other, row in rows.items() if replace(other, seed=config.seed) == config]
+    known = [row[key] for other, row in rows.items() if alike(other) == alike(config)]
     rollout, step = SCALES[scale][2][config.env.split(":")[0]]
     played = config.num_groups * config.group_size
     guess = rollout * played / 128 + step * played * config.filter_keep * config.num_epochs / 32

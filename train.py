@@ -347,14 +347,14 @@ def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tu
 
     # -- collect
     trajectories = play(learner, engine, chat)
-    rollout_s = time.perf_counter() - clock
+    rollout_s, rollout_cpu_s = time.perf_counter() - clock, time.process_time() - cpu
     error_frac = sum(t.status == "error" for t in trajectories) / len(trajectories)
     trajectories = without_errors(trajectories, config, config.group_size)
     collapse = dict.fromkeys(KEYS)
     if config.collapse_every and learner.step % config.collapse_every == 0:  # with the weights that sampled
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
         collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
-    measured = time.perf_counter()
+    clock, cpu = time.perf_counter(), time.process_time() - rollout_cpu_s  # which is measured is in neither
 
     # -- filter: the groups whose raw scores vary most
     scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)
@@ -376,7 +376,7 @@ def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tu
     row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
     row |= step_metrics | collapse | {"bad_steps": learner.bad_steps, "rollout_s": rollout_s}
     row["memory_gib"] = parallel.peak_memory(learner.device)
-    return row | {"update_s": time.perf_counter() - measured, "cpu_s": time.process_time() - cpu}, trajectories
+    return row | {"update_s": time.perf_counter() - clock, "cpu_s": time.process_time() - cpu}, trajectories
 
 
 def main(argv: list[str]) -> None:
@@ -401,10 +401,11 @@ def main(argv: list[str]) -> None:
 
 def is_finished(config: Config, history: Sequence[dict]) -> bool:
     """Whether nothing is left to do in out_dir; then the report is shown."""
-    report, is_over = Path(config.out_dir, "scores.md"), len(history) >= config.num_iterations
-    if not (report.is_file() and (is_over or stopped(config, history))):
+    report, reason = Path(config.out_dir, "scores.md"), stopped(config, history)
+    if not (report.is_file() and (reason or len(history) >= config.num_iterations)):
         return False
-    hint = "To start a new run, give --seed=N or --out_dir=PATH; to go on, --num_iterations=N."
+    more = f"because {reason}, --early_stop=False --take_config=True" if reason else "--num_iterations=N"
+    hint = f"To start a new run, give --seed=N or --out_dir=PATH; to go on, {more}."
     print(f"{report.read_text()}\n{config.out_dir} is finished at iteration {len(history)}. {hint}")
     print(NEXT.format(run=config.out_dir, runs=Path(config.out_dir).parent))
     return True
@@ -432,7 +433,8 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
         learner.load(saved)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
-        (out_dir / "scores.md").unlink(missing_ok=True)
+        for name in ("scores.md", "eval_final.jsonl"):  # of an end that is none
+            (out_dir / name).unlink(missing_ok=True)
         shutil.rmtree(out_dir / "policy", ignore_errors=True)
         write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
         log, played = Log(out_dir, history, config), out_dir / "trajectories.jsonl"

@@ -77,9 +77,10 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
             axes.clear(), axes.axis("off")
         turn = turns[min(k, len(turns) - 1)]
         draw(left, turn["board"] if k < len(turns) else turn["closing"] or turn["board"], known)
-        parts = [turn["budget"], turn["text"], fill(turn["thought"], 44), " || ".join(turn["actions"])]
+        parts = [turn["budget"], turn["text"], turn["thought"], " || ".join(turn["actions"])]
         parts = [*parts, f"Reward {turn['reward']:g}"] if k < len(turns) else [trajectory["status"]]
-        text = "\n\n".join(filter(None, parts)).encode(errors="replace").decode()
+        wrapped = ("\n".join(fill(line, 44) for line in part.split("\n")) for part in parts if part)
+        text = "\n\n".join(wrapped).encode(errors="replace").decode()
         right.text(0, 1, text, va="top", parse_math=False, transform=right.transAxes)
 
     FuncAnimation(figure, frame, len(turns) + 1, init_func=lambda: None).save(path, PillowWriter(fps=0.7))
