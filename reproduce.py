@@ -83,7 +83,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
         "no filter": knobs(filter_keep=1.0), "StarPO": VANILLA})),
     "fig9": ("StarPO-S against StarPO", EVAL, grid(ENVS, BOTH, {"StarPO": VANILLA, "StarPO-S": ()})),
     "fig10": ("online-k: k passes over every rollout, 200 optimizer steps in all", EVAL, grid(GRIDS, PPO, {
-        f"online-{k}": (*knobs(num_epochs=k, num_iterations=200 // k), f"--eval_every={20 // k}") for k in (1, 2, 5, 10)})),
+        f"online-{k}": knobs(num_epochs=k, num_iterations=200 // k, eval_every=10 // k) for k in (1, 2, 5, 10)})),
     "fig11": ("does reasoning fade, also where true thoughts are paid", (*THOUGHTS, *EVAL), grid(ENVS, PPO, {
         "StarPO": VANILLA, "StarPO-S": (), "StarPO-S + think_reward": knobs(think_reward=0.05)})),
     "trap": ("vanilla StarPO trained on replies, or on all text like the paper's own code", (*EVAL, *SIGNS), grid(

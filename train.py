@@ -404,9 +404,10 @@ def is_finished(config: Config, history: Sequence[dict]) -> bool:
     report, reason = Path(config.out_dir, "scores.md"), stopped(config, history)
     if not (report.is_file() and (reason or len(history) >= config.num_iterations)):
         return False
-    more = f"because {reason}, --early_stop=False --take_config=True" if reason else "--num_iterations=N"
+    more = "--early_stop=False --take_config=True" if reason else "--num_iterations=N"
+    ended = f"finished at iteration {len(history)}{f', because {reason}' if reason else ''}"
     hint = f"To start a new run, give --seed=N or --out_dir=PATH; to go on, {more}."
-    print(f"{report.read_text()}\n{config.out_dir} is finished at iteration {len(history)}. {hint}")
+    print(f"{report.read_text()}\n{config.out_dir} is {ended}. {hint}")
     print(NEXT.format(run=config.out_dir, runs=Path(config.out_dir).parent))
     return True
 

@@ -59,6 +59,8 @@ def test_the_table_has_medians_and_extremes(capsys):
     rows = bench.compare({"a": lambda: {"steps": next(values)}}, 3)
     assert rows["a"]["steps"] == [4.0, 1.0, 7.0]
     assert "steps 4 [1, 7]" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="repeats must be 1 or more, got 0"):
+        bench.main(["head", "--repeats=0"])
 
 
 def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):

@@ -81,6 +81,9 @@ def test_rows_are_paired_with_one_of_them():
     assert "  p: 33.3 [" in evaluation.differences(rows, "q")
     with pytest.raises(ValueError, match=r"--against wants the first words of 'm' or .* or 'r', got 's'"):
         evaluation.differences(rows, "s")
+    del rows["p"][1][:2]  # the samples of a prompt
+    with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
+        evaluation.differences(rows, "r")
 
 
 def test_the_first_sample_is_what_one_sample_is(trained_model, chat):
@@ -127,6 +130,10 @@ def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_pat
     # the record alone makes the same table, from a run or from the files of its settings
     evaluation.main([str(runs / "b"), f"--repeat={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
+    # a folder's name may hold the comma that parts names of models
+    (runs / "c,lr=1").symlink_to(runs / "a", target_is_directory=True)
+    evaluation.main([str(runs / "c,lr=1"), "--eval_size=2"])
+    assert list(rows_in(capsys.readouterr().out))[2:] == [f"{runs}/c,lr=1/policy"]
     # models are scored beside players only where they are named
     evaluation.main([str(runs / "a"), f"--model={trained_folder},{runs}/b/best", "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [str(trained_folder), f"{runs}/b/best"]
@@ -162,6 +169,13 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
     more.write_text("\n".join([*first, *again]))
     evaluation.main([str(runs / "a"), f"--repeat={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"]
+    more.write_text("\n".join([*first, *first]))  # the same games twice are no two samples of a prompt
+    evaluation.main([str(runs / "a"), f"--repeat={more}"])
+    out = capsys.readouterr().out
+    assert list(rows_in(out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"] and "pass@" not in out
+    for given in ("--player=greedy", "--samples=2", "--model=base"):
+        with pytest.raises(ValueError, match="repeat plays a record again and nothing else: without model, player, "):
+            evaluation.main([str(runs / "a"), f"--repeat={lines}", given])
     for text in ("", '{"seed": [0]}\n', "[1]\n", "xx\n", json.dumps(json.loads(first[0]) | {"turns": [{}]})):
         lines.write_text(text)
         with pytest.raises(ValueError, match="one.jsonl does not hold trajectories as --jsonl writes them"):

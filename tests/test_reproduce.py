@@ -359,11 +359,21 @@ def test_dry_run(results, capsys, monkeypatch):
     assert lines[1].endswith("--seed=0 --out_dir=out/runs/frozenlake_ppo-starpo_vanilla-tiny_s0  # 2.00 h")
     assert lines[0].startswith("python train.py config/bandit_ppo.py config/starpo_vanilla.py config/tiny.py")
     assert lines[0].endswith("# 0.09 h")
-    assert lines[-1].startswith("about ") and "evaluations come on top" in lines[-1]
+    assert lines[-1].startswith("about ") and "evaluations and SFT come on top" in lines[-1]
     reproduce.main(["fig7", "--only=sokoban PPO keep", "--seeds=0", "--dry_run=True", "--scale=full"])
     quarter, *_, every, total = capsys.readouterr().out.splitlines()[1:]
     assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 24 s, as the paper
     assert every.endswith("# 3.78 h") and "on one GPU" in total  # 68 s
+
+
+def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
+    """Its model lies in a folder with the seed in the name."""
+    words = words_of("split", "quest PPO 40% SFT")
+    write_row(results, words, 1, cpu_s_per_iteration=120.0)
+    reproduce.main(["split", "--only=40%", "--seeds=0", "--dry_run=True"])
+    _, first, rest, total = capsys.readouterr().out.splitlines()
+    assert first.endswith("# before those that start from it") and "and SFT come on top" in total
+    assert rest.endswith("# 2.00 h")  # 60 iterations of 120 s
 
 
 @pytest.mark.parametrize("argv, message", [

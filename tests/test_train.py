@@ -263,6 +263,37 @@ def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
     assert (out_dir / "scores.md").read_text() in out
 
 
+def test_a_continued_run_has_no_end_yet(trained_folder, tmp_path, monkeypatch):
+    run(tmp_path / "out", trained_folder, num_iterations=1)
+    there, iterate = [], train.iterate
+    monkeypatch.setattr(train, "iterate", lambda *args: there.extend((tmp_path / "out").iterdir()) or iterate(*args))
+    run(tmp_path / "out", trained_folder, num_iterations=2)
+    assert there and not {"eval_final.jsonl", "scores.md", "policy"} & {path.name for path in there}
+
+
+def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys, monkeypatch):
+    out_dir, rows = gae_run
+    monkeypatch.setattr(train, "stop_reason", lambda _: "success was 0")
+    assert train.is_finished(small_config(out_dir=str(out_dir), early_stop=True, num_iterations=9), rows)
+    out = capsys.readouterr().out
+    assert f"finished at iteration {len(rows)}, because success was 0. To start" in out
+    assert "to go on, --early_stop=False --take_config=True." in out
+
+
+def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monkeypatch):
+    clock = [0.0]  # of the process, which only these advance
+    for name, cost in (("play", 1.0), ("measure", 50.0)):
+
+        def timed(*args, do=getattr(train, name), cost=cost, **options):
+            clock[0] += cost
+            return do(*args, **options)
+
+        monkeypatch.setattr(train, name, timed)
+    monkeypatch.setattr(train.time, "process_time", lambda: clock[0])
+    rows = run(tmp_path / "out", trained_folder, num_iterations=2, collapse_every=2, think=True)
+    assert [row["cpu_s"] for row in rows] == [1.0, 1.0] and clock == [52.0]
+
+
 def test_the_folder_of_another_run_is_refused(gae_run, trained_folder):
     out_dir, rows = gae_run
     with pytest.raises(ValueError) as error:

@@ -148,6 +148,16 @@ def test_gif_has_a_frame_a_turn_and_the_end(run_folder):
     assert players[2].nonzero()[0].mean() > players[1].nonzero()[0].mean() + 50  # and down, to the goal
 
 
+def test_gif_wraps_the_text_of_a_board_that_is_none(run_folder, monkeypatch):
+    shown = []
+    monkeypatch.setattr("matplotlib.axes.Axes.text", lambda _, x, y, text, **__: shown.append(text))
+    data = view.load(run_folder)
+    data["trajectories"][0]["turns"][0]["text"] = "Task: " + "go west, " * 20 + "\nRoom kitchen."
+    view.draw_gif(data, 0, run_folder / "text.gif")
+    assert all(len(line) <= 44 for text in shown for line in text.split("\n")) and "\nRoom kitchen." in shown[0]
+    assert " ".join(shown[0].split()).count("go west,") == 20
+
+
 def test_gif_shows_text_that_no_font_can(run_folder):
     view.main([str(run_folder), "--gif=2"])  # a lone surrogate in the thought
 
