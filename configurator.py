@@ -105,7 +105,7 @@ class Config:
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
     kl_coef: NotNegative = 0.0  # weight of KL against the frozen start; 0 = no reference model
-    kl_in: Literal["loss", "reward"] = "loss"  # reward: of every token
+    kl_in: Literal["loss", "reward"] = "loss"  # reward: of every token; costs a forward of the policy
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: in the reward only
     mask_observations: bool = True  # False: the mask of the paper's own code, which trains on the environment's text
     # update
@@ -322,7 +322,7 @@ def check_out_dir(config: Config, *, take: bool = False) -> None:
             differences = ", ".join(f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed)
             advice = "give another --out_dir, or --take_config=True to go on with these"
             raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); {advice}")
-    elif out_dir.is_dir() and any(path.name != "lock" for path in out_dir.iterdir()):
+    elif out_dir.is_dir() and {path.name for path in out_dir.iterdir()} - {"lock", "config.json.partial"}:
         raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
 
 

@@ -136,7 +136,8 @@ def token_targets(learner: Learner, kept: Sequence[Trajectory], share: float = 1
     config, scored = learner.config, sequences(kept, learner.config)
     sampled = torch.tensor([lp for t in kept for lp in t.rollout_logprobs], device=learner.device)  # (R,)
     targets = {"rollout_logprobs": sampled, "old_logprobs": sampled}
-    if config.recompute_old_logprobs or not config.mask_observations:
+    exact = learner.ref and config.kl_in == "reward"  # or differences to the engine's, whitened, would pass for KL
+    if config.recompute_old_logprobs or not config.mask_observations or exact:
         old = parallel.score_tokens(learner.policy, scored, config, config.temperature)[0]
         targets = {"rollout_logprobs": torch.where(sampled.isnan(), old, sampled), "old_logprobs": old}
     if learner.ref:
@@ -366,7 +367,7 @@ def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tu
     # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
     step_metrics = dict.fromkeys(METRICS_OF_UPDATE.split())
     if kept:
-        step_metrics |= update(learner, kept, token_targets(learner, kept, len(groups) / config.num_groups))
+        step_metrics |= update(learner, kept, token_targets(learner, kept, len(kept) / len(trajectories)))
         if (drift := step_metrics["logprob_diff_mean"]) > DRIFT[learner.dtype]:
             tqdm.write(f"warning: the log-probs of engine and trainer differ by {drift:.4f} nats a token")
     else:
@@ -445,11 +446,12 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
     bar = progress(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it")
     while learner.step < config.num_iterations and not stopped(config, history) and not told:
         row, trajectories = iterate(learner, engine, chat, history)
-        last = learner.step == config.num_iterations
+        row |= eval_metrics(config, None)
+        last = learner.step == config.num_iterations or bool(stopped(config, [*history, row]))
         due = last or (config.eval_every and learner.step % config.eval_every == 0)
         if due:
             stages["after RL"], evaluated = evaluate_all(config, engine, chat, learner.policy), learner.step
-        row |= eval_metrics(config, stages["after RL"] if due else None)
+            row |= eval_metrics(config, stages["after RL"])
         row = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in row.items()}
         row["regime"] = regime(row, history)
         best = max((old["eval_success"] for old in history if old["eval_success"] is not None), default=-1.0)
@@ -473,7 +475,7 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
     bar.close()
     saver.wait()
     if interrupted := learner.step < config.num_iterations and not stopped(config, history):
-        print(f"interrupted and saved at iteration {learner.step}; started again, the run continues", flush=True)
+        print(f"interrupted at iteration {learner.step}; started again, the run continues", flush=True)
     else:
         if reason := stopped(config, history):
             print(f"stopped at iteration {learner.step}: {reason}", flush=True)

@@ -339,7 +339,7 @@ def test_a_signal_ends_a_run_after_the_iteration(whole, trained_folder, tmp_path
     assert left.value.code == LEFT == 75 and signal.getsignal(number) == before
     said = capfd.readouterr()
     assert f"{number.name}: ending after this iteration, in 60 s at most" in said.err
-    assert "interrupted and saved at iteration 2; started again, the run continues" in said.out
+    assert "interrupted at iteration 2; started again, the run continues" in said.out
     assert untimed(rows_of(tmp_path / "out")) == untimed(whole[1][:2])
     monkeypatch.undo()
     parallel.set_up(small_config())
@@ -464,7 +464,10 @@ def test_groups_with_errors_are_left_out_of_the_update(trained_folder, tmp_path,
     monkeypatch.setattr(rollout, "make_episode", some_fail)
     seen, choose = [], train.choose
     monkeypatch.setattr(train, "choose", lambda config, t, scores: (seen.append(t), choose(config, t, scores))[1])
+    shares, targets = [], train.token_targets
+    monkeypatch.setattr(train, "token_targets", lambda *args: (shares.append(args[2]), targets(*args))[1])
     rows = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
+    assert shares == [4 / 12]  # of the groups that the filter saw
     assert rows[0]["error_frac"] == 1 / 16 and rows[0]["kept_trajectories"] == 4  # half of three groups, rounded down
     assert len(seen[0]) == 12 and all(t.status != "error" for t in seen[0])
     assert {t.seed for t in seen[0]} == {(0, 31, 0, group) for group in (0, 2, 3)}

@@ -280,6 +280,15 @@ def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys, mon
     assert "to go on, --early_stop=False --take_config=True." in out
 
 
+def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, tokenizer, tmp_path):
+    random_model.save_pretrained(tmp_path / "random")
+    tokenizer.save_pretrained(tmp_path / "random")
+    changes = dict(format_penalty=0.0, early_stop=True, num_iterations=9, eval_every=0, save_every=0)
+    rows = run(tmp_path / "out", tmp_path / "random", **changes)  # the filter keeps nothing
+    assert [row["eval_success"] is not None for row in rows] == [False] * 4 + [True]
+    assert (tmp_path / "out/best/config.json").is_file()
+
+
 def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monkeypatch):
     clock = [0.0]  # of the process, which only these advance
     for name, cost in (("play", 1.0), ("measure", 50.0)):
@@ -311,6 +320,9 @@ def test_a_folder_with_something_else_is_refused(trained_folder, tmp_path):
     with pytest.raises(ValueError, match="out_dir='.+' is not empty and holds no run; give another --out_dir"):
         run(tmp_path / "notes", trained_folder)
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
+    (tmp_path / "cut").mkdir()  # by a kill in the first moment of a run
+    (tmp_path / "cut" / "config.json.partial").write_text("{")
+    assert run(tmp_path / "cut", trained_folder, num_iterations=0) == []
 
 
 def test_a_missing_gpu_is_named(monkeypatch):
@@ -796,6 +808,17 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
     torch.testing.assert_close(update.targets["advantages"].double(), expected, rtol=1e-4, atol=1e-4)
     assert same(update.gradient, update.plain_gradient())  # nothing of it is left in the loss
     assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
+def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
+    """A policy that is its reference, without any reward: whitening would blow up the last bits of the engine's."""
+    learner = make_learner(trained_folder, estimator=estimator, kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    kept, _ = played_and_targets(learner)
+    for turn in (turn for t in kept for turn in t.turns):
+        turn.reward, turn.rollout_logprobs = 0.0, [lp + 1e-3 * (i % 2) for i, lp in enumerate(turn.rollout_logprobs)]
+    targets = train.token_targets(learner, kept)
+    assert torch.equal(targets["old_logprobs"], targets["ref_logprobs"]) and targets["advantages"].abs().max() == 0.0
 
 
 @pytest.mark.parametrize("kl_estimator", ["k2", "k3"])
