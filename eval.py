@@ -149,14 +149,11 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
     return played
 
 
-def closed_loop(config: Config) -> Config:
-    """The same action budget with one action a turn and as many turns as actions: a decision per action."""
-    return replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
-
-
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
-    """By row: each player closed-loop, and optimal under the turn limit at 1, 2, 5 actions."""
-    rows = {f"{name}, closed loop": closed_loop(config) for name in players}
+    """By row: each player closed-loop, which is the same action budget with a turn for every action, and optimal under
+    the turn limit at 1, 2, 5 actions."""
+    closed = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
+    rows = {f"{name}, closed loop": closed for name in players}
     if "optimal" in players:
         for k in sorted({1, 2, 5} & set(range(1, config.actions_per_turn + 1))):
             rows[f"optimal, {k} a turn"] = replace(config, actions_per_turn=k)
@@ -244,11 +241,11 @@ def repeat(config: Config, path: str) -> Iterator[tuple[str, str, tuple[dict, li
         settings = players.get(record["policy"], config)
         t = play(replace(settings, env=record["env"]), partial(answer, record), record["seed"], record["member"])
         row = record["env"], record["policy"], record["entropy"]
-        seen[*row, t.seed, t.member] += 1  # more than once in a record of several evaluations
-        groups[*row, seen[*row, t.seed, t.member]].append(t)
+        seen[row, t.seed, t.member] += 1  # more than once in a record of several evaluations
+        groups[row, seen[row, t.seed, t.member]].append(t)
         if record | json.loads(json.dumps(trajectory_record(t))) != record:
             differ.append(f"prompt {t.seed[0]} of {record['policy']} in {t.env}")
-    for (env, name, entropy, _), played in groups.items():
+    for ((env, name, entropy), _), played in groups.items():
         yield env, name, (score(played) | ({} if entropy is None else {"entropy": entropy}), played), None
     if differ:
         raise ValueError(f"{len(differ)} trajectories of {path} went otherwise than recorded, the first: {differ[0]}")
@@ -390,7 +387,7 @@ def main(argv: list[str]) -> None:
     if sources["num_samples"] == "command line":
         raise ValueError("num_samples is a setting of train.py; here --samples=N plays every prompt N times")
     named = sources["model"] == "command line"
-    if options["repeat"] and (named or any(options[key] != OPTIONS[key] for key in ("player", "api_model", "samples"))):
+    if options["repeat"] and (named or options["player"] or options["api_model"] or options["samples"] > 1):
         raise ValueError("repeat plays a record again and nothing else: without model, player, api_model and samples")
     named = named or not (runs or options["player"] or options["api_model"])
     models = config.model.split(",") if named else [str(policy_of(run)) for run in runs]

@@ -114,7 +114,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
 SCALES = {
     "tiny": (("tiny",), 2, {"bandit": (0.4, 0.3), "frozenlake": (1.9, 0.9), "sokoban": (3.7, 1.8), "quest": (9, 3),
                             "repair": (16, 18)},
-             "CPU time of finished rows, else of groups of 16; evaluations and SFT come on top, and smaller groups cost more"),
+             "CPU time of finished rows, else of groups of 16 (smaller take more); evaluations and SFT come on top"),
     "full": ((), 1, dict.fromkeys((*ENVS, *TEXTS), (9.3, 14.7)),
              "finished rows, else the paper's 24 s (25 % kept) to 68 s (all) per step of Sokoban on one GPU"),
 }  # fmt: skip

@@ -25,7 +25,7 @@ import eval as evaluation
 import model
 import sft
 from engine import make_engine
-from eval import closed_loop, paired_bootstrap, play_reference, table, trajectory_record, wilson_interval
+from eval import paired_bootstrap, play_reference, table, trajectory_record, wilson_interval
 from rollout import Trajectory, Turn, make_episode, summarize
 
 ROOT = sft.Path(sft.__file__).parent
@@ -294,7 +294,7 @@ def test_bootstrap_draws_seeds_too():
 
 
 def test_players_rank_as_they_should():
-    config = closed_loop(tiny_config("frozenlake_ppo", eval_size=64))
+    config = evaluation.reference_settings(tiny_config("frozenlake_ppo", eval_size=64))["random, closed loop"]
     assert (config.max_turns, config.actions_per_turn, config.actions_per_traj) == (10, 1, 10)
     rates = {}
     for player in evaluation.PLAYERS:

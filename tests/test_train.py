@@ -291,13 +291,16 @@ def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, toke
 
 def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monkeypatch):
     clock = [0.0]  # of the process, which only these advance
-    for name, cost in (("play", 1.0), ("measure", 50.0)):
 
-        def timed(*args, do=getattr(train, name), cost=cost, **options):
+    def timed(do, cost):
+        def call(*args, **options):
             clock[0] += cost
             return do(*args, **options)
 
-        monkeypatch.setattr(train, name, timed)
+        return call
+
+    monkeypatch.setattr(train, "play", timed(train.play, 1.0))
+    monkeypatch.setattr(train, "measure", timed(train.measure, 50.0))
     monkeypatch.setattr(train.time, "process_time", lambda: clock[0])
     rows = run(tmp_path / "out", trained_folder, num_iterations=2, collapse_every=2, think=True)
     assert [row["cpu_s"] for row in rows] == [1.0, 1.0] and clock == [52.0]
