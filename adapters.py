@@ -43,7 +43,8 @@ class TextWorld(World):
 
         self.game = textworld_game(*instance[1:])
         self.state, self.writer, self.note = GameProgression(self.game), Inform7Game(self.game), ""
-        self.script = [*map(bare, self.game.metadata["walkthrough"])]
+        path = [*map(bare, self.game.metadata["walkthrough"])]  # which opens a thing for each ingredient in it
+        self.script = [x for i, x in enumerate(path) if not (x.startswith("open ") and x in path[:i])]
         self._open({}, f"Task: {self.game.objective}", self.script[-1])
 
     def _texts(self, actions: list) -> list[str]:
@@ -65,8 +66,10 @@ class TextWorld(World):
         return reward, self.state.done, won, set(action.preconditions) != set(action.postconditions)
 
     def search(self, most: int) -> tuple[str, ...]:
-        """TextWorld's own plan from here, not always the shortest; where it has none, the rest of its walkthrough."""
-        return () if self.state.done else tuple(self._texts(self.state.winning_policy or ()) or self.script)
+        """TextWorld's own plan from here, not always the shortest; where it has none, the rest of its walkthrough,
+        as long as that can be walked."""
+        script = self.script if {*self.script[:1]} <= self.commands.keys() else ()
+        return () if self.state.done else tuple(self._texts(self.state.winning_policy or ()) or script)
 
     def statements(self) -> list[str]:
         """What can be seen, read off the facts of the game and worded as in `worlds.Quest`."""
@@ -94,7 +97,7 @@ class TextWorld(World):
 
         exits = [f"{w} ({doors[room]} {states[doors[room]]})" if room in doors else w for w, room in ways]
         seen = [f"Room {here}.", f"Here {listed(here)}.", f"Exits {listing(exits)}.", f"Carrying {listed('I')}."]
-        return [*seen, self.note] if self.note else seen
+        return [*seen, *sentences(self.note)]
 
     def rules(self) -> str:
         return ("Do a task in a house; you see one room. Commands: go WAY, open X, close X, unlock X with KEY, lock "
@@ -106,6 +109,10 @@ class TextWorld(World):
 def bare(text: str) -> str:
     """A command as `World` reads it: without capitals and articles."""
     return " ".join(word for word in text.lower().split() if word not in ("a", "an", "the"))
+
+
+def sentences(text: str) -> list[str]:
+    return [sentence.strip() + "." for sentence in text.split(".") if sentence.strip()]
 
 
 @lru_cache(maxsize=512)  # the members of a group share it
@@ -170,7 +177,7 @@ class ALFWorld(Household):
         return () if self.terminated else tuple(self.game.plan())
 
     def statements(self) -> list[str]:
-        return [sentence.strip() + "." for sentence in self.note.split(".") if sentence.strip()]
+        return sentences(self.note)
 
     def rules(self) -> str:
         return ("Do a task in a room. Commands: go to PLACE, open PLACE, close PLACE, take X from PLACE, move X to "

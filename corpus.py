@@ -18,12 +18,11 @@ from configurator import Config, fail_clearly, load_config
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
 from dialogue import Episode, Outcome, format_response
-from envs import Bandit, make_env, reserved_instances
+from envs import Bandit, make_env, reserved_keys
 from grids import FrozenLake, Grid, Sokoban
 from model import build_tiny_tokenizer
 from rollout import Chat, Trajectory, Turn, make_episode, next_prompt
@@ -35,6 +34,7 @@ SOKOBAN, LARGER = "sokoban:search_depth=300", "sokoban:size=8,boxes=2,search_dep
 WORLDS = {f"frozenlake:frozen_prob=0.8,{SLIP}": 0.25, LAKE: 0.1, f"frozenlake:frozen_prob=0.9,{SLIP}": 0.05,
           "frozenlake:frozen_prob=0.9,success_rate=1": 0.05, SOKOBAN: 0.3, LARGER: 0.2,
           "bandit:pair=jobs": 0.05}  # shares of the corpus  # fmt: skip
+RESERVED = *(spec for spec in WORLDS if "bandit" not in spec), "sokoban:search_depth=30,symbols=newvocab"  # never shown
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 SYLLABLES = ("ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "ve", "zi", "kor", "len", "mar", "nil",
@@ -84,7 +84,13 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
         actions = (not noisy and env.demonstrate(count, rng)) or env.random(count, rng)
         return format_response(" ".join(env.statements()), actions, think=config.think)
 
-    return recite(chat, seed, episode, opening, reply, config)
+    t = recite(chat, seed, episode, opening, reply, config)
+    if (longest := max(len(turn.response_ids) for turn in t.turns)) > config.max_response_tokens:
+        raise ValueError(f"a demonstration in {config.env} has a reply of {longest} tokens and max_response_tokens is "
+                         f"{config.max_response_tokens}; raise it")  # fmt: skip
+    while not config.context_turns and len(t.ids) > config.max_context_tokens:  # a rollout would cut the last reply
+        t.turns, t.status = t.turns[:-1], "out_of_tokens"
+    return t
 
 
 # ---------- drills
@@ -154,17 +160,6 @@ def random_reply(episode: Episode, skill: float, rng: np.random.Generator, arm: 
 # ---------- the corpus
 
 
-@lru_cache(maxsize=1)
-def reserved_keys() -> frozenset:
-    """Boards that are never shown, without what names their symbols."""
-    specs = [spec for spec in WORLDS if not make_env(spec).repeats] + ["sokoban:search_depth=30,symbols=newvocab"]
-    return frozenset(board_key(i) for spec in specs for part in reserved_instances(spec).values() for i in part)
-
-
-def board_key(instance: tuple) -> tuple:
-    return (instance[0], *instance[2:])
-
-
 def draw_symbols(rng: np.random.Generator) -> str:
     """Seven symbols for Sokoban, none in the role that it has in the held-out set."""
     while True:
@@ -199,7 +194,7 @@ def documents(config: Config, chat: Chat, step: int, index: int, progress: float
     mean = SKILL if progress < LEARNED or env.repeats else LAST_SKILL[spec.split(":")[0]]
     while num_tokens < config.micro_batch_tokens:
         instance = draw_arms(rng) if env.repeats else env.draw(rng)
-        while board_key(instance) in reserved_keys():
+        while env.key(instance) in reserved_keys(*RESERVED):
             instance = env.draw(rng)
         count = drill and (1 if easy else int(rng.integers(3, 7)))
         episode = Drill(env, draw_questions(env, rng, count), rng) if drill else Episode(env, limited)

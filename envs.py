@@ -84,6 +84,10 @@ class Env:
         info = {"success": success, "valid": move is not None, "effective": effective}
         return Step(self.observe(), reward, self.terminated, self.actions_left == 0 and not self.terminated, info)
 
+    def key(self, instance: tuple) -> tuple:
+        """The same for all instances that are the same game."""
+        return instance
+
     def _read(self, action: str):
         """What `_move` takes: an index into `actions`, elsewhere what the text means. None: it is no action."""
         return {name.lower(): index for index, name in enumerate(self.actions)}.get(action.lower())
@@ -253,28 +257,28 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
         rng, drawn = np.random.default_rng([EVAL_SEED, SPLITS.index(split)]), []
         while len(drawn) < SPLIT_SIZE:
             drawn.append(_draw_outside(env, rng, taken))
-            taken.add(drawn[-1])
+            taken.add(env.key(drawn[-1]))
         splits[split] = tuple(drawn)
     return splits
 
 
 @lru_cache(maxsize=64)
 def reserved_keys(*specs: str) -> frozenset:
-    """All reserved instances of these environments."""
-    return frozenset(i for spec in specs for part in reserved_instances(spec).values() for i in part)
+    """The keys of all reserved instances of these environments."""
+    return frozenset(make_env(s).key(i) for s in specs for part in reserved_instances(s).values() for i in part)
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
     for _ in range(MAX_DRAWS):
-        if (instance := env.draw(rng)) not in taken or env.repeats:
+        if env.key(instance := env.draw(rng)) not in taken or env.repeats:
             return instance
     raise ValueError(f"env={env.spec!r} has too few different instances to keep {len(taken)} apart from training")
 
 
 @lru_cache(maxsize=64)  # the members of a group share it
 def draw_instance(spec: str, path: tuple[int, ...], split: str, others: tuple[str, ...] = ()) -> tuple:
-    """The instance of (split, seed path); instances are tuples that serve as their own canonical keys. `others`: more
-    environments whose reserved instances are not for training."""
+    """The instance, a tuple, of (split, seed path). `others`: more environments whose reserved instances are not for
+    training."""
     reserved = reserved_instances(spec)
     if split != "train":
         if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:

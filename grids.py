@@ -236,6 +236,9 @@ class Sokoban(Grid):
         raise ValueError(f"no sokoban room with size={self.size}, boxes={self.num_boxes}, search_depth="
                          f"{self.search_depth} in {MAX_DRAWS} attempts; use a larger room, fewer boxes or more depth")
 
+    def key(self, instance: tuple) -> tuple:
+        return (instance[0], *instance[2:])  # whatever its symbols
+
     def _topology(self, rng: np.random.Generator) -> set[int]:
         """Floor cells of a random walk that stamps one of five masks on each of 1.7 * (height + width) steps."""
         size, directions = self.size, ((1, 0), (0, 1), (-1, 0), (0, -1))

@@ -43,7 +43,7 @@ class SWE(Env):
                              "none does without; limits on resources alone are no security boundary")  # fmt: skip
         self.folder, self.reward, self.isolated = Path(rows).parent, reward, sandbox == "required"
         lines = filter(None, Path(rows).read_text(encoding="utf-8").split("\n"))
-        self.rows = {row["instance_id"]: row for row in map(json.loads, lines)}
+        self.rows = {row["instance_id"]: row for row in map(checked, lines)}
         self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # so few that splits share them, as in Bandit
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -51,6 +51,7 @@ class SWE(Env):
 
     def _start(self, instance: tuple) -> None:
         self.row, self.home, self.output = self.rows[instance[1]], tempfile.TemporaryDirectory(), ""
+        self.mend, self.mended = HEREDOC.format(self.row["patch"]), False  # whether that was run
         checkout = self.folder / self.row["repo"].split("/")[-1]
         archive = ["git", "-C", str(checkout), "archive", self.row["base_commit"]]
         self.base = subprocess.run(archive, capture_output=True, check=True).stdout
@@ -62,6 +63,7 @@ class SWE(Env):
     def _move(self, command: str) -> tuple[float, bool, bool, bool]:
         if command != "submit":
             code, self.output = sandboxed(command, self.home.name, isolated=self.isolated)
+            self.mended |= command == self.mend
             if self.actions_left:  # the last action submits as well
                 return 0.0, False, False, code == 0
         fail, keep = (set(self.row[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS"))
@@ -73,7 +75,8 @@ class SWE(Env):
         """Names of tests that pass, with the test files of the base commit and the row's patch to them."""
         patch, names = self.row["test_patch"], [*self.row["FAIL_TO_PASS"], *self.row["PASS_TO_PASS"]]
         files = shlex.join({*re.findall(r"^\+\+\+ b/(\S+)", patch, re.M), *(name.split("::")[0] for name in names)})
-        command = f"rm -rf {files}; tar xf - {files}; {HEREDOC.format(patch)}\npython -m pytest -q -rA --tb=no {files}"
+        command = f"rm -rf {files}; tar xf - {files}; {HEREDOC.format(patch)}"
+        command += f"\npython -m pytest -q -rA --tb=no {files} | grep ^PASSED"
         _, output = sandboxed(command, self.home.name, self.base, isolated=self.isolated)
         return set(re.findall(r"^PASSED (\S.*?)\s*$", output, re.M))
 
@@ -88,8 +91,7 @@ class SWE(Env):
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """Apply the row's own patch and submit."""
-        patch = [] if self.num_actions else [HEREDOC.format(self.row["patch"])]
-        return [] if self.terminated else [*patch, "submit"][:max_actions]
+        return [] if self.terminated else [*[self.mend][self.mended :], "submit"][:max_actions]
 
     def greedy(self) -> str:
         return "submit"
@@ -98,10 +100,19 @@ class SWE(Env):
         return rng.choice(["ls", "submit"], count).tolist()
 
 
+def checked(line: str) -> dict:
+    """A row of the data set. Raises: ValueError unless it has what is used here."""
+    row, texts = json.loads(line), ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
+    kinds = dict.fromkeys(texts, str) | dict.fromkeys(("FAIL_TO_PASS", "PASS_TO_PASS"), list)
+    if wrong := [key for key, kind in kinds.items() if not isinstance(row.get(key), kind)]:
+        raise ValueError(f"a row of SWE-Gym has texts, and lists of tests; {', '.join(wrong)} is not in {line[:80]!r}")
+    return row
+
+
 # ---------- sandbox
 
 # A new root of its own: system and interpreter read-only, the folder as /testbed; then no privilege is left
-ISOLATE = """set -e; new=$1 folder=$2 user=$3 command=$4; shift 4
+ISOLATE = """set -e; umask 022; new=$1 folder=$2 user=$3 command=$4; shift 4
 mount -t tmpfs -o mode=755,size=64m tmpfs "$new"; cd "$new"; mkdir old proc dev tmp testbed
 for d in bin sbin lib lib32 lib64; do [ ! -L /$d ] || cp -P /$d .; done
 mount -t proc -o ro,nosuid,nodev,noexec proc proc; mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs tmp
@@ -118,7 +129,8 @@ def sandboxed(command: str, folder: str, given: bytes = b"", *, isolated: bool =
     """Run a shell command in a folder, in namespaces of its own: no network, no other processes, nothing else to write.
 
     Args: given: its standard input. isolated: False runs it as you, under limits alone, which are no boundary.
-    Returns: exit status, None after SECONDS; the first 2**20 bytes of its output. Nothing of it runs on afterwards."""
+    Returns: exit status, None after SECONDS; the first 2**20 bytes of its output. Nothing of it runs on afterwards;
+    without isolation what has left its session does."""
     user = str(2**15 + os.stat(folder).st_ino % 2**14) if os.geteuid() == 0 else ""  # one that owns nothing else
     system = [d for d in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives") if os.path.isdir(d)]
     system = dict.fromkeys([*(d for d in system if not os.path.islink(d)), sys.base_prefix, sys.prefix])

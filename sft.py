@@ -216,7 +216,8 @@ def read_demonstrations(path: str, chat: Chat, context_turns: int) -> list[Traje
                 user, text = turn["observation"], turn["response"]
                 prompt = next_prompt(chat, t, user, context_turns) if t.turns else chat.opening(t.system, user)
                 t.turns.append(Turn(prompt, [*chat.encode(text), chat.end], [], text=text, observation=user))
-        except (ValueError, KeyError, TypeError) as error:
+            t.turns[0]  # an IndexError without one
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path}:{number} is no demonstration ({type(error).__name__}: {error})") from error
         demos.append(t)
     if not demos:

@@ -38,19 +38,18 @@ class World(Env):
         return next((name for name in self.commands if text in (name, name.split(" from ")[0])), None)
 
     def _move(self, command: str) -> tuple[float, bool, bool, bool]:
-        changes, before = self.commands[command], self.best
-        self.facts = self.facts | changes
+        old, before, self.facts = self.facts, self.best, self.facts | self.commands[command]
         self.commands, self.best = self.effects(self.facts), max(before, self.progress(self.facts))
-        return self.best - before, self.best == 1, self.best == 1, bool(changes)
+        return self.best - before, self.best == 1, self.best == 1, self.facts != old
 
     def observe(self) -> str:
         commands = f"Commands {', '.join(self.commands)}." if self.show == "all" else ""
         return "\n".join(filter(None, [self.task, " ".join(self.statements()), commands]))
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Random commands, each possible after those before it."""
+        """Random commands, each possible after those before it; one where no facts tell what comes after."""
         facts, names = self.facts, []
-        for _ in range(count):
+        for _ in range(count if facts else 1):
             effects = self.effects(facts)
             names.append(list(effects)[rng.integers(len(effects))])
             facts = facts | effects[names[-1]]
@@ -142,6 +141,11 @@ class Quest(World):
         goals = [(item, end) for item in items for end in ("you", *furniture) if facts[item] != end]
         placed = tuple((name, str(rng.choice(rooms))) for name in furniture)
         return ("quest", tuple(links), placed, tuple(facts.items())), goals
+
+    def key(self, instance: tuple) -> tuple:
+        name, links, *parts, goal, _ = instance  # in whatever order things were drawn
+        both = {(*link, door) for a, way, b, door in links for link in ((a, way, b), (b, self.BACK[way], a))}
+        return (name, goal, *map(frozenset, (both, *parts)))
 
     @staticmethod
     def _key(locked: str) -> str:
@@ -250,6 +254,11 @@ class Household(World):
         spots = [rng.choice(elsewhere if kind == wanted else numbered(places)) for kind in chosen]
         lamp, things = str(rng.choice(numbered(places))), zip(numbered(chosen), map(str, spots), strict=True)
         return ("household", room, task, wanted, target, lamp if task == "light" else "", tuple(things))
+
+    def key(self, instance: tuple) -> tuple:
+        *parts, things = instance  # of a kind, numbers do not matter; ALFWorld's own games are known by name
+        alike = sorted((name.split()[0], place) for name, place in things) if parts[0] == "household" else [things]
+        return (*parts, *alike)
 
     def _start(self, instance: tuple) -> None:
         _, room, self.type, wanted, target, self.lamp, things = instance

@@ -52,8 +52,8 @@ class Guess(Env):
 
     def _move(self, guess: int) -> tuple[float, bool, bool, bool]:
         self.text, reward, won, _, _ = self.game.step(str(guess))
-        if self.text != "right":
-            self.low, self.high = (guess + 1, self.high) if self.text == "higher" else (self.low, guess - 1)
+        low, high = {"higher": (guess + 1, self.high), "lower": (self.low, guess - 1)}.get(self.text, (guess, guess))
+        self.low, self.high = max(self.low, low), min(self.high, high)
         return reward, won, won, True  # reward, is it over, is it a success, did anything change
 
     def observe(self) -> str:

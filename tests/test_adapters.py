@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import adapters
+from dialogue import check_thought
 from envs import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +100,8 @@ def test_a_game_is_that_of_tw_make(tmp_path):
 
 @needs_textworld
 @pytest.mark.parametrize("spec", [*SIZES, "game=simple,rewards=sparse", "game=simple,rewards=balanced",
-                                  "game=simple,rewards=dense", "game=cooking,w=1,q=1"])  # fmt: skip
+                                  "game=simple,rewards=dense", "game=cooking,w=1,q=1", "game=cooking,w=6,q=3",
+                                  "game=cooking,w=12,q=3"])  # fmt: skip
 def test_the_expert_wins_textworld(spec):
     step, total = solve(opened(f"textworld:{spec}", 1))
     assert step.info["success"] and total == pytest.approx(1)
@@ -146,6 +148,19 @@ def test_texts_of_textworld():
 def test_a_cookbook_can_be_read():
     env = opened("textworld:game=cooking,w=1,q=1", 1)
     assert "roast the white onion" in env.step("examine cookbook").observation
+
+
+@needs_textworld
+def test_players_and_facts_of_textworld_are_possible_and_read_back():
+    """It knows what can be done now, not what comes after; a recipe is a plan only as long as it can be walked."""
+    env, rng = opened("textworld:game=cooking,w=6,q=3", 1), np.random.default_rng(0)
+    for _ in range(60):
+        (command,) = env.random(3, rng)
+        assert command in env.commands and {*env.plan(1, 1)} <= env.commands.keys()
+        facts = env.statements()
+        assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
+        if env.step(command).terminated:
+            break
 
 
 @needs_textworld

@@ -123,6 +123,20 @@ def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
     assert demonstration(short, chat, whole.seed[-1]).status == "out_of_tokens"
 
 
+def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
+    config = tiny_config("frozenlake_ppo", sft_noise=0.9)
+    whole = next(d for i in range(50) if len((d := demonstration(config, chat, i)).turns) >= 4)
+    longest = max(len(turn.response_ids) for turn in whole.turns)
+    fits = replace(config, max_response_tokens=longest)
+    assert [turn.text for turn in demonstration(fits, chat, whole.seed[-1]).turns] == [t.text for t in whole.turns]
+    with pytest.raises(ValueError, match=f"in frozenlake.* has a reply of {longest} tokens and max_response_tokens is "
+                                         f"{longest - 1}; raise it"):  # fmt: skip
+        demonstration(replace(config, max_response_tokens=longest - 1), chat, whole.seed[-1])
+    # a context that ends inside of the last reply ends before its turn
+    cut = demonstration(replace(config, max_context_tokens=len(whole.ids) - 1), chat, whole.seed[-1])
+    assert (cut.status, cut.ids) == ("out_of_tokens", replace(whole, turns=whole.turns[:-1]).ids)
+
+
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
     """Few boards exist at these sizes: unguarded draws would meet a reserved one again and again."""

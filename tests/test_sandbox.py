@@ -205,6 +205,7 @@ FIX_ADD, FIX_MUL = "sed -i 's/a - b/a + b/' calc.py", "sed -i 's|a / b|a * b|' c
         (["rm -r tests; mkdir tests; echo 'def test_add(): pass' > tests/test_calc.py"], 0.0),  # tests are put back
         (["rm -r tests; ln -s / tests"], 0.0),
         (["python -c 'import calc'; " + FIX_ADD + "; " + FIX_MUL], 1.0),  # no stale bytecode
+        ([FIX_ADD, FIX_MUL, "sed -i 's/return a$/print(\"x\" * 2**21); return a/' calc.py"], 1.0),  # a long report
     ],
 )
 def test_the_ratio_leaves_out_what_the_unpatched_code_passes(rows, commands, ratio):
@@ -212,6 +213,34 @@ def test_the_ratio_leaves_out_what_the_unpatched_code_passes(rows, commands, rat
     assert all(env.step(command).reward == 0 for command in commands)
     step = env.step("submit")
     assert step.reward == pytest.approx(ratio) and step.terminated and step.info["success"] == (ratio == 1)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("mask", [0o027, 0o077])
+def test_a_strict_umask_changes_nothing(rows, mask):
+    before = os.umask(mask)
+    try:
+        assert [step.reward for step in map(opened(rows).step, opened(rows).plan(2, 1))] == [0.0, 1.0]
+    finally:
+        os.umask(before)
+
+
+@needs_sandbox
+def test_the_plan_is_what_is_left_of_it(rows):
+    env = opened(rows)
+    patch, submit = env.plan(2, 1)
+    env.step("ls")
+    assert env.plan(2, 1) == [patch, submit]
+    env.step(patch)
+    assert env.plan(2, 1) == [submit]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("change", [{"instance_id": None}, {"FAIL_TO_PASS": "[\"tests/test_calc.py::test_add\"]"}])
+def test_rows_of_another_kind_are_refused(rows, tmp_path, change):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(json.loads(rows.read_text()) | change) + "\n")
+    with pytest.raises(ValueError, match=f"a row of SWE-Gym has texts, and lists of tests; {[*change][0]} is not in '"):
+        opened(tmp_path / "rows.jsonl")
 
 
 @needs_sandbox

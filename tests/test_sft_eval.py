@@ -147,6 +147,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(trained_folder, chat, tmp_
 @pytest.mark.parametrize("text, message", [
     ('{"seed": [1]}', "bad.jsonl:1 is no demonstration .KeyError: 'status'"),
     ("quest", "bad.jsonl:1 is no demonstration .JSONDecodeError"),
+    ('{"seed": [1], "status": "", "system": "", "turns": []}', "bad.jsonl:1 is no demonstration .IndexError"),
     ("", "bad.jsonl holds no demonstrations; sft.py --export="),
 ])  # fmt: skip
 def test_a_file_without_demonstrations(text, message, tmp_path, chat):

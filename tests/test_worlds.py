@@ -400,6 +400,39 @@ def test_a_win_is_worth_more_than_any_loss(density):
         assert total == pytest.approx(1) if step.info["success"] else total < 1
 
 
+def told_otherwise(instance):
+    """The same game: what lies in it in another order, passages from their other end, things with other numbers."""
+    if instance[0] == "household":
+        *parts, things = instance
+        kinds = [name.split()[0] for name, _ in things[::-1]]
+        places = [place for _, place in things[::-1]]
+        return (*parts, tuple(zip(worlds.numbered(kinds), places, strict=True)))
+    name, links, furniture, facts, goal, path = instance
+    links = tuple((b, worlds.Quest.BACK[way], a, door) for a, way, b, door in links[::-1])
+    return (name, links, furniture[::-1], facts[::-1], goal, (*path, "look"))
+
+
+@pytest.mark.parametrize("spec", ["quest:w=4,o=6,q=4", "household"])
+def test_the_same_game_told_otherwise_is_not_for_training(spec, monkeypatch):
+    env = make_env(spec)
+    reserved = [i for part in envs.reserved_instances(spec).values() for i in part]
+    others = [told_otherwise(i) for i in reserved]
+    assert not {*others} & {*reserved} and [env.key(i) for i in others] == [env.key(i) for i in reserved]
+    assert len({env.key(i) for i in reserved}) == 512
+    fresh = envs.draw_instance(spec, (5,), "train")
+    draws = iter([*others[:3], fresh])
+    monkeypatch.setattr(type(env), "draw", lambda *_: next(draws))
+    assert envs.draw_instance.__wrapped__(spec, (6,), "train") == fresh
+
+
+def test_what_changes_nothing_has_no_effect():
+    env = opened(KITCHEN)
+    for command in ("go to drawer 1", "open drawer 1", "take apple 1 from drawer 1", "go to microwave 1"):
+        assert env.step(command).info["effective"]
+    again = [env.step("heat apple 1 with microwave 1").info for _ in range(2)]
+    assert [(info["valid"], info["effective"]) for info in again] == [(True, True), (True, False)]
+
+
 @pytest.mark.parametrize("spec", [QUEST, "household", "repair"])
 def test_splits_are_disjoint(spec):
     env = make_env(spec)
