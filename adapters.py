@@ -61,7 +61,8 @@ class TextWorld(World):
         self.state.update(action)
         self.script = self.script[self.script[:1] == [command] :]
         about = [x.desc for x in self.game.infos.values() if x.name and f"examine {bare(x.name)}" == command]
-        self.note = "".join(about).split("[")[0].strip()
+        text, conditional, _ = "".join(about).partition("[")
+        self.note = text.rpartition(".")[0] if conditional else text  # whole sentences
         reward, _, won, _ = super()._move(command)
         return reward, self.state.done, won, set(action.preconditions) != set(action.postconditions)
 
