@@ -343,7 +343,7 @@ def set_up(config: Config, device: torch.device, dtype: torch.dtype) -> tuple[Le
 
 
 def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tuple[dict, list[Trajectory]]:
-    """One round of rollout and update. Returns: its metrics, without those of an evaluation, and what was played."""
+    """One round of rollout and update. Returns: its metrics, those of an evaluation None, and what was played."""
     config, clock, cpu = learner.config, time.perf_counter(), time.process_time()
 
     # -- collect
@@ -376,7 +376,7 @@ def iterate(learner: Learner, engine, chat: Chat, history: Sequence[dict]) -> tu
     row = {"step": learner.step, "error_frac": error_frac, "kept_groups": len(groups), "kept_trajectories": len(kept)}
     row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
     row |= step_metrics | collapse | {"bad_steps": learner.bad_steps, "rollout_s": rollout_s}
-    row["memory_gib"] = parallel.peak_memory(learner.device)
+    row |= {"memory_gib": parallel.peak_memory(learner.device)} | eval_metrics(config, None)
     return row | {"update_s": time.perf_counter() - clock, "cpu_s": time.process_time() - cpu}, trajectories
 
 
@@ -435,9 +435,8 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
         learner.load(saved)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
-        for name in ("scores.md", "eval_final.jsonl"):  # of an end that is none
-            (out_dir / name).unlink(missing_ok=True)
-        shutil.rmtree(out_dir / "policy", ignore_errors=True)
+        (out_dir / "scores.md").unlink(missing_ok=True), (out_dir / "eval_final.jsonl").unlink(missing_ok=True)
+        shutil.rmtree(out_dir / "policy", ignore_errors=True)  # all of an end that is none
         write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
         log, played = Log(out_dir, history, config), out_dir / "trajectories.jsonl"
         write_rows(played, read_rows(played, learner.step))
@@ -446,7 +445,6 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
     bar = progress(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it")
     while learner.step < config.num_iterations and not stopped(config, history) and not told:
         row, trajectories = iterate(learner, engine, chat, history)
-        row |= eval_metrics(config, None)
         last = learner.step == config.num_iterations or bool(stopped(config, [*history, row]))
         due = last or (config.eval_every and learner.step % config.eval_every == 0)
         if due:

@@ -393,7 +393,7 @@ def test_messages(argv, message, results):
 # ---------- real runs
 
 SMALL = reproduce.knobs(
-    env="bandit", num_groups=4, group_size=2, batch_size=2, eval_size=2, max_response_tokens=2,
+    env="bandit", num_groups=4, group_size=2, batch_size=2, eval_size=2, max_response_tokens=8,
 )  # fmt: skip
 
 
