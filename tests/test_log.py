@@ -7,6 +7,7 @@ Tests of log.py: metrics.jsonl and TensorBoard's event files, read back, say the
 from configurator import load_saved, read_rows
 
 import json
+import time
 from dataclasses import replace
 from io import BytesIO
 
@@ -45,6 +46,7 @@ def test_rows_after_the_checkpoint_are_dropped_and_keys_are_fixed(tmp_path):
     log = Log(tmp_path, [], small_config())
     for step, x in [(1, None), (2, 0.5), (3, 9.0)]:
         log.write({"step": step, "x": x, "regime": "diverse"})
+    time.sleep(1)  # event files are read in the order of their names: seconds, then a number without leading zeros
     log = Log(tmp_path, read_rows(tmp_path / "metrics.jsonl", 2), small_config())
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
     log.write({"step": 3, "x": 1.0, "regime": "template"})
