@@ -55,7 +55,7 @@ clean:
 
 # a stamp file per requirements file: pip runs again only when the file changed
 $(INSTALLED): $(REQUIREMENTS) requirements-common.txt | .venv/bin/python
-	@echo "installing torch and friends into .venv, about 2 minutes"
+	@echo "installing torch and friends into .venv, one to three minutes"
 	@.venv/bin/python -m pip install -q --disable-pip-version-check -r $(REQUIREMENTS)
 	@touch $@
 

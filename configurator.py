@@ -312,15 +312,16 @@ def load_saved(path: str | Path) -> Config:
     return Config(**{k: check_type(k, v, _type_of(k, FIELD_TYPES, str(path)), str(path)) for k, v in saved.items()})
 
 
-def check_out_dir(config: Config, *, take: bool = False) -> None:
-    """Raises: ValueError unless out_dir is free or holds a run to continue: of these settings, with `take` of any."""
+def check_out_dir(config: Config, *, take: bool | None = None) -> None:
+    """Raises: ValueError unless out_dir is free or holds a run to continue: of these settings, with `take` of any; for a
+    script without that option it is None."""
     out_dir = Path(config.out_dir)
     if (out_dir / "config.json").is_file():
         saved, wanted = asdict(load_saved(out_dir)), asdict(config)
         changed = [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]
         if changed and not take:
             differences = ", ".join(f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed)
-            advice = "give another --out_dir, or --take_config=True to go on with these"
+            advice = "give another --out_dir" + ", or --take_config=True to go on with these" * (take is not None)
             raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); {advice}")
     elif out_dir.is_dir() and {path.name for path in out_dir.iterdir()} - {"lock", "config.json.partial"}:
         raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
@@ -354,7 +355,7 @@ def fail_clearly(main: Callable[[list[str]], Any]) -> None:
     """Runs main(sys.argv[1:]); a user's mistake ends as one line on stderr and exit code 2, without a traceback."""
     try:
         main(sys.argv[1:])
-    except (ValueError, TypeError, OSError, OverflowError) as error:  # OSError includes FileNotFoundError
+    except (ValueError, TypeError, OSError, OverflowError, ImportError) as error:  # of optional packages
         if os.environ.get("NANORAGEN_TRACEBACK") == "1":
             raise
         sentence = " ".join(str(error).split()) or type(error).__name__

@@ -196,12 +196,12 @@ def shape(rewards: Sequence[float], success: bool, density: str, *, most: float 
 def main(argv: list[str]) -> None:
     """Play a training instance in the terminal (see envs.py): what is typed is put into tags where it has none."""
     flags = dict(arg.partition("=")[::2] for arg in argv[1:])
-    seed, player = int(flags.pop("--seed", 0)), " ".join(flags)
-    if not argv or player not in ("", "--expert", "--random"):
+    seed, player = flags.pop("--seed", "0"), " ".join(flags)
+    if not (argv and seed.isdecimal() and player in ("", "--expert", "--random")):
         wanted = "an environment, --seed=N, and one of --expert, --random or none"
         raise ValueError(f"expected {wanted}; got {' '.join(argv)!r}")
-    episode, rng, score, status = Episode(make_env(argv[0]), Config()), np.random.default_rng(seed), 0.0, None
-    system, user = episode.reset(seed)
+    episode, rng, score, status = Episode(make_env(argv[0]), Config()), np.random.default_rng(int(seed)), 0.0, None
+    system, user = episode.reset(int(seed))
     print(system)
     while not status:
         print(f"\n{user}")

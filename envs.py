@@ -177,7 +177,10 @@ ENVS = {"bandit": "envs:Bandit", "frozenlake": "grids:FrozenLake", "sokoban": "g
 def find_class(place: str) -> type[Env]:
     """The environment that 'module:Class' or 'path/to/file.py:Class' names. Raises: ValueError where there is none."""
     source, _, name = place.rpartition(":")
-    names = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+    try:
+        names = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+    except Exception as error:  # of anybody's code
+        raise ValueError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(names.get(name), type) and issubclass(names[name], Env)):
         raise ValueError(f"{source} has no environment {name!r}; name one as {source}:CLASS, a subclass of envs.Env")
     return names[name]

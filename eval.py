@@ -384,6 +384,9 @@ def main(argv: list[str]) -> None:
     key = "eval_env" if config.eval_env else "env"
     if runs and ".py" in getattr(config, key) and sources[key] == "default":
         raise ValueError(f"{runs[0]} names code to run; if you trust it, add --{key}={getattr(config, key)}")
+    for path in (options[key] for key in ("json", "jsonl")):
+        if not Path(path).parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {Path(path).parent}")
     if sources["num_samples"] == "command line":
         raise ValueError("num_samples is a setting of train.py; here --samples=N plays every prompt N times")
     named = sources["model"] == "command line"

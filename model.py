@@ -281,6 +281,9 @@ def load_model(name: str, *, device: torch.device | str = "cpu") -> tuple[Qwen2F
     name = os.path.expanduser(name) if local else name
     if local and not (Path(name) / "config.json").is_file():
         raise ValueError(f"model={name!r} is not a model folder: it has no config.json")
+    for inner in ("policy", "best", "model") if local else ():
+        if Path(name, inner, "config.json").is_file():
+            raise ValueError(f"model={name!r} is the folder of a run; give its model, {name}/{inner}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="layout")

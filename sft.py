@@ -256,6 +256,7 @@ def main(argv: list[str]) -> None:
     is_tiny, out_dir = config.model == "tiny", Path(config.out_dir)
     model, tokenizer = build_tiny(config.seed, config.tiny_shape) if is_tiny else load_model(config.model)
     policy, chat = Policy(model.to(device)), Chat(tokenizer)
+    packs_of(config, chat, 0)  # what is wrong with demonstrations is said before anything is written
     if not parallel.rank():
         save_config(config, sources, out_dir)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)

@@ -19,6 +19,7 @@ import copy
 import errno
 import json
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -53,7 +54,7 @@ DRIFT = {torch.float32: 1e-3, torch.bfloat16: 0.05}  # warn where engine and tra
 NEXT = """
 next, for instance:
   python view.py {run}    # every turn of its trajectories, in a browser; --panel: the curves that warn of a collapse
-  python eval.py {run} --samples=4    # pass@k on the fixed prompts
+  python eval.py {run}{env} --samples=4    # pass@k on the fixed prompts
   tensorboard --logdir {runs}"""
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 
@@ -323,7 +324,14 @@ def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
     print(f"\n{text}")
     files = ", ".join(sorted(p.name for p in out_dir.iterdir() if p.name != "lock"))
     print(f"wrote {out_dir}/: {files}; policy and best are Hugging Face folders")
-    print(NEXT.format(run=out_dir, runs=out_dir.parent))
+    print(what_next(config))
+
+
+def what_next(config: Config) -> str:
+    """Commands to go on with. eval.py wants to be told which file of code it may run."""
+    key = "eval_env" if config.eval_env else "env"
+    env = f" --{key}={shlex.quote(getattr(config, key))}" if ".py" in getattr(config, key) else ""
+    return NEXT.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)
 
 
 def set_up(config: Config, device: torch.device, dtype: torch.dtype) -> tuple[Learner, object, Chat]:
@@ -409,7 +417,7 @@ def is_finished(config: Config, history: Sequence[dict]) -> bool:
     ended = f"finished at iteration {len(history)}{f', because {reason}' if reason else ''}"
     hint = f"To start a new run, give --seed=N or --out_dir=PATH; to go on, {more}."
     print(f"{report.read_text()}\n{config.out_dir} is {ended}. {hint}")
-    print(NEXT.format(run=config.out_dir, runs=Path(config.out_dir).parent))
+    print(what_next(config))
     return True
 
 

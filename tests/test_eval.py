@@ -139,6 +139,11 @@ def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_pat
     assert list(rows_in(capsys.readouterr().out))[2:] == [str(trained_folder), f"{runs}/b/best"]
 
 
+def test_a_record_that_cannot_be_written_is_said_first(tmp_path):
+    with pytest.raises(ValueError, match="nowhere/x.json cannot be written: there is no folder .*nowhere"):
+        evaluation.main([*LAKE, "--player=optimal", f"--json={tmp_path}/nowhere/x.json"])
+
+
 def test_a_record_of_two_environments_and_players_is_repeated(tmp_path, capsys):
     lines, two = tmp_path / "two.jsonl", [*LAKE, "--eval_env=sokoban + frozenlake:success_rate=0.8", "--eval_size=2"]
     evaluation.main([*two, "--player=greedy,optimal", f"--jsonl={lines}"])

@@ -465,6 +465,11 @@ def test_missing_folder(name):
 def test_folder_without_config(tmp_path):
     (tmp_path / "readme.txt").write_text("no model here")
     assert message_of(tmp_path) == f"model={str(tmp_path)!r} is not a model folder: it has no config.json"
+    for path in (tmp_path / "run/config.json", tmp_path / "run/policy/config.json"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    run = tmp_path / "run"
+    assert message_of(run) == f"model={str(run)!r} is the folder of a run; give its model, {run}/policy"
 
 
 def test_folder_with_a_broken_weight_file(random_model, tokenizer, tmp_path):

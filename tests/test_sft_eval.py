@@ -157,6 +157,17 @@ def test_a_file_without_demonstrations(text, message, tmp_path, chat):
         sft.read_demonstrations(str(file), chat, 0)
 
 
+def test_wrong_demonstrations_leave_no_folder(tmp_path, chat):
+    options = [f"{ROOT}/config/bandit_ppo.py", f"{ROOT}/config/tiny.py", "--sft_steps=1", f"--out_dir={tmp_path}/out"]
+    for wrong, message in (("--sft_file=/nowhere.jsonl", "No such file"), ("--max_response_tokens=2", "raise it")):
+        with pytest.raises((OSError, ValueError), match=message):
+            sft.main([*options, wrong])
+        assert not (tmp_path / "out").exists()
+    save_config(load_config(options)[0], {}, tmp_path / "out")
+    with pytest.raises(ValueError, match="holds another run .*; give another --out_dir$"):
+        sft.main([*options, "--sft_lr=0.5"])
+
+
 def test_sft_without_steps_is_refused():
     with pytest.raises(ValueError, match="nothing to do: sft_steps is 0"):
         sft.main([f"{ROOT}/config/frozenlake_ppo.py"])

@@ -259,6 +259,7 @@ def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
     assert run(out_dir, trained_folder, num_iterations=4) == rows  # nothing was added
     out = capsys.readouterr().out
     assert f"{out_dir} is finished at iteration 4. To start a new run, give --seed=N" in out
+    assert train.what_next(small_config(out_dir="o", env="my.py:A + b.py:B")).count("--env='my.py:A + b.py:B'") == 1
     assert f"python view.py {out_dir} " in out and f"tensorboard --logdir {out_dir.parent}" in out
     assert (out_dir / "scores.md").read_text() in out
 

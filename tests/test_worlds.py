@@ -610,8 +610,12 @@ def test_an_environment_of_ones_own(tmp_path):
     ]:
         with pytest.raises((ValueError, TypeError), match=message):
             make_env(spec)
-    with pytest.raises(FileNotFoundError, match=r"nothing\.py"):
+    with pytest.raises(ValueError, match=r"nothing\.py cannot be loaded: FileNotFoundError"):
         make_env(f"{tmp_path}/nothing.py:Guess")
+    for name, text, message in (("a", "class", "SyntaxError"), ("b", "import nowhere", "ModuleNotFoundError: No mod")):
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(ValueError, match=rf"{name}\.py cannot be loaded: {message}"):
+            make_env(f"{tmp_path}/{name}.py:Guess")
 
 
 @pytest.mark.parametrize("module", [worlds, repair])
