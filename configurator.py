@@ -313,8 +313,8 @@ def load_saved(path: str | Path) -> Config:
 
 
 def check_out_dir(config: Config, *, take: bool | None = None) -> None:
-    """Raises: ValueError unless out_dir is free or holds a run to continue: of these settings, with `take` of any; for a
-    script without that option it is None."""
+    """Raises: ValueError unless out_dir is free or holds a run to continue: of these settings, with `take` of any; a
+    script without that option gives None."""
     out_dir = Path(config.out_dir)
     if (out_dir / "config.json").is_file():
         saved, wanted = asdict(load_saved(out_dir)), asdict(config)
