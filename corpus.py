@@ -84,12 +84,20 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
         actions = (not noisy and env.demonstrate(count, rng)) or env.random(count, rng)
         return format_response(" ".join(env.statements()), actions, think=config.think)
 
-    t = recite(chat, seed, episode, opening, reply, config)
+    return as_played(recite(chat, seed, episode, opening, reply, config), config)
+
+
+def as_played(t: Trajectory, config: Config) -> Trajectory:
+    """Without the turns for which the context has no room. Raises: ValueError for a longer reply than a policy may
+    give, and if there is no room for one turn."""
     if (longest := max(len(turn.response_ids) for turn in t.turns)) > config.max_response_tokens:
         raise ValueError(f"a demonstration in {config.env} has a reply of {longest} tokens and max_response_tokens is "
                          f"{config.max_response_tokens}; raise it")  # fmt: skip
-    while not config.context_turns and len(t.ids) > config.max_context_tokens:  # a rollout would cut the last reply
-        t.turns, t.status = t.turns[:-1], "out_of_tokens"
+    while t.turns and not config.context_turns and len(t.ids) > config.max_context_tokens:
+        t = replace(t, turns=t.turns[:-1], status="out_of_tokens")  # a rollout would cut the last reply
+    if not t.turns:
+        raise ValueError(f"one turn of a demonstration in {config.env} is longer than max_context_tokens, "
+                         f"{config.max_context_tokens}; raise it")  # fmt: skip
     return t
 
 

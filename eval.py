@@ -393,7 +393,7 @@ def main(argv: list[str]) -> None:
     if options["repeat"] and (named or options["player"] or options["api_model"] or options["samples"] > 1):
         raise ValueError("repeat plays a record again and nothing else: without model, player, api_model and samples")
     named = named or not (runs or options["player"] or options["api_model"])
-    models = config.model.split(",") if named else [str(policy_of(run)) for run in runs]
+    models = config.model.split(",") if named else [str(policy_of(run)) for run in runs if not options["repeat"]]
     set_up(config)
     is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}
     results = scored(config, models, options)

@@ -108,7 +108,7 @@ FIGURES = {  # name -> what it shows, metrics that are drawn, curves
     "split": (f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each", TRAINED, {
         f"quest PPO {share:.0%} SFT": split(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)}),
     "ratio": ("reward for a repair that passes all tests, or for the share that it mends", TRAINED, {
-        f"repair GRPO {kind}": ("repair_grpo", *knobs(max_response_tokens=36), *SFT, f"--env=repair:reward={kind}")
+        f"repair GRPO {kind}": ("repair_grpo", "--max_response_tokens=400", *SFT, f"--env=repair:reward={kind}")
         for kind in ("binary", "ratio")}),
 }  # fmt: skip
 # config files, jobs at a time, seconds of (a rollout of 128 trajectories, an optimizer step on 32) and their source

@@ -63,7 +63,7 @@ class SWE(Env):
     def _move(self, command: str) -> tuple[float, bool, bool, bool]:
         if command != "submit":
             code, self.output = sandboxed(command, self.home.name, isolated=self.isolated)
-            self.mended |= command == self.mend
+            self.mended |= command == self.mend.split("||")[0].strip()  # a patch with || comes in pieces
             if self.actions_left:  # the last action submits as well
                 return 0.0, False, False, code == 0
         fail, keep = (set(self.row[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS"))
@@ -76,7 +76,7 @@ class SWE(Env):
         patch, names = self.row["test_patch"], [*self.row["FAIL_TO_PASS"], *self.row["PASS_TO_PASS"]]
         files = shlex.join({*re.findall(r"^\+\+\+ b/(\S+)", patch, re.M), *(name.split("::")[0] for name in names)})
         command = f"rm -rf {files}; tar xf - {files}; {HEREDOC.format(patch)}"
-        command += f"\npython -m pytest -q -rA --tb=no {files} | grep ^PASSED"
+        command += f"\npython -m pytest -q -rA --tb=no {files} 2>/dev/null | grep -a ^PASSED"
         _, output = sandboxed(command, self.home.name, self.base, isolated=self.isolated)
         return set(re.findall(r"^PASSED (\S.*?)\s*$", output, re.M))
 
@@ -104,7 +104,7 @@ def checked(line: str) -> dict:
     """A row of the data set. Raises: ValueError unless it has what is used here."""
     row, texts = json.loads(line), ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
     kinds = dict.fromkeys(texts, str) | dict.fromkeys(("FAIL_TO_PASS", "PASS_TO_PASS"), list)
-    if wrong := [key for key, kind in kinds.items() if not isinstance(row.get(key), kind)]:
+    if wrong := [key for key, kind in kinds.items() if not (isinstance(row, dict) and isinstance(row.get(key), kind))]:
         raise ValueError(f"a row of SWE-Gym has texts, and lists of tests; {', '.join(wrong)} is not in {line[:80]!r}")
     return row
 

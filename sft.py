@@ -30,7 +30,7 @@ import torch
 from tqdm import tqdm
 
 import parallel
-from corpus import Drill, demonstration, documents, num_demonstrations
+from corpus import Drill, as_played, demonstration, documents, num_demonstrations
 from engine import make_engine
 from envs import make_env, named_in
 from model import Policy, build_tiny, load_model
@@ -201,7 +201,7 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 
 
 @lru_cache(maxsize=1)
-def read_demonstrations(path: str, chat: Chat, context_turns: int) -> list[Trajectory]:
+def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajectory]:
     """Text -> the tokens that `corpus.recite` had made: with the same tokenizer the same ones.
 
     Raises: ValueError with the line that is no demonstration, or if there is none."""
@@ -214,12 +214,12 @@ def read_demonstrations(path: str, chat: Chat, context_turns: int) -> list[Traje
             t = Trajectory(tuple(record["seed"]), 0, status=record["status"], system=record["system"])
             for turn in record["turns"]:
                 user, text = turn["observation"], turn["response"]
-                prompt = next_prompt(chat, t, user, context_turns) if t.turns else chat.opening(t.system, user)
+                prompt = next_prompt(chat, t, user, config.context_turns) if t.turns else chat.opening(t.system, user)
                 t.turns.append(Turn(prompt, [*chat.encode(text), chat.end], [], text=text, observation=user))
             t.turns[0]  # an IndexError without one
+            demos.append(as_played(t, config))
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path}:{number} is no demonstration ({type(error).__name__}: {error})") from error
-        demos.append(t)
     if not demos:
         raise ValueError(f"{path} holds no demonstrations; sft.py --export={path} writes some")
     return demos
@@ -233,7 +233,7 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     if config.model != "tiny":
         indices = [(step * config.sft_batch_size + i) % (config.sft_demos or sys.maxsize) for i in mine]
-        known = config.sft_file and read_demonstrations(config.sft_file, chat, config.context_turns)
+        known = config.sft_file and read_demonstrations(config.sft_file, chat, config)
         demos = sequences([known[i % len(known)] if known else demonstration(config, chat, i) for i in indices], config)
         return [[demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)]
     return [list(documents(config, chat, step, i, step / config.sft_steps)) for i in mine]
@@ -256,7 +256,7 @@ def main(argv: list[str]) -> None:
     is_tiny, out_dir = config.model == "tiny", Path(config.out_dir)
     model, tokenizer = build_tiny(config.seed, config.tiny_shape) if is_tiny else load_model(config.model)
     policy, chat = Policy(model.to(device)), Chat(tokenizer)
-    packs_of(config, chat, 0)  # what is wrong with demonstrations is said before anything is written
+    packs_of(config, chat, 0)  # what is wrong with the first demonstrations is said before anything is written
     if not parallel.rank():
         save_config(config, sources, out_dir)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)

@@ -132,7 +132,8 @@ def choose(config: Config, trajectories: Sequence[Trajectory], scores: Tensor) -
 def token_targets(learner: Learner, kept: Sequence[Trajectory], share: float = 1.0) -> dict[str, Tensor]:
     """Advantages and what else the losses need, per response token of the kept trajectories, each (R,).
 
-    old_logprobs are the engine's, which saves a forward; see `starpo.importance_weights` for where they differ.
+    old_logprobs are the engine's, which saves a forward; the trainer's with recompute_old_logprobs, KL in the reward or
+    text that nobody sampled (see `starpo.importance_weights` for where they differ).
     Args: share: of all groups, the kept ones'."""
     config, scored = learner.config, sequences(kept, learner.config)
     sampled = torch.tensor([lp for t in kept for lp in t.rollout_logprobs], device=learner.device)  # (R,)
@@ -413,9 +414,10 @@ def is_finished(config: Config, history: Sequence[dict]) -> bool:
     report, reason = Path(config.out_dir, "scores.md"), stopped(config, history)
     if not (report.is_file() and (reason or len(history) >= config.num_iterations)):
         return False
-    more = "--early_stop=False --take_config=True" if reason else "--num_iterations=N"
+    more = ["--num_iterations=N"] * (len(history) >= config.num_iterations)
+    more += ["--early_stop=False --take_config=True"] * bool(reason)
     ended = f"finished at iteration {len(history)}{f', because {reason}' if reason else ''}"
-    hint = f"To start a new run, give --seed=N or --out_dir=PATH; to go on, {more}."
+    hint = f"To start a new run, give --seed=N or --out_dir=PATH; to go on, {' '.join(more)}."
     print(f"{report.read_text()}\n{config.out_dir} is {ended}. {hint}")
     print(what_next(config))
     return True
@@ -428,6 +430,13 @@ def score_start(learner: Learner, engine, chat: Chat) -> dict[str, tuple]:
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
     return results
+
+
+def forget_end(out_dir: Path) -> None:
+    """Remove what an earlier end of the run wrote, if there was one."""
+    for name in ("scores.md", "scores.json", "eval_final.jsonl"):
+        (out_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(out_dir / "policy", ignore_errors=True)
 
 
 def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruption: Interruption) -> bool:
@@ -443,8 +452,7 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
         learner.load(saved)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)  # only now: what fails before leaves no trace in out_dir
-        (out_dir / "scores.md").unlink(missing_ok=True), (out_dir / "eval_final.jsonl").unlink(missing_ok=True)
-        shutil.rmtree(out_dir / "policy", ignore_errors=True)  # all of an end that is none
+        forget_end(out_dir)
         write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
         log, played = Log(out_dir, history, config), out_dir / "trajectories.jsonl"
         write_rows(played, read_rows(played, learner.step))
@@ -485,7 +493,7 @@ def run(config: Config, sources: dict, machine: tuple, saver: Saver, interruptio
     else:
         if reason := stopped(config, history):
             print(f"stopped at iteration {learner.step}: {reason}", flush=True)
-        if evaluated != learner.step:  # stopped early, or everything was done before an interruption, but the report
+        if evaluated != learner.step:  # everything was done before an interruption but the report
             stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
         finish(learner, stages)
     parallel.tear_down(engine)

@@ -135,6 +135,10 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
     # a context that ends inside of the last reply ends before its turn
     cut = demonstration(replace(config, max_context_tokens=len(whole.ids) - 1), chat, whole.seed[-1])
     assert (cut.status, cut.ids) == ("out_of_tokens", replace(whole, turns=whole.turns[:-1]).ids)
+    one_turn = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
+    assert len(demonstration(replace(config, max_context_tokens=one_turn), chat, whole.seed[-1]).turns) == 1
+    with pytest.raises(ValueError, match=f"one turn of a demonstration .* max_context_tokens, {one_turn - 1}; raise"):
+        demonstration(replace(config, max_context_tokens=one_turn - 1), chat, whole.seed[-1])
 
 
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])

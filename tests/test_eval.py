@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -129,6 +130,10 @@ def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_pat
     assert list(saved) == names and all(len(row["successes"]) == row["n"] == 6 for row in saved.values())
     # the record alone makes the same table, from a run or from the files of its settings
     evaluation.main([str(runs / "b"), f"--repeat={lines}"])
+    assert rows_in(capsys.readouterr().out) == rows
+    # and needs no policy
+    (runs / "bare").mkdir(), shutil.copy(runs / "b/config.json", runs / "bare")
+    evaluation.main([str(runs / "bare"), f"--repeat={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
     # a folder's name may hold the comma that parts names of models
     (runs / "c,lr=1").symlink_to(runs / "a", target_is_directory=True)

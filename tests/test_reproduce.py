@@ -159,6 +159,9 @@ def test_estimators_and_rewards_differ_in_what_they_name():
     assert differences(density, by_turn) == {"turn_level"}
     assert differences(("density", "quest RLOO by turn sparse"), by_turn) == {"estimator"}
     assert differences(("ratio", "repair GRPO binary"), ("ratio", "repair GRPO ratio")) == {"env"}
+    # the longest reply of a demonstration has 36 tokens of the tiny tokenizer, and Qwen thinks as well
+    words = reproduce.FIGURES["ratio"][2]["repair GRPO ratio"]
+    assert [reproduce.settings_of(words, s, 0).max_response_tokens for s in ("tiny", "full")] == [400, 400]
 
 
 @pytest.mark.parametrize("label", reproduce.FIGURES["split"][2])

@@ -205,7 +205,9 @@ FIX_ADD, FIX_MUL = "sed -i 's/a - b/a + b/' calc.py", "sed -i 's|a / b|a * b|' c
         (["rm -r tests; mkdir tests; echo 'def test_add(): pass' > tests/test_calc.py"], 0.0),  # tests are put back
         (["rm -r tests; ln -s / tests"], 0.0),
         (["python -c 'import calc'; " + FIX_ADD + "; " + FIX_MUL], 1.0),  # no stale bytecode
-        ([FIX_ADD, FIX_MUL, "sed -i 's/return a$/print(\"x\" * 2**21); return a/' calc.py"], 1.0),  # a long report
+        # what code prints, zero bytes too, hides no line of the report
+        ([FIX_ADD, FIX_MUL, "printf '[pytest]\\naddopts = -s' > pytest.ini",
+          "sed -i '1i import os; [os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]' calc.py"], 1.0),
     ],
 )
 def test_the_ratio_leaves_out_what_the_unpatched_code_passes(rows, commands, ratio):
@@ -233,6 +235,14 @@ def test_the_plan_is_what_is_left_of_it(rows):
     assert env.plan(2, 1) == [patch, submit]
     env.step(patch)
     assert env.plan(2, 1) == [submit]
+
+
+@needs_sandbox
+def test_a_patch_that_the_parser_cuts_is_tried_once(rows):
+    env = opened(rows)
+    env.mend = env.mend.replace("a + b", "a || b")
+    env.step(env.plan(2, 1)[0].split("||")[0].strip())
+    assert env.plan(2, 1) == ["submit"]
 
 
 @needs_sandbox

@@ -149,12 +149,14 @@ def test_demonstrations_of_a_file_are_the_same_tokens(trained_folder, chat, tmp_
     ("quest", "bad.jsonl:1 is no demonstration .JSONDecodeError"),
     ('{"seed": [1], "status": "", "system": "", "turns": []}', "bad.jsonl:1 is no demonstration .IndexError"),
     ("", "bad.jsonl holds no demonstrations; sft.py --export="),
+    ('{"seed": [1], "status": "", "system": "", "turns": [{"observation": "", "response": "0123456789abc"}]}',
+     r"bad.jsonl:1 is no demonstration .*has a reply of \d+ tokens and max_response_tokens is 12; raise it"),
 ])  # fmt: skip
 def test_a_file_without_demonstrations(text, message, tmp_path, chat):
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        sft.read_demonstrations(str(file), chat, 0)
+        sft.read_demonstrations(str(file), chat, small_config())
 
 
 def test_wrong_demonstrations_leave_no_folder(tmp_path, chat):

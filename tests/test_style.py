@@ -104,7 +104,7 @@ def test_a_file_is_read_in_one_sitting(path):
 
 
 def test_the_whole_is_small():
-    assert sum(map(non_blank, [*FILES, *(ROOT / "config").glob("*.py")])) <= 6269
+    assert sum(map(non_blank, [*FILES, *(ROOT / "config").glob("*.py")])) <= 6281
 
 
 @each_file

@@ -269,7 +269,7 @@ def test_a_continued_run_has_no_end_yet(trained_folder, tmp_path, monkeypatch):
     there, iterate = [], train.iterate
     monkeypatch.setattr(train, "iterate", lambda *args: there.extend((tmp_path / "out").iterdir()) or iterate(*args))
     run(tmp_path / "out", trained_folder, num_iterations=2)
-    assert there and not {"eval_final.jsonl", "scores.md", "policy"} & {path.name for path in there}
+    assert there and not {"eval_final.jsonl", "scores.json", "scores.md", "policy"} & {path.name for path in there}
 
 
 def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys, monkeypatch):
@@ -279,6 +279,8 @@ def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys, mon
     out = capsys.readouterr().out
     assert f"finished at iteration {len(rows)}, because success was 0. To start" in out
     assert "to go on, --early_stop=False --take_config=True." in out
+    assert train.is_finished(small_config(out_dir=str(out_dir), early_stop=True, num_iterations=len(rows)), rows)
+    assert "to go on, --num_iterations=N --early_stop=False --take_config=True." in capsys.readouterr().out
 
 
 def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, tokenizer, tmp_path):
