@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +137,10 @@ def test_hostile_programs_end_as_failed_turns(aim, rows, tmp_path, monkeypatch):
     assert "hidden" not in env.output and len(env.output) <= 2**20 and (endless or "begun" in env.output)
     assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == {"secret": "hidden"}
     assert not any(Path(root, "owned").exists() for root in ("/usr", "/usr/bin", "/"))
-    assert not any("54321" in line for line in commands_that_run())
+    patience = time.monotonic() + 10  # who was killed may still be listed for a moment
+    while any("54321" in line for line in commands_that_run()):
+        assert time.monotonic() < patience
+        time.sleep(0.01)
     assert Path(env.home.name, "calc.py").read_text() == WRONG
     env.home.cleanup()
     assert not Path(env.home.name).exists()
