@@ -204,7 +204,7 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajectory]:
     """Text -> the tokens that `corpus.recite` had made: with the same tokenizer the same ones.
 
-    Raises: ValueError with the line that is no demonstration, or if there is none."""
+    Raises: ValueError with the line that is no demonstration or breaks a limit of rollouts, or if there is none."""
     demos = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
         if not line:
