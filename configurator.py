@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import time
 import types
@@ -19,6 +18,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+
+class UserError(ValueError):
+    """A bad setting, file, model or environment. The message is one sentence that says what to change."""
+
 
 # a number's type, and its legal values in words and as a test
 Natural = Annotated[int, "0 or more", lambda x: x >= 0]
@@ -32,9 +36,21 @@ BelowOne = Annotated[float, "at least 0 and less than 1", lambda x: 0 <= x < 1]
 Penalty = Annotated[float, "0 or less", lambda x: x <= 0]
 Cap = Annotated[float, "1 or more", lambda x: x >= 1]
 DualClip = Annotated[float, "0, or more than 1", lambda x: x == 0 or x > 1]
-Estimator = Literal["gae", "bi_level_gae", "grpo", "dr_grpo", "rloo",
-                    "reinforce_plus_plus", "reinforce_plus_plus_baseline"]  # fmt: skip
-COMPARING = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")  # scores inside groups
+Estimator = Literal[
+    "gae",
+    "bi_level_gae",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+]
+GROUP_BASELINE_ESTIMATORS = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus_baseline",
+)  # scores inside groups
 
 
 @dataclass(frozen=True)
@@ -44,11 +60,15 @@ class Config:
     # run
     out_dir: str = ""  # folder for metrics, samples, checkpoints; '' = out/<first config file>, plus _s<seed> if not 0
     seed: Natural = 0  # every random stream of the run derives from it
-    num_iterations: Natural = 200  # rounds of rollout and update; 0 = evaluate the starting model only
+    num_iterations: Natural = (
+        200  # rounds of rollout and update; 0 = evaluate the starting model only
+    )
     eval_every: Natural = 10  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 10  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # the last ones that are kept
-    grace_s: Positive = 60.0  # seconds that an iteration under way has, after a signal, to end and be saved
+    grace_s: Positive = (
+        60.0  # seconds that an iteration under way has, after a signal, to end and be saved
+    )
     num_samples: Natural = 4  # trajectories written per evaluated iteration, whole groups first
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is one
     num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
@@ -60,67 +80,115 @@ class Config:
     max_turns: Count = 5  # K, replies per trajectory
     actions_per_turn: Count = 5  # actions executed from one reply
     actions_per_traj: Count = 10  # actions executed in one trajectory, at least actions_per_turn
-    context_turns: Natural = 0  # turns that a reply sees, its own included; 0 = all, 1 = single-turn
+    context_turns: Natural = (
+        0  # turns that a reply sees, its own included; 0 = all, 1 = single-turn
+    )
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
-    reward_density: Literal["native", "sparse", "balanced", "dense", "plan"] = "native"  # what a turn earns
-    think_reward: NotNegative = 0.0  # added to each turn's reward, times max(0, true - false sentences) / facts
+    reward_density: Literal["native", "sparse", "balanced", "dense", "plan"] = (
+        "native"  # what a turn earns
+    )
+    think_reward: NotNegative = (
+        0.0  # added to each turn's reward, times max(0, true - false sentences) / facts
+    )
     # model
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Hugging Face id, folder, 'base' (ours, tiny) or 'tiny' (untrained)
     tiny_shape: str = "4x96"  # of model='tiny': layers x width
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # compute type; auto: bfloat16 on cuda, float32 on cpu
-    lora_rank: Natural = 0  # of LoRA on all linear layers of policy and critic; 0 = all weights are trained
-    compile: bool = False  # True: torch.compile the MLP and the norms of every block, packs padded to one size
+    dtype: Literal["auto", "float32", "bfloat16"] = (
+        "auto"  # compute type; auto: bfloat16 on cuda, float32 on cpu
+    )
+    lora_rank: Natural = (
+        0  # of LoRA on all linear layers of policy and critic; 0 = all weights are trained
+    )
+    compile: bool = (
+        False  # True: torch.compile the MLP and the norms of every block, packs padded to one size
+    )
     # rollout
-    engine: Literal["vllm", "torch"] = "vllm"  # what samples; torch: in plain PyTorch, needs no vLLM
+    engine: Literal["vllm", "torch"] = (
+        "vllm"  # what samples; torch: in plain PyTorch, needs no vLLM
+    )
     num_groups: Count = 8  # P, initial states per iteration
     group_size: Count = 16  # N, trajectories per initial state
     temperature: Positive = 1.0  # of sampling, and of the log-probabilities in the loss
     max_response_tokens: Count = 400  # tokens of one reply
-    max_context_tokens: Count = 3600  # tokens of one trajectory, prompts and replies; at least max_response_tokens
+    max_context_tokens: Count = (
+        3600  # tokens of one trajectory, prompts and replies; at least max_response_tokens
+    )
     max_running: Count = 128  # trajectories decoded at once
     step_timeout_s: Positive = 60.0  # seconds that an environment has for one step
-    max_error_frac: Fraction = 0.1  # trajectories that may end in an error of their environment before the run stops
+    max_error_frac: Fraction = (
+        0.1  # trajectories that may end in an error of their environment before the run stops
+    )
     # StarPO
     estimator: Estimator = "gae"  # of advantages; gae and bi_level_gae have a critic
-    turn_level: bool = False  # True: returns-to-go of turns are compared in a group, not scores of trajectories
+    turn_level: bool = (
+        False  # True: returns-to-go of turns are compared in a group, not scores of trajectories
+    )
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
     turn_gamma: Fraction = 1.0  # discount from turn to turn
     turn_lam: Fraction = 1.0  # lambda of GAE from turn to turn
-    reward_norm: Literal["none", "mean", "mean_std", "asym_clip"] = "none"  # of scores, after the filter has seen them
+    reward_norm: Literal["none", "mean", "mean_std", "asym_clip"] = (
+        "none"  # of scores, after the filter has seen them
+    )
     reward_norm_over: Literal["group", "batch", "env"] = "group"  # whose mean and std that takes
-    filter_strategy: Literal["fraction", "count", "top_p", "top_p_softmax", "min_p"] = "fraction"  # which groups stay
-    filter_keep: Positive = 0.25  # what filter_strategy needs: a fraction (1.0 = no filter), a count, or p
-    filter_by: Literal["reward_std", "reward_mean", "entropy", "length"] = "reward_std"  # of a group
+    filter_strategy: Literal["fraction", "count", "top_p", "top_p_softmax", "min_p"] = (
+        "fraction"  # which groups stay
+    )
+    filter_keep: Positive = (
+        0.25  # what filter_strategy needs: a fraction (1.0 = no filter), a count, or p
+    )
+    filter_by: Literal["reward_std", "reward_mean", "entropy", "length"] = (
+        "reward_std"  # of a group
+    )
     filter_smallest: bool = False  # True: the smallest values are kept, not the largest
     filter_zero_std: bool = False  # True: groups without variance of rewards may be kept
-    filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"  # advantages times the share of kept groups
+    filter_loss_scale: Literal["none", "linear", "sqrt"] = (
+        "none"  # advantages times the share of kept groups
+    )
     clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: Positive = 0.28  # see clip_low
-    dual_clip: DualClip = 0.0  # bounds the loss of tokens with A < 0 to dual_clip * |A|; 0 = no bound
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"  # losses
-    recompute_old_logprobs: bool = False  # True: old log-probs from a forward of the trainer, not from the engine
-    importance_cap: Cap = 2.0  # weights pi / pi_engine of tokens are truncated here (TIS); below 1: biased on-policy
+    dual_clip: DualClip = (
+        0.0  # bounds the loss of tokens with A < 0 to dual_clip * |A|; 0 = no bound
+    )
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = (
+        "token_mean"  # losses
+    )
+    recompute_old_logprobs: bool = (
+        False  # True: old log-probs from a forward of the trainer, not from the engine
+    )
+    importance_cap: Cap = (
+        2.0  # weights pi / pi_engine of tokens are truncated here (TIS); below 1: biased on-policy
+    )
     value_clip: Positive = 0.5  # new values stay this close to the old ones, reward units
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
     kl_coef: NotNegative = 0.0  # weight of KL against the frozen start; 0 = no reference model
-    kl_in: Literal["loss", "reward"] = "loss"  # reward: of every token; costs a forward of the policy
+    kl_in: Literal["loss", "reward"] = (
+        "loss"  # reward: of every token; costs a forward of the policy
+    )
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: in the reward only
-    mask_observations: bool = True  # False: the mask of the paper's own code, which trains on the environment's text
+    mask_observations: bool = (
+        True  # False: the mask of the paper's own code, which trains on the environment's text
+    )
     # update
     batch_size: Count = 32  # E, trajectories per optimizer step; at most what the filter can keep
     num_epochs: Count = 1  # passes over the kept trajectories of an iteration
-    micro_batch_tokens: Count = 16384  # tokens of one forward and backward pass, at least max_context_tokens
+    micro_batch_tokens: Count = (
+        16384  # tokens of one forward and backward pass, at least max_context_tokens
+    )
     learning_rate: NotNegative = 1e-6  # AdamW, policy
     critic_lr: NotNegative = 1e-5  # AdamW, critic
     adam_beta1: BelowOne = 0.9  # policy and critic
     adam_beta2: BelowOne = 0.999  # policy and critic
     weight_decay: NotNegative = 0.01  # policy and critic
     grad_clip: Positive = 1.0  # largest gradient norm
-    max_bad_steps: Count = 5  # optimizer steps in a row with a non-finite gradient before the run stops
+    max_bad_steps: Count = (
+        5  # optimizer steps in a row with a non-finite gradient before the run stops
+    )
     # evaluation
-    eval_split: Literal["eval", "heldout"] = "eval"  # the 256 prompts that are reported; 256 others, to choose settings
+    eval_split: Literal["eval", "heldout"] = (
+        "eval"  # the 256 prompts that are reported; 256 others, to choose settings
+    )
     eval_size: EvalSize = 256  # initial states that training never draws, one trajectory each
     eval_temperature: NotNegative = 0.5  # 0 = greedy
     # diagnostics
@@ -129,69 +197,110 @@ class Config:
     early_stop: bool = False  # True: end when rewards lose their variance, the filter keeps nothing or evaluation is 0
     # supervised learning (sft.py)
     sft_steps: Natural = 0  # optimizer steps of sft.py; train.py makes none
-    sft_batch_size: Count = 16  # demonstrations per step; in pretraining packs of micro_batch_tokens
+    sft_batch_size: Count = (
+        16  # demonstrations per step; in pretraining packs of micro_batch_tokens
+    )
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
-    sft_actions: Count = 3  # most actions that a demonstration commits a turn, actions_per_turn at most
-    sft_demos: Natural = 0  # demonstrations that differ, gone through again and again; 0 = new ones for every step
-    sft_file: str = ""  # demonstrations to read (sft.py --export=PATH), again and again; '' = made on the fly
+    sft_actions: Count = (
+        3  # most actions that a demonstration commits a turn, actions_per_turn at most
+    )
+    sft_demos: Natural = (
+        0  # demonstrations that differ, gone through again and again; 0 = new ones for every step
+    )
+    sft_file: str = (
+        ""  # demonstrations to read (sft.py --export=PATH), again and again; '' = made on the fly
+    )
     sft_noise: Fraction = 0.0  # share of the turns of demonstrations with random actions
     sft_clean: Fraction = 0.0  # share of the demonstrations, the first ones, without that noise
 
     def __post_init__(self) -> None:
         for key, legal in CHOICES.items():
             if getattr(self, key) not in legal:
-                raise ValueError(f"{key} must be one of {', '.join(legal)}, got {getattr(self, key)!r}")
+                raise UserError(
+                    f"{key} must be one of {', '.join(legal)}, got {getattr(self, key)!r}"
+                )
         for key, (wanted, is_legal) in RANGES.items():
             if not (math.isfinite(getattr(self, key)) and is_legal(getattr(self, key))):
-                raise ValueError(f"{key} must be {wanted}, got {getattr(self, key)}")
+                raise UserError(f"{key} must be {wanted}, got {getattr(self, key)}")
         for low, high, reason in ORDERED:
             if getattr(self, low) > getattr(self, high):
-                pair = f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
-                raise ValueError(f"{pair}: {reason}")
-        counts, by_mass = self.filter_strategy == "count", self.filter_strategy not in ("fraction", "count")
+                pair = (
+                    f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
+                )
+                raise UserError(f"{pair}: {reason}")
+        counts, by_mass = (
+            self.filter_strategy == "count",
+            self.filter_strategy not in ("fraction", "count"),
+        )
         if not counts <= self.filter_keep <= (self.num_groups if counts else 1):
             wanted = f"must be {f'1 to {self.num_groups}' if counts else 'at most 1'} for {self.filter_strategy}"
-            raise ValueError(f"filter_keep {wanted}, got {self.filter_keep}")
+            raise UserError(f"filter_keep {wanted}, got {self.filter_keep}")
         if by_mass and (self.filter_smallest or self.filter_by == "reward_mean"):
-            raise ValueError(f"filter_strategy {self.filter_strategy!r} adds up values >= 0 from the largest: "
-                             "filter_smallest and filter_by='reward_mean' are for fraction and count")  # fmt: skip
+            raise UserError(
+                f"filter_strategy {self.filter_strategy!r} adds up values >= 0 from the largest: "
+                "filter_smallest and filter_by='reward_mean' are for fraction and count"
+            )
         if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
-            raise ValueError("kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'")
+            raise UserError(
+                "kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'"
+            )
         if self.collapse_every and not self.think:
-            raise ValueError("collapse metrics compare thoughts and think is False; set think=True or collapse_every=0")
-        if self.turn_level and self.estimator not in COMPARING:
-            raise ValueError(f"turn_level is for estimators {', '.join(COMPARING)}; got {self.estimator!r}")
-        compared = self.estimator in COMPARING or (self.reward_norm != "none" and self.reward_norm_over == "group")
+            raise UserError(
+                "collapse metrics compare thoughts and think is False; set think=True or collapse_every=0"
+            )
+        if self.turn_level and self.estimator not in GROUP_BASELINE_ESTIMATORS:
+            raise UserError(
+                f"turn_level is for estimators {', '.join(GROUP_BASELINE_ESTIMATORS)}; got {self.estimator!r}"
+            )
+        compared = self.estimator in GROUP_BASELINE_ESTIMATORS or (
+            self.reward_norm != "none" and self.reward_norm_over == "group"
+        )
         if self.group_size == 1 and compared:
-            raise ValueError("group_size=1 leaves no other member to compare scores with")
+            raise UserError("group_size=1 leaves no other member to compare scores with")
         unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
-        kept = self.filter_keep if counts else (1 if by_mass else self.filter_keep) * self.num_groups
+        kept = (
+            self.filter_keep if counts else (1 if by_mass else self.filter_keep) * self.num_groups
+        )
         kept = max(1, int(kept + 1e-9)) * self.group_size
-        kept *= self.group_size > 1 or unfiltered or self.filter_zero_std  # a group of one has no variance
+        kept *= (
+            self.group_size > 1 or unfiltered or self.filter_zero_std
+        )  # a group of one has no variance
         if self.batch_size > kept:
             product = f"filter_keep {self.filter_keep} of num_groups {self.num_groups}, group_size {self.group_size}"
-            raise ValueError(f"batch_size ({self.batch_size}) is more than the {kept} trajectories kept ({product})")
+            raise UserError(
+                f"batch_size ({self.batch_size}) is more than the {kept} trajectories kept ({product})"
+            )
 
 
-CHOICES = {field.name: get_args(field.type) for field in fields(Config) if get_origin(field.type) is Literal}
-RANGES = {field.name: get_args(field.type)[1:] for field in fields(Config) if get_origin(field.type) is Annotated}
+CHOICES = {
+    field.name: get_args(field.type)
+    for field in fields(Config)
+    if get_origin(field.type) is Literal
+}
+RANGES = {
+    field.name: get_args(field.type)[1:]
+    for field in fields(Config)
+    if get_origin(field.type) is Annotated
+}
 FIELD_TYPES: dict[str, type] = get_type_hints(Config) | dict.fromkeys(CHOICES, str)
-MAY_CHANGE = ["num_iterations", "eval_every", "save_every", "num_samples", "out_dir", "keep_checkpoints", "grace_s",
-              "step_timeout_s", "max_error_frac"]  # when a run is continued  # fmt: skip
-ORDERED = [("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
-           ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
-           ("max_context_tokens", "micro_batch_tokens", "a trajectory must fit into one micro-batch")]  # fmt: skip
+ORDERED = [
+    ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
+    ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
+    ("max_context_tokens", "micro_batch_tokens", "a trajectory must fit into one micro-batch"),
+]
 
 
-def load_config(argv: list[str], *, extra: dict | None = None, base: Config | None = None) -> tuple[Config, dict, dict]:
+def load_config(
+    argv: list[str], *, extra: dict | None = None, base: Config | None = None
+) -> tuple[Config, dict, dict]:
     """Reads config files and --key=value overrides, left to right, last wins.
 
     Args: argv: what follows the script name; extra: a script's own options with their defaults, legal on the command
         line only; base: settings in place of the defaults.
     Returns: the checked settings; a value for each key of extra; for every field of Config its source: "default" (or
         base), a file, or "command line".
-    Raises: ValueError or TypeError with the key, what is wanted, what was given, and by which source.
+    Raises: UserError with the key, what is wanted, what was given, and by which source.
     >>> config, extras, config_sources = load_config(["--seed=3", "--player=oracle"], extra={"player": ""})
     >>> config.seed, extras, config_sources["seed"], config.out_dir
     (3, {'player': 'oracle'}, 'command line', 'out/default_s3')
@@ -204,23 +313,29 @@ def load_config(argv: list[str], *, extra: dict | None = None, base: Config | No
     for arg in argv:
         if arg.startswith("--") and "=" in arg:
             key, text = arg[2:].split("=", 1)
-            wanted = _type_of(key, {**FIELD_TYPES, **extra_types}, "command line")
+            wanted = lookup_type(key, {**FIELD_TYPES, **extra_types}, "command line")
             value = check_type(key, parse_text(text, wanted), wanted, "command line")
             (extras if key in extra_types else values)[key] = value
             config_sources |= {key: "command line"} if key in FIELD_TYPES else {}
         elif arg.endswith(".py") and not arg.startswith("-"):
             files.append(arg)
             for key, value in _read_file(arg).items():
-                values[key] = check_type(key, value, _type_of(key, FIELD_TYPES, arg), arg)
+                values[key] = check_type(key, value, lookup_type(key, FIELD_TYPES, arg), arg)
                 config_sources[key] = arg
         else:
             hint = "; nor is there such a folder" if "/" in arg and not Path(arg).exists() else ""
-            example = f"{arg}=True" if {**FIELD_TYPES, **extra_types}.get(arg[2:]) is bool else "--seed=1"
+            example = (
+                f"{arg}=True" if {**FIELD_TYPES, **extra_types}.get(arg[2:]) is bool else "--seed=1"
+            )
             wanted = f"neither a config/name.py file nor --key=value, such as {example}{hint}"
-            raise ValueError(f"argument {arg!r} is {wanted}")
+            raise UserError(f"argument {arg!r} is {wanted}")
     config = Config(**values)  # checks the ranges
     out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"
-    if config.seed and not base and not (config.out_dir and config_sources["out_dir"] == "command line"):
+    if (
+        config.seed
+        and not base
+        and not (config.out_dir and config_sources["out_dir"] == "command line")
+    ):
         out_dir += f"_s{config.seed}"  # seeds of one config do not share a folder
     return replace(config, out_dir=out_dir), extras, config_sources
 
@@ -240,30 +355,40 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
     name = "bool (True or False)" if wanted is bool else wanted.__name__
-    raise TypeError(f"{key} wants {name}, got {value!r} ({type(value).__name__}) from {source}")
+    raise UserError(f"{key} wants {name}, got {value!r} ({type(value).__name__}) from {source}")
 
 
-def _type_of(key: str, known_types: dict[str, Any], source: str) -> Any:
+def lookup_type(key: str, known_types: dict[str, Any], source: str) -> Any:
     if key in known_types:
         return known_types[key]
     if key in ("top_p", "top_k"):
-        raise ValueError(f"{key} from {source} is refused: sampling from a cut distribution would make the log-probs "
-                         "in the loss those of another policy; use temperature")  # fmt: skip
+        raise UserError(
+            f"{key} from {source} is refused: sampling from a cut distribution would make the log-probs "
+            "in the loss those of another policy; use temperature"
+        )
     near = " or ".join(difflib.get_close_matches(key, known_types, n=3))
     hint = f"did you mean {near}?" if near else f"the keys are {', '.join(known_types)}"
-    raise ValueError(f"unknown key {key!r} from {source}: {hint}")
+    raise UserError(f"unknown key {key!r} from {source}: {hint}")
 
 
 def _read_file(path: str) -> dict[str, Any]:
     if not Path(path).is_file():
-        raise ValueError(f"config file {path} does not exist")
+        raise UserError(f"config file {path} does not exist")
     names: dict[str, Any] = {"__file__": path, "__name__": "config"}
     try:
         exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), names)
     except Exception as error:
-        raise ValueError(f"config file {path} fails with {type(error).__name__}: {error}") from error
-    helpers = {key for key, value in names.items() if isinstance(value, types.ModuleType) or callable(value)}
-    return {key: value for key, value in names.items() if key[0] != "_" and key not in helpers - set(FIELD_TYPES)}
+        raise UserError(f"config file {path} fails with {type(error).__name__}: {error}") from error
+    helpers = {
+        key
+        for key, value in names.items()
+        if isinstance(value, types.ModuleType) or callable(value)
+    }
+    return {
+        key: value
+        for key, value in names.items()
+        if key[0] != "_" and key not in helpers - set(FIELD_TYPES)
+    }
 
 
 def describe(config: Config, sources: dict[str, str]) -> str:
@@ -272,101 +397,55 @@ def describe(config: Config, sources: dict[str, str]) -> str:
     return "\n".join(f"{key} = {getattr(config, key)!r} ({sources[key]})" for key in keys)
 
 
-def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) -> Path:
-    """Writes out_dir/config.json: the settings, their sources, the git commit and the command; returns its path."""
-    path = Path(out_dir, "config.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"config": asdict(config), "sources": sources, "git_commit": git_commit(), "launch": sys.argv}
-    write_whole(path, json.dumps(record, indent=1) + "\n")
-    return path
-
-
-def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before going on."""
-    number = os.open(path, os.O_RDONLY)
-    os.fsync(number)
-    os.close(number)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there with all of the text or not at all: beside, synced, then renamed."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-
-
-def read_rows(path: Path, last: float = math.inf) -> list[dict]:
-    """The rows of a JSON-lines file up to the step `last`, [] where there is none. A line that was cut off is none."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    return [row for row in map(json.loads, lines) if row.get("step", 0) <= last]
-
-
-def load_saved(path: str | Path) -> Config:
-    """Reads back a config.json (or the one in a folder); fields that it lacks take their defaults."""
-    path = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    try:
-        saved = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not a saved config ({type(error).__name__}: {error})") from error
-    return Config(**{k: check_type(k, v, _type_of(k, FIELD_TYPES, str(path)), str(path)) for k, v in saved.items()})
-
-
-def check_out_dir(config: Config, *, take: bool | None = None) -> None:
-    """Raises: ValueError unless out_dir is free or holds a run to continue: of these settings, with `take` of any; a
-    script without that option gives None."""
-    out_dir = Path(config.out_dir)
-    if (out_dir / "config.json").is_file():
-        saved, wanted = asdict(load_saved(out_dir)), asdict(config)
-        changed = [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]
-        if changed and not take:
-            differences = ", ".join(f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed)
-            advice = "give another --out_dir" + ", or --take_config=True to go on with these" * (take is not None)
-            raise ValueError(f"out_dir={config.out_dir!r} holds another run ({differences}); {advice}")
-    elif out_dir.is_dir() and {path.name for path in out_dir.iterdir()} - {"lock", "config.json.partial"}:
-        raise ValueError(f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir")
-
-
-def git_commit() -> str | None:
-    """Commit of this code, with "-dirty" if tracked files other than results differ from it; None without git."""
-    git = ["git", "-C", str(Path(__file__).resolve().parent)]
-    try:
-        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True).strip()
-        changed = subprocess.check_output([*git, "diff", "--name-only", "HEAD", "--", ":/", ":!/docs/results"])
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{commit}-dirty" if changed else commit
-
-
 def help_text(doc: str) -> str:
     """The script's own text, then every field with its default and comment, read from this file."""
-    source = Path(__file__).read_text(encoding="utf-8").split("class Config:")[1].split("def __post_init__")[0]
+    source = (
+        Path(__file__)
+        .read_text(encoding="utf-8")
+        .split("class Config:")[1]
+        .split("def __post_init__")[0]
+    )
     lines = [doc.strip(), "", "Settings and their defaults:"]
     for line in source.splitlines():
         if group := re.fullmatch(r"    # (.+)", line):
             lines += ["", f"{group[1]}:"]
         elif field := re.fullmatch(r"    (\w+): .+? = (.+?)  # (.+)", line):
-            legal = RANGES[field[1]][0] if field[1] in RANGES else " | ".join(CHOICES.get(field[1], ()))
-            lines.append(f"  --{field[1]}={field[2]}  # {'; '.join(filter(None, (legal, field[3])))}")
-    return "\n".join([*lines, "", "An error is one line; with NANORAGEN_TRACEBACK=1 it shows where it arose."])
+            legal = (
+                RANGES[field[1]][0] if field[1] in RANGES else " | ".join(CHOICES.get(field[1], ()))
+            )
+            lines.append(
+                f"  --{field[1]}={field[2]}  # {'; '.join(filter(None, (legal, field[3])))}"
+            )
+    return "\n".join(
+        [*lines, "", "An error is one line; with NANORAGEN_TRACEBACK=1 it shows where it arose."]
+    )
 
 
-def fail_clearly(main: Callable[[list[str]], Any]) -> None:
+def run_main(main: Callable[[list[str]], Any]) -> None:
     """Runs main(sys.argv[1:]); a user's mistake ends as one line on stderr and exit code 2, without a traceback."""
     try:
         main(sys.argv[1:])
-    except (ValueError, TypeError, OSError, OverflowError, ImportError) as error:  # of optional packages
+    except UserError as error:  # of optional packages
         if os.environ.get("NANORAGEN_TRACEBACK") == "1":
             raise
         sentence = " ".join(str(error).split()) or type(error).__name__
         print("error:", sentence, file=sys.stderr)
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun adds a report of its own, which then ends with this
+        if (
+            "TORCHELASTIC_ERROR_FILE" in os.environ
+        ):  # torchrun adds a report of its own, which then ends with this
             record = {"message": f"error: {sentence}", "timestamp": int(time.time())}
-            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(record), encoding="utf-8")
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(
+                json.dumps(record), encoding="utf-8"
+            )
         sys.exit(2)
 
 
-if {"-h", "--help"} & set(sys.argv[1:]):  # here, because every script imports this file first: other imports take long
-    doc, has_settings = sys.modules["__main__"].__doc__ or "", Path(sys.argv[0]).stem not in ("view", "envs")
+if {"-h", "--help"} & set(
+    sys.argv[1:]
+):  # here, because every script imports this file first: other imports take long
+    doc, has_settings = (
+        sys.modules["__main__"].__doc__ or "",
+        Path(sys.argv[0]).stem not in ("view", "envs"),
+    )
     print(help_text(doc) if has_settings else doc.strip())
     sys.exit()

@@ -5,7 +5,7 @@ answers are reported back in the next turn. The format penalty is part of the re
 RAGEN's, which is added to the trajectory's score and never shown. The policy's text is parsed, never rewritten.
 """
 
-from configurator import Config, fail_clearly
+from configurator import Config, UserError, run_main
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,7 +42,9 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
 
 def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
     """The text that `parse_response` reads back; used by demonstrations and reference players."""
-    return (f"<think>{thought}</think>" if think else "") + f"<answer>{' || '.join(actions)}</answer>"
+    return (
+        f"<think>{thought}</think>" if think else ""
+    ) + f"<answer>{' || '.join(actions)}</answer>"
 
 
 class Outcome(NamedTuple):
@@ -61,16 +63,18 @@ class Episode:
     def __init__(self, env: Env, config: Config):
         self.env, self.config = env, config
 
-    def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> tuple[str, str]:
+    def reset(
+        self, seed: int | Sequence[int], *, split: str = "train", member: int = 0
+    ) -> tuple[str, str]:
         """Returns (system message, first user message). The system message is the same for all instances."""
         return self.open(self.env.reset(seed, split=split, member=member))
 
     def open(self, observation: str) -> tuple[str, str]:
         """The same for an environment that has just been started."""
-        self.turn_idx, self.remaining = 0, self._way()
+        self.turn_idx, self.remaining = 0, self.plan_length()
         return self.system(), self._turn_text(observation, "")
 
-    def _way(self) -> list[int]:
+    def plan_length(self) -> list[int]:
         """How long the best plan is from here, for the reward density that asks for it."""
         return [self.env.optimal_length()] if self.config.reward_density == "plan" else []
 
@@ -98,29 +102,44 @@ class Episode:
             if not step.info["valid"]:
                 unknown.append(action)
                 continue
-            earned, num_actions = earned + float(step.reward), num_actions + 1  # which may be numpy's
+            earned, num_actions = (
+                earned + float(step.reward),
+                num_actions + 1,
+            )  # which may be numpy's
             num_effective += step.info["effective"]
             if step.terminated or step.truncated:
                 status = "success" if step.info["success"] else "failure"
                 break
-        self.remaining += self._way()
+        self.remaining += self.plan_length()
         surplus = len(parsed.actions) - allowed
         format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
         reward = earned + (0.0 if format_ok else config.format_penalty)
         self.turn_idx += 1
         if self.turn_idx == config.max_turns:
             status = status or "out_of_turns"
-        stated = {s.strip() + "." for s in parsed.thought.split(".")} & {*facts}  # each once, repeated or not
-        thinking = config.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
-        info = dict(actions=parsed.actions[:allowed], num_actions=num_actions, format_ok=format_ok,
-                    effective=num_effective / max(num_actions, 1), statements_checked=checked, statements_true=true,
-                    env_reward=earned)  # fmt: skip
+        stated = {s.strip() + "." for s in parsed.thought.split(".")} & {
+            *facts
+        }  # each once, repeated or not
+        thinking = (
+            config.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
+        )
+        info = dict(
+            actions=parsed.actions[:allowed],
+            num_actions=num_actions,
+            format_ok=format_ok,
+            effective=num_effective / max(num_actions, 1),
+            statements_checked=checked,
+            statements_true=true,
+            env_reward=earned,
+        )
         report = self._report(reward, parsed, unknown, surplus, num_actions)
         user = "" if status else self._turn_text(self.env.observe(), report)
         info |= {"closing": self.env.observe()} if status else {}
         return Outcome(user, reward + thinking, status, info)
 
-    def _report(self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int) -> str:
+    def _report(
+        self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int
+    ) -> str:
         notes = [f"Reward {round(reward, 6):g}."]
         if not parsed.well_formed:
             notes.append("The reply was not in the required form.")
@@ -140,7 +159,9 @@ def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -
     if player == "random":
         return episode.env.random(1, rng)
     turns_left = episode.config.max_turns - episode.turn_idx
-    plan = episode.env.plan(episode.config.actions_per_turn, turns_left) if player == "optimal" else []
+    plan = (
+        episode.env.plan(episode.config.actions_per_turn, turns_left) if player == "optimal" else []
+    )
     return plan or [episode.env.greedy()]
 
 
@@ -151,12 +172,20 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     (2, 1)
     """
     subjects = {fact.split()[0] for fact in facts}
-    sentences = [s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects]
+    sentences = [
+        s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects
+    ]
     return len(sentences), sum(s in facts for s in sentences)
 
 
-def shape(rewards: Sequence[float], success: bool, density: str, *, most: float = 1.0,
-          remaining: Sequence[int] = ()) -> list[float]:  # fmt: skip
+def shape_rewards(
+    rewards: Sequence[float],
+    success: bool,
+    density: str,
+    *,
+    most: float = 1.0,
+    remaining: Sequence[int] = (),
+) -> list[float]:
     """What the turns of a finished episode earn from the environment, at another density; the sum is 1 for a success
     and less than 1 for anything else (in arXiv 2510.01132, whose densities these are, a loss could exceed a win).
 
@@ -165,8 +194,8 @@ def shape(rewards: Sequence[float], success: bool, density: str, *, most: float 
     the goal over the steps there were at first; a dead end is as far away as twice these.
 
     Args: rewards of the K turns in environment units; most: what a success pays; remaining: for "plan", lengths of the
-        best plan before the first turn and after every one, 0 where there is none. Raises: ValueError for others.
-    >>> shape([1.0, 0.0, 1.0], True, "dense", most=2.0), shape([1.0, 1.0, 0.0], False, "balanced", most=4.0)
+        best plan before the first turn and after every one, 0 where there is none. Raises: UserError for others.
+    >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", most=2.0), shape_rewards([1.0, 1.0, 0.0], False, "balanced", most=4.0)
     ([0.5, 0.0, 0.5], [0.0, 0.5, 0.0])
     """
     last = len(rewards) - 1
@@ -178,7 +207,7 @@ def shape(rewards: Sequence[float], success: bool, density: str, *, most: float 
         away[-1] = 0 if success else away[-1]
         return [(a - b) / first for a, b in zip(away, away[1:], strict=False)]
     if density not in ("dense", "balanced"):
-        raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")
+        raise UserError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")
     totals = [min(sum(rewards[: k + 1]) / most, 0.99) for k in range(len(rewards))]
     totals[last] = 1.0 if success else totals[last]
     paid, milestones, shaped = 0.0, 0, []
@@ -199,14 +228,21 @@ def main(argv: list[str]) -> None:
     seed, player = flags.pop("--seed", "0"), " ".join(flags)
     if not (argv and seed.isdecimal() and player in ("", "--expert", "--random")):
         wanted = "an environment, --seed=N, and one of --expert, --random or none"
-        raise ValueError(f"expected {wanted}; got {' '.join(argv)!r}")
-    episode, rng, score, status = Episode(make_env(argv[0]), Config()), np.random.default_rng(int(seed)), 0.0, None
+        raise UserError(f"expected {wanted}; got {' '.join(argv)!r}")
+    episode, rng, score, status = (
+        Episode(make_env(argv[0]), Config()),
+        np.random.default_rng(int(seed)),
+        0.0,
+        None,
+    )
     system, user = episode.reset(int(seed))
     print(system)
     while not status:
         print(f"\n{user}")
         if player:
-            actions = reference_actions(episode, "optimal" if player == "--expert" else "random", rng)
+            actions = reference_actions(
+                episode, "optimal" if player == "--expert" else "random", rng
+            )
             print("> " + (text := format_response(" ".join(episode.env.statements()), actions)))
         else:
             try:
@@ -220,4 +256,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    fail_clearly(main)
+    run_main(main)

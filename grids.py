@@ -3,6 +3,8 @@
 Rules, symbols, rewards and ways of drawing boards are RAGEN's; `envs.py` says what differs.
 """
 
+from configurator import UserError
+
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import product
@@ -23,7 +25,9 @@ class Grid(Env):
         """Where cell b lies as seen from cell a, such as '2 down 1 right'."""
         (ra, ca), (rb, cb) = divmod(a, self.size), divmod(b, self.size)
         ways = ((rb - ra, "up", "down"), (cb - ca, "left", "right"))
-        return " ".join(f"{abs(n)} {more if n > 0 else less}" for n, less, more in ways if n) or "here"
+        return (
+            " ".join(f"{abs(n)} {more if n > 0 else less}" for n, less, more in ways if n) or "here"
+        )
 
     def _distance(self, a: int, b: int) -> int:
         (ra, ca), (rb, cb) = divmod(a, self.size), divmod(b, self.size)
@@ -34,17 +38,23 @@ class Grid(Env):
 
     def _legend(self, relations: str) -> str:
         coord = " Places are (row,column), counted from 1 at the top left."
-        return {"grid": "", "coord": coord, "relations": f" Below the board: {relations}."}[self.observation_mode]
+        return {"grid": "", "coord": coord, "relations": f" Below the board: {relations}."}[
+            self.observation_mode
+        ]
 
     def _rows(self, symbol: Callable[[int], str]) -> str:
-        return "\n".join("".join(symbol(r * self.size + c) for c in range(self.size)) for r in range(self.size))
+        return "\n".join(
+            "".join(symbol(r * self.size + c) for c in range(self.size)) for r in range(self.size)
+        )
 
     def words(self, cells: Iterable[int]) -> str:
         """What lies on these cells, by the words that relations and statements use."""
         return " ".join(map(self.word, cells))
 
     def observe(self) -> str:
-        extra = {"grid": str, "coord": self.coordinates, "relations": self.relations}[self.observation_mode]()
+        extra = {"grid": str, "coord": self.coordinates, "relations": self.relations}[
+            self.observation_mode
+        ]()
         return f"{self.render()}\n{extra}".rstrip()
 
 
@@ -57,11 +67,15 @@ class FrozenLake(Grid):
     actions = ("Left", "Down", "Right", "Up")
     DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
-    def __init__(self, *, size: int = 4, frozen_prob: float = 0.8, success_rate: float = 0.8, **common):
+    def __init__(
+        self, *, size: int = 4, frozen_prob: float = 0.8, success_rate: float = 0.8, **common
+    ):
         super().__init__(**common)
         if not (2 <= size <= 9 and 0 < frozen_prob <= 1 and 0 < success_rate <= 1):
-            raise ValueError("frozenlake wants size 2..9, 0 < frozen_prob <= 1, 0 < success_rate <= 1, got "
-                             f"size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}")  # fmt: skip
+            raise UserError(
+                "frozenlake wants size 2..9, 0 < frozen_prob <= 1, 0 < success_rate <= 1, got "
+                f"size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}"
+            )
         self.size, self.frozen_prob, self.success_rate = size, frozen_prob, success_rate
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -79,7 +93,10 @@ class FrozenLake(Grid):
     def _move(self, index: int) -> tuple[float, bool, bool, bool]:
         side, u = (1.0 - self.success_rate) / 2, self.rng.random()
         turn = -1 if u < side else 1 if u < 2 * side else 0
-        before, self.player = self.player, lake_neighbour(self.size, self.player, (index + turn) % 4)
+        before, self.player = (
+            self.player,
+            lake_neighbour(self.size, self.player, (index + turn) % 4),
+        )
         success = self.player == self.goal
         return float(success), success or self.player in self.holes, success, self.player != before
 
@@ -100,14 +117,20 @@ class FrozenLake(Grid):
         """What lies where these moves lead if nothing slips: ice, hole, goal, or edge where one leads off the board."""
         cell = self.player
         for word in moves:
-            before, cell = cell, lake_neighbour(self.size, cell, self.actions.index(word.capitalize()))
+            before, cell = (
+                cell,
+                lake_neighbour(self.size, cell, self.actions.index(word.capitalize())),
+            )
             if cell == before:
                 return "edge"
         return self.word(cell)
 
     def relations(self) -> str:
         words = self._offset(self.player, self.goal).split()  # 2 down 1 right
-        ahead, away = words[1::2], [word for word in map(str.lower, self.actions) if word not in words]
+        ahead, away = (
+            words[1::2],
+            [word for word in map(str.lower, self.actions) if word not in words],
+        )
         far = zip(words[::2], ahead, strict=False)  # "here" has no second word
         ways = [f"{n} {way} {self._kind(way)} {self._kind(way, way)}" for n, way in far]
         ways += [f"corner {self._kind(*ahead)}"] if len(ahead) == 2 else []
@@ -116,13 +139,25 @@ class FrozenLake(Grid):
     def rules(self) -> str:
         slip = f" A move slips to one side with probability {round(1 - self.success_rate, 4):g}."
         slip = "" if self.success_rate == 1 else slip
-        extra = self._legend("what is next to you, then one and two moves towards the goal; corner: one move each way")
+        extra = self._legend(
+            "what is next to you, then one and two moves towards the goal; corner: one move each way"
+        )
         return f"You are P. Walk over ice _ to the goal G; a hole O ends the game.{slip}{extra}"
 
     def statements(self) -> list[str]:
         goal, words = self._offset(self.player, self.goal), [name.lower() for name in self.actions]
-        way = " ".join(words[i] for i in lake_ways(self.size, self.holes, self.goal).get(self.player, ())[:5]) or "none"
-        return [f"Next {' '.join(map(self._kind, words))}.", f"Goal {goal}.", f"Way {way}."]  # five moves fit in a turn
+        way = (
+            " ".join(
+                words[i]
+                for i in lake_ways(self.size, self.holes, self.goal).get(self.player, ())[:5]
+            )
+            or "none"
+        )
+        return [
+            f"Next {' '.join(map(self._kind, words))}.",
+            f"Goal {goal}.",
+            f"Way {way}.",
+        ]  # five moves fit in a turn
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         """Moves along a random shortest path, as if nothing slipped: what is best under slip is left to RL."""
@@ -136,9 +171,13 @@ class FrozenLake(Grid):
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The best commitment of at most `max_actions` moves: exact dynamic programming over the turns left."""
-        plans = lake_plans(self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions)
+        plans = lake_plans(
+            self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions
+        )
         code = int(plans[min(turns_left, self.max_actions), self.player, self.actions_left])
-        return [self.actions[int(digit) - 1] for digit in np.base_repr(code, 5).strip("0")]  # 0: no move
+        return [
+            self.actions[int(digit) - 1] for digit in np.base_repr(code, 5).strip("0")
+        ]  # 0: no move
 
     def greedy(self) -> str:
         """Walk to the goal blind to holes; where two directions approach it, the vertical one comes first."""
@@ -159,7 +198,9 @@ def lake_ways(size: int, holes: frozenset, goal: int) -> dict[int, tuple]:
     """Moves of a shortest path to the goal, from every cell that has one: of the path with the fewest holes at the
     sides of its moves, into which they could slip. Ties: the order Left, Down, Right, Up."""
     risk, ways, queue = {}, {}, [goal]
-    for cell in queue:  # which grows meanwhile: breadth first, so a neighbour with a way is nearer to the goal
+    for cell in (
+        queue
+    ):  # which grows meanwhile: breadth first, so a neighbour with a way is nearer to the goal
         near = [lake_neighbour(size, cell, direction) for direction in range(4)]
         sides = [(near[i - 1] in holes) + (near[(i + 1) % 4] in holes) for i in range(4)]
         options = [(risk[n] + sides[i], (i, *ways[n])) for i, n in enumerate(near) if n in ways]
@@ -169,7 +210,9 @@ def lake_ways(size: int, holes: frozenset, goal: int) -> dict[int, tuple]:
 
 
 @lru_cache(maxsize=1024)
-def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: int, budget: int) -> np.ndarray:
+def lake_plans(
+    size: int, holes: frozenset, goal: int, success_rate: float, k: int, budget: int
+) -> np.ndarray:
     """Optimal commitments: result[t, cell, actions left] is an action tuple in base 5 (digits 1..4), t turns left.
 
     Value iteration over turns, V_t(s, a) = max over sequences q of 1..k actions of E[V_{t-1}(s', a - |q|)] - cost |q|,
@@ -177,21 +220,35 @@ def lake_plans(size: int, holes: frozenset, goal: int, success_rate: float, k: i
     shortest sequence, then the order Left, Down, Right, Up."""
     cells, side = size * size, (1.0 - success_rate) / 2
     single = np.zeros((4, cells, cells))  # (action, from, to)
-    for action, cell, (turn, prob) in product(range(4), range(cells), ((-1, side), (0, success_rate), (1, side))):
-        after = cell if cell == goal or cell in holes else lake_neighbour(size, cell, (action + turn) % 4)
+    for action, cell, (turn, prob) in product(
+        range(4), range(cells), ((-1, side), (0, success_rate), (1, side))
+    ):
+        after = (
+            cell
+            if cell == goal or cell in holes
+            else lake_neighbour(size, cell, (action + turn) % 4)
+        )
         single[action, cell, after] += prob
-    moves, codes = [single], [np.arange(1, 5)]  # moves[j - 1]: (4**j, from, to), one matrix per sequence of j actions
+    moves, codes = (
+        [single],
+        [np.arange(1, 5)],
+    )  # moves[j - 1]: (4**j, from, to), one matrix per sequence of j actions
     for _ in range(min(k, budget) - 1):
         moves.append((moves[-1][:, None] @ single[None]).reshape(-1, cells, cells))
         codes.append((codes[-1][:, None] * 5 + codes[0]).reshape(-1))
     value, alive = np.zeros((cells, budget + 1)), np.ones((cells, 1))
-    value[goal], value[list(holes)] = 1.0, -1e-4  # running out of turns is a little better than falling
+    value[goal], value[list(holes)] = (
+        1.0,
+        -1e-4,
+    )  # running out of turns is a little better than falling
     alive[[goal, *holes]] = 0.0
     plans = np.zeros((budget + 1, cells, budget + 1), dtype=np.int64)
     for t in range(1, budget + 1):
         best = np.full_like(value, -1.0)
         for j, (move, code) in enumerate(zip(moves, codes, strict=True), start=1):
-            scores = (move @ value)[:, :, : budget + 1 - j] - TIE_BREAK * j * alive  # (4**j, from, left after)
+            scores = (move @ value)[
+                :, :, : budget + 1 - j
+            ] - TIE_BREAK * j * alive  # (4**j, from, left after)
             top = scores.max(0)
             better = top > best[:, j:] + 1e-9
             best[:, j:] = np.where(better, top, best[:, j:])
@@ -206,19 +263,44 @@ class Sokoban(Grid):
     `search_depth` limits the reverse play: 300 for 6x6 rooms with one box, 10 for 8x8 with two, 30 for "newvocab"."""
 
     actions = ("Up", "Down", "Left", "Right")
-    SYMBOLS = {"default": "#_O√XPS", "newvocab": "W.GCBA@"}  # wall, floor, target, box on it, box, you, you on target
-    MASKS = (((1, 0), (1, 1), (1, 2)), ((0, 1), (1, 1), (2, 1)), ((1, 0), (1, 1), (2, 1)),
-             ((1, 0), (1, 1), (2, 0), (2, 1)), ((1, 1), (1, 2), (2, 1)))  # fmt: skip
+    SYMBOLS = {
+        "default": "#_O√XPS",
+        "newvocab": "W.GCBA@",
+    }  # wall, floor, target, box on it, box, you, you on target
+    MASKS = (
+        ((1, 0), (1, 1), (1, 2)),
+        ((0, 1), (1, 1), (2, 1)),
+        ((1, 0), (1, 1), (2, 1)),
+        ((1, 0), (1, 1), (2, 0), (2, 1)),
+        ((1, 1), (1, 2), (2, 1)),
+    )
 
-    def __init__(self, *, size: int = 6, boxes: int = 1, search_depth: int = 300, symbols: str = "default", **common):
+    def __init__(
+        self,
+        *,
+        size: int = 6,
+        boxes: int = 1,
+        search_depth: int = 300,
+        symbols: str = "default",
+        **common,
+    ):
         super().__init__(**common)
         if not (5 <= size <= 12 and 1 <= boxes <= 4 and search_depth >= 2):
-            raise ValueError("sokoban wants size 5..12, boxes 1..4 and search_depth >= 2, got "
-                             f"size={size}, boxes={boxes}, search_depth={search_depth}")  # fmt: skip
+            raise UserError(
+                "sokoban wants size 5..12, boxes 1..4 and search_depth >= 2, got "
+                f"size={size}, boxes={boxes}, search_depth={search_depth}"
+            )
         if symbols not in self.SYMBOLS:
-            raise ValueError(f"sokoban symbols must be one of {', '.join(self.SYMBOLS)}, got {symbols!r}")
+            raise UserError(
+                f"sokoban symbols must be one of {', '.join(self.SYMBOLS)}, got {symbols!r}"
+            )
         self.max_reward = 10.0 + boxes
-        self.size, self.num_boxes, self.search_depth, self.symbols = size, boxes, search_depth, symbols
+        self.size, self.num_boxes, self.search_depth, self.symbols = (
+            size,
+            boxes,
+            search_depth,
+            symbols,
+        )
         self.alphabet, self.deltas = self.SYMBOLS[symbols], (-size, size, -1, 1)
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -232,9 +314,19 @@ class Sokoban(Grid):
             if displacement == 0:
                 continue
             player = self._random_walk(rng, floor, player, boxes, 0.8 if displacement == 1 else 0.5)
-            return ("sokoban", self.symbols, self.size, tuple(sorted(floor)), targets, player, tuple(sorted(boxes)))
-        raise ValueError(f"no sokoban room with size={self.size}, boxes={self.num_boxes}, search_depth="
-                         f"{self.search_depth} in {MAX_DRAWS} attempts; use a larger room, fewer boxes or more depth")
+            return (
+                "sokoban",
+                self.symbols,
+                self.size,
+                tuple(sorted(floor)),
+                targets,
+                player,
+                tuple(sorted(boxes)),
+            )
+        raise UserError(
+            f"no sokoban room with size={self.size}, boxes={self.num_boxes}, search_depth="
+            f"{self.search_depth} in {MAX_DRAWS} attempts; use a larger room, fewer boxes or more depth"
+        )
 
     def key(self, instance: tuple) -> tuple:
         return (instance[0], *instance[2:])  # whatever its symbols
@@ -247,7 +339,10 @@ class Sokoban(Grid):
         for _ in range(int(1.7 * 2 * size)):
             if rng.random() < 0.35:
                 direction = directions[rng.integers(4)]
-            row, col = (min(max(int(x) + d, 1), size - 2) for x, d in zip((row, col), direction, strict=True))
+            row, col = (
+                min(max(int(x) + d, 1), size - 2)
+                for x, d in zip((row, col), direction, strict=True)
+            )
             stamp = ((row - 1 + r, col - 1 + c) for r, c in self.MASKS[rng.integers(5)])
             floor |= {r * size + c for r, c in stamp if 1 <= r <= size - 2 and 1 <= c <= size - 2}
         return floor
@@ -273,7 +368,9 @@ class Sokoban(Grid):
                     stack.append((ahead, pulled, i, swaps + (i != last), ttl - 1))
         return *best, sum(map(self._distance, best[1], targets))
 
-    def _random_walk(self, rng: np.random.Generator, floor: set[int], player: int, boxes: tuple, prob: float) -> int:
+    def _random_walk(
+        self, rng: np.random.Generator, floor: set[int], player: int, boxes: tuple, prob: float
+    ) -> int:
         """Up to three steps away from the box, so that the player does not always start next to it."""
         visited = [player]
         while rng.random() <= prob and len(visited) <= 3:
@@ -304,12 +401,18 @@ class Sokoban(Grid):
         return self._rows(lambda cell: (on if cell in self.targets else off)[self.word(cell)])
 
     def coordinates(self) -> str:
-        boxes, targets = (" ".join(self._place(c) for c in sorted(s)) for s in (self.boxes, self.targets))
+        boxes, targets = (
+            " ".join(self._place(c) for c in sorted(s)) for s in (self.boxes, self.targets)
+        )
         return f"Player {self._place(self.player)}. Boxes {boxes}. Targets {targets}."
 
     def _target_of(self, box: int) -> int:
         """The target that the text names for a box: its own cell, or the nearest uncovered one (lowest cell first)."""
-        free = [box] if box in self.targets else sorted(self.targets - set(self.boxes)) or sorted(self.targets)
+        free = (
+            [box]
+            if box in self.targets
+            else sorted(self.targets - set(self.boxes)) or sorted(self.targets)
+        )
         return min(free, key=lambda cell: self._distance(box, cell))
 
     def word(self, cell: int) -> str:
@@ -321,25 +424,41 @@ class Sokoban(Grid):
         return self.words(cell + delta for delta in self.deltas)
 
     def relations(self) -> str:
-        lines = [f"Box {self._offset(self.player, box)}, its target {self._offset(box, self._target_of(box))}, "
-                 f"around it {self._around(box)}." for box in self.boxes]  # fmt: skip
+        lines = [
+            f"Box {self._offset(self.player, box)}, its target {self._offset(box, self._target_of(box))}, "
+            f"around it {self._around(box)}."
+            for box in self.boxes
+        ]
         return "\n".join([*lines, f"Next {self._around(self.player)}."])
 
     def rules(self) -> str:
         wall, ground, target, box_on, box, you, you_on = self.alphabet
-        extra = self._legend("the way to the box, from it to its target, and what is around it and you, up to right")
-        return (f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target "
-                f"is {box_on}. Walk into a box to push it; a wall {wall} or another box behind it stops the push. "
-                f"Floor is {ground}. Reward -0.1 an action, 1 for a box on a target (-1 off it), 10 when all are."
-                f"{extra}")  # fmt: skip
+        extra = self._legend(
+            "the way to the box, from it to its target, and what is around it and you, up to right"
+        )
+        return (
+            f"Push every box {box} onto a target {target}. You are {you}, on a target {you_on}; a box on a target "
+            f"is {box_on}. Walk into a box to push it; a wall {wall} or another box behind it stops the push. "
+            f"Floor is {ground}. Reward -0.1 an action, 1 for a box on a target (-1 off it), 10 when all are."
+            f"{extra}"
+        )
 
     def statements(self) -> list[str]:
-        ways = [way for b in self.boxes for way in (("Box", self.player, b), ("Target", b, self._target_of(b)))]
-        return [f"Next {self._around(self.player)}.", *(f"{name} {self._offset(a, b)}." for name, a, b in ways)]
+        ways = [
+            way
+            for b in self.boxes
+            for way in (("Box", self.player, b), ("Target", b, self._target_of(b)))
+        ]
+        return [
+            f"Next {self._around(self.player)}.",
+            *(f"{name} {self._offset(a, b)}." for name, a, b in ways),
+        ]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The first `max_actions` moves of a shortest solution (breadth-first search); [] where none exists."""
-        path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas) or ()
+        path = (
+            sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas) or ()
+        )
         return [self.actions[i] for i in path[:max_actions]]
 
     def greedy(self) -> str:
@@ -358,16 +477,22 @@ class Sokoban(Grid):
         return self.actions[min(range(4), key=cost)]
 
 
-def sokoban_move(floor: frozenset, player: int, boxes: tuple, delta: int) -> tuple[int, tuple] | None:
+def sokoban_move(
+    floor: frozenset, player: int, boxes: tuple, delta: int
+) -> tuple[int, tuple] | None:
     """(player, boxes) after a move or push by `delta`, or None where it is blocked. Boxes stay sorted."""
     ahead, beyond = player + delta, player + 2 * delta
     if ahead not in floor or (ahead in boxes and (beyond not in floor or beyond in boxes)):
         return None
-    return ahead, tuple(sorted(beyond if box == ahead else box for box in boxes)) if ahead in boxes else boxes
+    return ahead, tuple(
+        sorted(beyond if box == ahead else box for box in boxes)
+    ) if ahead in boxes else boxes
 
 
 @lru_cache(maxsize=16384)
-def sokoban_solution(floor: frozenset, targets: frozenset, player: int, boxes: tuple, deltas: tuple) -> tuple | None:
+def sokoban_solution(
+    floor: frozenset, targets: frozenset, player: int, boxes: tuple, deltas: tuple
+) -> tuple | None:
     """A shortest sequence of action indices that puts all boxes on targets, or None. Ties: action order."""
     paths = {(player, boxes): ()}
     queue = list(paths)

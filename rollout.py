@@ -5,7 +5,7 @@ steps and its next turn joins the running batch: no barrier between turns. Masks
 `Turn.response_ids` is what the policy sampled, `Turn.prompt_ids` was put there by us: not trained.
 """
 
-from configurator import Config
+from configurator import Config, UserError
 
 import math
 import os
@@ -20,9 +20,9 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from dialogue import Episode, Outcome, shape
+from dialogue import Episode, Outcome, shape_rewards
 from engine import Sample
-from envs import make_env, named_in, reserved_keys
+from envs import env_specs, make_env, reserved_keys
 from model import IM_END, IM_START, Batch
 
 
@@ -30,11 +30,17 @@ from model import IM_END, IM_START, Batch
 class Turn:
     """What was put before the sample, what was sampled, and what the environment made of it."""
 
-    prompt_ids: list[int]  # the first prompt, or a forced end of the last turn and the next observation; with
+    prompt_ids: list[
+        int
+    ]  # the first prompt, or a forced end of the last turn and the next observation; with
     # context_turns everything that this turn sees
-    response_ids: list[int]  # sampled by the policy, its end-of-turn token included when it sampled one
+    response_ids: list[
+        int
+    ]  # sampled by the policy, its end-of-turn token included when it sampled one
     rollout_logprobs: list[float]  # of response_ids under the sampler, after temperature, nats
-    reward: float = 0.0  # environment units, format penalty included; earned by this turn's response
+    reward: float = (
+        0.0  # environment units, format penalty included; earned by this turn's response
+    )
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
     info: dict = field(default_factory=dict)  # see dialogue.Outcome
@@ -58,7 +64,11 @@ class Trajectory:
     @property
     def response_mask(self) -> list[bool]:
         """True exactly on the tokens the policy sampled."""
-        return [flag for t in self.turns for flag in (*[False] * len(t.prompt_ids), *[True] * len(t.response_ids))]
+        return [
+            flag
+            for t in self.turns
+            for flag in (*[False] * len(t.prompt_ids), *[True] * len(t.response_ids))
+        ]
 
     @property
     def rollout_logprobs(self) -> list[float]:
@@ -78,7 +88,7 @@ class Trajectory:
         return self.status == "success"
 
 
-def sequences(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
+def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
     """What goes through the model: trajectories as they are, or turn by turn where these forget. Tokens keep order."""
     if not config.context_turns:
         return list(trajectories)
@@ -91,10 +101,18 @@ def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
     opening, turns = trajectory.turns[0].prompt_ids, []
     system = opening[: opening.index(end_id) + 2]  # with the mark and the line break behind it
     for turn in trajectory.turns:
-        cut = len(system) if turn.prompt_ids[: len(system)] == system else 0  # a window begins with it anew
+        cut = (
+            len(system) if turn.prompt_ids[: len(system)] == system else 0
+        )  # a window begins with it anew
         prompt, nans = turn.prompt_ids[cut:], [math.nan] * (len(turn.prompt_ids) - cut)
-        turns.append(replace(turn, prompt_ids=turn.prompt_ids[:cut], response_ids=prompt + turn.response_ids,
-                             rollout_logprobs=nans + turn.rollout_logprobs))  # fmt: skip
+        turns.append(
+            replace(
+                turn,
+                prompt_ids=turn.prompt_ids[:cut],
+                response_ids=prompt + turn.response_ids,
+                rollout_logprobs=nans + turn.rollout_logprobs,
+            )
+        )
     return replace(trajectory, turns=turns)
 
 
@@ -109,14 +127,24 @@ class Chat:
         self.tokenizer = tokenizer
         self.start, self.end = tokenizer.convert_tokens_to_ids([IM_START, IM_END])
         if None in (self.start, self.end) or self.start == self.end:
-            raise ValueError(f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML (Qwen) tokenizer")
+            raise UserError(
+                f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML (Qwen) tokenizer"
+            )
         self.encode = lru_cache(maxsize=4096)(self._encode)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return tuple(
+            self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        )
 
     def message(self, role: str, text: str) -> list[int]:
-        return [self.start, *self.encode(f"{role}\n"), *self.encode(text), self.end, *self.encode("\n")]
+        return [
+            self.start,
+            *self.encode(f"{role}\n"),
+            *self.encode(text),
+            self.end,
+            *self.encode("\n"),
+        ]
 
     def opening(self, system: str, user: str) -> list[int]:
         """The first prompt, up to and including the mark that opens the assistant's turn."""
@@ -132,7 +160,9 @@ class Chat:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without its end-of-turn token."""
         ids = ids[:-1] if ids and ids[-1] == self.end else ids
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
 
 # ---------- the multi-turn loop
@@ -140,12 +170,18 @@ class Chat:
 
 def make_episode(config: Config, env: str = "") -> Episode:
     """A new dialogue with this environment, by default the one that the config names."""
-    made = make_env(env or config.env, observation=config.observation, max_actions=config.actions_per_traj)
-    made.others = named_in(config.env, config.eval_env)
+    made = make_env(
+        env or config.env, observation=config.observation, max_actions=config.actions_per_traj
+    )
+    made.also_reserved = env_specs(config.env, config.eval_env)
     try:
-        reserved_keys(made.spec, *made.others)  # now and not in the first `reset`, which has a time limit
+        reserved_keys(
+            made.spec, *made.also_reserved
+        )  # now and not in the first `reset`, which has a time limit
     except Exception as error:  # of anybody's code
-        raise ValueError(f"env={made.spec!r} cannot draw its instances: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"env={made.spec!r} cannot draw its instances: {type(error).__name__}: {error}"
+        ) from error
     return Episode(made, config)
 
 
@@ -157,17 +193,22 @@ def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> lis
     users = [*(turn.observation for turn in seen), user]
     prompt = chat.opening(t.system, users[0])
     for turn, following in zip(seen, users[1:], strict=True):
-        prompt += [*turn.response_ids, *chat.following(following, closed=turn.response_ids[-1] == chat.end)]
+        prompt += [
+            *turn.response_ids,
+            *chat.following(following, closed=turn.response_ids[-1] == chat.end),
+        ]
     return prompt
 
 
 def reshape_rewards(t: Trajectory, episode: Episode) -> None:
-    """Put `dialogue.shape` of the environment's rewards in their place; penalties and bonuses stay."""
+    """Put `dialogue.shape_rewards` of the environment's rewards in their place; penalties and bonuses stay."""
     density = episode.config.reward_density
     if density == "native" or t.status == "error":
         return
     native = [turn.info["env_reward"] for turn in t.turns]
-    shaped = shape(native, t.success, density, most=episode.env.max_reward, remaining=episode.remaining)
+    shaped = shape_rewards(
+        native, t.success, density, most=episode.env.max_reward, remaining=episode.remaining
+    )
     for turn, old, new in zip(t.turns, native, shaped, strict=True):
         turn.reward += new - old
 
@@ -178,11 +219,15 @@ class EnvError(Exception):
 
 def error_outcome(error: object) -> Outcome:
     """The end of a trajectory whose environment failed."""
-    nothing = dict.fromkeys(("num_actions", "effective", "statements_checked", "statements_true", "env_reward"), 0)
-    return Outcome("", 0.0, "error", nothing | {"actions": [], "format_ok": False, "error": str(error)})
+    nothing = dict.fromkeys(
+        ("num_actions", "effective", "statements_checked", "statements_true", "env_reward"), 0
+    )
+    return Outcome(
+        "", 0.0, "error", nothing | {"actions": [], "format_ok": False, "error": str(error)}
+    )
 
 
-def guarded(limit_s: float, call: Callable, *args, **options):
+def call_with_timeout(limit_s: float, call: Callable, *args, **options):
     """What `call`, an environment's code, returns. Raises: EnvError for whatever it raises, and after `limit_s` in the
     main thread: in others nothing can end it, there the caller watches the clock."""
     in_main = threading.current_thread() is threading.main_thread()
@@ -203,10 +248,14 @@ def guarded(limit_s: float, call: Callable, *args, **options):
             signal.signal(signal.SIGALRM, before)
 
 
-def open_episode(episode: Episode, t: Trajectory, split: str, limit_s: float) -> tuple[str, str, Outcome | None]:
+def open_episode(
+    episode: Episode, t: Trajectory, split: str, limit_s: float
+) -> tuple[str, str, Outcome | None]:
     """System message, user message and None; where that fails, empty ones and what the only turn is to come to."""
     try:
-        return *guarded(limit_s, episode.reset, t.seed, split=split, member=t.member), None
+        return *call_with_timeout(
+            limit_s, episode.reset, t.seed, split=split, member=t.member
+        ), None
     except EnvError as error:
         return "", "", error_outcome(error)
 
@@ -214,16 +263,22 @@ def open_episode(episode: Episode, t: Trajectory, split: str, limit_s: float) ->
 def take_step(episode: Episode, text: str, limit_s: float) -> Outcome:
     """`episode.step`, or an outcome of status error."""
     try:
-        outcome = guarded(limit_s, episode.step, text)
+        outcome = call_with_timeout(limit_s, episode.step, text)
     except EnvError as error:
         return error_outcome(error)
-    return outcome if math.isfinite(outcome.reward) else error_outcome(f"its reward is {outcome.reward}")
+    return (
+        outcome
+        if math.isfinite(outcome.reward)
+        else error_outcome(f"its reward is {outcome.reward}")
+    )
 
 
-def without_errors(trajectories: Sequence[Trajectory], config: Config, group_size: int = 1) -> list[Trajectory]:
+def without_errors(
+    trajectories: Sequence[Trajectory], config: Config, group_size: int = 1
+) -> list[Trajectory]:
     """The groups of which no member ended in an error of its environment: advantages compare whole groups.
 
-    Raises: ValueError with the first error if more than max_error_frac did, or no group is left."""
+    Raises: UserError with the first error if more than max_error_frac did, or no group is left."""
     broken = [t for t in trajectories if t.status == "error"]
     groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
     whole = [t for group in groups if not any(t.status == "error" for t in group) for t in group]
@@ -231,31 +286,52 @@ def without_errors(trajectories: Sequence[Trajectory], config: Config, group_siz
         share = f"{len(broken)} of {len(trajectories)} trajectories ended in an error of their environment"
         sentence = f"{share} (the first, {broken[0].env}: {broken[0].turns[-1].info['error']})"
         if len(broken) > config.max_error_frac * len(trajectories) or not whole:
-            raise ValueError(f"{sentence}; max_error_frac is {config.max_error_frac}, and whole groups must be left")
-        print(f"{sentence}; they fail an evaluation, and training leaves their groups out", flush=True)
+            raise UserError(
+                f"{sentence}; max_error_frac is {config.max_error_frac}, and whole groups must be left"
+            )
+        print(
+            f"{sentence}; they fail an evaluation, and training leaves their groups out", flush=True
+        )
     return whole
 
 
-def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int, ...], int]], *, split: str,
-            temperature: float, noise_seed: Sequence[int], on_done: Callable[[], object] = lambda: None,
-            episodes: Sequence | None = None, envs: Sequence[str] | None = None) -> list[Trajectory]:  # fmt: skip
+def collect(
+    engine,
+    chat: Chat,
+    config: Config,
+    starts: Sequence[tuple[tuple[int, ...], int]],
+    *,
+    split: str,
+    temperature: float,
+    noise_seed: Sequence[int],
+    on_done: Callable[[], object] = lambda: None,
+    episodes: Sequence | None = None,
+    envs: Sequence[str] | None = None,
+) -> list[Trajectory]:
     """Play one episode for each (instance seed, member) in `starts`, all at once; trajectories in the same order.
 
     Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
         depend on what happens to run together; on_done: called when a trajectory ends; episodes: what to play, by
-        default those with `envs`, else what the config names. Raises: ValueError for a too long first prompt."""
+        default those with `envs`, else what the config names. Raises: UserError for a too long first prompt."""
     envs, users, failed = envs or [config.env] * len(starts), [], []
-    trajectories = [Trajectory(tuple(seed), member, env=env) for (seed, member), env in zip(starts, envs, strict=True)]
+    trajectories = [
+        Trajectory(tuple(seed), member, env=env)
+        for (seed, member), env in zip(starts, envs, strict=True)
+    ]
     episodes = episodes or [make_episode(config, env) for env in envs]
     for trajectory, episode in zip(trajectories, episodes, strict=True):
-        trajectory.system, user, error = open_episode(episode, trajectory, split, config.step_timeout_s)
+        trajectory.system, user, error = open_episode(
+            episode, trajectory, split, config.step_timeout_s
+        )
         users.append(user), failed.append(error)
     history: list[list[int]] = [[] for _ in starts]  # every token so far
     prompts: list[list[int]] = [[] for _ in starts]  # the tokens put before the response under way
 
     def ask(i: int, prompt: list[int]) -> bool:
         """Hand the next turn to the engine; False when nothing more fits into the context."""
-        room = min(config.max_response_tokens, config.max_context_tokens - len(history[i]) - len(prompt))
+        room = min(
+            config.max_response_tokens, config.max_context_tokens - len(history[i]) - len(prompt)
+        )
         if room < 1:
             return False
         prompts[i], t = prompt, trajectories[i]
@@ -267,17 +343,25 @@ def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int
     for i, trajectory in enumerate(trajectories):
         prompt, limit = chat.opening(trajectory.system, users[i]), config.max_context_tokens
         if not ask(i, prompt):
-            raise ValueError(f"the first prompt has {len(prompt)} tokens and max_context_tokens is {limit}; raise it")
-    for sample, text, outcome in finished_turns(engine, chat, episodes, failed, config.step_timeout_s):
+            raise UserError(
+                f"the first prompt has {len(prompt)} tokens and max_context_tokens is {limit}; raise it"
+            )
+    for sample, text, outcome in finished_turns(
+        engine, chat, episodes, failed, config.step_timeout_s
+    ):
         i, trajectory = sample.key, trajectories[sample.key]
         history[i] += sample.ids
-        turn = Turn(prompts[i], sample.ids, sample.logprobs, outcome.reward, text, users[i], outcome.info)
+        turn = Turn(
+            prompts[i], sample.ids, sample.logprobs, outcome.reward, text, users[i], outcome.info
+        )
         trajectory.turns.append(turn)
         trajectory.status, users[i] = outcome.status or "", outcome.user
         if config.context_turns:  # a window begins anew
             engine.release(i)
             history[i] = []
-        if not trajectory.status and not ask(i, next_prompt(chat, trajectory, users[i], config.context_turns)):
+        if not trajectory.status and not ask(
+            i, next_prompt(chat, trajectory, users[i], config.context_turns)
+        ):
             trajectory.status = "out_of_tokens"
         if trajectory.status:
             if not config.context_turns:
@@ -288,8 +372,13 @@ def collect(engine, chat: Chat, config: Config, starts: Sequence[tuple[tuple[int
     return trajectories
 
 
-def finished_turns(engine, chat: Chat, episodes: Sequence[Episode], failed: Sequence[Outcome | None],
-                   limit_s: float) -> Iterator[tuple[Sample, str, Outcome]]:  # fmt: skip
+def finished_turns(
+    engine,
+    chat: Chat,
+    episodes: Sequence[Episode],
+    failed: Sequence[Outcome | None],
+    limit_s: float,
+) -> Iterator[tuple[Sample, str, Outcome]]:
     """Advance the engine until it has nothing left; yields every response with its text and what its environment made
     of it. A blocking environment works in a thread while the others go on, and is given up after `limit_s`. The outcome
     of those that `failed` is known."""
@@ -343,7 +432,9 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 # ---------- packing for training
 
 
-def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu", *, pad_to: int = 0) -> Batch:
+def pack(
+    trajectories: Sequence[Trajectory], device: torch.device | str = "cpu", *, pad_to: int = 0
+) -> Batch:
     """Pack trajectories for `Policy` and `Critic`. Prompt tokens that they share are computed once: what all openings
     begin with, and the whole opening of neighbours that have the same one (members of a group). Up to `pad_to` tokens
     follow in a piece that nothing attends to."""
@@ -353,14 +444,22 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu",
         """Append tokens start..end of a trajectory as a piece; returns the context of what continues it."""
         if start == end:
             return context
-        ids.extend(t.ids[start:end]), mask.extend(t.response_mask[start:end]), positions.extend(range(start, end))
+        (
+            ids.extend(t.ids[start:end]),
+            mask.extend(t.response_mask[start:end]),
+            positions.extend(range(start, end)),
+        )
         lengths.append(end - start), contexts.append(context)
         return (*context, len(lengths) - 1)
 
     def opening(t: Trajectory) -> list[int]:
-        return t.turns[0].prompt_ids[:-1]  # without the last token, whose state scores the first sampled one
+        return t.turns[0].prompt_ids[
+            :-1
+        ]  # without the last token, whose state scores the first sampled one
 
-    common = len(os.path.commonprefix([opening(t) for t in trajectories]))  # works for lists as for paths
+    common = len(
+        os.path.commonprefix([opening(t) for t in trajectories])
+    )  # works for lists as for paths
     root = put(trajectories[0], 0, common, ())
     for shared, group in groupby(trajectories, key=opening):
         members = list(group)
@@ -371,7 +470,13 @@ def pack(trajectories: Sequence[Trajectory], device: torch.device | str = "cpu",
         ids.extend([0] * missing), mask.extend([False] * missing), positions.extend(range(missing))
         lengths.append(missing), contexts.append(())
     index = torch.tensor(mask).nonzero()[:, 0].to(device)
-    return Batch(torch.tensor(ids, device=device), torch.tensor(positions, device=device), lengths, contexts, index)
+    return Batch(
+        torch.tensor(ids, device=device),
+        torch.tensor(positions, device=device),
+        lengths,
+        contexts,
+        index,
+    )
 
 
 def micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[list[int]]:

@@ -32,7 +32,9 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # nats; exp(20) = 5e8 is far outside every clip range and still finite
-NOISE = 1e-6  # spread below NOISE * scale is rounding of float sums (0.1 + 0.2 against 0.3), not signal
+NOISE = (
+    1e-6  # spread below NOISE * scale is rounding of float sums (0.1 + 0.2 against 0.3), not signal
+)
 
 
 def _check_vectors(num_tokens: int = 1, **tensors: Tensor) -> None:
@@ -49,7 +51,9 @@ def _full_precision(x: Tensor) -> Tensor:
 
 def _log_ratio(logprobs: Tensor, others: Tensor) -> Tensor:
     """log of pi / pi_other, with gradient in pi only, held in [-20, 20] so that its exp stays finite."""
-    return (_full_precision(logprobs) - _full_precision(others.detach())).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (_full_precision(logprobs) - _full_precision(others.detach())).clamp(
+        -MAX_LOG_RATIO, MAX_LOG_RATIO
+    )
 
 
 def group_stats(scores: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,18 +69,29 @@ def group_stats(scores: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
     """
     _check_vectors(scores=scores)
     if group_size < 1 or len(scores) == 0 or len(scores) % group_size:
-        raise ValueError(f"cannot divide {len(scores)} scores into groups of group_size={group_size}")
+        raise ValueError(
+            f"cannot divide {len(scores)} scores into groups of group_size={group_size}"
+        )
     if not scores.is_floating_point() or not torch.isfinite(scores).all():
         raise ValueError(f"scores must be finite floats, got {scores.dtype} {scores.tolist()}")
     groups = scores.detach().double().view(-1, group_size)  # (P, N)
     mean, best = groups.mean(1), groups.amax(1)  # (P,), (P,)
-    std = groups.std(1) if group_size > 1 else torch.zeros_like(mean)  # (P,), torch.std of one number is NaN
+    std = (
+        groups.std(1) if group_size > 1 else torch.zeros_like(mean)
+    )  # (P,), torch.std of one number is NaN
     std = torch.where(std > NOISE * groups.abs().amax(1).clamp(min=1.0), std, 0.0)  # (P,)
     return mean.to(scores.dtype), std.to(scores.dtype), best.to(scores.dtype)
 
 
-def filter_groups(values: Tensor, std: Tensor, *, keep: float, strategy: str = "fraction", smallest: bool = False,
-                  zero_std: bool = False) -> Tensor:  # fmt: skip
+def filter_groups(
+    values: Tensor,
+    std: Tensor,
+    *,
+    keep: float,
+    strategy: str = "fraction",
+    smallest: bool = False,
+    zero_std: bool = False,
+) -> Tensor:
     """The uncertainty filter of StarPO-S and those of RAGEN-2: which groups are trained on.
 
     Groups are ranked by their value, the lower index first among equals (to 1e-6). "fraction" keeps the first
@@ -93,9 +108,15 @@ def filter_groups(values: Tensor, std: Tensor, *, keep: float, strategy: str = "
     """
     _check_vectors(values=values, std=std)
     if not (1 <= keep <= len(std) if strategy == "count" else 0.0 < keep <= 1.0):
-        raise ValueError(f"keep must be in (0, 1], for count in [1, {len(std)}], got {keep} for {strategy}")
-    if (smallest and strategy not in ("fraction", "count")) or (strategy in ("top_p", "min_p") and values.min() < 0):
-        raise ValueError(f"{strategy} ranks from the largest and wants values >= 0, got {values.tolist()}")
+        raise ValueError(
+            f"keep must be in (0, 1], for count in [1, {len(std)}], got {keep} for {strategy}"
+        )
+    if (smallest and strategy not in ("fraction", "count")) or (
+        strategy in ("top_p", "min_p") and values.min() < 0
+    ):
+        raise ValueError(
+            f"{strategy} ranks from the largest and wants values >= 0, got {values.tolist()}"
+        )
     if strategy == "fraction" and keep == 1.0:
         return torch.arange(len(std), device=std.device)
     values = values.double()
@@ -109,7 +130,9 @@ def filter_groups(values: Tensor, std: Tensor, *, keep: float, strategy: str = "
         mass = (values.softmax(0) if strategy == "top_p_softmax" else values)[order]  # (P,)
         num_keep = 1 + int((mass.cumsum(0) < keep * mass.sum() - NOISE).sum())
     else:
-        raise ValueError(f"strategy must be fraction, count, top_p, top_p_softmax or min_p, got {strategy!r}")
+        raise ValueError(
+            f"strategy must be fraction, count, top_p, top_p_softmax or min_p, got {strategy!r}"
+        )
     order = order[:num_keep]
     return order[(std[order] > 0) | zero_std].sort().values
 
@@ -127,7 +150,9 @@ def normalize_rewards(rewards: Tensor, turns: list[int], owners: Tensor, method:
     """
     scores = segment_sums(rewards, turns)  # (B,)
     mean, std, _ = owner_stats(scores, owners)  # (B,)
-    scale = torch.where(std > 0, 1 / (std + 1e-6), 0.0) if method != "mean" else torch.ones_like(std)
+    scale = (
+        torch.where(std > 0, 1 / (std + 1e-6), 0.0) if method != "mean" else torch.ones_like(std)
+    )
     wanted = torch.where(std > 0, scores - mean, 0.0) * scale  # (B,)
     wanted = wanted.clamp(-1.0, 3.0) if method == "asym_clip" else wanted
     counts, ends = torch.tensor(turns), torch.tensor(turns).cumsum(0) - 1
@@ -173,7 +198,9 @@ def group_advantages(scores: Tensor, owners: Tensor, estimator: str) -> Tensor:
     [-1.5, 0.0, 1.5]
     """
     mean, std, count = owner_stats(scores.detach().double(), owners)  # (M,) each
-    centred = torch.where(std > 0, scores.detach() - mean, 0.0)  # (M,), rounding would be blown up by whitening
+    centred = torch.where(
+        std > 0, scores.detach() - mean, 0.0
+    )  # (M,), rounding would be blown up by whitening
     if estimator == "grpo":
         centred = centred / (std + 1e-6)
     elif estimator == "rloo":
@@ -183,8 +210,14 @@ def group_advantages(scores: Tensor, owners: Tensor, estimator: str) -> Tensor:
     return centred.to(scores.dtype)
 
 
-def advantages(rewards: Tensor, values: Tensor | None, turn_lengths: list[int], turns: list[int], groups: Tensor,
-               config: Config) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def advantages(
+    rewards: Tensor,
+    values: Tensor | None,
+    turn_lengths: list[int],
+    turns: list[int],
+    groups: Tensor,
+    config: Config,
+) -> tuple[Tensor, Tensor | None]:
     """What the config's estimator makes of the rewards.
 
     gae, bi_level_gae: whitened, see there. grpo, dr_grpo, rloo: `group_advantages` of the trajectories' scores, one for
@@ -213,16 +246,22 @@ def advantages(rewards: Tensor, values: Tensor | None, turn_lengths: list[int], 
     scores, owners, counts = segment_sums(rewards, lengths), groups, lengths
     if config.turn_level:
         per_turn = segment_sums(rewards, turn_lengths)  # (K,)
-        scores = gae(per_turn, torch.zeros_like(per_turn), turns, config.turn_gamma, 1.0)[1]  # returns-to-go
+        scores = gae(per_turn, torch.zeros_like(per_turn), turns, config.turn_gamma, 1.0)[
+            1
+        ]  # returns-to-go
         places = torch.cat([torch.arange(n) for n in turns])
-        owners, counts = groups.repeat_interleave(torch.tensor(turns)) * max(turns) + places, turn_lengths
+        owners, counts = (
+            groups.repeat_interleave(torch.tensor(turns)) * max(turns) + places,
+            turn_lengths,
+        )
     each = group_advantages(scores.cpu(), owners, config.estimator).to(device)  # (B,) or (K,)
     result = each.repeat_interleave(torch.tensor(counts, device=device))  # (R,)
     return whiten(result) if config.estimator == "reinforce_plus_plus_baseline" else result, None
 
 
-def gae(rewards: Tensor, values: Tensor, lengths: list[int], gamma: float | Tensor,
-        lam: float | Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
+def gae(
+    rewards: Tensor, values: Tensor, lengths: list[int], gamma: float | Tensor, lam: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation along the response tokens of each trajectory.
 
     The step after the last token of a turn is the first token of the next turn. Nothing is bootstrapped past the end:
@@ -238,29 +277,40 @@ def gae(rewards: Tensor, values: Tensor, lengths: list[int], gamma: float | Tens
     """
     _check_vectors(rewards=rewards, values=values)
     if sum(lengths) != len(values) or min(lengths, default=0) < 0:
-        raise ValueError(f"lengths {lengths} must be counts that sum to the {len(values)} response tokens")
+        raise ValueError(
+            f"lengths {lengths} must be counts that sum to the {len(values)} response tokens"
+        )
     values = _full_precision(values.detach())
     of_tokens = dict(dtype=torch.float64, device=values.device)
-    gamma, lam = (torch.as_tensor(x, **of_tokens).expand(len(values)) for x in (gamma, lam))  # (R,), (R,)
+    gamma, lam = (
+        torch.as_tensor(x, **of_tokens).expand(len(values)) for x in (gamma, lam)
+    )  # (R,), (R,)
     if not all(((x >= 0.0) & (x <= 1.0)).all() for x in (gamma, lam)):
-        raise ValueError(f"gamma and lam must be in [0, 1], got {gamma.unique().tolist()}, {lam.unique().tolist()}")
+        raise ValueError(
+            f"gamma and lam must be in [0, 1], got {gamma.unique().tolist()}, {lam.unique().tolist()}"
+        )
     B, T = len(lengths), max(lengths, default=0)
     steps = torch.arange(T, device=values.device)
     mask = steps < torch.tensor(lengths, device=values.device)[:, None]  # (B, T)
-    padded = values.new_zeros(4, B, T + 1)  # zeros behind the end: V = 0 there, hence delta = advantage = 0 too
+    padded = values.new_zeros(
+        4, B, T + 1
+    )  # zeros behind the end: V = 0 there, hence delta = advantage = 0 too
     for row, x in zip(padded, (values, rewards.detach(), gamma, gamma * lam), strict=True):
         row[:, :T][mask] = x.to(values.dtype)
     v, r, discount, decay = padded  # (B, T + 1) each
     deltas = r[:, :-1] + discount[:, :-1] * v[:, 1:] - v[:, :-1]  # (B, T)
-    padded_advantages = values.new_zeros(T + 1, B)  # time first: the loop walks over contiguous rows
+    padded_advantages = values.new_zeros(
+        T + 1, B
+    )  # time first: the loop walks over contiguous rows
     for t in reversed(range(T)):
         padded_advantages[t] = deltas[:, t] + decay[:, t] * padded_advantages[t + 1]  # (B,)
     raw = padded_advantages[:T].T[mask]  # (R,)
     return raw, raw + values
 
 
-def bi_level_gae(rewards: Tensor, values: Tensor, turn_lengths: list[int], turns: list[int],
-                 config: Config) -> tuple[Tensor, Tensor]:  # fmt: skip
+def bi_level_gae(
+    rewards: Tensor, values: Tensor, turn_lengths: list[int], turns: list[int], config: Config
+) -> tuple[Tensor, Tensor]:
     """GAE over turns, then inside each: a turn's return takes the place of its reward, and nothing follows it.
 
     Over turns: rewards are sums of the turn, values those at its last token, with turn_gamma and turn_lam. Inside, with
@@ -292,13 +342,23 @@ def whiten(x: Tensor) -> Tensor:
     centred = x.double() - x.double().mean()  # (R,)
     if len(x) > 1:
         std = centred.std()
-        centred = centred / torch.where(std > NOISE * x.abs().amax(), std + 1e-8, 1.0)  # do not blow up rounding
+        centred = centred / torch.where(
+            std > NOISE * x.abs().amax(), std + 1e-8, 1.0
+        )  # do not blow up rounding
     return centred.to(x.dtype)
 
 
-def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float,
-                num_tokens: int, weights: Tensor | None = None,
-                dual_clip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    num_tokens: int,
+    weights: Tensor | None = None,
+    dual_clip: float = 0.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped objective, -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), summed / num_tokens.
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) before the update; advantages (R,); num_tokens >= 1,
@@ -316,16 +376,23 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, c
     """
     _check_vectors(num_tokens, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
-        raise ValueError(f"need 0 <= clip_low <= 1 and clip_high >= 0, got clip_low={clip_low}, clip_high={clip_high}")
+        raise ValueError(
+            f"need 0 <= clip_low <= 1 and clip_high >= 0, got clip_low={clip_low}, clip_high={clip_high}"
+        )
     log_ratio = _log_ratio(logprobs, old_logprobs)  # (R,)
     ratio, advantages = log_ratio.exp(), advantages.detach()  # (R,), (R,)
     unclipped = ratio * advantages  # (R,)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages  # (R,)
     objective = torch.minimum(unclipped, clipped)  # (R,)
     if dual_clip:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
+        objective = torch.where(
+            advantages < 0, torch.maximum(objective, dual_clip * advantages), objective
+        )
     loss = -(objective if weights is None else objective * weights.detach()).sum() / num_tokens
-    clipfrac, approx_kl = (clipped < unclipped).sum().to(loss.dtype), (torch.expm1(log_ratio) - log_ratio).sum()
+    clipfrac, approx_kl = (
+        (clipped < unclipped).sum().to(loss.dtype),
+        (torch.expm1(log_ratio) - log_ratio).sum(),
+    )
     return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl.detach()}
 
 
@@ -341,14 +408,22 @@ def token_weights(lengths: list[int], aggregation: str, most_tokens: int) -> Ten
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
     share = sum(lengths) / len(lengths)
-    factors = {"token_mean": lambda n: 1.0, "seq_mean_token_mean": lambda n: share / n,
-               "seq_mean_token_sum": lambda n: share, "constant": lambda n: share / most_tokens}  # fmt: skip
+    factors = {
+        "token_mean": lambda n: 1.0,
+        "seq_mean_token_mean": lambda n: share / n,
+        "seq_mean_token_sum": lambda n: share,
+        "constant": lambda n: share / most_tokens,
+    }
     if aggregation not in factors:
         raise ValueError(f"aggregation must be one of {', '.join(factors)}, got {aggregation!r}")
-    return torch.tensor([factors[aggregation](n) for n in lengths]).repeat_interleave(torch.tensor(lengths))
+    return torch.tensor([factors[aggregation](n) for n in lengths]).repeat_interleave(
+        torch.tensor(lengths)
+    )
 
 
-def importance_weights(logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float) -> Tensor:
+def importance_weights(
+    logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float
+) -> Tensor:
     """What turns PPO's ratio into the truncated importance weight of the sampler: min(pi / pi_rollout, cap) / ratio.
 
     Samples come from the engine, whose numbers differ a little from the trainer's. With old_logprobs = rollout_logprobs
@@ -367,8 +442,9 @@ def importance_weights(logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs:
     return total / _log_ratio(logprobs.detach(), old_logprobs).exp()
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float,
-               num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float, num_tokens: int
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped value loss, 0.5 max((v - R)^2, (clip(v, old - value_clip, old + value_clip) - R)^2), / num_tokens.
 
     Args: values (R,) with gradient, old_values (R,) before the update, returns (R,), all in reward units, as value_clip
@@ -385,7 +461,10 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_cli
         raise ValueError(f"value_clip must be > 0, got {value_clip}")
     values, old_values = _full_precision(values), _full_precision(old_values.detach())  # (R,), (R,)
     held = values.clamp(old_values - value_clip, old_values + value_clip)  # (R,)
-    unclipped, clipped = (values - returns.detach()) ** 2, (held - returns.detach()) ** 2  # (R,), (R,)
+    unclipped, clipped = (
+        (values - returns.detach()) ** 2,
+        (held - returns.detach()) ** 2,
+    )  # (R,), (R,)
     loss = 0.5 * torch.maximum(unclipped, clipped).sum() / num_tokens
     return loss, {"vf_clipfrac": (clipped > unclipped).sum().to(loss.dtype)}
 

@@ -4,7 +4,9 @@
 model = "base"
 engine = "torch"  # in this process; --engine=vllm works as well
 device = "cpu"
-num_threads = 1  # one thread adds up numbers in one order: two runs with one seed agree to the last bit
+num_threads = (
+    1  # one thread adds up numbers in one order: two runs with one seed agree to the last bit
+)
 max_response_tokens = 64
 max_context_tokens = 1024
 micro_batch_tokens = 4096

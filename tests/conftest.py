@@ -13,20 +13,39 @@ import torch
 
 import model
 import rollout
-import sft
 import train
 from engine import make_engine
+from tools import sft
 
 torch.set_num_threads(1)  # one order of additions, and a core for others
 
 # answers of a few tokens, three turns: a trajectory is about 320 tokens
 SMALL_RUN = dict(
     engine="torch",
-    device="cpu", num_threads=1, env="frozenlake:success_rate=0.8", observation="relations", think=False,
-    max_turns=3, actions_per_turn=2, actions_per_traj=6, max_response_tokens=12, max_context_tokens=640,
-    micro_batch_tokens=4096, max_running=64, num_groups=2, group_size=4, batch_size=4, filter_keep=0.5, eval_size=6,
-    learning_rate=1e-4, critic_lr=1e-3, num_iterations=2, eval_every=2, save_every=2, num_samples=5,
-)  # fmt: skip
+    device="cpu",
+    num_threads=1,
+    env="frozenlake:success_rate=0.8",
+    observation="relations",
+    think=False,
+    max_turns=3,
+    actions_per_turn=2,
+    actions_per_traj=6,
+    max_response_tokens=12,
+    max_context_tokens=640,
+    micro_batch_tokens=4096,
+    max_running=64,
+    num_groups=2,
+    group_size=4,
+    batch_size=4,
+    filter_keep=0.5,
+    eval_size=6,
+    learning_rate=1e-4,
+    critic_lr=1e-3,
+    num_iterations=2,
+    eval_every=2,
+    save_every=2,
+    num_samples=5,
+)
 
 
 def small_config(**changes) -> Config:
@@ -71,7 +90,9 @@ def trained_folder(tmp_path_factory, tokenizer):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
         built = model.build_tiny(0, "2x64")[0]
-    config = small_config(sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30)
+    config = small_config(
+        sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30
+    )
     chat = rollout.Chat(tokenizer)
     demos = [sft.demonstration(config, chat, i) for i in range(128)]
     packs_of = lambda step: [[demos[(8 * step + i) % 128] for i in range(8)]]  # noqa: E731
@@ -93,9 +114,13 @@ def make_learner(start, *, bias=False, **changes):
     weights, tokenizer = model.load_model(str(start))
     reference = model.load_model(str(start))[0] if config.kl_coef else None
     engine = make_engine(config, weights, rollout.Chat(tokenizer))
-    learner = train.Learner(config, weights, tokenizer, torch.device("cpu"), torch.float32, reference)
+    learner = train.Learner(
+        config, weights, tokenizer, torch.device("cpu"), torch.float32, reference
+    )
     learner.engine = engine
-    if learner.critic and bias:  # a head of zeros would hide mistakes in the values; a head is one row, on one rank
+    if (
+        learner.critic and bias
+    ):  # a head of zeros would hide mistakes in the values; a head is one row, on one rank
         head = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) * 0.1
         local = learner.critic.value_head.weight.detach().to_local()
         local.copy_(head[: len(local)])

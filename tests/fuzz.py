@@ -21,19 +21,60 @@ from dialogue import format_response, parse_response
 from engine import Sample
 from envs import ENVS, make_env
 from model import build_tiny_tokenizer
-from rollout import Chat, collect, pack, sequences
+from rollout import Chat, collect, pack, split_by_context
 
 TURNS = 3  # of an episode
-OURS = sorted(ENVS.keys() - {"textworld", "alfworld", "swe"})  # those need packages, or files of their own
+OURS = sorted(
+    ENVS.keys() - {"textworld", "alfworld", "swe"}
+)  # those need packages, or files of their own
 MARKS = [
-    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "user\n", "assistant\n", "<think>", "</think>", "<answer>",
-    "</answer>", "||", "\n", "\0", "\r", "\x1b[2J", "\u202e", "\u2066", "\ufffd", "\U0001f600", "'", '"', "<script>",
-    "&", "9", "(", ")", "*", "/0", "-", ".", " ", "Goal up.", "edit 1: ", "while 1: n = n * n", "range(9**9)", "run",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "user\n",
+    "assistant\n",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "||",
+    "\n",
+    "\0",
+    "\r",
+    "\x1b[2J",
+    "\u202e",
+    "\u2066",
+    "\ufffd",
+    "\U0001f600",
+    "'",
+    '"',
+    "<script>",
+    "&",
+    "9",
+    "(",
+    ")",
+    "*",
+    "/0",
+    "-",
+    ".",
+    " ",
+    "Goal up.",
+    "edit 1: ",
+    "while 1: n = n * n",
+    "range(9**9)",
+    "run",
     "submit",
-]  # fmt: skip
+]
 SPECIAL = (0, 1, 2, 3)  # ids: those of the marks among them, which a policy may sample anywhere
-CONFIG = small_config(think=True, max_turns=TURNS, max_response_tokens=10**5, max_context_tokens=10**6,
-                      micro_batch_tokens=10**6, max_running=1, step_timeout_s=10.0)  # fmt: skip
+CONFIG = small_config(
+    think=True,
+    max_turns=TURNS,
+    max_response_tokens=10**5,
+    max_context_tokens=10**6,
+    micro_batch_tokens=10**6,
+    max_running=1,
+    step_timeout_s=10.0,
+)
 
 
 class Script:
@@ -75,22 +116,42 @@ def play(chat, env, number, replies):
     """One episode with these replies, lists of texts and ids; returns how many it took."""
     replies = [tokens_of(chat, reply) for reply in replies]
     config = replace(CONFIG, env=env, think=number % 3 > 0, context_turns=number % 2 * 2)
-    (t,) = collect(Script(*replies), chat, config, [((number % 8,), 0)], split="train", temperature=1.0,
-                   noise_seed=(0,))  # fmt: skip
+    (t,) = collect(
+        Script(*replies),
+        chat,
+        config,
+        [((number % 8,), 0)],
+        split="train",
+        temperature=1.0,
+        noise_seed=(0,),
+    )
     assert t.status in ("success", "failure", "out_of_turns"), t.turns[-1].info
     taken, windows = replies[: len(t.turns)], config.context_turns
-    for k, turn in enumerate(t.turns):  # every mark in a prompt is one that we put there, or of a reply it repeats
+    for k, turn in enumerate(
+        t.turns
+    ):  # every mark in a prompt is one that we put there, or of a reply it repeats
         seen = taken[max(0, k + 1 - windows) : k] if windows else []
         links, opens = seen if windows else taken[max(0, k - 1) : k], k == 0 or windows > 0
         starts = 3 * opens + 2 * len(links) + sum(reply.count(chat.start) for reply in seen)
-        ends = 2 * opens + sum(1 + (r[-1] != chat.end) for r in links) + sum(reply.count(chat.end) for reply in seen)
-        assert (turn.prompt_ids.count(chat.start), turn.prompt_ids.count(chat.end)) == (starts, ends)
-    parts = sequences([t], config)
-    assert [i for s in parts for i, m in zip(s.ids, s.response_mask, strict=True) if m] == sum(taken, [])
+        ends = (
+            2 * opens
+            + sum(1 + (r[-1] != chat.end) for r in links)
+            + sum(reply.count(chat.end) for reply in seen)
+        )
+        assert (turn.prompt_ids.count(chat.start), turn.prompt_ids.count(chat.end)) == (
+            starts,
+            ends,
+        )
+    parts = split_by_context([t], config)
+    assert [i for s in parts for i, m in zip(s.ids, s.response_mask, strict=True) if m] == sum(
+        taken, []
+    )
     for part in parts:
         batch = pack([part])
         assert batch.ids.tolist() == part.ids
-        assert batch.response_index.tolist() == [i for i, flag in enumerate(part.response_mask) if flag]
+        assert batch.response_index.tolist() == [
+            i for i, flag in enumerate(part.response_mask) if flag
+        ]
     return len(taken)
 
 
@@ -100,7 +161,9 @@ def episodes(draw):
     env = draw(st.sampled_from(OURS))
     texts = st.sampled_from(MARKS) | st.sampled_from(actions_of(env)) | st.text(max_size=8)
     repeats = st.sampled_from((1,) * 30 + (2, 30, 1000))
-    pieces = st.tuples(texts, repeats).map(lambda pair: pair[0] * pair[1]) | st.sampled_from(SPECIAL)
+    pieces = st.tuples(texts, repeats).map(lambda pair: pair[0] * pair[1]) | st.sampled_from(
+        SPECIAL
+    )
     replies = st.lists(st.lists(pieces, max_size=12), min_size=TURNS, max_size=TURNS)
     return env, draw(st.integers(0, 47)), draw(replies)
 
@@ -111,7 +174,9 @@ def grammar(chat, number):
     for seed in count():
 
         @hypothesis.seed(seed)
-        @hypothesis.settings(max_examples=500, deadline=None, database=None, suppress_health_check=quiet)
+        @hypothesis.settings(
+            max_examples=500, deadline=None, database=None, suppress_health_check=quiet
+        )
         @hypothesis.given(episodes())
         def run(episode):
             taken.append(play(chat, *episode))
@@ -126,8 +191,16 @@ def damage(data, rng):
     for _ in range(rng.integers(7)):
         i, j = sorted(rng.integers(0, len(data) + 1, 2))
         part, mark = data[i:j], MARKS[rng.integers(len(MARKS))].encode()
-        flipped = (np.frombuffer(part, np.uint8) ^ 1 << rng.integers(0, 8, j - i, np.uint8)).tobytes()
-        new = [flipped, rng.bytes(3) + part, b"", part * int(rng.choice([2, 2, 2, 50])), mark + part][rng.integers(5)]
+        flipped = (
+            np.frombuffer(part, np.uint8) ^ 1 << rng.integers(0, 8, j - i, np.uint8)
+        ).tobytes()
+        new = [
+            flipped,
+            rng.bytes(3) + part,
+            b"",
+            part * int(rng.choice([2, 2, 2, 50])),
+            mark + part,
+        ][rng.integers(5)]
         data = (data[:i] + new + data[j:])[:20_000]
     return data
 
@@ -138,11 +211,17 @@ def damaged(chat, number):
     while used < number:
         env, replies = str(rng.choice(OURS)), []
         for _ in range(TURNS):
-            reply = format_response(str(rng.choice(["", "Goal up. Next hole.", "Target 3."])),
-                                    rng.choice(actions_of(env), rng.integers(1, 4)))  # fmt: skip
+            reply = format_response(
+                str(rng.choice(["", "Goal up. Next hole.", "Target 3."])),
+                rng.choice(actions_of(env), rng.integers(1, 4)),
+            )
             pieces = [damage(reply.encode(), rng).decode("utf-8", errors="replace")]
-            pieces += [int(rng.choice(SPECIAL))] * (rng.random() < 0.1) + [chat.end] * (rng.random() < 0.9)
-            replies.append([pieces[i] for i in rng.permutation(len(pieces))] if rng.random() < 0.1 else pieces)
+            pieces += [int(rng.choice(SPECIAL))] * (rng.random() < 0.1) + [chat.end] * (
+                rng.random() < 0.9
+            )
+            replies.append(
+                [pieces[i] for i in rng.permutation(len(pieces))] if rng.random() < 0.1 else pieces
+            )
         used += play(chat, env, int(rng.integers(48)), replies)
     return used
 

@@ -13,9 +13,15 @@ from pathlib import Path
 def open_browser(playwright):
     """Headless Chromium of playwright's or of the system. Raises: ValueError where there is none."""
     installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    paths = [path for path in (playwright.chromium.executable_path, *installed) if path and Path(path).is_file()]
+    paths = [
+        path
+        for path in (playwright.chromium.executable_path, *installed)
+        if path and Path(path).is_file()
+    ]
     if not paths:
-        raise ValueError("no Chromium here; .venv/bin/playwright install chromium, or apt-get install chromium")
+        raise ValueError(
+            "no Chromium here; .venv/bin/playwright install chromium, or apt-get install chromium"
+        )
     return playwright.chromium.launch(executable_path=paths[0])
 
 

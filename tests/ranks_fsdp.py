@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from conftest import make_learner, small_config
 
-import checkpoint
 import model
 import parallel
 import rollout
 import train
 from parallel import gather, rank, world_size
 from rollout import Chat, collect, pack
+from support import checkpoint
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +36,9 @@ def plain(learner, start):
     critic = None
     if learner.critic:
         critic = model.Critic(copy.deepcopy(policy.model.model))
-        critic.value_head.weight.data = parallel.whole(learner.critic.value_head.weight).detach().clone()
+        critic.value_head.weight.data = (
+            parallel.full_tensor(learner.critic.value_head.weight).detach().clone()
+        )
     ref = model.Policy(model.load_model(str(start))[0]) if learner.ref else None
     return SimpleNamespace(config=learner.config, policy=policy, critic=critic, ref=ref)
 
@@ -45,11 +47,16 @@ def one_process(single, kept, pieces, optimizers):
     """One optimizer step of plain modules, one trajectory after the other; returns metrics and gradient norms."""
     num_tokens, sums = sum(t.num_response_tokens for t in kept), {}
     for i, t in enumerate(kept):
-        for loss, metrics in train.losses(single, pack([t]), {key: x[i] for key, x in pieces.items()}, num_tokens):
+        for loss, metrics in train.losses(
+            single, pack([t]), {key: x[i] for key, x in pieces.items()}, num_tokens
+        ):
             loss.backward()
             sums |= {key: sums.get(key, 0.0) + value.item() for key, value in metrics.items()}
     modules = [m for m in (single.policy, single.critic) if m]
-    norms = [torch.nn.utils.clip_grad_norm_(m.parameters(), single.config.grad_clip).item() for m in modules]
+    norms = [
+        torch.nn.utils.clip_grad_norm_(m.parameters(), single.config.grad_clip).item()
+        for m in modules
+    ]
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
@@ -57,14 +64,19 @@ def one_process(single, kept, pieces, optimizers):
 
 
 def played_and_pieces(learner, count):
-    played = train.play(learner, learner.engine, Chat(learner.tokenizer))
+    played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
         t.turns[-1].reward += 0.1 * i  # never all the same
     targets = train.token_targets(learner, played)
     targets["weights"] = torch.ones_like(targets["advantages"])
-    targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(torch.arange(len(targets["old_logprobs"])))
-    pieces = {key: value.split([t.num_response_tokens for t in played])[:count] for key, value in targets.items()}
+    targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(
+        torch.arange(len(targets["old_logprobs"]))
+    )
+    pieces = {
+        key: value.split([t.num_response_tokens for t in played])[:count]
+        for key, value in targets.items()
+    }
     return kept, pieces
 
 
@@ -89,7 +101,10 @@ def test_two_ranks_equal_one_process(trained_folder, case):
     modules = [m for m in (single.policy, single.critic) if m]
     rates = [learner.config.learning_rate, learner.config.critic_lr]
     shared = dict(betas=(learner.config.adam_beta1, learner.config.adam_beta2), weight_decay=0.01)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr, **shared) for m, lr in zip(modules, rates, strict=False)]
+    optimizers = [
+        torch.optim.AdamW(m.parameters(), lr, **shared)
+        for m, lr in zip(modules, rates, strict=False)
+    ]
     for _ in range(3):
         expected, norms = one_process(single, kept, pieces, optimizers)
         metrics = train.backward(learner, kept, pieces)
@@ -104,23 +119,26 @@ def test_two_ranks_equal_one_process(trained_folder, case):
 
 def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
     learner = make_learner(trained_folder)
-    played = train.play(learner, learner.engine, Chat(learner.tokenizer))
+    played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for count, tokens in ((16, 4096), (16, 700), (7, 700), (1, 700)):
-        work = gather(parallel.shares(played[:count], tokens))
+        work = gather(parallel.local_micro_batches(played[:count], tokens))
         assert len(work) == world_size() == 2
         assert len({len(part) for part in work}) == 1  # every micro-batch is a collective
         counted = sorted(i for part in work for indices, weight in part if weight for i in indices)
         assert counted == list(range(count))
         assert all(weight in (0.0, 1.0) for part in work for _, weight in part)
         if count == 16:  # balanced: no rank has more than the other by more than one trajectory
-            costs = [sum(len(played[i].ids) for indices, weight in part if weight for i in indices) for part in work]
+            costs = [
+                sum(len(played[i].ids) for indices, weight in part if weight for i in indices)
+                for part in work
+            ]
             assert abs(costs[0] - costs[1]) <= max(len(t.ids) for t in played)
 
 
 def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
     """Without resharding the root after a forward, embedding, norm and head would be those before the step."""
     learner = make_learner(trained_folder)
-    played = train.play(learner, learner.engine, Chat(learner.tokenizer))
+    played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
         before, _ = parallel.score_tokens(learner.policy, played, learner.config, 1.0)
         with torch.no_grad():
@@ -145,13 +163,22 @@ def test_sharding_keeps_what_is_no_parameter(trained_folder):
 
 def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
-    before = list(parallel.score_tokens(learner.policy, train.play(learner, learner.engine, Chat(learner.tokenizer)),
-                                        learner.config, 1.0))  # fmt: skip
+    before = list(
+        parallel.score_tokens(
+            learner.policy,
+            train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer)),
+            learner.config,
+            1.0,
+        )
+    )
     assert before  # a forward came before
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()
-        assert sorted(name for name, _ in streamed) == sorted(expected) and "lm_head.weight" in expected
+        assert (
+            sorted(name for name, _ in streamed) == sorted(expected)
+            and "lm_head.weight" in expected
+        )
         for name, weight in streamed:
             assert weight.dtype == dtype and torch.equal(weight, expected[name].to(dtype)), name
     local = sum(p.to_local().numel() for p in learner.policy.parameters())
@@ -159,14 +186,20 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
 
 
 def test_lora_is_merged_from_shards(trained_folder):
-    learner, single = make_learner(trained_folder, lora_rank=3), model.load_model(str(trained_folder))[0]
+    learner, single = (
+        make_learner(trained_folder, lora_rank=3),
+        model.load_model(str(trained_folder))[0],
+    )
     expected, noise = single.state_dict(), torch.Generator().manual_seed(rank())
     own = dict(learner.policy.model.named_parameters())
     with torch.no_grad():
         for name in own:
             if "lora_B" in name:
                 own[name].to_local().normal_(generator=noise)
-                b, a = (parallel.whole(own[name.replace("lora_B", x)]) for x in ("lora_B", "lora_A"))
+                b, a = (
+                    parallel.full_tensor(own[name.replace("lora_B", x)])
+                    for x in ("lora_B", "lora_A")
+                )
                 expected[name.replace("lora_B.default.", "")] += b @ a
     for name, weight in parallel.stream_weights(learner.policy):
         torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
@@ -181,24 +214,42 @@ def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
     asked = []
     add = learner.engine.add
     learner.engine.add = lambda key, *args, **kwargs: (asked.append(key), add(key, *args, **kwargs))
-    played = parallel.collect_all(learner.engine, learner.policy, chat, config, starts, group_size=4, **options)
+    played = parallel.collect_all(
+        learner.engine, learner.policy, chat, config, starts, group_size=4, **options
+    )
     learner.engine.add = add
     assert len(set(asked)) == (8 if rank() == 0 else 4)  # groups 0 and 2, group 1
     alone = collect(learner.engine, chat, config, starts, **options)
-    assert [(t.seed, t.member, t.ids, t.score) for t in played] == [(t.seed, t.member, t.ids, t.score) for t in alone]
+    assert [(t.seed, t.member, t.ids, t.score) for t in played] == [
+        (t.seed, t.member, t.ids, t.score) for t in alone
+    ]
 
 
 def test_an_engine_with_old_weights_is_refused(trained_folder):
     learner = make_learner(trained_folder)
     chat = Chat(learner.tokenizer)
-    starts, options = [((0,), 0)], dict(group_size=1, split="train", temperature=1.0, noise_seed=(0,))
+    starts, options = (
+        [((0,), 0)],
+        dict(group_size=1, split="train", temperature=1.0, noise_seed=(0,)),
+    )
     with pytest.raises(RuntimeError, match="the engine has weights None, the policy is at"):
-        parallel.collect_all(learner.engine, learner.policy, chat, learner.config, starts, **options)
+        parallel.collect_all(
+            learner.engine, learner.policy, chat, learner.config, starts, **options
+        )
     parallel.synchronize(learner.engine, learner.policy)
-    assert len(parallel.collect_all(learner.engine, learner.policy, chat, learner.config, starts, **options)) == 1
-    learner.policy.changed()
+    assert (
+        len(
+            parallel.collect_all(
+                learner.engine, learner.policy, chat, learner.config, starts, **options
+            )
+        )
+        == 1
+    )
+    learner.policy.bump_version()
     with pytest.raises(RuntimeError, match="synchronize"):
-        parallel.collect_all(learner.engine, learner.policy, chat, learner.config, starts, **options)
+        parallel.collect_all(
+            learner.engine, learner.policy, chat, learner.config, starts, **options
+        )
 
 
 def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monkeypatch):
@@ -214,7 +265,10 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monk
     monkeypatch.setattr(train, "losses", spoilt)
     train.optimizer_step(learner, train.backward(learner, kept, pieces))
     assert learner.bad_steps == 1
-    assert all(torch.equal(a, p.to_local()) for a, p in zip(before, learner.policy.parameters(), strict=True))
+    assert all(
+        torch.equal(a, p.to_local())
+        for a, p in zip(before, learner.policy.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("lora_rank", [0, 3])
@@ -247,6 +301,8 @@ def test_the_engine_plays_the_same_on_every_rank(trained_folder):
     parallel.synchronize(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))
     starts = [((9,), member) for member in range(4 + 4 * rank())]
-    played = rollout.collect(learner.engine, Chat(learner.tokenizer), learner.config, starts, **options)
+    played = rollout.collect(
+        learner.engine, Chat(learner.tokenizer), learner.config, starts, **options
+    )
     both = gather([t.ids for t in played])
     assert both[0] == both[1][:4] and len(both[1]) == 8

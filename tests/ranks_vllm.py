@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 
 import parallel
 import train
-from bench import Barrier
 from engine import TorchEngine, VLLMEngine, make_engine
 from model import Policy, load_model
 from parallel import gather, rank
 from rollout import Chat, collect, pack
+from tools.bench import Barrier
 
 CONFIG = small_config(engine="vllm", max_running=128, group_size=8)
 STARTS = [((4, group), member) for group in range(16) for member in range(8)]
@@ -42,7 +42,9 @@ def vllm(trained_folder, chat):
     torch.manual_seed(1)
     before = states()
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
-    assert isinstance(engine, VLLMEngine) and states() == before  # vLLM reseeds; what was there is put back
+    assert (
+        isinstance(engine, VLLMEngine) and states() == before
+    )  # vLLM reseeds; what was there is put back
     yield engine
     parallel.tear_down(engine)
     assert not dist.is_initialized()
@@ -67,7 +69,9 @@ def spy_on_requests(vllm, monkeypatch):
 
 
 def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_folder, monkeypatch):
-    learner = make_learner(trained_folder, estimator="grpo", learning_rate=3e-3, max_context_tokens=640)
+    learner = make_learner(
+        trained_folder, estimator="grpo", learning_rate=3e-3, max_context_tokens=640
+    )
     learner.config = replace(learner.config, engine="vllm")
     cached = spy_on_requests(vllm, monkeypatch)
     starts, last = [((5, g), m) for g in range(2) for m in range(4)], None
@@ -75,27 +79,48 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
         parallel.synchronize(vllm, learner.policy)
         for temperature in (1.0, 0.5):
             cached.clear()
-            played = parallel.collect_all(vllm, learner.policy, chat, learner.config, starts, group_size=4,
-                                          temperature=temperature, **OPTIONS)  # fmt: skip
+            played = parallel.collect_all(
+                vllm,
+                learner.policy,
+                chat,
+                learner.config,
+                starts,
+                group_size=4,
+                temperature=temperature,
+                **OPTIONS,
+            )
             found = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
             expected, _ = parallel.score_tokens(learner.policy, played, learner.config, temperature)
             assert (found - expected).abs().max() < 1e-4
-            assert min(len(turn.prompt_ids) for t in played for turn in t.turns[:1]) > 2 * 32  # two blocks of the cache
+            assert (
+                min(len(turn.prompt_ids) for t in played for turn in t.turns[:1]) > 2 * 32
+            )  # two blocks of the cache
             assert max(cached) >= 64
         if last is not None:  # with the weights of before it would have been seen
-            assert (parallel.score_tokens(learner.policy, last[0], learner.config, 0.5)[0] - last[1]).abs().max() > 0.05
+            assert (
+                parallel.score_tokens(learner.policy, last[0], learner.config, 0.5)[0] - last[1]
+            ).abs().max() > 0.05
         last = played, expected
         lengths = [t.num_response_tokens for t in played]
         sampled = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
         up = torch.linspace(-1, 1, len(sampled))
-        targets = {"rollout_logprobs": sampled, "old_logprobs": sampled, "advantages": up, "weights": up * 0 + 1}
+        targets = {
+            "rollout_logprobs": sampled,
+            "old_logprobs": sampled,
+            "advantages": up,
+            "weights": up * 0 + 1,
+        }
         pieces = {key: x.split(lengths) for key, x in targets.items()}
         train.optimizer_step(learner, train.backward(learner, played, pieces))
 
 
 def test_a_head_that_is_not_named_is_an_error(vllm, policy):
-    named = ((name, p.detach()) for name, p in policy.model.named_parameters())  # drops the tied head
-    with pytest.raises(RuntimeError, match="vLLM did not take all weights .*Head: Failed to load weights"):
+    named = (
+        (name, p.detach()) for name, p in policy.model.named_parameters()
+    )  # drops the tied head
+    with pytest.raises(
+        RuntimeError, match="vLLM did not take all weights .*Head: Failed to load weights"
+    ):
         vllm.load(named, 10**9)
 
 
@@ -113,12 +138,14 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
     parallel.synchronize(vllm, policy)
     first = ask()
     assert ask() == first and cached[0] == 0 and cached[1] >= 64
-    policy.changed()
+    policy.bump_version()
     parallel.synchronize(vllm, policy)
     assert ask() == first and cached[2] == 0  # nothing was left of before
     vllm.add(0, prompt, max_tokens=4, temperature=1.0, seed=(0,))
     vllm.step()
-    with pytest.raises(RuntimeError, match="vLLM did not reset its prefix cache: a trajectory is still under way"):
+    with pytest.raises(
+        RuntimeError, match="vLLM did not reset its prefix cache: a trajectory is still under way"
+    ):
         vllm.load(parallel.stream_weights(policy), policy.version)
     while vllm.busy:
         vllm.step()
@@ -130,7 +157,10 @@ def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
     starts = [((8,), member) for member in (0, 1, 2, 3, 0, 1, 2, 3)]  # in turn to rank 0 and rank 1
     starts = starts[:4] + starts[5:] + starts[4:5]
-    first = [t.turns[0].response_ids for t in parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)]
+    first = [
+        t.turns[0].response_ids
+        for t in parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
+    ]
     assert len({tuple(ids) for ids in first[:4]}) > 2
     assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # member 0 on ranks 0 and 1, and so on
     assert gather([vllm.engine.vllm_config.model_config.seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
@@ -150,19 +180,27 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
     lengths = [len(turn.response_ids) for t in played[0] for turn in t.turns]
     assert min(lengths) < 5 and max(lengths) > 40
     longest = max(t.num_response_tokens for t in played[0])
-    print(f"\nengine steps of 128 trajectories: continuous {counts[0]}, barrier {counts[1]}, longest {longest} tokens")
+    print(
+        f"\nengine steps of 128 trajectories: continuous {counts[0]}, barrier {counts[1]}, longest {longest} tokens"
+    )
     assert longest <= counts[0] < counts[1]
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
     """Token for token on 64 episodes of several turns, or the two best logits are as good as equal."""
-    torch_engine = make_engine(replace(CONFIG, engine="torch"), load_model(str(trained_folder))[0], chat)
+    torch_engine = make_engine(
+        replace(CONFIG, engine="torch"), load_model(str(trained_folder))[0], chat
+    )
     assert isinstance(torch_engine, TorchEngine)
     parallel.synchronize(vllm, policy)
     starts = [((6, i), 0) for i in range(64)]
-    one, two = (collect(e, chat, CONFIG, starts, temperature=0.0, **OPTIONS) for e in (vllm, torch_engine))
+    one, two = (
+        collect(e, chat, CONFIG, starts, temperature=0.0, **OPTIONS) for e in (vllm, torch_engine)
+    )
     assert sum(len(t.turns) for t in one) > 100
-    plain = AutoModelForCausalLM.from_pretrained(trained_folder, attn_implementation="sdpa", dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(
+        trained_folder, attn_implementation="sdpa", dtype=torch.float32
+    )
     for a, b in zip(one, two, strict=True):
         if a.ids != b.ids:
             at = next(i for i, (x, y) in enumerate(zip(a.ids, b.ids, strict=False)) if x != y)
@@ -177,7 +215,9 @@ def test_samples_do_not_depend_on_what_else_runs(vllm, policy, chat):
     parallel.synchronize(vllm, policy)
     together = collect(vllm, chat, CONFIG, STARTS[:24], temperature=1.0, **OPTIONS)
     reverse = collect(vllm, chat, CONFIG, STARTS[:24][::-1], temperature=1.0, **OPTIONS)[::-1]
-    alone = [collect(vllm, chat, CONFIG, [start], temperature=1.0, **OPTIONS)[0] for start in STARTS[:3]]
+    alone = [
+        collect(vllm, chat, CONFIG, [start], temperature=1.0, **OPTIONS)[0] for start in STARTS[:3]
+    ]
     assert [t.ids for t in together] == [t.ids for t in reverse]
     assert [t.ids for t in together[:3]] == [t.ids for t in alone]
     ended = [turn.response_ids[-1] == chat.end for t in together for turn in t.turns]

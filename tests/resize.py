@@ -35,21 +35,33 @@ def main(model, folder):
         return played
 
     def train(name, num_iterations, ranks):
-        arguments = [str(folder / "small.py"), f"--num_iterations={num_iterations}", f"--out_dir={folder}/{name}"]
+        arguments = [
+            str(folder / "small.py"),
+            f"--num_iterations={num_iterations}",
+            f"--out_dir={folder}/{name}",
+        ]
         assert live(arguments, folder / "log", ranks=ranks) == 0, (folder / "log").read_text()
         return rows_of(folder / name)
 
-    settings = SMALL_RUN | dict(model=model, num_groups=4, eval_every=0, eval_size=2, save_every=1, kl_coef=0.1)
-    (folder / "small.py").write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
+    settings = SMALL_RUN | dict(
+        model=model, num_groups=4, eval_every=0, eval_size=2, save_every=1, kl_coef=0.1
+    )
+    (folder / "small.py").write_text(
+        "".join(f"{key} = {value!r}\n" for key, value in settings.items())
+    )
     parallel.collect_all = record
     expected = train("whole", len(SIZES), 1)
     parallel.collect_all = replay
     for i, ranks in enumerate(SIZES, start=1):
         rows = train("resized", i, ranks)
-    pairs = [(row[key], other[key]) for row, other in zip(rows, expected, strict=True) for key in LOSSES]
+    pairs = [
+        (row[key], other[key]) for row, other in zip(rows, expected, strict=True) for key in LOSSES
+    ]
     assert all(row["grad_norm"] > 1e-3 and row["vf_loss"] > 1e-3 for row in rows), rows
     said = (folder / "log").read_text()
-    assert said.count("2 ranks as shard=2") == SIZES.count(2) and said.count("continuing") == 2, said
+    assert said.count("2 ranks as shard=2") == SIZES.count(2) and said.count("continuing") == 2, (
+        said
+    )
     print(f"losses differ by {max(abs(a - b) for a, b in pairs):.1e} at most")
     assert all(abs(a - b) < 1e-5 for a, b in pairs), pairs
 

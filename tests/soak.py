@@ -23,14 +23,28 @@ import train
 from engine import ENVIRONMENT, TorchEngine, VLLMEngine
 
 MOMENTS = {  # whose n-th call in a life is the last, and how many there are in an iteration
-    "rollout": (VLLMEngine, "step", 8), "write": (os, "fsync", 10), "update": (train, "optimizer_step", 1),
-    "rename": (Path, "rename", 1.5), "evaluation": (train, "evaluate_all", 1), "log": (train.Log, "write", 1),
-}  # fmt: skip
+    "rollout": (VLLMEngine, "step", 8),
+    "write": (os, "fsync", 10),
+    "update": (train, "optimizer_step", 1),
+    "rename": (Path, "rename", 1.5),
+    "evaluation": (train, "evaluate_all", 1),
+    "log": (train.Log, "write", 1),
+}
 OF_RANK_0 = ("write", "rename", "log")  # what the first rank does for all
 RUN = SMALL_RUN | dict(
-    env="bandit", model="base", max_turns=1, actions_per_turn=1, actions_per_traj=1, max_response_tokens=16,
-    eval_size=2, max_context_tokens=320, max_running=8, num_samples=2, eval_every=2, save_every=1,
-)  # fmt: skip
+    env="bandit",
+    model="base",
+    max_turns=1,
+    actions_per_turn=1,
+    actions_per_traj=1,
+    max_response_tokens=16,
+    eval_size=2,
+    max_context_tokens=320,
+    max_running=8,
+    num_samples=2,
+    eval_every=2,
+    save_every=1,
+)
 
 
 def dies_at(owner, name, count):
@@ -86,21 +100,40 @@ def live(arguments, log, *, ranks=1, moment=None, mortal=0):
 
 def main(num_kills, num_iterations, ranks=1):
     folder, rng, kills = Path(tempfile.mkdtemp(prefix="soak")), np.random.default_rng(0), []
-    began, span = time.perf_counter(), max(2, 1.6 * num_iterations / num_kills)  # iterations of the longest lives
+    began, span = (
+        time.perf_counter(),
+        max(2, 1.6 * num_iterations / num_kills),
+    )  # iterations of the longest lives
     if ranks > 1:
         os.environ.update(ENVIRONMENT)
-        for name in ("entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker", "model_executor.models.qwen2"):
+        for name in (
+            "entrypoints.llm",
+            "v1.engine.llm_engine",
+            "v1.worker.cpu_worker",
+            "model_executor.models.qwen2",
+        ):
             importlib.import_module(f"vllm.{name}")  # once, not in every life
     engine = {} if ranks == 1 else dict(engine="vllm")
-    (folder / "small.py").write_text("".join(f"{key} = {value!r}\n" for key, value in (RUN | engine).items()))
-    whole, cut = ([str(folder / "small.py"), f"--num_iterations={num_iterations}", f"--out_dir={folder}/{name}"]
-                  for name in ("whole", "cut"))  # fmt: skip
+    (folder / "small.py").write_text(
+        "".join(f"{key} = {value!r}\n" for key, value in (RUN | engine).items())
+    )
+    whole, cut = (
+        [
+            str(folder / "small.py"),
+            f"--num_iterations={num_iterations}",
+            f"--out_dir={folder}/{name}",
+        ]
+        for name in ("whole", "cut")
+    )
     assert live(whole, folder / "log", ranks=ranks) == 0, (folder / "log").read_text()
     while len(kills) < num_kills:
         kind = list(MOMENTS)[len(kills) % len(MOMENTS)]
         owner, name, calls = MOMENTS[kind]
         owner = TorchEngine if owner is VLLMEngine and ranks == 1 else owner
-        moment, mortal = (owner, name, int(rng.integers(1, span * calls + 1))), (ranks - 1) * (kind not in OF_RANK_0)
+        moment, mortal = (
+            (owner, name, int(rng.integers(1, span * calls + 1))),
+            (ranks - 1) * (kind not in OF_RANK_0),
+        )
         code = live(cut, folder / "log", ranks=ranks, moment=moment, mortal=mortal)
         assert code in (0, -signal.SIGKILL), (folder / "log").read_text()
         if code == 0:  # it came to its end
@@ -112,14 +145,23 @@ def main(num_kills, num_iterations, ranks=1):
     for name in ("eval_final.jsonl", "scores.json", "trajectories.jsonl"):
         assert (folder / "cut" / name).read_text() == (folder / "whole" / name).read_text(), name
     assert_same_checkpoint(folder / "whole", folder / "cut")
-    board = EventAccumulator(str(folder / "cut" / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    assert [event.step for event in board.Scalars("rollout/reward")] == [*range(1, num_iterations + 1)]
+    board = EventAccumulator(
+        str(folder / "cut" / "tensorboard"), size_guidance={"scalars": 0}
+    ).Reload()
+    assert [event.step for event in board.Scalars("rollout/reward")] == [
+        *range(1, num_iterations + 1)
+    ]
     counts = ", ".join(f"{kind} {kills.count(kind)}" for kind in MOMENTS)
-    print(f"{len(kills)} kills ({counts}), the last in iteration {resumed + 1} of {num_iterations}: metrics, "
-          f"trajectories and weights are equal; {time.perf_counter() - began:.0f} s", flush=True)  # fmt: skip
+    print(
+        f"{len(kills)} kills ({counts}), the last in iteration {resumed + 1} of {num_iterations}: metrics, "
+        f"trajectories and weights are equal; {time.perf_counter() - began:.0f} s",
+        flush=True,
+    )
     if num_iterations > 100:
         memory = [row["memory_gib"] for row in rows_of(folder / "whole")]
-        print(f"peak memory after 20 iterations {memory[19]:.3f} GiB, after {len(memory)} {memory[-1]:.3f} GiB")
+        print(
+            f"peak memory after 20 iterations {memory[19]:.3f} GiB, after {len(memory)} {memory[-1]:.3f} GiB"
+        )
         assert memory[-1] < 1.05 * memory[19]
 
 

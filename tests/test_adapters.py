@@ -14,14 +14,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import adapters
 from dialogue import check_thought
 from envs import make_env
+from worlds import adapters
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = ["w=2,o=3,q=4", "w=8,o=3,q=4", "w=2,o=12,q=4", "w=8,o=12,q=4", "w=4,o=6,q=8"]  # of the paper
-needs_textworld = pytest.mark.skipif(not find_spec("textworld"), reason="no textworld: make test-extras installs it")
-needs_alfworld = pytest.mark.skipif(not find_spec("alfworld"), reason="no alfworld: make test-extras installs it")
+SIZES = [
+    "w=2,o=3,q=4",
+    "w=8,o=3,q=4",
+    "w=2,o=12,q=4",
+    "w=8,o=12,q=4",
+    "w=4,o=6,q=8",
+]  # of the paper
+needs_textworld = pytest.mark.skipif(
+    not find_spec("textworld"), reason="no textworld: make test-extras installs it"
+)
+needs_alfworld = pytest.mark.skipif(
+    not find_spec("alfworld"), reason="no alfworld: make test-extras installs it"
+)
 
 
 def opened(spec, index=0, **options):
@@ -47,7 +57,10 @@ def solve(env):
 
 def words_of(game, text):
     """Names of rooms and things of a game that a text mentions; a name inside a longer one does not count."""
-    names, text = sorted((x.name for x in game.infos.values() if x.name), key=len, reverse=True), text.lower()
+    names, text = (
+        sorted((x.name for x in game.infos.values() if x.name), key=len, reverse=True),
+        text.lower(),
+    )
     found = set()
     for name in map(str.lower, names):
         if name in text:
@@ -63,10 +76,16 @@ def test_random_steps_agree_with_the_z_machine(size, tmp_path):
     import textworld
     from textworld.generator import compile_game
 
-    env, rng, options = opened(f"textworld:{size}"), np.random.default_rng(1), textworld.GameOptions()
+    env, rng, options = (
+        opened(f"textworld:{size}"),
+        np.random.default_rng(1),
+        textworld.GameOptions(),
+    )
     options.path = str(tmp_path / "game.z8")
     wanted = ("admissible_commands", "score", "won", "lost", "description", "inventory")
-    machine = textworld.start(compile_game(env.game, options), textworld.EnvInfos(**dict.fromkeys(wanted, True)))
+    machine = textworld.start(
+        compile_game(env.game, options), textworld.EnvInfos(**dict.fromkeys(wanted, True))
+    )
     state, over = machine.reset(), True
     for _ in range(200):
         if over:
@@ -77,7 +96,9 @@ def test_random_steps_agree_with_the_z_machine(size, tmp_path):
         text = state.description.partition("-=")[2] + state.inventory
         assert words_of(env.game, " ".join(env.statements()[:4])) == words_of(env.game, text)
         exits = env.statements()[2].removeprefix("Exits ").rstrip(".").split(", ")
-        open_ways = {way.split()[0] for way in exits if "(" not in way or "open)" in way} - {"nothing"}
+        open_ways = {way.split()[0] for way in exits if "(" not in way or "open)" in way} - {
+            "nothing"
+        }
         assert open_ways == {name[3:] for name in commands if name.startswith("go ")}
         name = env.random(1, rng)[0]
         step, (state, points, over) = env.step(name), machine.step(commands[name])
@@ -88,20 +109,42 @@ def test_random_steps_agree_with_the_z_machine(size, tmp_path):
 
 @needs_textworld
 def test_a_game_is_that_of_tw_make(tmp_path):
-    sizes = ["--world-size=2", "--nb-objects=3", "--quest-length=4", "--seed=7", f"--output={tmp_path}/game.z8"]
+    sizes = [
+        "--world-size=2",
+        "--nb-objects=3",
+        "--quest-length=4",
+        "--seed=7",
+        f"--output={tmp_path}/game.z8",
+    ]
     script = Path(sys.executable).with_name("tw-make")
-    done = subprocess.run([sys.executable, script, "custom", *sizes], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, script, "custom", *sizes], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     made = json.loads((tmp_path / "game.json").read_text())
     game = adapters.textworld_game("custom", 2, 3, 4, "dense", "detailed", 7)
-    assert game.objective == made["objective"] and game.metadata["walkthrough"] == made["metadata"]["walkthrough"]
-    assert sorted(map(str, game.world.facts)) == sorted(map(str, type(game).load(tmp_path / "game.json").world.facts))
+    assert (
+        game.objective == made["objective"]
+        and game.metadata["walkthrough"] == made["metadata"]["walkthrough"]
+    )
+    assert sorted(map(str, game.world.facts)) == sorted(
+        map(str, type(game).load(tmp_path / "game.json").world.facts)
+    )
 
 
 @needs_textworld
-@pytest.mark.parametrize("spec", [*SIZES, "game=simple,rewards=sparse", "game=simple,rewards=balanced",
-                                  "game=simple,rewards=dense", "game=cooking,w=1,q=1", "game=cooking,w=6,q=3",
-                                  "game=cooking,w=12,q=3"])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *SIZES,
+        "game=simple,rewards=sparse",
+        "game=simple,rewards=balanced",
+        "game=simple,rewards=dense",
+        "game=cooking,w=1,q=1",
+        "game=cooking,w=6,q=3",
+        "game=cooking,w=12,q=3",
+    ],
+)
 def test_the_expert_wins_textworld(spec):
     step, total = solve(opened(f"textworld:{spec}", 1))
     assert step.info["success"] and total == pytest.approx(1)
@@ -114,7 +157,9 @@ def test_densities_of_a_simple_game():
     for rewards, payments in (("sparse", 1), ("balanced", 3), ("dense", 7)):
         env = opened(f"textworld:game=simple,rewards={rewards}", 1)
         steps = [env.step(command).reward for command in env.plan(99, 1)]
-        assert len(steps) == 8 and [r for r in steps if r > 0] == pytest.approx([1 / payments] * payments)
+        assert len(steps) == 8 and [r for r in steps if r > 0] == pytest.approx(
+            [1 / payments] * payments
+        )
 
 
 @needs_textworld
@@ -131,8 +176,16 @@ def test_a_lost_game_is_no_success():
 def test_texts_of_textworld():
     env = opened("textworld", 1)
     first = env.observe()
-    assert env.statements() == ["Room bedchamber.", "Here nothing.", "Exits east.", "Carrying nothing."]
-    assert first.startswith(f"Task: {env.game.objective}\nRoom bedchamber.") and "go east" in env.game.objective
+    assert env.statements() == [
+        "Room bedchamber.",
+        "Here nothing.",
+        "Exits east.",
+        "Carrying nothing.",
+    ]
+    assert (
+        first.startswith(f"Task: {env.game.objective}\nRoom bedchamber.")
+        and "go east" in env.game.objective
+    )
     assert not env.step("go west").info["valid"] and env.num_actions == 0 and env.observe() == first
     assert env.step("  Go EAST. ").info == {"success": False, "valid": True, "effective": True}
     assert env.statements()[1] == "Here spherical safe (locked), trunk (closed)."
@@ -168,8 +221,13 @@ def test_same_seed_same_game_of_textworld_in_another_process():
     code = "import test_adapters as t; e = t.opened('textworld:w=8,o=12,q=4', 3); print(e.observe(), e.plan(9, 1))"
     env = opened("textworld:w=8,o=12,q=4", 3)
     for seed in ("1", "2"):
-        found = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", text=True, capture_output=True,
-                               env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)})  # fmt: skip
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT / "tests",
+            text=True,
+            capture_output=True,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+        )
         assert found.stdout == f"{env.observe()} {env.plan(9, 1)}\n", found.stderr
 
 
@@ -183,8 +241,12 @@ def test_a_tiny_policy_trains_on_textworld(tmp_path):
     words = "train.py config/quest_ppo.py config/tiny.py --env=textworld:w=2,o=3,q=4 --num_iterations=1 --num_groups=2"
     words += " --group_size=2 --batch_size=2 --filter_keep=1.0 --eval_size=2 --max_context_tokens=2048 --max_turns=3"
     words += " --actions_per_traj=3 --max_response_tokens=32"
-    done = subprocess.run([sys.executable, *words.split(), f"--out_dir={tmp_path}/out"], cwd=ROOT,
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *words.split(), f"--out_dir={tmp_path}/out"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
     assert row["num_turns"] >= 1 and row["kept_trajectories"] == 4
@@ -229,12 +291,18 @@ def test_observations_of_alfworld_are_those_of_the_stock_engine(tmp_path):
         games.append((str(tmp_path / f"{task}.tw-pddl"), i))
         data = adapters.alfworld_game(opened(f"alfworld:task={task}", i).instance)
         Path(games[-1][0]).write_text(json.dumps(data))
-    stock = subprocess.run([sys.executable, "-c", STOCK, json.dumps(games)], capture_output=True, text=True, check=True)
+    stock = subprocess.run(
+        [sys.executable, "-c", STOCK, json.dumps(games)], capture_output=True, text=True, check=True
+    )
     for task, i, line in zip(TASKS, range(6), stock.stdout.splitlines()[-6:], strict=True):
         env = opened(f"alfworld:task={task}", i)
         for feedback, won, commands, command in json.loads(line):
             state = env.game.state
-            assert (state.feedback, state["won"], state["admissible_commands"]) == (feedback, won, commands)
+            assert (state.feedback, state["won"], state["admissible_commands"]) == (
+                feedback,
+                won,
+                commands,
+            )
             env.game.step(command)
 
 
@@ -243,14 +311,23 @@ def test_a_game_of_alfworld_by_hand():
     env = make_env("alfworld", max_actions=9)
     things = (("egg 1", "microwave 1"), ("plate 1", "counter 1"))
     text = env.start(("household", "kitchen", "heat", "egg", "shelf", "", things), [0])
-    assert text.endswith("\nYour task is to: put a hot egg in shelf.") and text.startswith("You are in the middle")
+    assert text.endswith("\nYour task is to: put a hot egg in shelf.") and text.startswith(
+        "You are in the middle"
+    )
     step = env.step("go to the microwave 1")
     assert step.observation == f"{text}\nYou arrive at microwave 1. The microwave 1 is closed."
     assert env.statements() == ["You arrive at microwave 1.", "The microwave 1 is closed."]
     assert not env.step("take egg 1 from microwave 1").info["valid"]
-    for command in ("open microwave 1", "take egg 1", "heat egg 1 with microwave 1", "go to shelf 1"):
+    for command in (
+        "open microwave 1",
+        "take egg 1",
+        "heat egg 1 with microwave 1",
+        "go to shelf 1",
+    ):
         assert env.step(command).info["effective"]
-    assert not env.step("inventory").info["effective"] and env.statements() == ["You are carrying: a egg 1."]
+    assert not env.step("inventory").info["effective"] and env.statements() == [
+        "You are carrying: a egg 1."
+    ]
     step = env.step("move egg 1 to shelf 1")
     assert step.info["success"] and step.terminated and step.reward == 1
 
@@ -259,16 +336,21 @@ def test_a_game_of_alfworld_by_hand():
 def test_games_of_the_data_set_are_used_where_it_is(tmp_path, monkeypatch):
     """One solvable game of the type asked for; others are unsolvable, of another type, or with movable receptacles."""
     egg = ("household", "kitchen", "heat", "egg", "shelf", "", (("egg 1", "table 1"),))
-    names = {"pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1": True,
-             "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_2": False,
-             "pick_cool_then_place_in_recep-Egg-None-Shelf-1/trial_3": True,
-             "pick_heat_then_place_in_recep-EggSliced-None-Shelf-1/trial_4": True}  # fmt: skip
+    names = {
+        "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1": True,
+        "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_2": False,
+        "pick_cool_then_place_in_recep-Egg-None-Shelf-1/trial_3": True,
+        "pick_heat_then_place_in_recep-EggSliced-None-Shelf-1/trial_4": True,
+    }
     for name, solvable in names.items():
         file = tmp_path / "json_2.1.1/valid_unseen" / name / "game.tw-pddl"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(adapters.alfworld_game(egg) | {"solvable": solvable}))
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     env = opened("alfworld:task=heat,part=valid_unseen", 5)
-    assert env.instance == ("alfworld", "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl")
+    assert env.instance == (
+        "alfworld",
+        "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl",
+    )
     assert solve(env)[0].info["success"]
     assert opened("alfworld:task=heat").instance[0] == "household"  # there is no part train

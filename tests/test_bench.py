@@ -4,17 +4,16 @@ Tests of bench.py: the peers do the same work, and the table says what was measu
     python -m pytest -q tests/test_bench.py
 """
 
-from configurator import read_rows
-
 import pytest
 import torch
 from conftest import small_config
 from transformers import AutoModelForCausalLM
 
-import bench
 from engine import make_engine
 from model import Batch, load_model
 from rollout import Chat, collect
+from support.run_folder import read_rows
+from tools import bench
 
 STARTS = [((4, group), member) for group in range(3) for member in range(3)]
 
@@ -26,7 +25,10 @@ def test_hugging_face_samples_the_same_tokens(trained_folder, keep):
     theirs = AutoModelForCausalLM.from_pretrained(trained_folder, attn_implementation="sdpa")
     config, chat = small_config(max_response_tokens=40), Chat(tokenizer)
     played = []
-    for engine in (make_engine(config, model, chat), bench.HuggingFace(theirs, chat.end, keep=keep)):
+    for engine in (
+        make_engine(config, model, chat),
+        bench.HuggingFace(theirs, chat.end, keep=keep),
+    ):
         options = dict(split="train", temperature=0.0, noise_seed=(7,))
         played.append(collect(bench.DrawnLengths(engine), chat, config, STARTS, **options))
     assert [t.ids for t in played[0]] == [t.ids for t in played[1]]
@@ -68,7 +70,10 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
 
     def trained(*arguments, ranks=1, iterations=4):
         calls.append(arguments)
-        sizes = {key: int(value) for key, value in (a[2:].split("=") for a in arguments if a.count("=") == 1)}
+        sizes = {
+            key: int(value)
+            for key, value in (a[2:].split("=") for a in arguments if a.count("=") == 1)
+        }
         groups, turns = sizes.get("num_groups", 8), sizes.get("max_turns", 5)
         row = dict(num_turns=turns / 2, wall_s=3.0, response_length=20.0)
         return row | {"cpu_s": groups * turns**1.5}
@@ -76,7 +81,9 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
     monkeypatch.setattr(bench, "trained", trained)
     monkeypatch.setattr(bench, "installed", lambda name: False)
     rows = bench.iteration(small_config(), 2)
-    assert rows["ours"]["sampled tokens"] == [2560.0] * 3 and rows["ours"]["cpu_s"] == [8 * 5**1.5] * 3
+    assert (
+        rows["ours"]["sampled tokens"] == [2560.0] * 3 and rows["ours"]["cpu_s"] == [8 * 5**1.5] * 3
+    )
     rows = bench.scale(small_config(), 1)
     assert rows["exponent of trajectories"] == pytest.approx(1.0)
     assert rows["exponent of turns"] == pytest.approx(1.5)  # against the turns that were played
@@ -85,12 +92,20 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
 
 
 def test_what_is_read_of_a_run_is_what_it_logged():
-    small = ("config/bandit_grpo.py", "config/tiny.py", "--num_groups=2", "--group_size=2", "--batch_size=2")
+    small = (
+        "config/bandit_grpo.py",
+        "config/tiny.py",
+        "--num_groups=2",
+        "--group_size=2",
+        "--batch_size=2",
+    )
     row = bench.trained(*small, iterations=3)
     logged = read_rows(bench.Path("out/bench_run/metrics.jsonl"), 3)
     assert [row["step"] for row in logged] == [1, 2, 3]
     assert row["num_turns"] == 1 and row["cpu_s"] == (logged[1]["cpu_s"] + logged[2]["cpu_s"]) / 2
-    assert row["wall_s"] == pytest.approx(sum(r[key] for r in logged[1:] for key in ("rollout_s", "update_s")) / 2)
+    assert row["wall_s"] == pytest.approx(
+        sum(r[key] for r in logged[1:] for key in ("rollout_s", "update_s")) / 2
+    )
 
 
 def test_flop_by_hand():
@@ -103,11 +118,21 @@ def test_flop_by_hand():
 
 
 def test_the_gpu_bench_runs_on_a_cpu_where_it_is_allowed_to(monkeypatch):
-    shape = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
-                 num_key_value_heads=1, max_position_embeddings=4096, tie_word_embeddings=True)  # fmt: skip
+    shape = dict(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
     cases = [("W2", 150_000, "SDPA", False, what) for what in ("policy", "critic")]
     monkeypatch.setattr(bench, "product", lambda *_: cases)
-    monkeypatch.setattr(bench.model, "has_varlen_kernel", bench.model.has_varlen_kernel)  # put back afterwards
+    monkeypatch.setattr(
+        bench.model, "has_varlen_kernel", bench.model.has_varlen_kernel
+    )  # put back afterwards
     workload = bench.workload
     monkeypatch.setattr(bench, "workload", lambda *arguments: workload(*arguments)[:32])
     bench.parallel.set_up(small_config())

@@ -4,7 +4,7 @@ Run with:  python -m pytest -q tests/test_configurator.py
 """
 
 import configurator
-from configurator import Config, check_type, describe, help_text, load_config, load_saved, parse_text, save_config
+from configurator import Config, check_type, describe, help_text, load_config, parse_text
 
 import json
 import math
@@ -15,15 +15,38 @@ from pathlib import Path
 
 import pytest
 
+from support import run_folder
+from support.run_folder import load_saved, save_config
+
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
 EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
 OVERLAYS = [
-    "all_text", "bandit_transfer", "base", "bi_level", "curriculum", "dr_grpo", "frozenlake_det", "frozenlake_v1",
-    "lora", "mixture", "online_5", "quest_transfer", "reinforce_plus_plus", "rloo", "single_turn", "sokoban_large",
-    "sokoban_to_large", "sokoban_transfer", "starpo_vanilla", "think_reward", "tiny", "tiny_text", "top_p",
-]  # fmt: skip
+    "all_text",
+    "bandit_transfer",
+    "base",
+    "bi_level",
+    "curriculum",
+    "dr_grpo",
+    "frozenlake_det",
+    "frozenlake_v1",
+    "lora",
+    "mixture",
+    "online_5",
+    "quest_transfer",
+    "reinforce_plus_plus",
+    "rloo",
+    "single_turn",
+    "sokoban_large",
+    "sokoban_to_large",
+    "sokoban_transfer",
+    "starpo_vanilla",
+    "think_reward",
+    "tiny",
+    "tiny_text",
+    "top_p",
+]
 ALGORITHMS = {"bi_level", "dr_grpo", "reinforce_plus_plus", "rloo"}
 
 
@@ -46,7 +69,11 @@ def shipped(name):
 def test_defaults():
     config, extras, sources = load_config([])
     assert replace(config, out_dir="") == Config()
-    assert extras == {} and set(sources.values()) == {"default"} and set(sources) == set(asdict(config))
+    assert (
+        extras == {}
+        and set(sources.values()) == {"default"}
+        and set(sources) == set(asdict(config))
+    )
 
 
 def test_file_then_command_line_last_wins(tmp_path):
@@ -54,11 +81,17 @@ def test_file_then_command_line_last_wins(tmp_path):
     config, _, sources = load_config(["--seed=7", "--gamma=0.5", path, "--learning_rate=3e-6"])
     assert (config.seed, config.gamma, config.learning_rate) == (1, 0.5, 3e-6)
     assert sources["seed"] == path
-    assert sources["gamma"] == sources["learning_rate"] == "command line" and sources["lam"] == "default"
+    assert (
+        sources["gamma"] == sources["learning_rate"] == "command line"
+        and sources["lam"] == "default"
+    )
 
 
 def test_later_file_wins(tmp_path):
-    first, second = config_file(tmp_path, "seed = 1", "a.py"), config_file(tmp_path, "seed = 2", "b.py")
+    first, second = (
+        config_file(tmp_path, "seed = 1", "a.py"),
+        config_file(tmp_path, "seed = 2", "b.py"),
+    )
     assert load(first, second).seed == 2
     assert load(second, first).seed == 1
 
@@ -88,7 +121,9 @@ def test_negative_and_exponent_numbers():
 
 
 def test_file_helpers_are_ignored(tmp_path):
-    text = "import math, time\nfrom pathlib import Path\n_base = 4\ndef twice(x):\n    return 2 * x\n"
+    text = (
+        "import math, time\nfrom pathlib import Path\n_base = 4\ndef twice(x):\n    return 2 * x\n"
+    )
     text += "class Helper:\n    pass\nnum_groups = twice(_base)\nseed = math.floor(3.7)\n"
     config = load(config_file(tmp_path, text))
     assert (config.num_groups, config.seed) == (8, 3)
@@ -107,13 +142,18 @@ def test_extra_options_are_returned_apart():
 
 
 def test_unknown_key_on_the_command_line_names_the_nearest():
-    with pytest.raises(ValueError, match="unknown key 'learing_rate' from command line: did you mean learning_rate"):
+    with pytest.raises(
+        ValueError, match="unknown key 'learing_rate' from command line: did you mean learning_rate"
+    ):
         load("--learing_rate=1e-6")
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k"])
 def test_a_cut_distribution_is_refused_with_the_reason(key, tmp_path):
-    for source, argument in (("command line", f"--{key}=0.9"), (None, config_file(tmp_path, f"{key} = 0.9"))):
+    for source, argument in (
+        ("command line", f"--{key}=0.9"),
+        (None, config_file(tmp_path, f"{key} = 0.9")),
+    ):
         with pytest.raises(ValueError) as error:
             load(argument)
         assert str(error.value) == (
@@ -144,7 +184,9 @@ def test_all_keys_when_nothing_is_near():
 
 
 def test_near_names_include_extra_options():
-    with pytest.raises(ValueError, match="unknown key 'playr' from command line: did you mean player"):
+    with pytest.raises(
+        ValueError, match="unknown key 'playr' from command line: did you mean player"
+    ):
         load_config(["--playr=oracle"], extra={"player": ""})
 
 
@@ -152,7 +194,9 @@ def test_extra_options_are_for_the_command_line_only(tmp_path):
     path = config_file(tmp_path, "player = 'oracle'")
     with pytest.raises(ValueError, match="unknown key 'player' from .*mine.py"):
         load_config([path], extra={"player": ""})
-    with pytest.raises(TypeError, match=r"episodes wants int, got 'many' \(str\) from command line"):
+    with pytest.raises(
+        TypeError, match=r"episodes wants int, got 'many' \(str\) from command line"
+    ):
         load_config(["--episodes=many"], extra={"episodes": 1})
 
 
@@ -177,7 +221,7 @@ def test_the_parsers_own_variables_are_no_keys():
     ],
 )
 def test_wrong_type_on_the_command_line(argument, message):
-    with pytest.raises(TypeError) as error:
+    with pytest.raises(UserError) as error:
         load(argument)
     assert str(error.value) == message
 
@@ -194,16 +238,20 @@ def test_wrong_type_on_the_command_line(argument, message):
 )
 def test_wrong_type_in_a_file(tmp_path, line, message):
     path = config_file(tmp_path, line)
-    with pytest.raises(TypeError) as error:
+    with pytest.raises(UserError) as error:
         load(path)
     assert str(error.value) == message + path
 
 
-@pytest.mark.parametrize("argument", ["--seed", "seed=1", "-seed=1", "seed", "--verbose", "config/tiny", ""])
+@pytest.mark.parametrize(
+    "argument", ["--seed", "seed=1", "-seed=1", "seed", "--verbose", "config/tiny", ""]
+)
 def test_argument_of_no_known_form(argument):
     with pytest.raises(ValueError) as error:
         load(argument)
-    assert str(error.value).startswith(f"argument {argument!r} is neither a config/name.py file nor --key=value")
+    assert str(error.value).startswith(
+        f"argument {argument!r} is neither a config/name.py file nor --key=value"
+    )
     assert "--seed=1" in str(error.value)
 
 
@@ -278,7 +326,9 @@ def test_ranges_hold_for_files_and_for_direct_use(tmp_path):
 
 
 def test_every_number_has_one_range():
-    assert set(configurator.RANGES) == {key for key, kind in configurator.FIELD_TYPES.items() if kind in (int, float)}
+    assert set(configurator.RANGES) == {
+        key for key, kind in configurator.FIELD_TYPES.items() if kind in (int, float)
+    }
 
 
 def test_batch_is_no_more_than_the_filter_keeps():
@@ -295,37 +345,62 @@ def test_batch_is_no_more_than_the_filter_keeps():
 def test_batch_is_no_more_than_other_filters_may_keep():
     count = ["--filter_strategy=count", "--filter_keep=3"]
     assert load(*count, "--batch_size=48").filter_keep == 3.0
-    with pytest.raises(ValueError, match=r"batch_size \(49\) is more than the 48 trajectories kept \(filter_keep 3.0"):
+    with pytest.raises(
+        ValueError,
+        match=r"batch_size \(49\) is more than the 48 trajectories kept \(filter_keep 3.0",
+    ):
         load(*count, "--batch_size=49")
     for strategy in ("top_p", "top_p_softmax", "min_p"):  # any number of groups, up to all
         assert load(f"--filter_strategy={strategy}", "--batch_size=128").filter_keep == 0.25
-        with pytest.raises(ValueError, match=r"batch_size \(129\) is more than the 128 trajectories kept"):
+        with pytest.raises(
+            ValueError, match=r"batch_size \(129\) is more than the 128 trajectories kept"
+        ):
             load(f"--filter_strategy={strategy}", "--batch_size=129")
-        with pytest.raises(ValueError, match=rf"filter_keep must be at most 1 for {strategy}, got 3\.0"):
+        with pytest.raises(
+            ValueError, match=rf"filter_keep must be at most 1 for {strategy}, got 3\.0"
+        ):
             load(f"--filter_strategy={strategy}", "--filter_keep=3")
         for option in ("--filter_smallest=True", "--filter_by=reward_mean"):
-            with pytest.raises(ValueError, match=f"'{strategy}' adds up values >= 0 from the largest"):
+            with pytest.raises(
+                ValueError, match=f"'{strategy}' adds up values >= 0 from the largest"
+            ):
                 load(f"--filter_strategy={strategy}", option)
     for keep in (0.5, 9):
-        with pytest.raises(ValueError, match=f"filter_keep must be 1 to 8 for count, got {float(keep)}"):
+        with pytest.raises(
+            ValueError, match=f"filter_keep must be 1 to 8 for count, got {float(keep)}"
+        ):
             load("--filter_strategy=count", f"--filter_keep={keep}")
 
 
 def test_k1_is_refused_in_the_loss_with_the_reason():
     with pytest.raises(ValueError) as error:
         load("--kl_coef=0.01", "--kl_estimator=k1")
-    message = "kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'"
+    message = (
+        "kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'"
+    )
     assert str(error.value) == message
     assert load("--kl_coef=0.01", "--kl_estimator=k1", "--kl_in=reward").kl_estimator == "k1"
     assert load("--kl_estimator=k1").kl_coef == 0.0  # nothing is measured
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--collapse_every=5", "--think=False"], "collapse metrics compare thoughts and think is False"),
-    (["--turn_level=True"], "turn_level is for estimators grpo, dr_grpo, rloo, .*; got 'gae'"),
-    (["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--estimator=rloo"], "group_size=1 leaves"),
-    (["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--reward_norm=mean"], "group_size=1 leaves"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ["--collapse_every=5", "--think=False"],
+            "collapse metrics compare thoughts and think is False",
+        ),
+        (["--turn_level=True"], "turn_level is for estimators grpo, dr_grpo, rloo, .*; got 'gae'"),
+        (
+            ["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--estimator=rloo"],
+            "group_size=1 leaves",
+        ),
+        (
+            ["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--reward_norm=mean"],
+            "group_size=1 leaves",
+        ),
+    ],
+)
 def test_what_would_teach_nothing_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         load(*arguments)
@@ -336,15 +411,26 @@ def test_a_group_of_one_is_never_kept():
         load("--group_size=1", "--batch_size=1")
     assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
     assert load("--group_size=1", "--batch_size=1", "--filter_zero_std=True").group_size == 1
-    assert load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464  # 29 groups of 16
+    assert (
+        load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464
+    )  # 29 groups of 16
 
 
 @pytest.mark.parametrize(
     "argument, message",
     [
-        ("--actions_per_turn=11", r"actions_per_turn \(11\) must not exceed actions_per_traj \(10\)"),
-        ("--max_response_tokens=4000", r"max_response_tokens \(4000\) must not exceed max_context_tokens \(3600\)"),
-        ("--micro_batch_tokens=3599", r"max_context_tokens \(3600\) must not exceed micro_batch_tokens \(3599\)"),
+        (
+            "--actions_per_turn=11",
+            r"actions_per_turn \(11\) must not exceed actions_per_traj \(10\)",
+        ),
+        (
+            "--max_response_tokens=4000",
+            r"max_response_tokens \(4000\) must not exceed max_context_tokens \(3600\)",
+        ),
+        (
+            "--micro_batch_tokens=3599",
+            r"max_context_tokens \(3600\) must not exceed micro_batch_tokens \(3599\)",
+        ),
     ],
 )
 def test_pairs_that_contradict(argument, message):
@@ -369,7 +455,9 @@ def test_out_dir(tmp_path):
 
 
 def test_every_shipped_config_is_known():
-    assert sorted(path.stem for path in (ROOT / "config").glob("*.py")) == sorted(EXPERIMENTS + OVERLAYS)
+    assert sorted(path.stem for path in (ROOT / "config").glob("*.py")) == sorted(
+        EXPERIMENTS + OVERLAYS
+    )
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -379,7 +467,10 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == env
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "base" and small.device == "cpu"
-    assert (config.num_groups * config.group_size, config.batch_size) == (128, 32)  # as the headers say
+    assert (config.num_groups * config.group_size, config.batch_size) == (
+        128,
+        32,
+    )  # as the headers say
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -432,7 +523,7 @@ def git(folder, *args):
 def test_git_commit_and_dirty(tmp_path, monkeypatch):
     monkeypatch.setattr(configurator, "__file__", str(tmp_path / "configurator.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert configurator.git_commit() is None  # no repository
+    assert run_folder.git_commit() is None  # no repository
     (tmp_path / "configurator.py").write_text("# one\n")
     (tmp_path / "docs/results").mkdir(parents=True)
     (tmp_path / "docs/results/old.json").write_text("one")
@@ -440,13 +531,15 @@ def test_git_commit_and_dirty(tmp_path, monkeypatch):
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert configurator.git_commit() == commit
-    (tmp_path / "docs/results/old.json").write_text("two")  # a run writes results while others go on
-    assert configurator.git_commit() == commit
+    assert run_folder.git_commit() == commit
+    (tmp_path / "docs/results/old.json").write_text(
+        "two"
+    )  # a run writes results while others go on
+    assert run_folder.git_commit() == commit
     (tmp_path / "configurator.py").write_text("# two\n")
-    assert configurator.git_commit() == f"{commit}-dirty"
+    assert run_folder.git_commit() == f"{commit}-dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert configurator.git_commit() is None  # no git
+    assert run_folder.git_commit() is None  # no git
 
 
 def test_describe_shows_what_was_given():
@@ -480,7 +573,7 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 # ---- scripts ----
 
 SCRIPT = '''"""What this script is for."""
-from configurator import fail_clearly, load_config
+from configurator import run_main, load_config
 
 def main(argv):
     config, _, _ = load_config(argv)
@@ -491,14 +584,16 @@ def main(argv):
     print("seed", config.seed)
 
 if __name__ == "__main__":
-    fail_clearly(main)
+    run_main(main)
 '''
 
 
 def run_script(folder, *argv, **env):
     (folder / "script.py").write_text(SCRIPT)
     env = {"PYTHONPATH": str(ROOT), **env}
-    return subprocess.run([sys.executable, "script.py", *argv], cwd=folder, env=env, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "script.py", *argv], cwd=folder, env=env, capture_output=True, text=True
+    )
 
 
 def test_script_runs(tmp_path):
@@ -528,7 +623,11 @@ def test_script_fails_in_one_line(tmp_path, argument, message):
 
 def test_script_shows_the_traceback_on_request(tmp_path):
     done = run_script(tmp_path, "--sead=1", NANORAGEN_TRACEBACK="1")
-    assert done.returncode == 1 and "Traceback" in done.stderr and "ValueError: unknown key 'sead'" in done.stderr
+    assert (
+        done.returncode == 1
+        and "Traceback" in done.stderr
+        and "ValueError: unknown key 'sead'" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

@@ -12,18 +12,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import corpus
-from corpus import Drill, demonstration, documents
 from dialogue import Episode, parse_response
 from envs import SPLIT_SIZE, Bandit, Env, make_env, reserved_instances
 from grids import Sokoban
 from rollout import make_episode
+from tools import corpus
+from tools.corpus import Drill, demonstration, documents
 
-ROOT = corpus.__file__.rsplit("/", 1)[0]
+ROOT = corpus.__file__.rsplit("/", 2)[0]
 
 
 def tiny_config(experiment, **changes):
-    return replace(load_config([f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"])[0], **changes)
+    return replace(
+        load_config([f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"])[0], **changes
+    )
 
 
 def read(chat, path, count, progress=0.5):
@@ -49,11 +51,20 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
             assert status is None
             assert turn.observation == user and turn.prompt_ids == prompt
             assert turn.response_ids[-1] == chat.end and chat.end not in turn.response_ids[:-1]
-            assert chat.tokenizer.decode(turn.response_ids[:-1]) == turn.text == chat.decode(turn.response_ids)
+            assert (
+                chat.tokenizer.decode(turn.response_ids[:-1])
+                == turn.text
+                == chat.decode(turn.response_ids)
+            )
             assert len(turn.response_ids) <= config.max_response_tokens
             info = turn.info
             assert info["statements_true"] == info["statements_checked"] > 0 and info["format_ok"]
-            assert 1 <= info["num_actions"] <= len(info["actions"]) <= min(config.sft_actions, config.actions_per_turn)
+            assert (
+                1
+                <= info["num_actions"]
+                <= len(info["actions"])
+                <= min(config.sft_actions, config.actions_per_turn)
+            )
             outcome = episode.step(turn.text)
             assert (outcome.reward, outcome.info) == (turn.reward, info)
             user, status = outcome.user, outcome.status
@@ -65,17 +76,25 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
 
 def test_noise_spoils_the_action_and_not_the_thought(chat):
     config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
-    clean, noisy = ([demonstration(replace(config, sft_noise=n), chat, i) for i in range(60)] for n in (0.0, 1.0))
+    clean, noisy = (
+        [demonstration(replace(config, sft_noise=n), chat, i) for i in range(60)]
+        for n in (0.0, 1.0)
+    )
     success = [sum(d.success for d in demos) for demos in (clean, noisy)]
     assert success[0] > 54 and success[1] < success[0] - 10
-    assert {d.status for d in clean} <= {"success", "out_of_turns"}  # no hole is entered without slip
+    assert {d.status for d in clean} <= {
+        "success",
+        "out_of_turns",
+    }  # no hole is entered without slip
     assert "failure" in {d.status for d in noisy}
     for a, b in zip(clean, noisy, strict=True):  # the same instance, and the same thought about it
         assert a.turns[0].prompt_ids == b.turns[0].prompt_ids
         assert a.turns[0].text.split("</think>")[0] == b.turns[0].text.split("</think>")[0]
 
 
-@pytest.mark.parametrize("sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)])
+@pytest.mark.parametrize(
+    "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
+)
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
     """30 of 40 are those without noise, the others those with it; with fewer to go through, those are counted."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
@@ -113,7 +132,11 @@ def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
             first = max(0, k + 1 - seen)
             opening = chat.opening(whole.system, whole.turns[first].observation)
             seen_before = zip(whole.turns[first:k], whole.turns[first + 1 : k + 1], strict=True)
-            rest = [x for before, after in seen_before for x in (*before.response_ids, *after.prompt_ids)]
+            rest = [
+                x
+                for before, after in seen_before
+                for x in (*before.response_ids, *after.prompt_ids)
+            ]
             assert turn.prompt_ids == opening + rest and turn.response_ids == last.response_ids
     # a turn of a window has the context for itself
     limit = max(len(turn.prompt_ids) for turn in demo.turns[1:]) + config.max_response_tokens
@@ -128,16 +151,29 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
     whole = next(d for i in range(50) if len((d := demonstration(config, chat, i)).turns) >= 4)
     longest = max(len(turn.response_ids) for turn in whole.turns)
     fits = replace(config, max_response_tokens=longest)
-    assert [turn.text for turn in demonstration(fits, chat, whole.seed[-1]).turns] == [t.text for t in whole.turns]
-    with pytest.raises(ValueError, match=f"in frozenlake.* has a reply of {longest} tokens and max_response_tokens is "
-                                         f"{longest - 1}; raise it"):  # fmt: skip
+    assert [turn.text for turn in demonstration(fits, chat, whole.seed[-1]).turns] == [
+        t.text for t in whole.turns
+    ]
+    with pytest.raises(
+        ValueError,
+        match=f"in frozenlake.* has a reply of {longest} tokens and max_response_tokens is "
+        f"{longest - 1}; raise it",
+    ):
         demonstration(replace(config, max_response_tokens=longest - 1), chat, whole.seed[-1])
     # a context that ends inside of the last reply ends before its turn
-    cut = demonstration(replace(config, max_context_tokens=len(whole.ids) - 1), chat, whole.seed[-1])
+    cut = demonstration(
+        replace(config, max_context_tokens=len(whole.ids) - 1), chat, whole.seed[-1]
+    )
     assert (cut.status, cut.ids) == ("out_of_tokens", replace(whole, turns=whole.turns[:-1]).ids)
     one_turn = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
-    assert len(demonstration(replace(config, max_context_tokens=one_turn), chat, whole.seed[-1]).turns) == 1
-    with pytest.raises(ValueError, match=f"one turn of a demonstration .* max_context_tokens, {one_turn - 1}; raise"):
+    assert (
+        len(demonstration(replace(config, max_context_tokens=one_turn), chat, whole.seed[-1]).turns)
+        == 1
+    )
+    with pytest.raises(
+        ValueError,
+        match=f"one turn of a demonstration .* max_context_tokens, {one_turn - 1}; raise",
+    ):
         demonstration(replace(config, max_context_tokens=one_turn - 1), chat, whole.seed[-1])
 
 
@@ -190,8 +226,12 @@ def test_drills_on_a_lake_drawn_by_hand():
 
 def test_a_drill_ends_with_the_game():
     instance = ("frozenlake", 4, (1,), 0, 4)
-    assert answers(make_env("frozenlake"), instance, ["Right", "Where"]) == ["_X__\nG___\n____\n____"]
-    assert answers(make_env("frozenlake"), instance, ["Down", "Where"]) == ["_O__\n√___\n____\n____"]
+    assert answers(make_env("frozenlake"), instance, ["Right", "Where"]) == [
+        "_X__\nG___\n____\n____"
+    ]
+    assert answers(make_env("frozenlake"), instance, ["Down", "Where"]) == [
+        "_O__\n√___\n____\n____"
+    ]
 
 
 def test_drills_in_a_room_drawn_by_hand():
@@ -219,7 +259,11 @@ def test_a_wrong_answer_earns_nothing_and_the_next_question_comes():
     system, user = drill.reset((3,), split="heldout")
     assert system.endswith("\nAnswer questions about the board.") and user.endswith("\nRow 1?")
     outcome = drill.step("you")
-    assert (outcome.user, outcome.reward, outcome.status) == (user.replace("Row 1", "Row 2"), 0.0, None)
+    assert (outcome.user, outcome.reward, outcome.status) == (
+        user.replace("Row 1", "Row 2"),
+        0.0,
+        None,
+    )
     assert drill.step(drill.truth)[:3] == ("", 1.0, "success")
 
 
@@ -244,9 +288,21 @@ def test_documents_are_right_and_of_every_kind(chat):
                 if "question" in turn.info:
                     assert turn.reward == 1
                 else:
-                    assert turn.info["format_ok"] and turn.info["statements_true"] == turn.info["statements_checked"]
+                    assert (
+                        turn.info["format_ok"]
+                        and turn.info["statements_true"] == turn.info["statements_checked"]
+                    )
                     num_actions.add(turn.info["num_actions"])
-    for part in ("Answer questions", "<think>", "Reply <answer>", "hole O", "two arms", "slips", "Below", "Places"):
+    for part in (
+        "Answer questions",
+        "<think>",
+        "Reply <answer>",
+        "hole O",
+        "two arms",
+        "slips",
+        "Below",
+        "Places",
+    ):
         assert any(part in system for system in systems), part
     assert num_actions == {1, 2, 3, 4, 5}
 
@@ -289,7 +345,9 @@ def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
     roles = Sokoban.SYMBOLS["newvocab"]
     for _, env in started:
         if isinstance(env, Sokoban):
-            assert len(set(env.alphabet)) == 7 and all(a != b for a, b in zip(env.alphabet, roles, strict=True))
+            assert len(set(env.alphabet)) == 7 and all(
+                a != b for a, b in zip(env.alphabet, roles, strict=True)
+            )
             assert env.size in (6, 8)
     for name in Bandit.PAIRS["jobs_test"].replace("/", " ").split():
         assert not any(name in text for text in texts), name
@@ -307,7 +365,9 @@ def test_answers_of_games_are_parsed_as_written(chat):
 def test_players_get_worse_towards_the_end(chat):
     def success(progress):
         played = [d for i in range(80) for d in read(chat, (2, i, 0), 6, progress)]
-        games = [d for d in played if "Turn 1" in d.turns[0].observation and "two arms" not in d.system]
+        games = [
+            d for d in played if "Turn 1" in d.turns[0].observation and "two arms" not in d.system
+        ]
         return sum(d.success for d in games) / len(games)
 
     assert success(0.13) == success(0.74) and success(0.75) == success(0.99)
@@ -326,12 +386,28 @@ def test_both_arms_of_a_bandit_are_shown(chat):
 
 def test_half_of_the_games_begin_with_few_actions_left(chat):
     heads = [d.turns[0].observation for i in range(120) for d in read(chat, (5, i, 0), 4)]
-    left = [int(h.split(", ")[1].split()[0]) for h in heads if h.startswith("Turn 1") and "Arms" not in h]
-    assert set(left) == set(range(1, 11)) and 0.4 < sum(n < 10 for n in left) / len(left) < 0.5  # 9 of 20
+    left = [
+        int(h.split(", ")[1].split()[0])
+        for h in heads
+        if h.startswith("Turn 1") and "Arms" not in h
+    ]
+    assert (
+        set(left) == set(range(1, 11)) and 0.4 < sum(n < 10 for n in left) / len(left) < 0.5
+    )  # 9 of 20
 
 
 def test_easy_documents_come_first(chat):
-    for progress, environments in ((0.0, 1), (0.029, 1), (0.031, 2), (0.059, 2), (0.061, 2), (0.089, 2)):
+    for progress, environments in (
+        (0.0, 1),
+        (0.029, 1),
+        (0.031, 2),
+        (0.059, 2),
+        (0.061, 2),
+        (0.089, 2),
+    ):
         played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]
-        assert all(len(d.turns) == 1 and d.system.endswith("\nAnswer questions about the board.") for d in played)
+        assert all(
+            len(d.turns) == 1 and d.system.endswith("\nAnswer questions about the board.")
+            for d in played
+        )
         assert len({d.system for d in played}) == environments

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dialogue import Episode, format_response, shape
+from dialogue import Episode, format_response, shape_rewards
 from envs import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,9 +28,21 @@ ROOT = Path(__file__).resolve().parent.parent
         ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
         ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),  # progress is not paid
         ([1.0], True, "sparse", 1, [1]),
-        ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),  # a win makes up for lost steps
+        (
+            [-0.2, 0.8, 10.6],
+            True,
+            "dense",
+            11,
+            [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11],
+        ),  # a win makes up for lost steps
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),  # more than a win pays is held below one
+        (
+            [2.0, 0.0, 1.0],
+            False,
+            "dense",
+            2,
+            [0.99, 0, 0],
+        ),  # more than a win pays is held below one
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
@@ -42,7 +54,7 @@ ROOT = Path(__file__).resolve().parent.parent
     ],
 )
 def test_shape_by_hand(rewards, success, density, most, expected):
-    assert shape(rewards, success, density, most=most) == pytest.approx(expected, abs=1e-12)
+    assert shape_rewards(rewards, success, density, most=most) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +73,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
     ],
 )
 def test_plan_density_by_hand(remaining, success, expected):
-    found = shape([0.0] * (len(remaining) - 1), success, "plan", remaining=remaining)
+    found = shape_rewards([0.0] * (len(remaining) - 1), success, "plan", remaining=remaining)
     assert found == pytest.approx(expected, abs=1e-12)
 
 
@@ -72,7 +84,7 @@ def test_every_win_pays_one_and_every_loss_less(density):
         turns, success = rng.randint(1, 6), rng.random() < 0.5
         rewards = [rng.choice([-1.0, -0.1, 0.0, 0.5, 1.0, 10.0]) for _ in range(turns)]
         remaining = [rng.choice([None, 0, 1, 2, 5]) for _ in range(turns + 1)]
-        shaped = shape(rewards, success, density, most=2.0, remaining=remaining)
+        shaped = shape_rewards(rewards, success, density, most=2.0, remaining=remaining)
         assert len(shaped) == turns
         assert (sum(shaped) == pytest.approx(1.0)) if success else (sum(shaped) < 0.995)
         sums.add(round(sum(shaped), 6))
@@ -81,7 +93,7 @@ def test_every_win_pays_one_and_every_loss_less(density):
 
 def test_a_density_that_is_none_is_refused():
     with pytest.raises(ValueError, match="must be sparse, dense, balanced or plan, got 'native'"):
-        shape([1.0], True, "native")
+        shape_rewards([1.0], True, "native")
 
 
 # ---------- thoughts
@@ -97,7 +109,11 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 def bonus(thought, most=0.6, **options):
     """What the thought adds to the reward where all true facts are worth `most`."""
     with_it, without = (outcome_of(thought, think_reward=x, **options) for x in (most, 0.0))
-    assert (with_it.user, with_it.status, with_it.info) == (without.user, without.status, without.info)  # never shown
+    assert (with_it.user, with_it.status, with_it.info) == (
+        without.user,
+        without.status,
+        without.info,
+    )  # never shown
     return with_it.reward - without.reward
 
 
@@ -131,7 +147,9 @@ def test_no_thought_earns_no_think_reward():
     facts = " ".join(env.statements())
     assert bonus(facts, think=False) == 0.0
     assert bonus("", think=False, text=f"<think>{facts}</think><answer>Left</answer>") == 0.0
-    assert bonus("", text=facts) == bonus("", text=f"<think>{facts}<answer>Left</answer>") == 0.0  # no closed tag
+    assert (
+        bonus("", text=facts) == bonus("", text=f"<think>{facts}<answer>Left</answer>") == 0.0
+    )  # no closed tag
 
 
 def test_facts_are_a_set_and_may_be_none(monkeypatch):
@@ -154,26 +172,42 @@ def play(*arguments, typed=""):
 
 def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     typed = ["down||Right", "<answer>Up</answer>", "Jump"]
-    done = play("frozenlake:success_rate=1", "--seed=3", typed="".join(line + "\n" for line in typed))
+    done = play(
+        "frozenlake:success_rate=1", "--seed=3", typed="".join(line + "\n" for line in typed)
+    )
     episode = Episode(make_env("frozenlake:success_rate=1"), Config())
     system, first = episode.reset(3)
     users = [first]
-    for text in ["<think></think><answer>down||Right</answer>", typed[1], "<think></think><answer>Jump</answer>"]:
-        users.append(episode.step(text).user)  # tags are put around what has none, and not around what has some
+    for text in [
+        "<think></think><answer>down||Right</answer>",
+        typed[1],
+        "<think></think><answer>Jump</answer>",
+    ]:
+        users.append(
+            episode.step(text).user
+        )  # tags are put around what has none, and not around what has some
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]
     assert (done.returncode, done.stderr) == (0, "")  # the end of the input ends the game
-    assert done.stdout == "\n".join([system, *(f"\n{user}\n> " for user in users)]).replace("> \n", "> ")
+    assert done.stdout == "\n".join([system, *(f"\n{user}\n> " for user in users)]).replace(
+        "> \n", "> "
+    )
 
 
-@pytest.mark.parametrize("player, last", [("--expert", "success after 4 turns, score 1\n"), ("--random", None)])
+@pytest.mark.parametrize(
+    "player, last", [("--expert", "success after 4 turns, score 1\n"), ("--random", None)]
+)
 def test_reference_players_are_shown(player, last):
     done = play("frozenlake:success_rate=1", "--seed=3", player)
-    assert done.returncode == 0 and done.stdout.count("<answer>") == 1 + done.stdout.count("\nTurn ")
+    assert done.returncode == 0 and done.stdout.count("<answer>") == 1 + done.stdout.count(
+        "\nTurn "
+    )
     assert done.stdout == play("frozenlake:success_rate=1", "--seed=3", player).stdout
     assert last is None or done.stdout.endswith(last)
 
 
-@pytest.mark.parametrize("arguments", [[], ["frozenlake", "--expert", "--random"], ["frozenlake", "--sed=1"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["frozenlake", "--expert", "--random"], ["frozenlake", "--sed=1"]]
+)
 def test_what_cannot_be_played_is_one_sentence(arguments):
     done = play(*arguments)
     wanted = "expected an environment, --seed=N, and one of --expert, --random or none; got"

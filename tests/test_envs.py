@@ -32,10 +32,10 @@ from hypothesis import strategies as st
 
 import envs
 import grids
-from countdown import countdown_solution, evaluate_expression
 from dialogue import Episode, check_thought, format_response, parse_response
-from envs import make_env, stage_of
+from envs import make_env, mixture_at
 from rollout import make_episode
+from worlds.countdown import countdown_solution, evaluate_expression
 
 LAKE_V1 = "frozenlake:frozen_prob=0.8,success_rate=0.3333333333333333"
 LAKE_V2 = "frozenlake:frozen_prob=0.9,success_rate=0.8"
@@ -67,7 +67,15 @@ def room_instance(board, symbols="default"):
     def where(letters):
         return tuple(i for i, symbol in cells if symbol in letters)
 
-    return ("sokoban", symbols, len(rows), where("_O√XPS"), where("O√S"), where("PS")[0], where("X√"))
+    return (
+        "sokoban",
+        symbols,
+        len(rows),
+        where("_O√XPS"),
+        where("O√S"),
+        where("PS")[0],
+        where("X√"),
+    )
 
 
 def on_lake(board, *, observation="grid", max_actions=10, success_rate=1):
@@ -80,7 +88,9 @@ def on_lake(board, *, observation="grid", max_actions=10, success_rate=1):
 def in_room(board, *, observation="grid", max_actions=10):
     boxes = board.count("X") + board.count("√")
     size = len(board.split("\n"))
-    env = make_env(f"sokoban:size={size},boxes={boxes}", observation=observation, max_actions=max_actions)
+    env = make_env(
+        f"sokoban:size={size},boxes={boxes}", observation=observation, max_actions=max_actions
+    )
     env.start(room_instance(board), [0])
     return env
 
@@ -138,7 +148,9 @@ def our_transitions(env, cell, action):
         if high - low < 1e-9:
             continue  # no slips: the two side bands are empty
         # the outcome is constant inside of a band, up to 1e-9 of its ends: this is what "band widths" means
-        outcomes = {move_outcome(env, cell, action, u) for u in (low + 1e-9, (low + high) / 2, high - 1e-9)}
+        outcomes = {
+            move_outcome(env, cell, action, u) for u in (low + 1e-9, (low + high) / 2, high - 1e-9)
+        }
         assert len(outcomes) == 1
         total[outcomes.pop()] += high - low
     return dict(total)
@@ -150,11 +162,16 @@ def test_lake_transitions_equal_gymnasium(success_rate):
     assert env.success_rate == success_rate
     for instance in instances:
         _, size, holes, start, goal = instance
-        letters = ["H" if c in holes else "S" if c == start else "G" if c == goal else "F" for c in range(size * size)]
+        letters = [
+            "H" if c in holes else "S" if c == start else "G" if c == goal else "F"
+            for c in range(size * size)
+        ]
         desc = ["".join(letters[r * size : (r + 1) * size]) for r in range(size)]
         reference = FrozenLakeEnv(desc=desc, is_slippery=True, success_rate=success_rate).P
         env.start(instance, [0])
-        for cell, action in product([c for c in range(size * size) if c not in (*holes, goal)], range(4)):
+        for cell, action in product(
+            [c for c in range(size * size) if c not in (*holes, goal)], range(4)
+        ):
             expected = Counter()
             for prob, after, reward, terminated in reference[cell][action]:
                 expected[after, float(reward), bool(terminated)] += prob
@@ -179,12 +196,19 @@ def test_lake_slip_frequencies():
 def test_lake_ends_by_hand():
     env = on_lake(LAKE_BOARD)
     nothing = {"success": False, "valid": True, "effective": False}
-    assert env.step("Up") == envs.Step(LAKE_BOARD, 0.0, False, False, nothing)  # the border stops the move
+    assert env.step("Up") == envs.Step(
+        LAKE_BOARD, 0.0, False, False, nothing
+    )  # the border stops the move
     step = env.step("right")  # action names are read without regard to case
     assert step.observation == "_PO_\n_O__\n___G\nO___" and step.info["effective"]
     step = env.step("Right")
     assert step.observation == "__X_\n_O__\n___G\nO___"
-    assert (step.reward, step.terminated, step.truncated, step.info["success"]) == (0.0, True, False, False)
+    assert (step.reward, step.terminated, step.truncated, step.info["success"]) == (
+        0.0,
+        True,
+        False,
+        False,
+    )
     before = env.num_actions
     step = env.step("Left")  # after the end nothing happens
     assert step.terminated and not step.info["valid"] and env.num_actions == before
@@ -247,7 +271,11 @@ def optimal_player(env):
 
 @pytest.mark.parametrize(
     "spec, random, greedy, optimal",
-    [(LAKE_V1, 0.213, 0.354, 0.483), (LAKE_V2, 0.246, 0.812, 0.944), (LAKE_SURE, 0.239, 0.863, 1.0)],
+    [
+        (LAKE_V1, 0.213, 0.354, 0.483),
+        (LAKE_V2, 0.246, 0.812, 0.944),
+        (LAKE_SURE, 0.239, 0.863, 1.0),
+    ],
 )
 def test_lake_reference_players(spec, random, greedy, optimal):
     env, instances = raw_draws(spec, 500)
@@ -282,7 +310,15 @@ def optimal_lengths(spec, count):
 def test_sokoban_optimal_lengths():
     # upstream, seeds 123..378: cumulative fractions of the 256 validation rooms
     lengths = optimal_lengths(SIMPLE, 1500)
-    for at_most, upstream in {1: 0.109, 2: 0.344, 3: 0.449, 4: 0.633, 5: 0.777, 8: 0.973, 10: 1.0}.items():
+    for at_most, upstream in {
+        1: 0.109,
+        2: 0.344,
+        3: 0.449,
+        4: 0.633,
+        5: 0.777,
+        8: 0.973,
+        10: 1.0,
+    }.items():
         agree_frac(lengths <= at_most, upstream)
     agree(lengths, 3.95)
 
@@ -327,7 +363,9 @@ def test_sokoban_plans_replay(spec, count, boxes):
         path = env.plan(200, 1)
         assert len(path) == env.optimal_length()
         steps = [env.step(action) for action in path]
-        assert [s.info["success"] for s in steps] == [False] * (len(path) - 1) + [True] and steps[-1].terminated
+        assert [s.info["success"] for s in steps] == [False] * (len(path) - 1) + [True] and steps[
+            -1
+        ].terminated
         assert all(s.info["effective"] for s in steps)  # a shortest solution wastes nothing
         # every box starts off target and ends on one: +1 net each, 10 once, 0.1 an action
         assert sum(s.reward for s in steps) == pytest.approx(10 + boxes - 0.1 * len(path), abs=1e-9)
@@ -335,7 +373,11 @@ def test_sokoban_plans_replay(spec, count, boxes):
 
 def solves(board, path):
     """Play `path` ('UDLR' letters) on a board text with complex numbers for places; is every box on a target?"""
-    places = {complex(c, r): symbol for r, row in enumerate(board.split("\n")) for c, symbol in enumerate(row)}
+    places = {
+        complex(c, r): symbol
+        for r, row in enumerate(board.split("\n"))
+        for c, symbol in enumerate(row)
+    }
     player = next(p for p, symbol in places.items() if symbol in "PS")
     boxes = {p for p, symbol in places.items() if symbol in "X√"}
     targets = {p for p, symbol in places.items() if symbol in "O√S"}
@@ -360,7 +402,11 @@ def test_sokoban_optimal_length_equals_brute_force():
             length, board = env.optimal_length(), env.render()
             if length > 4 or checked == (10 if spec == SIMPLE else 20):
                 continue
-            found = next(n for n in range(10) if any(solves(board, path) for path in product("UDLR", repeat=n)))
+            found = next(
+                n
+                for n in range(10)
+                if any(solves(board, path) for path in product("UDLR", repeat=n))
+            )
             assert found == length
             checked += 1
     assert checked == 20
@@ -376,11 +422,17 @@ def test_room_board_round_trip():
 def test_sokoban_box_stops_at_wall_and_at_box():
     board = "######\n#OPX##\n##X###\n##X_O#\n##_O##\n######"
     env = in_room(board)
-    for action in ("Right", "Down", "Up"):  # a wall behind the box, a second box behind the box, a wall
+    for action in (
+        "Right",
+        "Down",
+        "Up",
+    ):  # a wall behind the box, a second box behind the box, a wall
         step = env.step(action)
         assert step.observation == board and step.reward == pytest.approx(-0.1)
         assert step.info == {"success": False, "valid": True, "effective": False}
-    assert env.step("Left").info["effective"] and env.num_actions == 4  # blocked moves cost an action too
+    assert (
+        env.step("Left").info["effective"] and env.num_actions == 4
+    )  # blocked moves cost an action too
 
 
 def test_sokoban_rewards_for_boxes_on_and_off_target():
@@ -397,7 +449,12 @@ def test_sokoban_rewards_for_boxes_on_and_off_target():
     env = in_room("######\n#P√__#\n#_XO_#\n#____#\n#____#\n######")
     assert env.step("Down").reward == pytest.approx(-0.1)
     done = env.step("Right")
-    assert done.reward == pytest.approx(10.9) and done.terminated and not done.truncated and done.info["success"]
+    assert (
+        done.reward == pytest.approx(10.9)
+        and done.terminated
+        and not done.truncated
+        and done.info["success"]
+    )
 
 
 def test_sokoban_unsolvable_room_has_no_plan():
@@ -426,9 +483,14 @@ def prompt_digest():
 def test_same_seed_same_prompts_in_another_process():
     here = pathlib.Path(__file__).parent
     paths = [str(here.parent), str(here)]
-    code = f"import sys; sys.path[:0] = {paths!r}; import test_envs; print(test_envs.prompt_digest())"
+    code = (
+        f"import sys; sys.path[:0] = {paths!r}; import test_envs; print(test_envs.prompt_digest())"
+    )
     environs = [{**os.environ, "PYTHONHASHSEED": hash_seed} for hash_seed in ("1", "2")]
-    runs = [subprocess.Popen([sys.executable, "-c", code], env=e, stdout=subprocess.PIPE, text=True) for e in environs]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], env=e, stdout=subprocess.PIPE, text=True)
+        for e in environs
+    ]
     assert {run.communicate(timeout=60)[0].strip() for run in runs} == {prompt_digest()}
 
 
@@ -463,7 +525,10 @@ def test_bandit_is_the_documented_exception():
     # one pair has two prompts (the order of the arms): every split shows both
     env = make_env("bandit")
     for split in envs.SPLITS:
-        assert {env.reset(i, split=split) for i in range(30)} == {"Arms: Phoenix, Dragon", "Arms: Dragon, Phoenix"}
+        assert {env.reset(i, split=split) for i in range(30)} == {
+            "Arms: Phoenix, Dragon",
+            "Arms: Dragon, Phoenix",
+        }
     assert env.repeats and not make_env(SIMPLE).repeats
 
 
@@ -501,7 +566,9 @@ def test_reset_errors():
     with pytest.raises(ValueError, match=r"split must be one of train, eval, heldout, got 'test'"):
         env.reset(0, split="test")
     for index in (256, -1, [1, 2]):
-        with pytest.raises(ValueError, match=r"an index of the eval split is one integer in \[0, 256\)"):
+        with pytest.raises(
+            ValueError, match=r"an index of the eval split is one integer in \[0, 256\)"
+        ):
             env.reset(index, split="eval")
 
 
@@ -512,13 +579,21 @@ def lake_dynamics(instance, success_rate):
     """(next-cell distribution as a dict, set of absorbing cells), written with rows and columns."""
     _, size, holes, _, goal = instance
     compass = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
-    beside = {"Left": ("Up", "Down"), "Right": ("Up", "Down"), "Up": ("Left", "Right"), "Down": ("Left", "Right")}
+    beside = {
+        "Left": ("Up", "Down"),
+        "Right": ("Up", "Down"),
+        "Up": ("Left", "Right"),
+        "Down": ("Left", "Right"),
+    }
 
     def after(cell, action):
         if cell == goal or cell in holes:
             return {cell: 1.0}
         total = {}
-        for name, prob in [(action, success_rate), *((b, (1 - success_rate) / 2) for b in beside[action])]:
+        for name, prob in [
+            (action, success_rate),
+            *((b, (1 - success_rate) / 2) for b in beside[action]),
+        ]:
             row, col = cell // size + compass[name][0], cell % size + compass[name][1]
             there = row * size + col if 0 <= row < size and 0 <= col < size else cell
             total[there] = total.get(there, 0.0) + prob
@@ -551,7 +626,9 @@ def achieved(env, instance, k, turns, actions):
         path = env.plan(k, turns)
         assert 1 <= len(path) <= min(k, actions)
         spread = after_sequence(after, cell, path)
-        return sum(prob * value(there, turns - 1, actions - len(path)) for there, prob in spread.items())
+        return sum(
+            prob * value(there, turns - 1, actions - len(path)) for there, prob in spread.items()
+        )
 
     return value(instance[3], turns, actions)
 
@@ -559,7 +636,9 @@ def achieved(env, instance, k, turns, actions):
 def best_possible(instance, success_rate, k, turns, actions):
     """The largest success probability of any player that commits to 1..k actions a turn: plain recursion."""
     after, absorbing = lake_dynamics(instance, success_rate)
-    sequences = [q for n in range(1, k + 1) for q in product(("Left", "Down", "Right", "Up"), repeat=n)]
+    sequences = [
+        q for n in range(1, k + 1) for q in product(("Left", "Down", "Right", "Up"), repeat=n)
+    ]
     spreads = cache(lambda cell, q: after_sequence(after, cell, q))
 
     @cache
@@ -567,7 +646,10 @@ def best_possible(instance, success_rate, k, turns, actions):
         if cell in absorbing or turns == 0 or actions == 0:
             return float(cell == instance[4])
         return max(
-            sum(prob * value(there, turns - 1, actions - len(q)) for there, prob in spreads(cell, q).items())
+            sum(
+                prob * value(there, turns - 1, actions - len(q))
+                for there, prob in spreads(cell, q).items()
+            )
             for q in sequences
             if len(q) <= actions
         )
@@ -586,7 +668,9 @@ def test_closed_loop_plan_is_optimal(spec):
 def test_two_action_plans():
     env, instances = raw_draws(LAKE_V1, 10, seed=4)
     gains = [achieved(env, i, 2, 5, 10) - achieved(env, i, 1, 5, 10) for i in instances]
-    assert min(gains) > -1e-5 and max(gains) > 0.01  # ten actions in five turns can do what five can, and more
+    assert (
+        min(gains) > -1e-5 and max(gains) > 0.01
+    )  # ten actions in five turns can do what five can, and more
     env, instances = raw_draws("frozenlake:size=3,success_rate=0.5", 3, seed=5)
     for instance in instances:
         best = best_possible(instance, 0.5, 2, 5, 10)
@@ -635,20 +719,45 @@ def test_lake_observation_modes_by_hand():
     assert text == LAKE_BOARD + "\nPlayer (1,1). Goal (3,4). Holes (1,3) (2,2) (4,1)."
     assert on_lake(LAKE_BOARD).observe() == LAKE_BOARD
     far = on_lake("P___\n____\n____\n_G_O", observation="relations")
-    assert far.observe().split("\n")[-1] == "Away left edge, up edge. Goal 3 down ice ice, 1 right ice ice, corner ice."
-    assert on_lake("PG\n_O", observation="relations").observe().endswith("up edge. Goal 1 right goal edge.")
+    assert (
+        far.observe().split("\n")[-1]
+        == "Away left edge, up edge. Goal 3 down ice ice, 1 right ice ice, corner ice."
+    )
+    assert (
+        on_lake("PG\n_O", observation="relations")
+        .observe()
+        .endswith("up edge. Goal 1 right goal edge.")
+    )
     none = on_lake("_G__\n____\n_P__\n____", observation="coord")
     assert none.observe().split("\n")[-1] == "Player (3,2). Goal (1,2). Holes none."
 
 
 def test_lake_statements_by_hand():
     env = on_lake(LAKE_BOARD)
-    assert env.statements() == ["Next edge ice ice edge.", "Goal 2 down 3 right.", "Way down down right right right."]
-    env.step("Right")  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
-    assert env.statements() == ["Next ice hole hole edge.", "Goal 2 down 2 right.", "Way left down down right right."]
+    assert env.statements() == [
+        "Next edge ice ice edge.",
+        "Goal 2 down 3 right.",
+        "Way down down right right right.",
+    ]
+    env.step(
+        "Right"
+    )  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
+    assert env.statements() == [
+        "Next ice hole hole edge.",
+        "Goal 2 down 2 right.",
+        "Way left down down right right.",
+    ]
     env = on_lake("G__\n_P_\n_O_")
-    assert env.statements() == ["Next ice hole ice ice.", "Goal 1 up 1 left.", "Way up left."]  # left could slip down
-    assert on_lake("PG\n_O").statements() == ["Next edge ice goal edge.", "Goal 1 right.", "Way right."]
+    assert env.statements() == [
+        "Next ice hole ice ice.",
+        "Goal 1 up 1 left.",
+        "Way up left.",
+    ]  # left could slip down
+    assert on_lake("PG\n_O").statements() == [
+        "Next edge ice goal edge.",
+        "Goal 1 right.",
+        "Way right.",
+    ]
 
 
 def test_demonstrated_moves_follow_a_random_shortest_path():
@@ -667,7 +776,11 @@ def test_room_observation_modes_by_hand():
     )
     text = in_room(ROOM_BOARD, observation="coord").observe()
     assert text == ROOM_BOARD + "\nPlayer (4,3). Boxes (3,3). Targets (2,2)."
-    assert in_room(ROOM_BOARD).statements() == ["Next box floor floor floor.", "Box 1 up.", "Target 1 up 1 left."]
+    assert in_room(ROOM_BOARD).statements() == [
+        "Next box floor floor floor.",
+        "Box 1 up.",
+        "Target 1 up 1 left.",
+    ]
     # two boxes, one on its target: "here" for that one; the other is led to the free target, not to the nearer one
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
@@ -683,7 +796,10 @@ def test_room_observation_modes_by_hand():
 def direction_words(board, here, there):
     """'2 down 1 right' from the places of two symbols in the board text, by comparing line and column numbers."""
     lines = board.split("\n")
-    (r, c), (r2, c2) = ((next((i, line.index(s)) for i, line in enumerate(lines) if s in line)) for s in (here, there))
+    (r, c), (r2, c2) = (
+        (next((i, line.index(s)) for i, line in enumerate(lines) if s in line))
+        for s in (here, there)
+    )
     words = [f"{r2 - r} down"] * (r2 > r) + [f"{r - r2} up"] * (r2 < r)
     words += [f"{c2 - c} right"] * (c2 > c) + [f"{c - c2} left"] * (c2 < c)
     return " ".join(words) or "here"
@@ -692,7 +808,9 @@ def direction_words(board, here, there):
 def safest_way(board):
     """The moves from P to G of the shortest path around the holes O with fewest of them at the sides of its moves: by
     trying all paths of one, two, ... moves on the board text, in the order left, down, right, up."""
-    places = {(r, c): symbol for r, line in enumerate(board.split("\n")) for c, symbol in enumerate(line)}
+    places = {
+        (r, c): symbol for r, line in enumerate(board.split("\n")) for c, symbol in enumerate(line)
+    }
     ways = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
     paths = [(0, [], next(place for place, symbol in places.items() if symbol == "P"))]
     while not (done := [path for path in paths if places[path[2]] == "G"]):
@@ -707,7 +825,11 @@ def safest_way(board):
 def neighbours(board, symbol, border):
     """The symbols up, down, left, right of a symbol in the board text; `border` outside of it."""
     lines = board.split("\n")
-    rows = [border * (len(lines[0]) + 2), *(border + line + border for line in lines), border * (len(lines[0]) + 2)]
+    rows = [
+        border * (len(lines[0]) + 2),
+        *(border + line + border for line in lines),
+        border * (len(lines[0]) + 2),
+    ]
     r, c = next((i, row.index(symbol)) for i, row in enumerate(rows) if symbol in row)
     return [rows[r - 1][c], rows[r + 1][c], rows[r][c - 1], rows[r][c + 1]]
 
@@ -734,7 +856,11 @@ def test_statements_are_true_and_counted():
                 goal = direction_words(board, "P", "G")
                 around = {"left": left, "down": down, "right": right, "up": up}
                 way = " ".join(safest_way(board)[:5])
-                assert facts == [f"Next {' '.join(around.values())}.", f"Goal {goal}.", f"Way {way}."]
+                assert facts == [
+                    f"Next {' '.join(around.values())}.",
+                    f"Goal {goal}.",
+                    f"Way {way}.",
+                ]
             assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
 
 
@@ -745,14 +871,22 @@ def test_check_thought_by_hand():
     assert check_thought("", facts) == (0, 0)
 
 
-
 # where the rules name each symbol
 SOKOBAN_LEGEND = {
-    "wall": r"a wall (\S)", "floor": r"Floor is (\S)", "target": r"onto a target (\S)\.",
-    "box on target": r"a box on a target is (\S)\.", "box": r"every box (\S)", "you": r"You are (\S),",
+    "wall": r"a wall (\S)",
+    "floor": r"Floor is (\S)",
+    "target": r"onto a target (\S)\.",
+    "box on target": r"a box on a target is (\S)\.",
+    "box": r"every box (\S)",
+    "you": r"You are (\S),",
     "you on target": r"on a target (\S);",
-}  # fmt: skip
-LAKE_LEGEND = {"you": r"You are (\S)\.", "ice": r"ice (\S)", "goal": r"goal (\S);", "hole": r"hole (\S) "}
+}
+LAKE_LEGEND = {
+    "you": r"You are (\S)\.",
+    "ice": r"ice (\S)",
+    "goal": r"goal (\S);",
+    "hole": r"hole (\S) ",
+}
 
 
 @cache
@@ -763,7 +897,9 @@ def legend(spec):
     return {meaning: re.search(pattern, system).group(1) for meaning, pattern in patterns.items()}
 
 
-@pytest.mark.parametrize("spec", ["sokoban:boxes=2", "sokoban:boxes=2,search_depth=30,symbols=newvocab", LAKE_V1])
+@pytest.mark.parametrize(
+    "spec", ["sokoban:boxes=2", "sokoban:boxes=2,search_depth=30,symbols=newvocab", LAKE_V1]
+)
 def test_legend_is_that_of_the_boards(spec):
     # random and planned moves on many boards; a board on which the game has ended is in no message
     env, rng, seen = make_env(spec, max_actions=60), np.random.default_rng(7), set()
@@ -771,7 +907,9 @@ def test_legend_is_that_of_the_boards(spec):
         seen |= set(env.reset(seed))
         while not env.terminated and env.actions_left:
             plan = env.plan(1, 5)
-            step = env.step(plan[0] if plan and rng.random() < 0.5 else env.actions[rng.integers(4)])
+            step = env.step(
+                plan[0] if plan and rng.random() < 0.5 else env.actions[rng.integers(4)]
+            )
             seen |= set() if step.terminated else set(step.observation)
     assert seen - {"\n"} == set(legend(spec).values())
 
@@ -840,11 +978,47 @@ def test_countdown_is_exact():
 
 
 NO_EXPRESSIONS = (
-    "", " ", "Up", "3 +", "+ 3", "-3 + 5", "3 5", "3 + 5 = 8", "2 ** 3", "9**9**9**9", "7 // 2", "2(3)", "(2)(3)", "()",
-    "(3 + 5", "3 + 5)", "1)+(2", "5 / 0", "5 / (3 - 3)", "3.5 + 1", "1e2", "1_0", "0x1", "3,5", "٣ + ٥", "３+５", "²+1",
-    "1\0+1", "1\n+1", "1\t+1", "1 || 2", "__import__('os')", "end", "9" * 100_000, "1+" * 100_000, "(" * 100_000,
-    "(" * 50_000 + "1" + ")" * 50_000, "(" * 100, ")" * 100, "(" * 50 + "1" + ")" * 50,
-)  # fmt: skip
+    "",
+    " ",
+    "Up",
+    "3 +",
+    "+ 3",
+    "-3 + 5",
+    "3 5",
+    "3 + 5 = 8",
+    "2 ** 3",
+    "9**9**9**9",
+    "7 // 2",
+    "2(3)",
+    "(2)(3)",
+    "()",
+    "(3 + 5",
+    "3 + 5)",
+    "1)+(2",
+    "5 / 0",
+    "5 / (3 - 3)",
+    "3.5 + 1",
+    "1e2",
+    "1_0",
+    "0x1",
+    "3,5",
+    "٣ + ٥",
+    "３+５",
+    "²+1",
+    "1\0+1",
+    "1\n+1",
+    "1\t+1",
+    "1 || 2",
+    "__import__('os')",
+    "end",
+    "9" * 100_000,
+    "1+" * 100_000,
+    "(" * 100_000,
+    "(" * 50_000 + "1" + ")" * 50_000,
+    "(" * 100,
+    ")" * 100,
+    "(" * 50 + "1" + ")" * 50,
+)
 
 
 @pytest.mark.parametrize("text", NO_EXPRESSIONS, ids=range(len(NO_EXPRESSIONS)))
@@ -852,7 +1026,12 @@ def test_no_expression_is_no_action(text):
     env = problem((5, 3, 2), 16)
     assert evaluate_expression(text) is None
     step = env.step(text)
-    assert (step.reward, step.terminated, step.truncated, step.info["valid"]) == (0.0, False, False, False)
+    assert (step.reward, step.terminated, step.truncated, step.info["valid"]) == (
+        0.0,
+        False,
+        False,
+        False,
+    )
     assert env.step("(3 + 5) * 2").info["success"]  # the one action was not spent
 
 
@@ -867,7 +1046,9 @@ def python_reads(text):
     if len(text) > 100 or not set(text) <= set("0123456789+-*/() "):
         return None
     try:
-        tree = ast.parse(re.sub(r"\b0+(?=\d)", "", text).strip(), mode="eval")  # no leading zeros in Python
+        tree = ast.parse(
+            re.sub(r"\b0+(?=\d)", "", text).strip(), mode="eval"
+        )  # no leading zeros in Python
     except SyntaxError:
         return None
     legal = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Constant)
@@ -875,16 +1056,18 @@ def python_reads(text):
         return None
     numbers = sorted(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     try:
-        return numbers, eval(re.sub(r"(\d+)", r"Fraction('\1')", text).strip(), {"Fraction": Fraction})
+        return numbers, eval(
+            re.sub(r"(\d+)", r"Fraction('\1')", text).strip(), {"Fraction": Fraction}
+        )
     except ZeroDivisionError:
         return None
 
 
 EXPRESSIONS = st.recursive(
     st.integers(0, 30).map(str),
-    lambda part: st.tuples(part, st.sampled_from("+-*/"), part, st.sampled_from(("{}", "({})", " ( {} )"))).map(
-        lambda parts: parts[3].format(f"{parts[0]}{parts[1]} {parts[2]}")
-    ),
+    lambda part: st.tuples(
+        part, st.sampled_from("+-*/"), part, st.sampled_from(("{}", "({})", " ( {} )"))
+    ).map(lambda parts: parts[3].format(f"{parts[0]}{parts[1]} {parts[2]}")),
     max_leaves=8,
 )
 LEGAL_CHARACTERS = st.text("0123456789+-*/() ", max_size=12)
@@ -893,7 +1076,12 @@ LEGAL_CHARACTERS = st.text("0123456789+-*/() ", max_size=12)
 @settings(deadline=None, max_examples=150)
 @given(EXPRESSIONS, LEGAL_CHARACTERS, st.integers(0, 99), st.integers(0, 3))
 def test_expressions_are_read_as_python_reads_them(text, inserted, at, removed):
-    for changed in (text, inserted, text[:at] + text[at + removed :], text[:at] + inserted + text[at:]):
+    for changed in (
+        text,
+        inserted,
+        text[:at] + text[at + removed :],
+        text[:at] + inserted + text[at:],
+    ):
         assert evaluate_expression(changed) == python_reads(changed), changed
 
 
@@ -907,18 +1095,26 @@ def test_any_text_is_an_expression_or_not(text):
     assert outcome.status in ("success", "failure", "out_of_turns") and -0.1 <= outcome.reward <= 1
 
 
-@pytest.mark.parametrize("spec", ["countdown", "countdown:numbers=2", SMALL_COUNTDOWN, "countdown:numbers=4"])
+@pytest.mark.parametrize(
+    "spec", ["countdown", "countdown:numbers=2", SMALL_COUNTDOWN, "countdown:numbers=4"]
+)
 def test_countdown_problems_can_be_solved(spec):
     env, instances = raw_draws(spec, 150)
     rng, wins = np.random.default_rng(0), Counter()
     for instance in instances:
         _, numbers, target = instance
-        assert len(numbers) in ([3, 4] if spec == "countdown" else [int(re.search(r"numbers=(\d)", spec)[1])])
+        assert len(numbers) in (
+            [3, 4] if spec == "countdown" else [int(re.search(r"numbers=(\d)", spec)[1])]
+        )
         assert list(numbers) == sorted(numbers, reverse=True) and 10 <= target <= 100
         assert numbers[-1] >= 1 and numbers[0] <= (9 if spec == SMALL_COUNTDOWN else 99)
         for player in ("random", "greedy", "optimal"):
             env.start(instance, [0])
-            text = {"random": env.random(1, rng)[0], "greedy": env.greedy(), "optimal": env.plan(1, 1)[0]}[player]
+            text = {
+                "random": env.random(1, rng)[0],
+                "greedy": env.greedy(),
+                "optimal": env.plan(1, 1)[0],
+            }[player]
             used, value = python_reads(text)
             assert used == sorted(numbers)
             assert player == "greedy" or (value > 0 and value.denominator == 1)
@@ -931,7 +1127,9 @@ def test_countdown_draws():
     _, instances = raw_draws("countdown", 600)
     four = sum(len(numbers) == 4 for _, numbers, _ in instances)
     assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
-    targets = Counter((target - 10) // 31 for _, _, target in instances)  # 10 to 40, 41 to 71, 72 to 100
+    targets = Counter(
+        (target - 10) // 31 for _, _, target in instances
+    )  # 10 to 40, 41 to 71, 72 to 100
     assert set(targets) == {0, 1, 2} and min(targets.values()) > 120
     assert {n for _, numbers, _ in instances for n in numbers} == set(range(1, 100))
     plans = "".join(problem(*instance[1:]).plan(1, 1)[0] for instance in instances)
@@ -961,33 +1159,49 @@ def test_countdown_texts():
         make_env("countdown").reset(3)
     }
     for options in ("numbers=5", "numbers=1", "largest=4", "largest=1000"):
-        with pytest.raises(ValueError, match=r"countdown wants numbers 2, 3, 4 or 0 \(3 or 4\), largest 5\.\.999"):
+        with pytest.raises(
+            ValueError, match=r"countdown wants numbers 2, 3, 4 or 0 \(3 or 4\), largest 5\.\.999"
+        ):
             make_env(f"countdown:{options}")
 
 
 def test_countdown_dialogue():
     episode = Episode(make_env("countdown"), Config())
     system, _ = episode.reset(0)
-    assert system == episode.reset(1)[0] and "Actions:" not in system and "At most 1 action a turn." in system
+    assert (
+        system == episode.reset(1)[0]
+        and "Actions:" not in system
+        and "At most 1 action a turn." in system
+    )
     episode.env.start(("countdown", (5, 3, 2), 16), [0])
-    outcome = episode.step("<think>Target 16. Numbers 5 3.</think><answer>(3 + 5) * 2 = 16</answer>")
-    head = 'Reward -0.1. Unknown action: "(3 + 5) * 2 = 16". No action was executed; nothing changed.'
+    outcome = episode.step(
+        "<think>Target 16. Numbers 5 3.</think><answer>(3 + 5) * 2 = 16</answer>"
+    )
+    head = (
+        'Reward -0.1. Unknown action: "(3 + 5) * 2 = 16". No action was executed; nothing changed.'
+    )
     assert outcome.user == f"{head}\nTurn 2 of 5, 1 action left.\nTarget 16. Numbers 5 3 2."
     assert (outcome.info["statements_checked"], outcome.info["statements_true"]) == (2, 1)
-    outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")  # one action is left
+    outcome = episode.step(
+        "<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>"
+    )  # one action is left
     assert (outcome.status, outcome.info["actions"]) == ("success", ["(3 + 5) * 2"])
     assert outcome.reward == pytest.approx(0.9)  # the second is over the limit
 
 
 def countdown_config(**changes):
     folder = pathlib.Path(envs.__file__).parent / "config"
-    config = load_config([str(folder / "countdown_ppo.py"), str(folder / "tiny.py"), f"--env={SMALL_COUNTDOWN}"])[0]
+    config = load_config(
+        [str(folder / "countdown_ppo.py"), str(folder / "tiny.py"), f"--env={SMALL_COUNTDOWN}"]
+    )[0]
     return replace(config, **changes)
 
 
 def test_countdown_players_and_demonstrations(chat):
-    from corpus import demonstration  # here: they need torch, and other processes import this file
     from eval import PLAYERS, play_reference
+    from tools.corpus import (
+        demonstration,
+    )  # here: they need torch, and other processes import this file
 
     config, rates = countdown_config(eval_size=64), {}
     for player in PLAYERS:
@@ -1003,10 +1217,15 @@ def test_countdown_players_and_demonstrations(chat):
 
 def test_shipped_tokenizer_is_built_again(tokenizer):
     """Another environment here must not change it: the weights in `base` were trained with it."""
-    base = json.loads((pathlib.Path(envs.__file__).parent / "base" / "tokenizer.json").read_text(encoding="utf-8"))
+    base = json.loads(
+        (pathlib.Path(envs.__file__).parent / "base" / "tokenizer.json").read_text(encoding="utf-8")
+    )
     built = json.loads(tokenizer.backend_tokenizer.to_str())
     assert len(base["model"]["merges"]) > 100
-    assert (built["model"]["vocab"], built["model"]["merges"]) == (base["model"]["vocab"], base["model"]["merges"])
+    assert (built["model"]["vocab"], built["model"]["merges"]) == (
+        base["model"]["vocab"],
+        base["model"]["merges"],
+    )
     assert built["added_tokens"] == base["added_tokens"]
 
 
@@ -1036,7 +1255,7 @@ LAKE = "frozenlake:size=4,frozen_prob=0.8"
     ],
 )
 def test_stages_by_hand(text, iteration, expected):
-    shares = stage_of(text, iteration)
+    shares = mixture_at(text, iteration)
     assert shares == pytest.approx(expected) and list(shares) == list(expected)
 
 
@@ -1073,25 +1292,38 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
         ("bandit @20 > sokoban @x", PART),
         ("bandti", "unknown environment 'bandti' in env='bandti'; did you mean bandit"),
         ("bandit + 2*frozenlake:sise=3", "unknown option 'sise'"),
-        ("sokobann @5 > bandit", "unknown environment 'sokobann'"),  # also where another stage is asked for
+        (
+            "sokobann @5 > bandit",
+            "unknown environment 'sokobann'",
+        ),  # also where another stage is asked for
     ],
 )
 def test_stages_that_are_refused(text, message):
     for iteration in (0, 25, None):
         with pytest.raises(ValueError, match=message):
-            stage_of(text, iteration)
+            mixture_at(text, iteration)
 
 
 # ---------- dialogue by hand
 
 
 def test_parse_by_hand():
-    assert parse_response("<think> a </think>\n<answer> Up||Left || </answer> ") == ("a", ["Up", "Left"], True)
+    assert parse_response("<think> a </think>\n<answer> Up||Left || </answer> ") == (
+        "a",
+        ["Up", "Left"],
+        True,
+    )
     assert parse_response("<think></think><answer></answer>") == ("", [], True)
     assert parse_response("so <think>a</think><answer>Up</answer>") == ("a", ["Up"], False)
     assert parse_response("<think>a</think> so <answer>Up</answer>") == ("a", ["Up"], False)
     assert parse_response("<think>a</think><answer>Up</answer> so") == ("a", ["Up"], False)
-    for text in ("", "Up", "<think>a<answer>Up</answer>", "<think>a</think><answer>Up", "<answer>Up</answer>"):
+    for text in (
+        "",
+        "Up",
+        "<think>a<answer>Up</answer>",
+        "<think>a</think><answer>Up",
+        "<answer>Up</answer>",
+    ):
         assert parse_response(text) == ("", [], False)
     assert parse_response("<answer>Up || Down</answer>", think=False) == ("", ["Up", "Down"], True)
     assert parse_response("<think>a</think><answer>Up</answer>", think=False) == ("", ["Up"], False)
@@ -1108,9 +1340,14 @@ def test_turn_with_two_actions():
     assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"
     assert outcome.reward == pytest.approx(-0.2) and outcome.status is None
     assert outcome.info == {
-        "actions": ["Left", "Up"], "num_actions": 2, "format_ok": True, "effective": 1.0,
-        "statements_checked": 2, "statements_true": 1, "env_reward": -0.2,
-    }  # fmt: skip
+        "actions": ["Left", "Up"],
+        "num_actions": 2,
+        "format_ok": True,
+        "effective": 1.0,
+        "statements_checked": 2,
+        "statements_true": 1,
+        "env_reward": -0.2,
+    }
 
 
 def test_first_messages():
@@ -1129,7 +1366,10 @@ def test_unknown_action_is_reported_and_penalised():
     outcome = episode.step("<think>a</think><answer>Left || Jump || up</answer>")
     # two moves, -0.1 each, and the format penalty -0.1; the unknown one costs no action
     assert outcome.reward == pytest.approx(-0.3)
-    assert outcome.user.split("\n")[:2] == ['Reward -0.3. Unknown action: "Jump".', "Turn 2 of 5, 8 actions left."]
+    assert outcome.user.split("\n")[:2] == [
+        'Reward -0.3. Unknown action: "Jump".',
+        "Turn 2 of 5, 8 actions left.",
+    ]
     assert outcome.info["num_actions"] == 2 and not outcome.info["format_ok"]
     outcome = episode.step("<think>a</think><answer>Jump</answer>")
     assert outcome.reward == pytest.approx(-0.1)
@@ -1141,12 +1381,20 @@ def test_surplus_actions_are_reported():
     episode = episode_in(ROOM_BOARD, actions_per_turn=2)
     outcome = episode.step("<think>a</think><answer>Left || Right || Left || Right</answer>")
     assert outcome.reward == pytest.approx(-0.3) and outcome.info["num_actions"] == 2
-    assert outcome.user.startswith("Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n")
+    assert outcome.user.startswith(
+        "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
+    )
     # the budget cuts too: one action is left of three, two are asked for
     episode = episode_in(ROOM_BOARD, max_actions=3)
-    assert episode.step("<think>a</think><answer>Left || Right</answer>").reward == pytest.approx(-0.2)
+    assert episode.step("<think>a</think><answer>Left || Right</answer>").reward == pytest.approx(
+        -0.2
+    )
     outcome = episode.step("<think>a</think><answer>Left || Right</answer>")
-    assert outcome.reward == pytest.approx(-0.2) and outcome.status == "failure" and outcome.info["num_actions"] == 1
+    assert (
+        outcome.reward == pytest.approx(-0.2)
+        and outcome.status == "failure"
+        and outcome.info["num_actions"] == 1
+    )
 
 
 def test_malformed_reply():
@@ -1155,8 +1403,12 @@ def test_malformed_reply():
     head = "Reward -0.1. The reply was not in the required form. No action was executed; nothing changed."
     assert outcome.user == f"{head}\nTurn 2 of 5, 10 actions left.\n{ROOM_BOARD}"
     assert outcome.reward == pytest.approx(-0.1) and not outcome.info["format_ok"]
-    empty = episode.step("<think>a</think><answer></answer>")  # the form is right, but nothing is asked for
-    assert empty.user.startswith("Reward -0.1. No action was executed; nothing changed.\nTurn 3 of 5")
+    empty = episode.step(
+        "<think>a</think><answer></answer>"
+    )  # the form is right, but nothing is asked for
+    assert empty.user.startswith(
+        "Reward -0.1. No action was executed; nothing changed.\nTurn 3 of 5"
+    )
 
 
 def test_text_outside_the_tags_is_penalised_but_executed():
@@ -1189,9 +1441,13 @@ def test_turn_limit():
 def test_action_budget():
     episode = episode_in(ROOM_BOARD, max_actions=2)
     outcome = episode.step("<think>a</think><answer>Left || Right</answer>")
-    assert (outcome.status, outcome.user) == ("failure", "") and outcome.reward == pytest.approx(-0.2)
+    assert (outcome.status, outcome.user) == ("failure", "") and outcome.reward == pytest.approx(
+        -0.2
+    )
     # success with the last action of the budget and of the turns is a success
-    episode = episode_in("######\n#____#\n#OXP_#\n#____#\n#____#\n######", max_actions=1, max_turns=1)
+    episode = episode_in(
+        "######\n#____#\n#OXP_#\n#____#\n#____#\n######", max_actions=1, max_turns=1
+    )
     assert episode.step("<think>a</think><answer>Left</answer>").status == "success"
 
 
@@ -1210,7 +1466,9 @@ def test_hole_ends_in_failure():
     assert outcome.info["num_actions"] == 2
 
 
-@pytest.mark.parametrize("per_turn, in_all, turns", [(5, 10, 5), (2, 10, 5), (3, 4, 9), (7, 35, 2), (1, 2, 3)])
+@pytest.mark.parametrize(
+    "per_turn, in_all, turns", [(5, 10, 5), (2, 10, 5), (3, 4, 9), (7, 35, 2), (1, 2, 3)]
+)
 def test_stated_limits_are_executed(per_turn, in_all, turns):
     options = {"actions_per_turn": per_turn, "max_turns": turns, "max_response_tokens": 321}
     episode = episode_in(ROOM_BOARD, max_actions=in_all, **options)
@@ -1221,37 +1479,72 @@ def test_stated_limits_are_executed(per_turn, in_all, turns):
     assert "in at most 321 tokens" in system
     counts, status = [], None
     while status is None:
-        outcome = episode.step("<think>a</think><answer>" + " || ".join(["Down"] * 50) + "</answer>")
+        outcome = episode.step(
+            "<think>a</think><answer>" + " || ".join(["Down"] * 50) + "</answer>"
+        )
         counts.append(outcome.info["num_actions"])
         status = outcome.status
         if status is None:
             head = re.search(r"Turn (\d+) of (\d+), (\d+) actions? left\.", outcome.user)
             assert [int(n) for n in head.groups()] == [len(counts) + 1, turns, in_all - sum(counts)]
     # whole turns of `per_turn` until the turns or the actions are used up
-    assert counts[:-1] == [per_turn] * (len(counts) - 1) and sum(counts) == min(in_all, per_turn * turns)
+    assert counts[:-1] == [per_turn] * (len(counts) - 1) and sum(counts) == min(
+        in_all, per_turn * turns
+    )
     assert status == ("failure" if sum(counts) == in_all else "out_of_turns")
 
 
 def test_one_action_prompt():
-    system = Episode(make_env("bandit", max_actions=1), Config(max_turns=1, actions_per_turn=1)).system()
+    system = Episode(
+        make_env("bandit", max_actions=1), Config(max_turns=1, actions_per_turn=1)
+    ).system()
     assert "At most 1 action a turn." in system and "||" not in system
-    assert "Phoenix" not in system  # the arms stand in the observation, the system message is that of all instances
+    assert (
+        "Phoenix" not in system
+    )  # the arms stand in the observation, the system message is that of all instances
 
 
 # ---------- any text
 
 
 FRAGMENTS = (
-    "<think>", "</think>", "<answer>", "</answer>", "||", " || ", "Up", "down", "LEFT", "Right", "Phoenix", "Dragon",
-    "<|im_end|>", "<|im_start|>", "Jump", "\n", " ", ".", "<", "</", "Goal up.", "Box here.", "<think></think><answer>",
-    "<think>go</think><answer>Right || Down</answer>", "<think>a</think><answer>Left || Up || Up || Right</answer>",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "||",
+    " || ",
+    "Up",
+    "down",
+    "EXIT_INTERRUPTED",
+    "Right",
+    "Phoenix",
+    "Dragon",
+    "<|im_end|>",
+    "<|im_start|>",
+    "Jump",
+    "\n",
+    " ",
+    ".",
+    "<",
+    "</",
+    "Goal up.",
+    "Box here.",
+    "<think></think><answer>",
+    "<think>go</think><answer>Right || Down</answer>",
+    "<think>a</think><answer>Left || Up || Up || Right</answer>",
     "<answer>Up || Left || Jump</answer>",
-)  # fmt: skip
+)
 # ASCII characters of the generated text stand for the fragments, the others for themselves
 TO_FRAGMENTS = {code: FRAGMENTS[code % len(FRAGMENTS)] for code in range(128)}
 ANY_TEXT = st.text(max_size=8).map(lambda text: text.translate(TO_FRAGMENTS))
 # the text alone, as the answer in the right form, as the thought in front of a right answer
-WRAPS = ("{}", "<think>a</think><answer>{}</answer>", "<answer>{}</answer>", "<think>{}</think><answer>Up</answer>")
+WRAPS = (
+    "{}",
+    "<think>a</think><answer>{}</answer>",
+    "<answer>{}</answer>",
+    "<think>{}</think><answer>Up</answer>",
+)
 
 
 def assert_parses(text):
@@ -1260,7 +1553,9 @@ def assert_parses(text):
         assert all(a and a == a.strip() and "||" not in a for a in parsed.actions)
         assert isinstance(parsed.thought, str) and isinstance(parsed.well_formed, bool)
         if parsed.well_formed:
-            assert text.strip().startswith("<think>" if think else "<answer>") and text.strip().endswith("</answer>")
+            assert text.strip().startswith(
+                "<think>" if think else "<answer>"
+            ) and text.strip().endswith("</answer>")
 
 
 @cache
@@ -1275,11 +1570,24 @@ def assert_legal(env):
         assert env.terminated == (env.player in env.holes or env.player == env.goal)
     if isinstance(env, grids.Sokoban):
         assert env.player in env.floor and env.player not in env.boxes
-        assert len(set(env.boxes)) == len(env.boxes) == env.num_boxes and env.floor.issuperset(env.boxes)
+        assert len(set(env.boxes)) == len(env.boxes) == env.num_boxes and env.floor.issuperset(
+            env.boxes
+        )
 
 
-@settings(max_examples=10_000, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-@given(ANY_TEXT, st.sampled_from(list(product(("bandit", LAKE_V1, SIMPLE, LARGER), range(20), WRAPS, (True, False)))))
+@settings(
+    max_examples=10_000,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    ANY_TEXT,
+    st.sampled_from(
+        list(product(("bandit", LAKE_V1, SIMPLE, LARGER), range(20), WRAPS, (True, False)))
+    ),
+)
 def test_any_text_parses_and_plays(text, setting):
     spec, index, wrap, think = setting
     env = shared_env(spec)
@@ -1304,7 +1612,10 @@ def test_long_responses_take_linear_time():
     # quadratic work on 100,000 repeats would take minutes
     many = 100_000
     assert parse_response("<think>a</think><answer>" + "||" * many + "</answer>") == ("a", [], True)
-    assert len(parse_response("<think>a</think><answer>" + "Up||" * many + "</answer>").actions) == many
+    assert (
+        len(parse_response("<think>a</think><answer>" + "Up||" * many + "</answer>").actions)
+        == many
+    )
     for piece in ("<think>", "<think></think>", "<answer>", "</answer>", "<think></think><answer>"):
         for think in (True, False):
             parsed = parse_response(piece * many, think=think)
@@ -1322,13 +1633,19 @@ def test_long_responses_take_linear_time():
     [
         ("frozenlak", ["unknown environment 'frozenlak'", "did you mean frozenlake?"]),
         ("zzz", ["unknown environment 'zzz'", "bandit, frozenlake, sokoban"]),
-        ("frozenlake:sucess_rate=1", ["unknown option 'sucess_rate'", "frozenlake has success_rate"]),
+        (
+            "frozenlake:sucess_rate=1",
+            ["unknown option 'sucess_rate'", "frozenlake has success_rate"],
+        ),
         ("bandit:size=4", ["unknown option 'size'", "bandit has pair"]),
         ("sokoban:size=big", ["size wants int", "got 'big' (str)"]),
         ("sokoban:size=6.5", ["size wants int", "got 6.5 (float)"]),
         ("sokoban:size", ["size wants int", "got ''"]),
         ("frozenlake:success_rate=often", ["success_rate wants float", "got 'often'"]),
-        ("frozenlake:success_rate=1.5", ["0 < success_rate <= 1", "got size=4, frozen_prob=0.8, success_rate=1.5"]),
+        (
+            "frozenlake:success_rate=1.5",
+            ["0 < success_rate <= 1", "got size=4, frozen_prob=0.8, success_rate=1.5"],
+        ),
         ("frozenlake:success_rate=nan", ["success_rate wants float", "got 'nan'"]),
         ("frozenlake:size=10", ["frozenlake wants size", "got size=10"]),
         ("sokoban:size=4", ["sokoban wants size", "got size=4"]),
@@ -1347,17 +1664,24 @@ def test_make_env_errors(spec, words):
 def test_training_leaves_out_what_any_environment_of_the_run_reserves():
     easy, hard = ("frozenlake:size=3,frozen_prob=0.9", "frozenlake:size=3,frozen_prob=0.8")
     reserved = {i for part in envs.reserved_instances(hard).values() for i in part}
-    drawn = [[envs.draw_instance(easy, (0, i), "train", others) for i in range(300)] for others in ((), (hard,))]
+    drawn = [
+        [envs.draw_instance(easy, (0, i), "train", others) for i in range(300)]
+        for others in ((), (hard,))
+    ]
     assert len(reserved.intersection(drawn[0])) > 10 and not reserved.intersection(drawn[1])
-    assert sum(a == b for a, b in zip(*drawn, strict=True)) == sum(i not in reserved for i in drawn[0])
+    assert sum(a == b for a, b in zip(*drawn, strict=True)) == sum(
+        i not in reserved for i in drawn[0]
+    )
     for text in (f"{easy} @5 > {hard}", f"{easy} + 2*{hard}"):
-        assert make_episode(Config(env=text), easy).env.others == (easy, hard)
-    assert make_episode(Config(env=easy, eval_env=hard)).env.others == (easy, hard)
+        assert make_episode(Config(env=text), easy).env.also_reserved == (easy, hard)
+    assert make_episode(Config(env=easy, eval_env=hard)).env.also_reserved == (easy, hard)
 
 
 def test_make_env_options():
     env = make_env("sokoban:size=8,boxes=2,search_depth=10", observation="coord", max_actions=7)
     assert (env.size, env.num_boxes, env.search_depth, env.max_actions) == (8, 2, 10, 7)
     assert env.observation_mode == "coord"
-    with pytest.raises(ValueError, match="observation must be one of grid, coord, relations, got 'pixels'"):
+    with pytest.raises(
+        ValueError, match="observation must be one of grid, coord, relations, got 'pixels'"
+    ):
         make_env("bandit", observation="pixels")

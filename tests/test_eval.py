@@ -4,7 +4,7 @@ Tests of eval.py beyond one model: pass@k, several policies in a table, records 
     python -m pytest -q tests/test_eval.py
 """
 
-from configurator import load_config, save_config
+from configurator import load_config
 
 import importlib.util
 import itertools
@@ -23,14 +23,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from conftest import small_config
 
-import checkpoint
 import eval as evaluation
 import model
 import parallel
 from engine import ENVIRONMENT, make_engine
-from eval import pass_at_k, play_served, score, success_interval, table, trajectory_record, wilson_interval
+from eval import (
+    pass_at_k,
+    play_served,
+    score,
+    success_interval,
+    table,
+    trajectory_record,
+    wilson_interval,
+)
 from grids import FrozenLake
 from rollout import Chat, Trajectory, Turn, make_episode, summarize
+from support import checkpoint
+from support.run_folder import save_config
 
 ROOT = evaluation.Path(evaluation.__file__).parent
 LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
@@ -48,9 +57,16 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
 
 def samples_by_hand(wins):
     """A trajectory for each 0 or 1 in the string of a prompt."""
-    info = dict(num_actions=1, format_ok=True, effective=1.0, statements_true=0, statements_checked=0)
+    info = dict(
+        num_actions=1, format_ok=True, effective=1.0, statements_true=0, statements_checked=0
+    )
     return [
-        Trajectory((seed,), member, [Turn([], [], [], float(win), info=info)], "success" if win == "1" else "failure")
+        Trajectory(
+            (seed,),
+            member,
+            [Turn([], [], [], float(win), info=info)],
+            "success" if win == "1" else "failure",
+        )
         for seed, row in enumerate(wins)
         for member, win in enumerate(row)
     ]
@@ -60,27 +76,52 @@ def test_scores_of_several_samples_by_hand():
     played = samples_by_hand(["1000", "0000", "1110"])
     # pass@2: 1 - 3/6, 0, 1 - 0/6; pass@4: 1, 0, 1
     found = score(played)
-    assert {key: found[key] for key in found if "pass@" in key} == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
-    assert success_interval(played) == pytest.approx(wilson_interval(1, 3))  # 4 of 12, three prompts
-    assert score(samples_by_hand("10")) == summarize(samples_by_hand("10"))  # single samples have no pass@k
-    assert [key for key in score(samples_by_hand(["101010"] * 2)) if "@" in key] == ["pass@2", "pass@4", "pass@6"]
+    assert {key: found[key] for key in found if "pass@" in key} == pytest.approx(
+        {"pass@2": 1.5 / 3, "pass@4": 2 / 3}
+    )
+    assert success_interval(played) == pytest.approx(
+        wilson_interval(1, 3)
+    )  # 4 of 12, three prompts
+    assert score(samples_by_hand("10")) == summarize(
+        samples_by_hand("10")
+    )  # single samples have no pass@k
+    assert [key for key in score(samples_by_hand(["101010"] * 2)) if "@" in key] == [
+        "pass@2",
+        "pass@4",
+        "pass@6",
+    ]
     one = samples_by_hand("100")
     lines = table({"a": (found, played), "b": (score(one), one)}).split("\n")
     cells = [[cell.strip() for cell in line.split("|")[1:5]] for line in lines]
     assert cells[0] == ["", "success % [95 %]", "pass@2", "pass@4"]
-    assert cells[2:] == [["a", "33.3 [6.1, 79.2]", "50.0", "66.7"], ["b", "33.3 [6.1, 79.2]", "-", "-"]]
+    assert cells[2:] == [
+        ["a", "33.3 [6.1, 79.2]", "50.0", "66.7"],
+        ["b", "33.3 [6.1, 79.2]", "-", "-"],
+    ]
 
 
 def test_rows_are_paired_with_one_of_them():
     """Prompts with samples 11, 10, 00 minus 10, 00, 00: (0.5 + 0.5 + 0) / 3; models together are two seeds."""
-    played = {"m": ["11", "11", "11"], "n": ["00", "00", "00"], "p": ["11", "10", "00"], "q": ["10", "00", "00"],
-              "r": ["00", "00", "00"]}  # fmt: skip
-    rows = {name: ({"entropy": 0.1} if name in "mn" else {}, samples_by_hand(wins)) for name, wins in played.items()}
-    found = dict(line.strip().split(": ") for line in evaluation.differences(rows, "r").split("\n")[1:])
+    played = {
+        "m": ["11", "11", "11"],
+        "n": ["00", "00", "00"],
+        "p": ["11", "10", "00"],
+        "q": ["10", "00", "00"],
+        "r": ["00", "00", "00"],
+    }
+    rows = {
+        name: ({"entropy": 0.1} if name in "mn" else {}, samples_by_hand(wins))
+        for name, wins in played.items()
+    }
+    found = dict(
+        line.strip().split(": ") for line in evaluation.differences(rows, "r").split("\n")[1:]
+    )
     assert found["m"] == "100.0 [100.0, 100.0]" and found["n"] == "0.0 [0.0, 0.0]"
     assert found["all 2 models, as seeds"] == "50.0 [0.0, 100.0]" and len(found) == 5
     assert "  p: 33.3 [" in evaluation.differences(rows, "q")
-    with pytest.raises(ValueError, match=r"--against wants the first words of 'm' or .* or 'r', got 's'"):
+    with pytest.raises(
+        ValueError, match=r"--against wants the first words of 'm' or .* or 'r', got 's'"
+    ):
         evaluation.differences(rows, "s")
     del rows["p"][1][:2]  # the samples of a prompt
     with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
@@ -90,7 +131,9 @@ def test_rows_are_paired_with_one_of_them():
 def test_the_first_sample_is_what_one_sample_is(trained_model, chat):
     config = small_config(eval_size=4)
     engine, policy = make_engine(config, trained_model, chat), model.Policy(trained_model)
-    (_, once), (metrics, thrice) = (evaluation.evaluate(config, engine, chat, policy, n) for n in (1, 3))
+    (_, once), (metrics, thrice) = (
+        evaluation.evaluate(config, engine, chat, policy, n) for n in (1, 3)
+    )
     assert [(t.seed, t.member) for t in thrice] == [((i,), m) for i in range(4) for m in range(3)]
     assert [trajectory_record(t) for t in thrice[::3]] == [trajectory_record(t) for t in once]
     texts = {tuple(turn.text for turn in t.turns) for t in thrice[:3]}
@@ -119,15 +162,31 @@ def rows_in(text):
 
 def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_path, capsys):
     lines, scores = tmp_path / "all.jsonl", tmp_path / "all.json"
-    evaluation.main([str(runs / "a"), str(runs / "b"), "--player=greedy,optimal", "--samples=2", f"--jsonl={lines}",
-                     f"--json={scores}"])  # fmt: skip
+    evaluation.main(
+        [
+            str(runs / "a"),
+            str(runs / "b"),
+            "--player=greedy,optimal",
+            "--samples=2",
+            f"--jsonl={lines}",
+            f"--json={scores}",
+        ]
+    )
     rows = rows_in(capsys.readouterr().out)
-    names = [str(runs / "a/policy"), str(runs / "b/best"), "greedy, closed loop", "optimal, closed loop",
-             "optimal, 1 a turn", "optimal, 2 a turn"]  # fmt: skip
+    names = [
+        str(runs / "a/policy"),
+        str(runs / "b/best"),
+        "greedy, closed loop",
+        "optimal, closed loop",
+        "optimal, 1 a turn",
+        "optimal, 2 a turn",
+    ]
     assert list(rows)[2:] == names
     assert rows[names[0]].split("|")[2:] == rows[names[1]].split("|")[2:]
     saved = json.loads(scores.read_text())
-    assert list(saved) == names and all(len(row["successes"]) == row["n"] == 6 for row in saved.values())
+    assert list(saved) == names and all(
+        len(row["successes"]) == row["n"] == 6 for row in saved.values()
+    )
     # the record alone makes the same table, from a run or from the files of its settings
     evaluation.main([str(runs / "b"), f"--repeat={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
@@ -145,12 +204,17 @@ def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_pat
 
 
 def test_a_record_that_cannot_be_written_is_said_first(tmp_path):
-    with pytest.raises(ValueError, match="nowhere/x.json cannot be written: there is no folder .*nowhere"):
+    with pytest.raises(
+        ValueError, match="nowhere/x.json cannot be written: there is no folder .*nowhere"
+    ):
         evaluation.main([*LAKE, "--player=optimal", f"--json={tmp_path}/nowhere/x.json"])
 
 
 def test_a_record_of_two_environments_and_players_is_repeated(tmp_path, capsys):
-    lines, two = tmp_path / "two.jsonl", [*LAKE, "--eval_env=sokoban + frozenlake:success_rate=0.8", "--eval_size=2"]
+    lines, two = (
+        tmp_path / "two.jsonl",
+        [*LAKE, "--eval_env=sokoban + frozenlake:success_rate=0.8", "--eval_size=2"],
+    )
     evaluation.main([*two, "--player=greedy,optimal", f"--jsonl={lines}"])
     rows = rows_in(capsys.readouterr().out)
     evaluation.main([*two, f"--repeat={lines}"])
@@ -164,7 +228,10 @@ def test_a_record_that_went_otherwise_is_found(runs, tmp_path, capsys):
     records[1]["turns"][-1]["reward"] += 0.5
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
     capsys.readouterr()
-    with pytest.raises(ValueError, match="1 trajectories of .+ went otherwise than recorded, the first: prompt 1 of "):
+    with pytest.raises(
+        ValueError,
+        match="1 trajectories of .+ went otherwise than recorded, the first: prompt 1 of ",
+    ):
         evaluation.main([*LAKE, f"--repeat={lines}"])
     with pytest.raises(ValueError, match="3 trajectories of"):  # of other instances
         evaluation.main([*LAKE, f"--repeat={lines}", "--eval_split=heldout"])
@@ -178,17 +245,36 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
     again = [json.dumps(json.loads(line) | {"entropy": 9.0}) for line in first]
     more.write_text("\n".join([*first, *again]))
     evaluation.main([str(runs / "a"), f"--repeat={more}"])
-    assert list(rows_in(capsys.readouterr().out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"]
-    more.write_text("\n".join([*first, *first]))  # the same games twice are no two samples of a prompt
+    assert list(rows_in(capsys.readouterr().out))[2:] == [
+        f"{runs}/a/policy",
+        f"{runs}/a/policy (2)",
+    ]
+    more.write_text(
+        "\n".join([*first, *first])
+    )  # the same games twice are no two samples of a prompt
     evaluation.main([str(runs / "a"), f"--repeat={more}"])
     out = capsys.readouterr().out
-    assert list(rows_in(out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"] and "pass@" not in out
+    assert (
+        list(rows_in(out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"]
+        and "pass@" not in out
+    )
     for given in ("--player=greedy", "--samples=2", "--model=base"):
-        with pytest.raises(ValueError, match="repeat plays a record again and nothing else: without model, player, "):
+        with pytest.raises(
+            ValueError,
+            match="repeat plays a record again and nothing else: without model, player, ",
+        ):
             evaluation.main([str(runs / "a"), f"--repeat={lines}", given])
-    for text in ("", '{"seed": [0]}\n', "[1]\n", "xx\n", json.dumps(json.loads(first[0]) | {"turns": [{}]})):
+    for text in (
+        "",
+        '{"seed": [0]}\n',
+        "[1]\n",
+        "xx\n",
+        json.dumps(json.loads(first[0]) | {"turns": [{}]}),
+    ):
         lines.write_text(text)
-        with pytest.raises(ValueError, match="one.jsonl does not hold trajectories as --jsonl writes them"):
+        with pytest.raises(
+            ValueError, match="one.jsonl does not hold trajectories as --jsonl writes them"
+        ):
             evaluation.main([*LAKE, f"--repeat={lines}"])
 
 
@@ -197,14 +283,22 @@ def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     env, lines = f"{tmp_path}/evil.py:X", tmp_path / "lines.jsonl"
     lines.write_text(json.dumps({"env": env, "seed": [0], "member": 0, "turns": []}) + "\n")
-    with pytest.raises(ValueError, match=r"lines.jsonl has games of '.*evil.py:X'; add --env=.*evil.py:X to play"):
+    with pytest.raises(
+        ValueError, match=r"lines.jsonl has games of '.*evil.py:X'; add --env=.*evil.py:X to play"
+    ):
         evaluation.main([*LAKE, f"--repeat={lines}"])
     save_config(small_config(env=env), {}, tmp_path / "run")
     (tmp_path / "run/policy").mkdir()
-    with pytest.raises(ValueError, match=r"run names code to run; if you trust it, add --env=.*evil.py:X"):
+    with pytest.raises(
+        ValueError, match=r"run names code to run; if you trust it, add --env=.*evil.py:X"
+    ):
         evaluation.main([str(tmp_path / "run")])
-    save_config(small_config(eval_env=env), {}, tmp_path / "run")  # which is what is scored, whatever env is
-    with pytest.raises(ValueError, match=r"run names code to run; if you trust it, add --eval_env=.*evil.py:X"):
+    save_config(
+        small_config(eval_env=env), {}, tmp_path / "run"
+    )  # which is what is scored, whatever env is
+    with pytest.raises(
+        ValueError, match=r"run names code to run; if you trust it, add --eval_env=.*evil.py:X"
+    ):
         evaluation.main([str(tmp_path / "run"), "--env=bandit"])
     save_config(small_config(env=env), {}, tmp_path / "run")
     with pytest.raises(SystemExit, match="it ran"):
@@ -214,12 +308,21 @@ def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
 def test_a_player_who_fails_loses(monkeypatch):
     monkeypatch.setattr(FrozenLake, "plan", lambda *_: 1 // 0)
     config = small_config(env="frozenlake", eval_size=2, max_error_frac=1.0)
-    with pytest.raises(ValueError, match="2 of 2 trajectories .*ZeroDivisionError: integer division or modulo by zero"):
+    with pytest.raises(
+        ValueError,
+        match="2 of 2 trajectories .*ZeroDivisionError: integer division or modulo by zero",
+    ):
         evaluation.play_reference(config, "optimal")
-    assert {t.status for t in evaluation.play_reference(config, "greedy")} <= {"success", "failure", "out_of_turns"}
+    assert {t.status for t in evaluation.play_reference(config, "greedy")} <= {
+        "success",
+        "failure",
+        "out_of_turns",
+    }
 
 
-def test_a_record_of_shaped_rewards_and_full_contexts_is_repeated(trained_model, trained_folder, chat, tmp_path):
+def test_a_record_of_shaped_rewards_and_full_contexts_is_repeated(
+    trained_model, trained_folder, chat, tmp_path
+):
     config = small_config(reward_density="plan", max_context_tokens=250, eval_size=5)
     engine = make_engine(config, trained_model, chat)
     result = evaluation.evaluate(config, engine, chat, model.Policy(trained_model))
@@ -232,7 +335,10 @@ def test_a_record_of_shaped_rewards_and_full_contexts_is_repeated(trained_model,
 
 @pytest.mark.parametrize("argument", ["--samples=0", "--api_base=http://x", "--api_model=x"])
 def test_options_that_do_not_fit(argument):
-    with pytest.raises(ValueError, match="samples must be 1 or more, and api_base and api_model given together; got"):
+    with pytest.raises(
+        ValueError,
+        match="samples must be 1 or more, and api_base and api_model given together; got",
+    ):
         evaluation.main([*LAKE, argument])
 
 
@@ -269,7 +375,9 @@ def server(monkeypatch):
 
 
 def said(text, count=7):
-    return json.dumps({"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": count}}).encode()
+    return json.dumps(
+        {"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": count}}
+    ).encode()
 
 
 def test_a_server_is_asked_what_the_policy_is_asked(server, monkeypatch):
@@ -294,8 +402,10 @@ def test_a_server_is_asked_what_the_policy_is_asked(server, monkeypatch):
     for path, body, key in server.seen:
         assert (path, key) == ("/v1/chat/completions", "Bearer secret")
         assert {k: body[k] for k in body.keys() - {"messages", "seed"}} == {
-            "model": "some/model", "max_tokens": 12, "temperature": 0.25,
-        }  # fmt: skip
+            "model": "some/model",
+            "max_tokens": 12,
+            "temperature": 0.25,
+        }
 
 
 def test_a_window_of_turns_is_all_that_a_server_sees(server):
@@ -341,7 +451,9 @@ def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
     assert [t.status == "error" for t in played] == [False, True, False]
     assert first.count(lost) == evaluation.ATTEMPTS == 5
     where = f"{server.url}/chat/completions: HTTP Error 503: Service Unavailable: busy"
-    sentence = f"1 of 3 trajectories of m ended in an error, the first by {where}; they count as failures"
+    sentence = (
+        f"1 of 3 trajectories of m ended in an error, the first by {where}; they count as failures"
+    )
     assert capsys.readouterr().out.strip() == sentence
     assert score(played)["success"] <= 2 / 3 and played[1].turns[0].info["error"] == where
     evaluation.write_jsonl(tmp_path / "lines.jsonl", {"m": (score(played), played)})
@@ -351,7 +463,9 @@ def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
 
 def test_a_wrong_key_is_said_at_once(server):
     server.answers = lambda body: (401, b"no such key")
-    with pytest.raises(ValueError, match="3 of 3 trajectories of m ended in an error, .+401: Unauthorized: no such"):
+    with pytest.raises(
+        ValueError, match="3 of 3 trajectories of m ended in an error, .+401: Unauthorized: no such"
+    ):
         play_served(small_config(eval_size=3), server.url, "m")
     assert len(server.seen) == 3
 
@@ -360,13 +474,21 @@ def test_no_server_at_all(server, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ValueError, match="2 of 2 trajectories of m ended in an error, the first by .+refused"):
+    with pytest.raises(
+        ValueError, match="2 of 2 trajectories of m ended in an error, the first by .+refused"
+    ):
         evaluation.main([*LAKE, f"--api_base={url}", "--api_model=m", "--eval_size=2"])
 
 
 def test_a_server_beside_players(server, capsys):
-    evaluation.main([*LAKE, f"--api_base={server.url}", "--api_model=m,n", "--player=greedy", "--eval_size=2"])
-    assert list(rows_in(capsys.readouterr().out))[2:] == ["m (API)", "n (API)", "greedy, closed loop"]
+    evaluation.main(
+        [*LAKE, f"--api_base={server.url}", "--api_model=m,n", "--player=greedy", "--eval_size=2"]
+    )
+    assert list(rows_in(capsys.readouterr().out))[2:] == [
+        "m (API)",
+        "n (API)",
+        "greedy, closed loop",
+    ]
 
 
 # ---------- vLLM's own server
@@ -389,13 +511,26 @@ def vllm_url(tmp_path_factory):
     options = f"""--model {folder} --served-model-name base --port {port} --dtype float32
         --max-model-len 1024 --max-num-seqs 64 --block-size 32 --enforce-eager --generation-config vllm
         --max-num-batched-tokens 8192 --no-enable-chunked-prefill --distributed-executor-backend external_launcher"""
-    environment = os.environ | ENVIRONMENT | dict(
-        OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master),
-    )  # fmt: skip
+    environment = (
+        os.environ
+        | ENVIRONMENT
+        | dict(
+            OMP_NUM_THREADS="1",
+            VLLM_CPU_KVCACHE_SPACE="1",
+            HF_HUB_OFFLINE="1",
+            RANK="0",
+            LOCAL_RANK="0",
+            WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(master),
+        )
+    )
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options.split()]
     log = folder.with_name("log")
-    with log.open("w") as out, subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out) as server:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out) as server,
+    ):
         while not answers(f"http://127.0.0.1:{port}/health"):
             assert server.poll() is None, log.read_text()[-3000:]
             time.sleep(0.5)
@@ -418,12 +553,19 @@ def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
     _, ours = evaluation.evaluate(config, engine, chat, policy)
     theirs = play_served(config, vllm_url, "base")
     low, high = success_interval(ours)
-    assert low < score(theirs)["success"] < high  # the same numbers at T=0.5, but not the same draws
+    assert (
+        low < score(theirs)["success"] < high
+    )  # the same numbers at T=0.5, but not the same draws
     greedy = replace(config, eval_temperature=0.0, eval_size=16)
     _, ours = evaluation.evaluate(greedy, engine, chat, policy)
     theirs = play_served(greedy, vllm_url, "base")
-    said = [[[(turn.observation, turn.text, len(turn.response_ids)) for turn in t.turns] for t in played]
-            for played in (ours, theirs)]  # fmt: skip
+    said = [
+        [
+            [(turn.observation, turn.text, len(turn.response_ids)) for turn in t.turns]
+            for t in played
+        ]
+        for played in (ours, theirs)
+    ]
     assert said[0] == said[1]
     assert [(t.status, t.score) for t in theirs] == [(t.status, t.score) for t in ours]
 

@@ -13,19 +13,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_gymnasium_takes_the_game(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "worlds"))
     import guess
 
     check_env(guess.Number(50), skip_render_check=True)
 
 
 def test_the_wrapper_is_short():
-    source = (ROOT / "examples/guess.py").read_text().split("class Guess")[1]
+    source = (ROOT / "worlds/guess.py").read_text().split("class Guess")[1]
     assert 1 + len([line for line in source.splitlines()[1:] if line.strip()]) < 30
 
 
 def test_bisection_finds_every_number():
-    env = make_env(f"{ROOT}/examples/guess.py:Guess,largest=50")
+    env = make_env(f"{ROOT}/worlds/guess.py:Guess,largest=50")
     for secret in range(1, 51):
         env.start(("guess", secret), [0])
         while not env.terminated:
@@ -33,4 +33,6 @@ def test_bisection_finds_every_number():
         assert step.info["success"] and step.reward == 1 and env.num_actions <= 6  # 2^6 > 50
     env.start(("guess", 7), [0])
     assert not env.step("seven").info["valid"] and env.num_actions == 0
-    assert env.step("9").observation == "Your last guess: lower." and env.statements() == ["Between 1 and 8."]
+    assert env.step("9").observation == "Your last guess: lower." and env.statements() == [
+        "Between 1 and 8."
+    ]

@@ -4,8 +4,6 @@ Tests of log.py: metrics.jsonl and TensorBoard's event files, read back, say the
     python -m pytest -q tests/test_log.py
 """
 
-from configurator import load_saved, read_rows
-
 import json
 import time
 from dataclasses import replace
@@ -19,9 +17,10 @@ from tensorboard.backend.event_processing import event_accumulator, plugin_event
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import train
-from log import Log, group_of
-from pictures import COLORS
 from rollout import Trajectory, Turn
+from support.log import Log, group_of
+from support.pictures import COLORS
+from support.run_folder import load_saved, read_rows
 
 
 def rows_of(out_dir):
@@ -29,7 +28,9 @@ def rows_of(out_dir):
 
 
 def events_of(out_dir, reader=event_accumulator):
-    return reader.EventAccumulator(str(out_dir / "tensorboard"), {"scalars": 0, "tensors": 0}).Reload()
+    return reader.EventAccumulator(
+        str(out_dir / "tensorboard"), {"scalars": 0, "tensors": 0}
+    ).Reload()
 
 
 def points(events, tag):
@@ -46,11 +47,15 @@ def test_rows_after_the_checkpoint_are_dropped_and_keys_are_fixed(tmp_path):
     log = Log(tmp_path, [], small_config())
     for step, x in [(1, None), (2, 0.5), (3, 9.0)]:
         log.write({"step": step, "x": x, "regime": "diverse"})
-    time.sleep(1)  # event files are read in the order of their names: seconds, then a number without leading zeros
+    time.sleep(
+        1
+    )  # event files are read in the order of their names: seconds, then a number without leading zeros
     log = Log(tmp_path, read_rows(tmp_path / "metrics.jsonl", 2), small_config())
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
     log.write({"step": 3, "x": 1.0, "regime": "template"})
-    with pytest.raises(ValueError, match=r"metric keys changed during the run: \['regime', 'x', 'y'\]"):
+    with pytest.raises(
+        ValueError, match=r"metric keys changed during the run: \['regime', 'x', 'y'\]"
+    ):
         log.write({"step": 4, "y": 1.0})
     assert rows_of(tmp_path)[2:] == [{"step": 3, "x": 1.0, "regime": "template"}]
     events = events_of(tmp_path)
@@ -62,40 +67,84 @@ def test_rows_after_the_checkpoint_are_dropped_and_keys_are_fixed(tmp_path):
 
 def test_an_episode_on_a_grid_is_a_strip_of_boards(tmp_path):
     """Two boards, 200 pixels wide each; a text world has no picture, nor has a grid that is told in words."""
-    boards = ["Turn 1 of 5, 2 actions left.\nP_\nOG", "Reward 0.\nTurn 2 of 5, 1 action left.\n_P\nOG"]
-    grid, words = ([Turn([], [], [], 0.0, "", text, {"actions": ["Up"]}) for text in told]
-                   for told in (boards, ["a $room$", boards[0]]))  # fmt: skip
-    played = [Trajectory((0,), 0, turns, "failure", "", env) for turns, env in ((grid, "frozenlake"), (words, "quest"))]
-    Log(tmp_path, [], small_config()).write({"step": 7}, [*played, replace(played[1], env="frozenlake")])
+    boards = [
+        "Turn 1 of 5, 2 actions left.\nP_\nOG",
+        "Reward 0.\nTurn 2 of 5, 1 action left.\n_P\nOG",
+    ]
+    grid, words = (
+        [Turn([], [], [], 0.0, "", text, {"actions": ["Up"]}) for text in told]
+        for told in (boards, ["a $room$", boards[0]])
+    )
+    played = [
+        Trajectory((0,), 0, turns, "failure", "", env)
+        for turns, env in ((grid, "frozenlake"), (words, "quest"))
+    ]
+    Log(tmp_path, [], small_config()).write(
+        {"step": 7}, [*played, replace(played[1], env="frozenlake")]
+    )
     events = events_of(tmp_path)
     assert events.Tags()["images"] == ["trajectories/0"]
     (event,) = events.Images("trajectories/0")
     picture = np.asarray(Image.open(BytesIO(event.encoded_image_string)).convert("RGB"))
     assert event.step == 7 and picture.shape == (260, 400, 3)
-    goal, you = ([int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in (COLORS["goal"][0], COLORS["you"][0]))
+    goal, you = (
+        [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+        for color in (COLORS["goal"][0], COLORS["you"][0])
+    )
     where = [np.argwhere((picture == color).all(-1))[:, 1] for color in (goal, you)]
     # a goal in the right half of each board; the agent in the left half of the first and the right half of the second
     assert ((where[0] > 100) & (where[0] < 200)).any() and (where[0] > 300).any()
-    assert (where[1] < 100).any() and (where[1] > 300).any() and not ((where[1] > 100) & (where[1] < 300)).any()
+    assert (
+        (where[1] < 100).any()
+        and (where[1] > 300).any()
+        and not ((where[1] > 100) & (where[1] < 300)).any()
+    )
 
 
 def test_what_was_said_is_shown_as_it_is(tmp_path):
-    turns = [Turn([], [], [], -0.1, "<answer>*Up*</answer>", "Turn 1.\n\nP_", {"actions": []}),
-             Turn([], [], [], 1.0, "# b", "Turn 2.", {"actions": []})]  # fmt: skip
-    Log(tmp_path, [], small_config()).write({"step": 1}, [Trajectory((0,), 0, turns, "success", "rules", "lake")])
+    turns = [
+        Turn([], [], [], -0.1, "<answer>*Up*</answer>", "Turn 1.\n\nP_", {"actions": []}),
+        Turn([], [], [], 1.0, "# b", "Turn 2.", {"actions": []}),
+    ]
+    Log(tmp_path, [], small_config()).write(
+        {"step": 1}, [Trajectory((0,), 0, turns, "success", "rules", "lake")]
+    )
     ((step, text),) = texts(tmp_path, "trajectories/0")
     assert step == 1 and all(line.startswith("    ") for line in text.split("\n"))
     said = [line.removeprefix("    ") for line in text.split("\n")]
-    assert said == ["lake", "", "Turn 1.", "", "P_", "", "<answer>*Up*</answer>", "", "reward -0.1", "", "Turn 2.", "",
-                    "# b", "", "reward 1", "", "success, score 0.9"]  # fmt: skip
+    assert said == [
+        "lake",
+        "",
+        "Turn 1.",
+        "",
+        "P_",
+        "",
+        "<answer>*Up*</answer>",
+        "",
+        "reward -0.1",
+        "",
+        "Turn 2.",
+        "",
+        "# b",
+        "",
+        "reward 1",
+        "",
+        "success, score 0.9",
+    ]
 
 
 @pytest.fixture(scope="module")
 def continued(trained_folder, tmp_path_factory):
     """Three iterations; the third, which has no checkpoint, is lost, and made again by a second start."""
     out_dir = tmp_path_factory.mktemp("runs") / "run"
-    settings = small_config(model=str(trained_folder), out_dir=str(out_dir), num_iterations=4, estimator="grpo",
-                            batch_size=8, num_groups=4)  # fmt: skip
+    settings = small_config(
+        model=str(trained_folder),
+        out_dir=str(out_dir),
+        num_iterations=4,
+        estimator="grpo",
+        batch_size=8,
+        num_groups=4,
+    )
     arguments = [f"--{field}={value}" for field, value in vars(settings).items() if value != ""]
     write = Log.write
 
@@ -123,13 +172,22 @@ def test_event_files_hold_the_rows_of_metrics(continued):
     for tag, values in wanted.items():
         found = points(events, tag)
         assert [step for step, _ in found] == [step for step, _ in values], tag
-        assert [value for _, value in found] == pytest.approx([value for _, value in values], rel=1e-6), tag
+        assert [value for _, value in found] == pytest.approx(
+            [value for _, value in values], rel=1e-6
+        ), tag
         average = values[0][1]
-        for (_, value), (_, smooth) in zip(values, points(events, tag.replace("/", "_ema/", 1)), strict=True):
+        for (_, value), (_, smooth) in zip(
+            values, points(events, tag.replace("/", "_ema/", 1)), strict=True
+        ):
             average = 0.9 * average + 0.1 * value
             assert smooth == pytest.approx(average, rel=1e-5, abs=1e-9), tag
     assert len(events.Tags()["scalars"]) == 2 * len(wanted)
-    assert {tag.split("/")[0] for tag in wanted} == {"rollout", "update", "eval", "cost"}  # collapse was not measured
+    assert {tag.split("/")[0] for tag in wanted} == {
+        "rollout",
+        "update",
+        "eval",
+        "cost",
+    }  # collapse was not measured
     assert {"rollout/reward", "update/entropy", "eval/eval_success", "cost/cpu_s"} <= wanted.keys()
     assert [step for step, _ in wanted["eval/eval_success"]] == [2, 4]
 
@@ -139,7 +197,10 @@ def test_event_files_hold_settings_and_samples(continued):
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     saved = HParamsPluginData.FromString(content).session_start_info.hparams
     config = load_saved(out_dir)
-    assert saved["estimator"].string_value == "grpo" and saved["learning_rate"].number_value == config.learning_rate
+    assert (
+        saved["estimator"].string_value == "grpo"
+        and saved["learning_rate"].number_value == config.learning_rate
+    )
     assert set(saved) == set(vars(config))
     lines = [json.loads(line) for line in (out_dir / "trajectories.jsonl").read_text().splitlines()]
     for i in range(config.num_samples):

@@ -15,17 +15,26 @@ from test_train import assert_same_checkpoint, played_and_targets, run, untimed
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
-import checkpoint
 import model
 import parallel
 import train
-from checkpoint import Saver
 from rollout import pack
+from support import checkpoint
+from support.checkpoint import Saver
 
 RANK = 4
-PARTS = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-         "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]  # fmt: skip
-NAMES = {f"layers.{i}.{part}.lora_{x}.default.weight" for i in range(2) for part in PARTS for x in "AB"}
+PARTS = [
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+]
+NAMES = {
+    f"layers.{i}.{part}.lora_{x}.default.weight" for i in range(2) for part in PARTS for x in "AB"
+}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +45,11 @@ def one_rank():
 
 
 def frozen_of(module):
-    return {n.replace(".base_layer", ""): p.full_tensor() for n, p in module.named_parameters() if not p.requires_grad}
+    return {
+        n.replace(".base_layer", ""): p.full_tensor()
+        for n, p in module.named_parameters()
+        if not p.requires_grad
+    }
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +70,34 @@ def updated(trained_folder, tmp_path_factory):
 def test_lora_starts_as_the_base(trained_folder):
     learner, plain = (make_learner(trained_folder, lora_rank=rank) for rank in (RANK, 0))
     kept, _ = played_and_targets(learner)
-    for found, expected in zip(*(parallel.score_tokens(x.policy, kept, x.config, 1.0) for x in (learner, plain)),
-                               strict=True):  # fmt: skip
+    for found, expected in zip(
+        *(parallel.score_tokens(x.policy, kept, x.config, 1.0) for x in (learner, plain)),
+        strict=True,
+    ):
         assert torch.equal(found, expected)
     streams = (dict(parallel.stream_weights(x.policy)) for x in (learner, plain))
-    for (name, weight), (other, expected) in zip(*(stream.items() for stream in streams), strict=True):
+    for (name, weight), (other, expected) in zip(
+        *(stream.items() for stream in streams), strict=True
+    ):
         assert name == other and torch.equal(weight, expected)
 
 
 def test_only_adapters_and_value_head_get_gradients(trained_folder):
     learner = make_learner(trained_folder, lora_rank=RANK)
     kept, targets = played_and_targets(learner)
-    pieces = {key: value.split([t.num_response_tokens for t in kept]) for key, value in targets.items()}
+    pieces = {
+        key: value.split([t.num_response_tokens for t in kept]) for key, value in targets.items()
+    }
     train.backward(learner, kept, pieces)
-    wanted = {"policy": {f"model.model.{name}" for name in NAMES},
-              "critic": {f"backbone.{name}" for name in NAMES} | {"value_head.weight", "value_head.bias"}}  # fmt: skip
+    wanted = {
+        "policy": {f"model.model.{name}" for name in NAMES},
+        "critic": {f"backbone.{name}" for name in NAMES} | {"value_head.weight", "value_head.bias"},
+    }
     for key, module in learner.modules.items():
         assert {name for name, p in module.named_parameters() if p.grad is not None} == wanted[key]
-        assert sum(len(group["params"]) for group in learner.optimizers[key].param_groups) == len(wanted[key])
+        assert sum(len(group["params"]) for group in learner.optimizers[key].param_groups) == len(
+            wanted[key]
+        )
 
 
 def test_a_frozen_head_changes_no_other_gradient():
@@ -95,7 +118,9 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
     for module in (learner.policy.model, learner.critic.backbone):
         prefix = "" if module is learner.policy.model else "model."
         frozen = frozen_of(module)
-        assert len(frozen) == 1 + 2 * (7 + 3 + 2) + 1  # embedding; matrices, biases, norms of a layer; norm
+        assert (
+            len(frozen) == 1 + 2 * (7 + 3 + 2) + 1
+        )  # embedding; matrices, biases, norms of a layer; norm
         assert all(torch.equal(weight, base[prefix + name]) for name, weight in frozen.items())
     settings = json.loads((folder / "policy/adapter/adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"]) == (RANK, RANK)
@@ -123,21 +148,34 @@ def logprobs_of(plain, t):
 
 def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained_folder):
     learner, kept, folder = updated
-    expected = torch.cat([parallel.score_tokens(learner.policy, [t], learner.config, 1.0)[0] for t in kept])
-    merged, base = (AutoModelForCausalLM.from_pretrained(path) for path in (folder / "policy", trained_folder))
+    expected = torch.cat(
+        [parallel.score_tokens(learner.policy, [t], learner.config, 1.0)[0] for t in kept]
+    )
+    merged, base = (
+        AutoModelForCausalLM.from_pretrained(path) for path in (folder / "policy", trained_folder)
+    )
     assert merged.config.to_dict().keys() == base.config.to_dict().keys()
     before = torch.cat([logprobs_of(base, t) for t in kept])
     assert (expected - before).abs().max() > 0.05  # there was something to learn
-    torch.testing.assert_close(torch.cat([logprobs_of(merged, t) for t in kept]), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([logprobs_of(merged, t) for t in kept]), expected, rtol=0, atol=1e-5
+    )
     adapted = PeftModel.from_pretrained(base, folder / "policy/adapter")
-    torch.testing.assert_close(torch.cat([logprobs_of(adapted, t) for t in kept]), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([logprobs_of(adapted, t) for t in kept]), expected, rtol=0, atol=1e-5
+    )
 
 
 def test_the_state_has_only_what_is_trained(updated):
-    saved = HuggingFaceStorageReader(str(updated[2] / "checkpoint-000001/state")).read_metadata().state_dict_metadata
+    saved = (
+        HuggingFaceStorageReader(str(updated[2] / "checkpoint-000001/state"))
+        .read_metadata()
+        .state_dict_metadata
+    )
     weights = {name.split(".weights.")[1] for name in saved if ".weights." in name}
-    assert weights == {f"{prefix}.{name}" for name in NAMES for prefix in ("model.model", "backbone")} | {
-        "value_head.weight", "value_head.bias"}  # fmt: skip
+    assert weights == {
+        f"{prefix}.{name}" for name in NAMES for prefix in ("model.model", "backbone")
+    } | {"value_head.weight", "value_head.bias"}
     moments = {name.split(".moments.")[1] for name in saved if ".moments." in name}
     assert moments == {f"{name}.{x}" for name in weights for x in ("exp_avg", "exp_avg_sq", "step")}
 
@@ -147,11 +185,17 @@ def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **settings)
     # a layer has (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216 rows and columns; head: 64 + 1
     out = capsys.readouterr().out
-    assert "policy: 9,728 of 157,760 parameters are trained" in out  # 2 * 4 * 1,216 and 148,032 of the base
+    assert (
+        "policy: 9,728 of 157,760 parameters are trained" in out
+    )  # 2 * 4 * 1,216 and 148,032 of the base
     assert "critic: 9,793 of 157,825 parameters are trained" in out
-    assert all(row["grad_norm"] > 0 and row["logprob_diff_mean"] < 1e-5 for row in rows)  # the engine has it merged
+    assert all(
+        row["grad_norm"] > 0 and row["logprob_diff_mean"] < 1e-5 for row in rows
+    )  # the engine has it merged
     run(tmp_path / "split", trained_folder, num_iterations=1, **settings)
-    assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **settings)) == untimed(rows)
+    assert untimed(
+        run(tmp_path / "split", trained_folder, num_iterations=2, **settings)
+    ) == untimed(rows)
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "split")
     assert rows[1]["entropy"] != rows[0]["entropy"]
 
@@ -159,6 +203,8 @@ def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
 def test_without_lora_peft_is_not_imported(trained_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)  # an import of it fails
     names = {name for name, _ in make_learner(trained_folder).policy.model.named_parameters()}
-    assert names | {"lm_head.weight"} == model.load_model(str(trained_folder))[0].state_dict().keys()
+    assert (
+        names | {"lm_head.weight"} == model.load_model(str(trained_folder))[0].state_dict().keys()
+    )
     with pytest.raises(ImportError):
         make_learner(trained_folder, lora_rank=RANK)

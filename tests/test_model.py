@@ -38,19 +38,30 @@ def packed(sequences):
         ids += tokens
         positions += range(len(tokens))
     lengths = [len(tokens) for tokens, _ in sequences]
-    return Batch(torch.tensor(ids), torch.tensor(positions), lengths, [()] * len(lengths), torch.tensor(index))
+    return Batch(
+        torch.tensor(ids),
+        torch.tensor(positions),
+        lengths,
+        [()] * len(lengths),
+        torch.tensor(index),
+    )
 
 
 # the sequences 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 with their common beginnings written once
 SHARED = Batch(
-    torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]), torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
-    [3, 2, 3, 2, 2], [(), (0,), (0, 1), (0, 1), (0,)], torch.tensor([6, 7, 9, 11]),
-)  # fmt: skip
+    torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]),
+    torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
+    [3, 2, 3, 2, 2],
+    [(), (0,), (0, 1), (0, 1), (0,)],
+    torch.tensor([6, 7, 9, 11]),
+)
 
 
 def saved_reference(built, folder, attention):
     built.save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation=attention, dtype=torch.float32
+    )
 
 
 def reference_scores(logits, tokens, places, temperature):
@@ -75,7 +86,10 @@ def padded_forward(reference, sequences, temperature, side):
 
 
 def one_by_one(reference, sequences, temperature):
-    scores = [reference_scores(reference(input_ids=torch.tensor([s[0]])).logits[0], *s, temperature) for s in sequences]
+    scores = [
+        reference_scores(reference(input_ids=torch.tensor([s[0]])).logits[0], *s, temperature)
+        for s in sequences
+    ]
     return tuple(torch.cat(parts) for parts in zip(*scores, strict=True))
 
 
@@ -92,9 +106,13 @@ def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attent
     def values_and_gradients(module, scores):
         module.zero_grad()
         (torch.stack(scores) * weights).sum().backward()
-        return torch.stack(scores).detach(), {n: p.grad.clone() for n, p in module.named_parameters()}
+        return torch.stack(scores).detach(), {
+            n: p.grad.clone() for n, p in module.named_parameters()
+        }
 
-    value, gradients = values_and_gradients(random_model, Policy(random_model)(packed(SEQUENCES), temperature))
+    value, gradients = values_and_gradients(
+        random_model, Policy(random_model)(packed(SEQUENCES), temperature)
+    )
     assert value[0].min() < -3 and value[0].max() > -8  # neither uniform nor saturated
     for scores in (
         padded_forward(reference, SEQUENCES, temperature, "right"),
@@ -107,7 +125,9 @@ def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attent
         for name, gradient in gradients.items():
             scale = expected_gradients[name].abs().max().item()
             assert scale > 1e-4, name
-            torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-5, atol=1e-5 * max(scale, 1.0))
+            torch.testing.assert_close(
+                gradient, expected_gradients[name], rtol=1e-5, atol=1e-5 * max(scale, 1.0)
+            )
 
 
 def test_order_of_the_pack_does_not_matter(random_model):
@@ -119,7 +139,13 @@ def test_order_of_the_pack_does_not_matter(random_model):
 
 def test_shared_prompts_equal_repeated_ones(random_model):
     # 1 2 3 is in all three sequences, 4 5 in two of them; log-probs of 8, 9, 11 and 13
-    repeated = packed([([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]), ([1, 2, 3, 4, 5, 10, 11], [6]), ([1, 2, 3, 12, 13], [4])])
+    repeated = packed(
+        [
+            ([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]),
+            ([1, 2, 3, 4, 5, 10, 11], [6]),
+            ([1, 2, 3, 12, 13], [4]),
+        ]
+    )
     equal_scores_and_gradients(random_model, SHARED, repeated)
 
 
@@ -127,7 +153,13 @@ def test_long_pieces_behind_a_short_context_equal_repeated_ones(random_model):
     # 1 2 is shared, and short beside what follows: no mask, but the queries of the context once more
     rest = [[(3 * i + j) % 13 for i in range(n)] for j, n in ((1, 9), (2, 7))]
     ids, places = [1, 2, *rest[0], *rest[1]], [0, 1, *range(2, 11), *range(2, 9)]
-    shared = Batch(torch.tensor(ids), torch.tensor(places), [2, 9, 7], [(), (0,), (0,)], torch.tensor([3, 10, 15, 17]))
+    shared = Batch(
+        torch.tensor(ids),
+        torch.tensor(places),
+        [2, 9, 7],
+        [(), (0,), (0,)],
+        torch.tensor([3, 10, 15, 17]),
+    )
     assert model.PackedLayout(shared).masks == [None] * 3
     repeated = packed([([1, 2, *rest[0]], [3, 10]), ([1, 2, *rest[1]], [6, 8])])
     equal_scores_and_gradients(random_model, shared, repeated)
@@ -171,7 +203,10 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     """Flat queries and keys of every sequence and their bounds; the queries are the last ones of their keys."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
-    assert (q_ends[-1], k_ends[-1]) == (len(q), len(k)) and q_ends.dtype == k_ends.dtype == torch.int32
+    assert (q_ends[-1], k_ends[-1]) == (
+        len(q),
+        len(k),
+    ) and q_ends.dtype == k_ends.dtype == torch.int32
     out = []
     for a, b, c, d in zip(q_ends, q_ends[1:], k_ends, k_ends[1:], strict=False):
         mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(int((d - c) - (b - a)))
@@ -191,7 +226,9 @@ def test_the_gpu_path_with_stand_ins_for_its_kernels(random_model, monkeypatch, 
         return slow_varlen(*args, softmax_scale)
 
     def torch_211(*args, is_causal=False, return_aux=None, scale=None):
-        calls.append(is_causal and args[0].shape[1] == args[1].shape[1])  # it knows no shared key heads
+        calls.append(
+            is_causal and args[0].shape[1] == args[1].shape[1]
+        )  # it knows no shared key heads
         return slow_varlen(*args, scale)
 
     def torch_213(*args, return_aux=None, scale=None, window_size=(-1, -1), enable_gqa=False):
@@ -199,10 +236,14 @@ def test_the_gpu_path_with_stand_ins_for_its_kernels(random_model, monkeypatch, 
         return slow_varlen(*args, scale)
 
     expected = Policy(random_model)(SHARED, 1.0)[0]
-    monkeypatch.setattr(model, "flash_attn_varlen_func", flash if installed == "flash-attn" else None)
+    monkeypatch.setattr(
+        model, "flash_attn_varlen_func", flash if installed == "flash-attn" else None
+    )
     kernel = {"torch 2.11": torch_211, "torch 2.13": torch_213}.get(installed)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    monkeypatch.setattr(model.PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args))
+    monkeypatch.setattr(
+        model.PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args)
+    )
     actual = Policy(random_model)(SHARED, 1.0)[0]
     assert calls == [True] * 2  # two layers
     close(actual, expected, 1e-5)
@@ -239,7 +280,9 @@ def test_chunked_logprobs_against_autograd(temperature, chunk, output):
     coefficients[0] *= output != "entropy"
     coefficients[1] *= output != "logprobs"
     (expected * coefficients).sum().backward()
-    actual = torch.stack(chunked_logprobs(hidden, weight, targets, temperature=temperature, chunk=chunk))
+    actual = torch.stack(
+        chunked_logprobs(hidden, weight, targets, temperature=temperature, chunk=chunk)
+    )
     (actual * coefficients).sum().backward()
     assert actual.dtype == torch.float32
     close(actual, expected.float(), 1e-5)
@@ -248,27 +291,37 @@ def test_chunked_logprobs_against_autograd(temperature, chunk, output):
     assert hidden.grad.abs().max() > 0.1 and weight.grad.abs().max() > 0.1
 
 
-@pytest.mark.filterwarnings("ignore:Input .* requires gradient")  # gradcheck prefers float64; the outputs are float32
+@pytest.mark.filterwarnings(
+    "ignore:Input .* requires gradient"
+)  # gradcheck prefers float64; the outputs are float32
 def test_chunked_logprobs_against_finite_differences():
     hidden, weight, targets = flat_problem(rows=3, width=2, vocab=4)
     assert torch.autograd.gradcheck(
         lambda h, w: chunked_logprobs(h, w, targets, temperature=0.5, chunk=2),
-        (hidden, weight), eps=1e-2, atol=5e-3, rtol=1e-2,
-    )  # fmt: skip
+        (hidden, weight),
+        eps=1e-2,
+        atol=5e-3,
+        rtol=1e-2,
+    )
 
 
 def test_chunked_logprobs_by_hand():
     # logits (0, ln 3) at temperature 1: p = (1/4, 3/4); at temperature 0.5 logits (0, 2 ln 3): p = (1/10, 9/10)
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [1.0986123]])
     for temperature, p in ((1.0, torch.tensor([0.25, 0.75])), (0.5, torch.tensor([0.1, 0.9]))):
-        logprobs, entropy = chunked_logprobs(hidden, weight, torch.tensor([1]), temperature=temperature)
+        logprobs, entropy = chunked_logprobs(
+            hidden, weight, torch.tensor([1]), temperature=temperature
+        )
         close(logprobs, p[1:].log(), 1e-6)
         close(entropy, -(p * p.log()).sum()[None], 1e-6)
 
 
 def test_chunked_logprobs_of_certain_choices_are_as_exact_as_a_softmax():
     torch.manual_seed(0)
-    hidden, weight = torch.randn(64, 8), 6 * torch.randn(50, 8)  # logits up to 70, half of the choices over 99 %
+    hidden, weight = (
+        torch.randn(64, 8),
+        6 * torch.randn(50, 8),
+    )  # logits up to 70, half of the choices over 99 %
     h, w = (x.double().requires_grad_() for x in (hidden, weight))
     logp = (h @ w.T).log_softmax(-1)
     targets, exact = logp.argmax(-1), -(logp.exp() * logp).sum(-1)
@@ -298,7 +351,9 @@ def test_chunked_logprobs_go_backward_in_the_precision_of_autocast():
 
 
 def test_chunked_logprobs_of_nothing():
-    logprobs, entropy = chunked_logprobs(torch.randn(0, 5), torch.randn(13, 5), torch.zeros(0).long(), chunk=4)
+    logprobs, entropy = chunked_logprobs(
+        torch.randn(0, 5), torch.randn(13, 5), torch.zeros(0).long(), chunk=4
+    )
     assert logprobs.shape == entropy.shape == (0,)
 
 
@@ -311,16 +366,24 @@ def test_critic_starts_at_exactly_zero_and_reads_the_state_before_the_token(rand
     assert values.shape == (11,) and values.tolist() == [0.0] * 11
     torch.nn.init.normal_(critic.value_head.weight)
     critic.value_head.bias.data.fill_(0.5)
-    hidden = [random_model.model(input_ids=torch.tensor([s]), layout=model.PackedLayout(packed([(s, [1])])))
-              .last_hidden_state[0] for s, _ in SEQUENCES]  # fmt: skip
-    states = torch.cat([h[[p - 1 for p in places]] for h, (_, places) in zip(hidden, SEQUENCES, strict=True)])
+    hidden = [
+        random_model.model(
+            input_ids=torch.tensor([s]), layout=model.PackedLayout(packed([(s, [1])]))
+        ).last_hidden_state[0]
+        for s, _ in SEQUENCES
+    ]
+    states = torch.cat(
+        [h[[p - 1 for p in places]] for h, (_, places) in zip(hidden, SEQUENCES, strict=True)]
+    )
     close(critic(batch), (states * critic.value_head.weight).sum(-1) + 0.5, 1e-5)
 
 
 def test_value_loss_reaches_the_head_from_the_start(random_model):
     critic = Critic(random_model.model)
     ((critic(packed(SEQUENCES)) - 1.0) ** 2).sum().backward()
-    assert critic.value_head.bias.grad.item() == pytest.approx(-22.0)  # 11 tokens, d/db (v - 1)^2 = -2 at v = 0
+    assert critic.value_head.bias.grad.item() == pytest.approx(
+        -22.0
+    )  # 11 tokens, d/db (v - 1)^2 = -2 at v = 0
 
 
 # ---------- the tiny model and its tokenizer
@@ -332,7 +395,9 @@ def test_tiny_model_is_tiny_and_seeded(tokenizer, monkeypatch):
     assert 100_000 < sum(p.numel() for p in first.parameters()) < 1_000_000
     assert first.config.num_hidden_layers == 3
     for shape in ("3", "x96", "0x96", "3x48", "3x-32", "threex96"):
-        with pytest.raises(ValueError, match="tiny_shape must be layers x width, .* such as 4x128; got"):
+        with pytest.raises(
+            ValueError, match="tiny_shape must be layers x width, .* such as 4x128; got"
+        ):
             model.build_tiny(0, shape)
     for (_, a), (_, b) in zip(first.named_parameters(), same.named_parameters(), strict=True):
         assert torch.equal(a, b)
@@ -342,8 +407,13 @@ def test_tiny_model_is_tiny_and_seeded(tokenizer, monkeypatch):
 def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_path):
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert '"layout"' not in (tmp_path / "config.json").read_text()  # our attention is unknown to other programs
-    loaded, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert (
+        '"layout"' not in (tmp_path / "config.json").read_text()
+    )  # our attention is unknown to other programs
+    loaded, words = (
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
     assert type(loaded).__name__ == "Qwen2ForCausalLM"
     assert words.eos_token == model.IM_END and loaded.config.eos_token_id == words.eos_token_id
     assert words.chat_template == tokenizer.chat_template
@@ -353,12 +423,21 @@ def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_pa
         close(hidden @ random_model.lm_head.weight.T, loaded(input_ids=ids[None]).logits[0], 1e-5)
 
 
-@pytest.mark.parametrize("load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained])
+@pytest.mark.parametrize(
+    "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
+)
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    words = load(str(tmp_path))  # AutoTokenizer makes a Qwen2Tokenizer of it, with Qwen's own word pattern
-    texts = [*environment_texts(), "<|im_start|>user\nTurn 2 of 5<|im_end|>\n", f"a{model.IM_END}", *boards()]
+    words = load(
+        str(tmp_path)
+    )  # AutoTokenizer makes a Qwen2Tokenizer of it, with Qwen's own word pattern
+    texts = [
+        *environment_texts(),
+        "<|im_start|>user\nTurn 2 of 5<|im_end|>\n",
+        f"a{model.IM_END}",
+        *boards(),
+    ]
     for text in texts:
         assert words(text)["input_ids"] == tokenizer(text)["input_ids"], text
         assert rollout.Chat(words).encode(text) == rollout.Chat(tokenizer).encode(text), text
@@ -369,11 +448,16 @@ def test_loading_returns_the_same_weights_and_runs_our_attention(random_model, t
     tokenizer.save_pretrained(tmp_path)
     loaded, words = load_model(str(tmp_path))
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
-    for (_, a), (_, b) in zip(loaded.named_parameters(), random_model.named_parameters(), strict=True):
+    for (_, a), (_, b) in zip(
+        loaded.named_parameters(), random_model.named_parameters(), strict=True
+    ):
         assert torch.equal(a, b)
     assert words.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) == [1, 2]
     with torch.no_grad():
-        assert torch.equal(Policy(loaded)(packed(SEQUENCES), 1.0)[0], Policy(random_model)(packed(SEQUENCES), 1.0)[0])
+        assert torch.equal(
+            Policy(loaded)(packed(SEQUENCES), 1.0)[0],
+            Policy(random_model)(packed(SEQUENCES), 1.0)[0],
+        )
 
 
 def environment_texts():
@@ -384,14 +468,22 @@ def environment_texts():
             episode = dialogue.Episode(envs.make_env(spec, observation=observation), Config())
             texts += episode.reset([92, 5])
             thought = " ".join(episode.env.statements())
-            texts += [dialogue.format_response(thought, episode.env.plan(3, 5)), episode.step("nonsense").user]
+            texts += [
+                dialogue.format_response(thought, episode.env.plan(3, 5)),
+                episode.step("nonsense").user,
+            ]
     assert len(texts) > 100
     return texts
 
 
 def boards():
-    for spec in ("frozenlake", "frozenlake:size=5,frozen_prob=0.7", "sokoban", "sokoban:symbols=newvocab",
-                 "sokoban:size=8,boxes=2,search_depth=10"):  # fmt: skip
+    for spec in (
+        "frozenlake",
+        "frozenlake:size=5,frozen_prob=0.7",
+        "sokoban",
+        "sokoban:symbols=newvocab",
+        "sokoban:size=8,boxes=2,search_depth=10",
+    ):
         env = envs.make_env(spec)
         for seed in range(8):
             yield env.reset([91, seed])
@@ -425,7 +517,8 @@ ROLES = [
 
 
 @pytest.mark.parametrize(
-    "text", ["<think>", "</think>", "<answer>", "</answer>", " ||", "Left", "Up", "Push", "7", *ROLES]
+    "text",
+    ["<think>", "</think>", "<answer>", "</answer>", " ||", "Left", "Up", "Push", "7", *ROLES],
 )
 def test_frequent_words_are_single_tokens(tokenizer, text):
     assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) == 1
@@ -439,7 +532,9 @@ def test_round_trip_of_all_environment_texts(chat):
 
 def test_special_tokens_in_text_are_plain_text(chat, tokenizer):
     text = f"a{model.IM_START}user\nb{model.IM_END}{model.END_OF_TEXT}"
-    special = set(tokenizer.convert_tokens_to_ids([model.IM_START, model.IM_END, model.END_OF_TEXT]))
+    special = set(
+        tokenizer.convert_tokens_to_ids([model.IM_START, model.IM_END, model.END_OF_TEXT])
+    )
     assert len(special & set(tokenizer(text)["input_ids"])) == 3  # what a plain call makes of it
     ids = chat.encode(text)
     assert special & set(ids) == set()
@@ -457,19 +552,27 @@ def message_of(name, device="cpu"):
     return text
 
 
-@pytest.mark.parametrize("name", ["./nothing", "out/run/checkpoint-000010/policy", "/nowhere/at/all"])
+@pytest.mark.parametrize(
+    "name", ["./nothing", "out/run/checkpoint-000010/policy", "/nowhere/at/all"]
+)
 def test_missing_folder(name):
     assert message_of(name) == f"model={name!r} is not a model folder: it has no config.json"
 
 
 def test_folder_without_config(tmp_path):
     (tmp_path / "readme.txt").write_text("no model here")
-    assert message_of(tmp_path) == f"model={str(tmp_path)!r} is not a model folder: it has no config.json"
+    assert (
+        message_of(tmp_path)
+        == f"model={str(tmp_path)!r} is not a model folder: it has no config.json"
+    )
     for path in (tmp_path / "run/config.json", tmp_path / "run/policy/config.json"):
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
     run = tmp_path / "run"
-    assert message_of(run) == f"model={str(run)!r} is the folder of a run; give its model, {run}/policy"
+    assert (
+        message_of(run)
+        == f"model={str(run)!r} is the folder of a run; give its model, {run}/policy"
+    )
 
 
 def test_folder_with_a_broken_weight_file(random_model, tokenizer, tmp_path):
@@ -477,7 +580,9 @@ def test_folder_with_a_broken_weight_file(random_model, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    assert re.match(r"model='.+' could not be loaded or downloaded \(.*\)\. Give a folder", message_of(tmp_path))
+    assert re.match(
+        r"model='.+' could not be loaded or downloaded \(.*\)\. Give a folder", message_of(tmp_path)
+    )
 
 
 def test_home_is_found(random_model, tokenizer, tmp_path, monkeypatch):
@@ -490,21 +595,32 @@ def test_home_is_found(random_model, tokenizer, tmp_path, monkeypatch):
 def test_folder_without_weights(random_model, tokenizer, tmp_path):
     random_model.config.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert re.match(r"model='.+' could not be loaded or downloaded \(.*\)\. Give a folder", message_of(tmp_path))
+    assert re.match(
+        r"model='.+' could not be loaded or downloaded \(.*\)\. Give a folder", message_of(tmp_path)
+    )
 
 
 def test_hub_name_without_network(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the variable is read at import
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # the variable is read at import
     text = message_of("nanoragen-tests/no-such-model")
-    assert text.startswith("model='nanoragen-tests/no-such-model' could not be loaded or downloaded (")
+    assert text.startswith(
+        "model='nanoragen-tests/no-such-model' could not be loaded or downloaded ("
+    )
     assert text.endswith(
         "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model of this project."
     )
 
 
 def test_other_architecture(tokenizer, tmp_path):
-    config = GPT2Config(n_layer=1, n_embd=8, n_head=1, n_positions=16, vocab_size=len(tokenizer), bos_token_id=None)
+    config = GPT2Config(
+        n_layer=1, n_embd=8, n_head=1, n_positions=16, vocab_size=len(tokenizer), bos_token_id=None
+    )
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert message_of(tmp_path) == f"model={str(tmp_path)!r} is of type 'gpt2'; expected the Qwen2 family"
+    assert (
+        message_of(tmp_path)
+        == f"model={str(tmp_path)!r} is of type 'gpt2'; expected the Qwen2 family"
+    )

@@ -45,11 +45,11 @@ import torch
 from conftest import small_config
 
 import rollout
-from corpus import demonstration
-from dialogue import Episode, parse_response, shape
+from dialogue import Episode, parse_response, shape_rewards
 from engine import make_engine
 from envs import Env, make_env
 from model import Policy
+from tools.corpus import demonstration
 from train import token_targets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,8 +67,15 @@ def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
     """Each of the first 40 tokens of the prompt, changed alone, changes the log-probs of the response."""
     config = small_config()
     starts = [((4, 0), 0)]
-    (t,) = rollout.collect(make_engine(config, random_model, chat), chat, config, starts, split="train",
-                           temperature=1.0, noise_seed=(7,))  # fmt: skip
+    (t,) = rollout.collect(
+        make_engine(config, random_model, chat),
+        chat,
+        config,
+        starts,
+        split="train",
+        temperature=1.0,
+        noise_seed=(7,),
+    )
     t = replace(t, turns=t.turns[:1])
 
     def logprobs(prompt_ids):
@@ -117,7 +124,7 @@ def test_a_lost_game_is_worth_less_than_a_won_one(density):
         outcomes = [episode.step(f"<answer>{name}</answer>") for name in ["cook"] * 9 + [end]]
         assert outcomes[-1].status == ("success" if end == "cook" else "failure")
         rewards, won = [outcome.info["env_reward"] for outcome in outcomes], end == "cook"
-        totals[end] = sum(shape(rewards, won, density, most=env.max_reward))
+        totals[end] = sum(shape_rewards(rewards, won, density, most=env.max_reward))
     assert totals["cook"] == pytest.approx(1)
     assert totals["eat"] == totals["wait"] == pytest.approx(0.0 if density == "sparse" else 0.9)
 
@@ -131,10 +138,16 @@ def test_every_recipe_of_groups_has_groups(path):
 @pytest.mark.parametrize("name", ["quest_ppo", "household_ppo"])
 def test_a_demonstration_holds_every_turn(name, chat):
     """Its replies, read back from the tokens that are trained, do the task from the same start; each turn is there."""
-    config = replace(load_config([str(ROOT / "config" / f"{name}.py")])[0], max_context_tokens=16384, sft_actions=1)
+    config = replace(
+        load_config([str(ROOT / "config" / f"{name}.py")])[0],
+        max_context_tokens=16384,
+        sft_actions=1,
+    )
     for index in range(3):
         demo = demonstration(config, chat, index)
-        env = make_env(config.env, observation=config.observation, max_actions=config.actions_per_traj)
+        env = make_env(
+            config.env, observation=config.observation, max_actions=config.actions_per_traj
+        )
         env.reset(demo.seed)
         assert len(demo.turns) == env.optimal_length() >= 2
         for turn in demo.turns:
@@ -149,13 +162,30 @@ def test_a_demonstration_holds_every_turn(name, chat):
 @pytest.mark.parametrize("limit", [300, 640])
 def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
     """Wherever the context ends an episode: each of its tokens has the score less the mean of the others' (RLOO)."""
-    config = small_config(max_context_tokens=limit, estimator="rloo", format_penalty=-0.25, batch_size=8, filter_keep=1)
+    config = small_config(
+        max_context_tokens=limit,
+        estimator="rloo",
+        format_penalty=-0.25,
+        batch_size=8,
+        filter_keep=1,
+    )
     starts = [((4, group), member) for group in range(2) for member in range(4)]
-    played = rollout.collect(make_engine(config, trained_model, chat), chat, config, starts, split="train",
-                             temperature=1.0, noise_seed=(7,))  # fmt: skip
+    played = rollout.collect(
+        make_engine(config, trained_model, chat),
+        chat,
+        config,
+        starts,
+        split="train",
+        temperature=1.0,
+        noise_seed=(7,),
+    )
     learner = SimpleNamespace(config=config, device=torch.device("cpu"), ref=None, critic=None)
-    advantages = token_targets(learner, played)["advantages"].split([t.num_response_tokens for t in played])
+    advantages = token_targets(learner, played)["advantages"].split(
+        [t.num_response_tokens for t in played]
+    )
     assert ("out_of_tokens" in {t.status for t in played}) == (limit == 300)
     for i, (t, found) in enumerate(zip(played, advantages, strict=True)):
         others = [other.score for other in played[i // 4 * 4 : i // 4 * 4 + 4] if other is not t]
-        assert len(found) >= 1 and found.tolist() == pytest.approx([t.score - sum(others) / 3] * len(found))
+        assert len(found) >= 1 and found.tolist() == pytest.approx(
+            [t.score - sum(others) / 3] * len(found)
+        )

@@ -18,28 +18,40 @@ import pytest
 from test_train import KEYS
 from torch.distributed.run import get_args_parser
 
-import bench
-import corpus
-import diagnostics
 import dialogue
 import eval as evaluation
-import reproduce
-import sft
 import train
-import view
+from support import collapse as diagnostics
+from tools import bench, corpus, reproduce, sft, view
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {path: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]}
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+}
 COSTS = re.compile(r"GPU|CPU-s|seconds|minute|hour|server|Slurm")
 SHORT = {  # what makes a command a short one; commands that are not here are not run
     "train.py": "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 --eval_size=2",
-    "sft.py": "--sft_steps=1 --eval_every=0 --eval_size=2", "eval.py": "--eval_size=2", "view.py": "", "envs.py": "",
-    "reproduce.py": "--dry_run=True", "corpus.py": "--packs=4",
-}  # fmt: skip
-MAINS = {"train.py": train.main, "sft.py": sft.main, "eval.py": evaluation.main, "view.py": view.main,
-         "envs.py": dialogue.main, "reproduce.py": reproduce.main, "corpus.py": corpus.main}  # fmt: skip
-TINY = re.compile(r"config/tiny|--player|^out/frozenlake")  # of train.py, sft.py, eval.py: what a laptop does
+    "sft.py": "--sft_steps=1 --eval_every=0 --eval_size=2",
+    "eval.py": "--eval_size=2",
+    "view.py": "",
+    "envs.py": "",
+    "reproduce.py": "--dry_run=True",
+    "corpus.py": "--packs=4",
+}
+MAINS = {
+    "train.py": train.main,
+    "sft.py": sft.main,
+    "eval.py": evaluation.main,
+    "view.py": view.main,
+    "envs.py": dialogue.main,
+    "reproduce.py": reproduce.main,
+    "corpus.py": corpus.main,
+}
+TINY = re.compile(
+    r"config/tiny|--player|^out/frozenlake"
+)  # of train.py, sft.py, eval.py: what a laptop does
 
 
 def commands():
@@ -54,10 +66,17 @@ def commands():
             for line in block or re.findall(r"`([^`\n]+)`", text):
                 command, _, comment = line.partition("#")
                 words = command.replace('ARGS="', "ARGS= ").split()
-                starts = [word for word in words if word in ("python", "torchrun", "make", "pip", "tensorboard")]
+                starts = [
+                    word
+                    for word in words
+                    if word in ("python", "torchrun", "make", "pip", "tensorboard")
+                ]
                 whole = starts and (starts[0] not in ("python", "torchrun") or ".py" in command)
                 if whole and len(words) > 1 and not line.startswith("#"):
-                    yield words[words.index(starts[0]) :], comment if len(block or ()) > 2 and comment else around
+                    yield (
+                        words[words.index(starts[0]) :],
+                        comment if len(block or ()) > 2 and comment else around,
+                    )
 
 
 COMMANDS = {" ".join(words): (words, text) for words, text in commands()}
@@ -73,7 +92,9 @@ def script_of(words):
 
 
 def is_run(script, arguments):
-    heavy = script in ("train.py", "sft.py", "eval.py") and not any(TINY.search(word) for word in arguments)
+    heavy = script in ("train.py", "sft.py", "eval.py") and not any(
+        TINY.search(word) for word in arguments
+    )
     return script in SHORT and not heavy and "--engine=vllm" not in arguments
 
 
@@ -105,7 +126,9 @@ def test_what_takes_long_is_said_beside_it(line):
     words, text = COMMANDS[line]
     script, arguments = script_of(words)
     if script and not is_run(script, arguments) and arguments != ["--help"]:
-        assert COSTS.search(text), "neither run by a test, nor is there a word of the machine or the time that it needs"
+        assert COSTS.search(text), (
+            "neither run by a test, nor is there a word of the machine or the time that it needs"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +147,9 @@ OPTIONAL = re.compile(r"--env=(textworld|alfworld)")  # packages of make test-ex
 RUN = [line for line, (words, _) in COMMANDS.items() if is_run(*script_of(words))]
 
 
-@pytest.mark.parametrize("line", sorted(RUN, key=lambda line: "config/tiny" not in line))  # runs, then what reads them
+@pytest.mark.parametrize(
+    "line", sorted(RUN, key=lambda line: "config/tiny" not in line)
+)  # runs, then what reads them
 def test_short_commands_run(line, desk, monkeypatch, capsys):
     script, arguments = script_of(COMMANDS[line][0])
     for package in OPTIONAL.findall(" ".join(arguments)):
@@ -137,8 +162,12 @@ def test_short_commands_run(line, desk, monkeypatch, capsys):
 
 
 def test_help_is_given():
-    done = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and all(f"--{field.name}=" in done.stdout for field in fields(Config))
+    done = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and all(
+        f"--{field.name}=" in done.stdout for field in fields(Config)
+    )
 
 
 def test_there_are_commands():
@@ -155,20 +184,28 @@ def test_files_that_readme_names_exist():
 
 def test_functions_that_readme_names_exist():
     for file, name in re.findall(r"`(\w+\.py):([\w.]+)`", README):
-        assert re.search(rf"(def|class) {name.split('.')[-1]}\b", (ROOT / file).read_text(encoding="utf-8")), name
+        assert re.search(
+            rf"(def|class) {name.split('.')[-1]}\b", (ROOT / file).read_text(encoding="utf-8")
+        ), name
 
 
 def test_every_metric_is_in_the_glossary():
     glossary = re.findall(r"`([^`]+)`", README.split("## Metrics")[1].split("\n## ")[0])
-    wanted = {"pass@16" if key == "pass@4" else key for key in KEYS} - {*diagnostics.KEYS}  # those have a page
+    wanted = {"pass@16" if key == "pass@4" else key for key in KEYS} - {
+        *diagnostics.KEYS
+    }  # those have a page
     assert not [key for key in wanted if not any(fnmatch(key, name) for name in glossary)]
     page = (ROOT / "docs/diagnostics.md").read_text(encoding="utf-8")
-    stems = {re.split(r"_first$|_sampled$|@", key)[0].removesuffix("_seq") for key in diagnostics.KEYS}
+    stems = {
+        re.split(r"_first$|_sampled$|@", key)[0].removesuffix("_seq") for key in diagnostics.KEYS
+    }
     assert not [stem for stem in stems if stem not in page]
 
 
 def test_every_setting_is_read():
     """A field of Config that no other file reads is a dead key."""
-    code = "".join(p.read_text(encoding="utf-8") for p in ROOT.glob("*.py") if p.name != "configurator.py")
+    code = "".join(
+        p.read_text(encoding="utf-8") for p in ROOT.glob("*.py") if p.name != "configurator.py"
+    )
     for field in fields(Config):
         assert re.search(rf"\bconfig\.{field.name}\b", code), f"{field.name} is never read"

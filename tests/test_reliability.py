@@ -4,8 +4,6 @@ Tests of faults: runs that are killed, told to end, out of disk, on damaged chec
     python -m pytest -q tests/test_reliability.py
 """
 
-from configurator import write_whole
-
 import json
 import math
 import os
@@ -29,17 +27,18 @@ from safetensors.torch import load_file
 from test_parallel import needs_vllm
 from test_train import assert_same_checkpoint, rows_of, run, untimed
 
-import checkpoint
 import dialogue
 import envs
 import eval as evaluation
 import parallel
 import rollout
 import train
-from checkpoint import LEFT, Saver, damage, locked, newest
 from engine import VLLMEngine
-from log import Log
 from rollout import Trajectory, Turn, collect
+from support import checkpoint
+from support.checkpoint import EXIT_INTERRUPTED, Saver, find_corruption, locked, newest
+from support.log import Log
+from support.run_folder import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -82,21 +81,34 @@ def flip(path, at=0.5):
 
 def test_the_last_checkpoints_and_the_best_are_kept(whole):
     out_dir, rows = whole
-    assert [path.name for path in sorted(out_dir.glob("checkpoint-*"))] == ["checkpoint-000002", "checkpoint-000003"]
+    assert [path.name for path in sorted(out_dir.glob("checkpoint-*"))] == [
+        "checkpoint-000002",
+        "checkpoint-000003",
+    ]
     written = {p.name for p in (out_dir / "checkpoint-000003").iterdir()}
     assert written == {"state", "state.json", "config.json", "manifest.json"}
     assert json.loads((out_dir / "checkpoint-000003/state.json").read_text()) == {
-        "format": 1, "step": 3, "bad_steps": 0}  # fmt: skip
+        "format": 1,
+        "step": 3,
+        "bad_steps": 0,
+    }
     for name in ("best", "policy"):
-        assert (out_dir / name / "model.safetensors").is_file() and (out_dir / name / "config.json").is_file()
+        assert (out_dir / name / "model.safetensors").is_file() and (
+            out_dir / name / "config.json"
+        ).is_file()
     # no pickle, and nothing half written
-    files = [path for path in out_dir.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    files = [
+        path for path in out_dir.rglob("*") if path.is_file() and "tensorboard" not in path.parts
+    ]
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".md", ".jinja"}
     assert not (out_dir / "partial").exists() and not (out_dir / "lock").exists()
 
 
 def test_best_is_the_first_of_the_best_evaluations(trained_folder, tmp_path, monkeypatch):
-    successes, exported = iter([0.0, 0.5, 0.25, 0.5, 0.5]), []  # of the start, then of four iterations
+    successes, exported = (
+        iter([0.0, 0.5, 0.25, 0.5, 0.5]),
+        [],
+    )  # of the start, then of four iterations
     evaluate_all, export = train.evaluate_all, checkpoint.export
 
     def scripted(config, *args):
@@ -113,15 +125,20 @@ def test_best_is_the_first_of_the_best_evaluations(trained_folder, tmp_path, mon
     assert exported == [("best", 0), ("policy", 4)]
 
 
-@pytest.mark.parametrize("fault, problem", [
-    ("truncated", r"the checksum of state/.+\.safetensors is wrong"), ("flipped", r"the checksum of state/.+ is wrong"),
-    ("counts", r"the checksum of state.json is wrong"), ("missing", r"FileNotFoundError: .+safetensors'"),
-    ("manifest", r"JSONDecodeError: .+"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fault, problem",
+    [
+        ("truncated", r"the checksum of state/.+\.safetensors is wrong"),
+        ("flipped", r"the checksum of state/.+ is wrong"),
+        ("counts", r"the checksum of state.json is wrong"),
+        ("missing", r"FileNotFoundError: .+safetensors'"),
+        ("manifest", r"JSONDecodeError: .+"),
+    ],
+)
 def test_damage_is_found_and_named(whole, tmp_path, fault, problem):
     folder = tmp_path / "checkpoint-000003"
     shutil.copytree(whole[0] / folder.name, folder)
-    assert damage(folder) == ""
+    assert find_corruption(folder) == ""
     (weights,) = (folder / "state").iterdir()
     if fault == "truncated":
         os.truncate(weights, weights.stat().st_size // 2)
@@ -131,7 +148,7 @@ def test_damage_is_found_and_named(whole, tmp_path, fault, problem):
         os.truncate(folder / "manifest.json", 40)
     else:
         flip(weights if fault == "flipped" else folder / "state.json")
-    assert re.fullmatch(problem, damage(folder))
+    assert re.fullmatch(problem, find_corruption(folder))
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, trained_folder, tmp_path, capsys):
@@ -140,8 +157,13 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, trained_folder
     flip(weights)
     rows = run(out_dir, trained_folder, num_iterations=3, **EACH)
     out = capsys.readouterr().out
-    assert f"{out_dir}/checkpoint-000003 is damaged (the checksum of state/{weights.name} is wrong); " in out
-    assert "going back to the one before it" in out and f"continuing {out_dir} from iteration 2" in out
+    assert (
+        f"{out_dir}/checkpoint-000003 is damaged (the checksum of state/{weights.name} is wrong); "
+        in out
+    )
+    assert (
+        "going back to the one before it" in out and f"continuing {out_dir} from iteration 2" in out
+    )
     assert untimed(rows) == untimed(whole[1])
     assert_same_checkpoint(whole[0], out_dir)
 
@@ -152,7 +174,10 @@ def test_no_whole_checkpoint_and_another_format_are_said(whole, tmp_path):
         flip(folder / "state.json")
     with pytest.raises(ValueError) as error:
         newest(out_dir)
-    assert str(error.value) == f"no checkpoint in {out_dir} is whole; give another --out_dir, or empty this one"
+    assert (
+        str(error.value)
+        == f"no checkpoint in {out_dir} is whole; give another --out_dir, or empty this one"
+    )
     folder = out_dir / "checkpoint-000009"
     folder.mkdir()
     (folder / "state.json").write_text('{"format": 2}')
@@ -188,7 +213,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "sync", full)
     with Saver(tmp_path, 2) as saver:
-        saver.save({"policy": {"weights": {"w": weights}}}, {"step": 2, "bad_steps": 0})  # fails beside training
+        saver.save(
+            {"policy": {"weights": {"w": weights}}}, {"step": 2, "bad_steps": 0}
+        )  # fails beside training
         with pytest.raises(ValueError) as error:
             saver.save({"policy": {"weights": {"w": weights}}}, {"step": 3, "bad_steps": 0})
     assert str(error.value) == (
@@ -214,14 +241,23 @@ def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     sentence = str(error.value)
-    assert sentence.startswith(f"{out_dir}/checkpoint-000002 could not be written (") and "File too large" in sentence
-    assert sentence.endswith("what was saved before is whole: make room, and start again to go on from it")
+    assert (
+        sentence.startswith(f"{out_dir}/checkpoint-000002 could not be written (")
+        and "File too large" in sentence
+    )
+    assert sentence.endswith(
+        "what was saved before is whole: make room, and start again to go on from it"
+    )
     assert "\n" not in sentence
     assert newest(out_dir) == out_dir / "checkpoint-000001" and not (out_dir / "partial").exists()
 
 
-@pytest.mark.parametrize("number, words", [(28, "No space left on device"), (30, "Read-only file system")])
-def test_a_log_that_cannot_be_written_is_one_sentence(trained_folder, tmp_path, monkeypatch, number, words):
+@pytest.mark.parametrize(
+    "number, words", [(28, "No space left on device"), (30, "Read-only file system")]
+)
+def test_a_log_that_cannot_be_written_is_one_sentence(
+    trained_folder, tmp_path, monkeypatch, number, words
+):
     out_dir, write = tmp_path / "out", Log.write
 
     def fail(log, row, samples):
@@ -232,8 +268,10 @@ def test_a_log_that_cannot_be_written_is_one_sentence(trained_folder, tmp_path, 
     monkeypatch.setattr(Log, "write", fail)
     with pytest.raises(ValueError) as error:
         run(out_dir, trained_folder, num_iterations=2, eval_every=0, save_every=1)
-    assert str(error.value) == (f"{out_dir} could not be written ([Errno {number}] {words}); what was saved before is "
-                                "whole: make room, and start again to go on from it")  # fmt: skip
+    assert str(error.value) == (
+        f"{out_dir} could not be written ([Errno {number}] {words}); what was saved before is "
+        "whole: make room, and start again to go on from it"
+    )
     assert newest(out_dir) == out_dir / "checkpoint-000001"
 
 
@@ -242,7 +280,9 @@ def test_a_read_only_folder_is_said_at_once(tmp_path, monkeypatch):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ValueError, match=r"out_dir=.* cannot be written \(\[Errno 30\] Read-only file system\)"):
+    with pytest.raises(
+        ValueError, match=r"out_dir=.* cannot be written \(\[Errno 30\] Read-only file system\)"
+    ):
         with locked(tmp_path):
             pass
 
@@ -252,13 +292,17 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path):
     with pytest.raises(ValueError) as error, locked(tmp_path / "file" / "out"):
         pass
     given = f"{str(tmp_path / 'file' / 'out')!r}"
-    assert str(error.value).startswith(f"out_dir={given} cannot be written ([Errno 20] Not a directory")
+    assert str(error.value).startswith(
+        f"out_dir={given} cannot be written ([Errno 20] Not a directory"
+    )
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     write_whole(path, "old")
-    monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, "new")
     assert path.read_text() == "old"
@@ -267,11 +311,18 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_other_settings_are_taken_with_a_flag(whole, trained_folder, tmp_path):
     out_dir = copied(whole, tmp_path)
     file = tmp_path / "other.py"
-    changed = SMALL_RUN | dict(model=str(trained_folder), num_groups=4, clip_high=0.4, num_iterations=4) | EACH
+    changed = (
+        SMALL_RUN
+        | dict(model=str(trained_folder), num_groups=4, clip_high=0.4, num_iterations=4)
+        | EACH
+    )
     file.write_text("".join(f"{key} = {value!r}\n" for key, value in changed.items()))
     with pytest.raises(ValueError) as error:
         train.main([str(file), f"--out_dir={out_dir}"])
-    assert "holds another run (clip_high is 0.28 there and 0.4 here); give another --out_dir, or" in str(error.value)
+    assert (
+        "holds another run (clip_high is 0.28 there and 0.4 here); give another --out_dir, or"
+        in str(error.value)
+    )
     train.main([str(file), f"--out_dir={out_dir}", "--take_config=True"])
     assert untimed(rows_of(out_dir))[:3] == untimed(whole[1]) and len(rows_of(out_dir)) == 4
     assert json.loads((out_dir / "config.json").read_text())["config"]["clip_high"] == 0.4
@@ -280,9 +331,15 @@ def test_other_settings_are_taken_with_a_flag(whole, trained_folder, tmp_path):
 def test_what_a_checkpoint_lacks_is_one_sentence(whole, trained_folder, tmp_path):
     out_dir = copied(whole, tmp_path)
     file = tmp_path / "other.py"
-    changed = SMALL_RUN | dict(model=str(trained_folder), num_groups=4, lora_rank=2, num_iterations=4) | EACH
+    changed = (
+        SMALL_RUN
+        | dict(model=str(trained_folder), num_groups=4, lora_rank=2, num_iterations=4)
+        | EACH
+    )
     file.write_text("".join(f"{key} = {value!r}\n" for key, value in changed.items()))
-    with pytest.raises(ValueError, match=r"checkpoint-000003 is of a run that trained something else \(.*lora_A"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint-000003 is of a run that trained something else \(.*lora_A"
+    ):
         train.main([str(file), f"--out_dir={out_dir}", "--take_config=True"])
 
 
@@ -301,7 +358,7 @@ def test_a_save_before_the_first_step_changes_no_step(trained_folder):
         for optimizer in learner.optimizers.values():
             optimizer.step()
         assert steps(learner) == {1.0}
-        weights.append([parallel.whole(p.detach()) for p in learner.policy.parameters()])
+        weights.append([parallel.full_tensor(p.detach()) for p in learner.policy.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
@@ -313,10 +370,15 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         with pytest.raises(ValueError) as error, locked(tmp_path / "out"):
             pass
         holder = f"process {os.getpid()} on {os.uname().nodename}"
-        assert str(error.value) == f"out_dir={str(tmp_path / 'out')!r} is in use by {holder}; give another --out_dir"
+        assert (
+            str(error.value)
+            == f"out_dir={str(tmp_path / 'out')!r} is in use by {holder}; give another --out_dir"
+        )
     assert not (tmp_path / "out").exists()  # nothing was written
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "lock").write_text("process 4194000 on elsewhere")  # of a process that was killed
+    (tmp_path / "out" / "lock").write_text(
+        "process 4194000 on elsewhere"
+    )  # of a process that was killed
     with locked(tmp_path / "out"):
         assert (tmp_path / "out" / "lock").read_text() == holder
         (tmp_path / "out" / "config.json").write_text("{}")
@@ -324,7 +386,9 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_ends_a_run_after_the_iteration(whole, trained_folder, tmp_path, monkeypatch, capfd, number):
+def test_a_signal_ends_a_run_after_the_iteration(
+    whole, trained_folder, tmp_path, monkeypatch, capfd, number
+):
     iterate = train.iterate
 
     def signalled(learner, *args):
@@ -336,21 +400,23 @@ def test_a_signal_ends_a_run_after_the_iteration(whole, trained_folder, tmp_path
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as left:
         run(tmp_path / "out", trained_folder, num_iterations=3, eval_every=1, save_every=0)
-    assert left.value.code == LEFT == 75 and signal.getsignal(number) == before
+    assert left.value.code == EXIT_INTERRUPTED == 75 and signal.getsignal(number) == before
     said = capfd.readouterr()
     assert f"{number.name}: ending after this iteration, in 60 s at most" in said.err
     assert "interrupted at iteration 2; started again, the run continues" in said.out
     assert untimed(rows_of(tmp_path / "out")) == untimed(whole[1][:2])
     monkeypatch.undo()
     parallel.set_up(small_config())
-    assert untimed(run(tmp_path / "out", trained_folder, num_iterations=3, **EACH)) == untimed(whole[1])
+    assert untimed(run(tmp_path / "out", trained_folder, num_iterations=3, **EACH)) == untimed(
+        whole[1]
+    )
     assert_same_checkpoint(whole[0], tmp_path / "out")
 
 
 CHILD = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from checkpoint import Interruption
+from support.checkpoint import Interruption
 with Interruption({grace_s}):
     for number in {numbers}:
         os.kill(os.getpid(), number)
@@ -358,15 +424,30 @@ with Interruption({grace_s}):
 """
 
 
-@pytest.mark.parametrize("numbers, grace_s, code, sentence", [
-    ([signal.SIGTERM, signal.SIGTERM], 0.2, LEFT,
-     "no iteration ended within grace_s (0.2 s); started again, the run continues from its checkpoint"),
-    ([signal.SIGINT, signal.SIGINT], 60, 130,
-     "interrupted twice: ended at once; started again, the run continues from its checkpoint"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "numbers, grace_s, code, sentence",
+    [
+        (
+            [signal.SIGTERM, signal.SIGTERM],
+            0.2,
+            EXIT_INTERRUPTED,
+            "no iteration ended within grace_s (0.2 s); started again, the run continues from its checkpoint",
+        ),
+        (
+            [signal.SIGINT, signal.SIGINT],
+            60,
+            130,
+            "interrupted twice: ended at once; started again, the run continues from its checkpoint",
+        ),
+    ],
+)
 def test_the_end_of_the_grace_and_a_second_interrupt(numbers, grace_s, code, sentence):
-    script = CHILD.format(root=str(ROOT), grace_s=grace_s, numbers=[int(number) for number in numbers])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    script = CHILD.format(
+        root=str(ROOT), grace_s=grace_s, numbers=[int(number) for number in numbers]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == code and done.stderr.strip().splitlines()[-1] == sentence, done.stderr
 
 
@@ -412,20 +493,36 @@ STARTS = [((4, 0), member) for member in range(4)]
 OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))
 
 
-@pytest.mark.parametrize("fault, method, blocking, sentence", [
-    (raises, "step", False, "OSError: the server is gone"), (raises, "step", True, "OSError: the server is gone"),
-    (hangs, "step", False, "no answer within 0.3 s"), (hangs, "step", True, "no answer within 0.3 s"),
-    (spins, "step", False, "no answer within 0.3 s"), (pays_nothing_known, "step", True, "its reward is nan"),
-    (raises, "reset", False, "OSError: the server is gone"), (hangs, "reset", False, "no answer within 0.3 s"),
-])  # fmt: skip
-def test_a_failing_environment_ends_its_trajectory_only(chat, monkeypatch, fault, method, blocking, sentence):
+@pytest.mark.parametrize(
+    "fault, method, blocking, sentence",
+    [
+        (raises, "step", False, "OSError: the server is gone"),
+        (raises, "step", True, "OSError: the server is gone"),
+        (hangs, "step", False, "no answer within 0.3 s"),
+        (hangs, "step", True, "no answer within 0.3 s"),
+        (spins, "step", False, "no answer within 0.3 s"),
+        (pays_nothing_known, "step", True, "its reward is nan"),
+        (raises, "reset", False, "OSError: the server is gone"),
+        (hangs, "reset", False, "no answer within 0.3 s"),
+    ],
+)
+def test_a_failing_environment_ends_its_trajectory_only(
+    chat, monkeypatch, fault, method, blocking, sentence
+):
     reply = [*chat.encode("<answer>Left</answer>"), chat.end]
     config = small_config(step_timeout_s=0.3)
     expected = collect(Script(reply), chat, config, STARTS, **OPTIONS)
     broken(monkeypatch, 2, fault, method=method, blocking=blocking)
     found = collect(Script(reply), chat, config, STARTS, **OPTIONS)
-    assert found[2].status == "error" and found[2].turns[-1].info["error"].removeprefix("TimeoutError: ") == sentence
-    assert len(found[2].turns) == 1 and found[2].score == 0 and found[2].response_mask.count(True) == len(reply)
+    assert (
+        found[2].status == "error"
+        and found[2].turns[-1].info["error"].removeprefix("TimeoutError: ") == sentence
+    )
+    assert (
+        len(found[2].turns) == 1
+        and found[2].score == 0
+        and found[2].response_mask.count(True) == len(reply)
+    )
     for i in (0, 1, 3):
         assert found[i].ids == expected[i].ids
         assert (found[i].status, found[i].score) == (expected[i].status, expected[i].score)
@@ -435,24 +532,37 @@ def test_a_failing_environment_ends_its_trajectory_only(chat, monkeypatch, fault
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_a_player_whose_environment_fails_has_no_plan_to_be_paid_for(monkeypatch, method):
     broken(monkeypatch, 2, raises, method=method, blocking=False)
-    config, answer = small_config(reward_density="plan"), lambda *_: Turn([], [], [], text="<answer>Left</answer>")
+    config, answer = (
+        small_config(reward_density="plan"),
+        lambda *_: Turn([], [], [], text="<answer>Left</answer>"),
+    )
     t = evaluation.play(config, answer, (0,), 2)
-    assert t.status == "error" and t.score == 0 and t.turns[-1].info["error"] == "OSError: the server is gone"
+    assert (
+        t.status == "error"
+        and t.score == 0
+        and t.turns[-1].info["error"] == "OSError: the server is gone"
+    )
 
 
 def test_a_thread_does_not_stop_the_clock_of_the_main_one():
     def hangs_beside_a_thread():
-        thread = threading.Thread(target=rollout.guarded, args=(5.0, int))
+        thread = threading.Thread(target=rollout.call_with_timeout, args=(5.0, int))
         thread.start()
         thread.join()
         time.sleep(3)
 
     with pytest.raises(rollout.EnvError, match=r"no answer within 0.3 s"):
-        rollout.guarded(0.3, hangs_beside_a_thread)
+        rollout.call_with_timeout(0.3, hangs_beside_a_thread)
 
 
-def test_groups_with_errors_are_left_out_of_the_update(trained_folder, tmp_path, monkeypatch, capsys):
-    make, made, wrong = rollout.make_episode, [], 2 + 6 + 5  # two checks, the start's evaluation, one of group 1
+def test_groups_with_errors_are_left_out_of_the_update(
+    trained_folder, tmp_path, monkeypatch, capsys
+):
+    make, made, wrong = (
+        rollout.make_episode,
+        [],
+        2 + 6 + 5,
+    )  # two checks, the start's evaluation, one of group 1
 
     def some_fail(config, env=""):
         episode = make(config, env)
@@ -462,21 +572,32 @@ def test_groups_with_errors_are_left_out_of_the_update(trained_folder, tmp_path,
         return episode
 
     monkeypatch.setattr(rollout, "make_episode", some_fail)
-    seen, choose = [], train.choose
-    monkeypatch.setattr(train, "choose", lambda config, t, scores: (seen.append(t), choose(config, t, scores))[1])
+    seen, choose = [], train.select_groups
+    monkeypatch.setattr(
+        train, "choose", lambda config, t, scores: (seen.append(t), choose(config, t, scores))[1]
+    )
     shares, targets = [], train.token_targets
-    monkeypatch.setattr(train, "token_targets", lambda *args: (shares.append(args[2]), targets(*args))[1])
+    monkeypatch.setattr(
+        train, "token_targets", lambda *args: (shares.append(args[2]), targets(*args))[1]
+    )
     rows = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
     assert shares == [4 / 12]  # of the groups that the filter saw
-    assert rows[0]["error_frac"] == 1 / 16 and rows[0]["kept_trajectories"] == 4  # half of three groups, rounded down
+    assert (
+        rows[0]["error_frac"] == 1 / 16 and rows[0]["kept_trajectories"] == 4
+    )  # half of three groups, rounded down
     assert len(seen[0]) == 12 and all(t.status != "error" for t in seen[0])
     assert {t.seed for t in seen[0]} == {(0, 31, 0, group) for group in (0, 2, 3)}
     sentence = "1 of 16 trajectories ended in an error of their environment (the first, frozenlake:success_rate=0.8: "
-    assert f"{sentence}OSError: the server is gone); they fail an evaluation" in capsys.readouterr().out
+    assert (
+        f"{sentence}OSError: the server is gone); they fail an evaluation"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_run_stops_above_the_share_of_errors():
-    t = Trajectory((0,), 0, [Turn([1], [2], [0.0], info={"error": "OSError: gone"})], "error", env="lake")
+    t = Trajectory(
+        (0,), 0, [Turn([1], [2], [0.0], info={"error": "OSError: gone"})], "error", env="lake"
+    )
     good = Trajectory((0,), 0, [Turn([1], [2], [0.0])], "failure")
     config = small_config(max_error_frac=0.25)
     assert rollout.without_errors([good, good, t, good], config, 2) == [good, good]
@@ -492,10 +613,16 @@ def test_a_run_stops_above_the_share_of_errors():
 # ---------- an engine that fails
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, KeyError, type("EngineDeadError", (Exception,), {})])
+@pytest.mark.parametrize(
+    "kind", [RuntimeError, AssertionError, KeyError, type("EngineDeadError", (Exception,), {})]
+)
 def test_an_engine_that_dies_is_one_sentence(kind):
     def step():
-        raise kind("CUDA error: an illegal memory access\nand what follows" if kind is not KeyError else "key")
+        raise kind(
+            "CUDA error: an illegal memory access\nand what follows"
+            if kind is not KeyError
+            else "key"
+        )
 
     engine = VLLMEngine.__new__(VLLMEngine)  # vLLM itself is not needed to fail
     engine.num_steps, engine.engine = 0, SimpleNamespace(step=step)
@@ -520,13 +647,22 @@ def test_hostile_replies_forge_nothing(chat, maker):
 # ---------- kills
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (("8", "6"), "8 kills (rollout 2, write 2, update 1, rename 1, evaluation 1, log 1)"),
-    pytest.param(("2", "3", "2"), "2 kills (rollout 1, write 1, ", marks=needs_vllm),  # vLLM on two ranks
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("8", "6"), "8 kills (rollout 2, write 2, update 1, rename 1, evaluation 1, log 1)"),
+        pytest.param(
+            ("2", "3", "2"), "2 kills (rollout 1, write 1, ", marks=needs_vllm
+        ),  # vLLM on two ranks
+    ],
+)
 def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):
     """Kills -9 at moments of rollout, update, evaluation, log, write and rename that a seed draws."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TMPDIR": str(tmp_path)}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TQDM_DISABLE": "1",
+        "TMPDIR": str(tmp_path),
+    }
     command = [sys.executable, "tests/soak.py", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]

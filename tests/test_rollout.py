@@ -23,7 +23,17 @@ import envs
 import parallel
 import rollout
 from engine import Sample, check_installed, draw, make_engine
-from rollout import Chat, Trajectory, Turn, collect, micro_batches, pack, sequences, summarize, unmask
+from rollout import (
+    Chat,
+    Trajectory,
+    Turn,
+    collect,
+    micro_batches,
+    pack,
+    split_by_context,
+    summarize,
+    unmask,
+)
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
 
@@ -35,7 +45,9 @@ def play(model, chat, config, starts=STARTS, *, temperature=1.0, noise_seed=(7,)
 
 def reference_logits(model, folder, ids):
     model.save_pretrained(folder)
-    reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="sdpa", dtype=torch.float32
+    )
     with torch.no_grad():
         return [reference(input_ids=torch.tensor([tokens])).logits[0] for tokens in ids]
 
@@ -86,12 +98,20 @@ class Script:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("max_running", [64, 5])
-def test_engine_logprobs_equal_a_plain_forward(random_model, chat, tmp_path, temperature, max_running):
+def test_engine_logprobs_equal_a_plain_forward(
+    random_model, chat, tmp_path, temperature, max_running
+):
     config = small_config(max_turns=4, max_running=max_running)
     played = play(random_model, chat, config, temperature=temperature)
     assert len(played) == 16 and min(len(t.turns) for t in played) >= 3
-    for t, logits in zip(played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True):
-        logp = (logits / temperature).log_softmax(-1)[:-1].gather(1, torch.tensor(t.ids)[1:, None])[:, 0]
+    for t, logits in zip(
+        played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True
+    ):
+        logp = (
+            (logits / temperature)
+            .log_softmax(-1)[:-1]
+            .gather(1, torch.tensor(t.ids)[1:, None])[:, 0]
+        )
         expected = logp[torch.tensor(t.response_mask)[1:]]
         assert len(expected) == t.num_response_tokens > 24
         torch.testing.assert_close(torch.tensor(t.rollout_logprobs), expected, rtol=1e-4, atol=1e-4)
@@ -99,12 +119,17 @@ def test_engine_logprobs_equal_a_plain_forward(random_model, chat, tmp_path, tem
 
 def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
     played = play(random_model, chat, small_config(), STARTS[::4], temperature=0.0)
-    for t, logits in zip(played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True):
+    for t, logits in zip(
+        played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True
+    ):
         places = np.flatnonzero(t.response_mask)
         assert logits[places - 1].argmax(-1).tolist() == [t.ids[place] for place in places]
         assert len(places) == 36
         torch.testing.assert_close(  # log-probs of T = 1, where arg max has one
-            torch.tensor(t.rollout_logprobs), logits[places - 1].log_softmax(-1).amax(-1), rtol=1e-4, atol=1e-4
+            torch.tensor(t.rollout_logprobs),
+            logits[places - 1].log_softmax(-1).amax(-1),
+            rtol=1e-4,
+            atol=1e-4,
         )
 
 
@@ -112,7 +137,9 @@ def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
 def test_sampling_frequencies(temperature):
     p = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
     n = 20_000
-    noise = torch.tensor([np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)])
+    noise = torch.tensor(
+        [np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)]
+    )
     tokens, logprobs = draw((p.log() + 3.0).expand(n, -1), torch.full((n,), temperature), noise)
     # softmax(log p / T) is p ** (1 / T) / sum
     expected = p ** (1 / temperature) / (p ** (1 / temperature)).sum()
@@ -123,7 +150,9 @@ def test_sampling_frequencies(temperature):
 
 def test_a_token_without_probability_is_never_drawn():
     p = torch.tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0])
-    tokens, logprobs = draw(p.log().expand(4, -1), torch.ones(4), torch.tensor([0.0, 0.29, 0.31, 1 - 2**-24]))
+    tokens, logprobs = draw(
+        p.log().expand(4, -1), torch.ones(4), torch.tensor([0.0, 0.29, 0.31, 1 - 2**-24])
+    )
     assert tokens.tolist() == [2, 2, 4, 4]
     assert torch.isfinite(logprobs).all()
 
@@ -145,7 +174,9 @@ def test_trained_ids_are_the_sampled_ids(trained_model, chat):
             assert 1 <= len(returned.ids) <= 5 and len(returned.logprobs) == len(returned.ids)
             trained += [False] * (len(asked) - len(seen)) + [True] * len(returned.ids)
             seen = asked + returned.ids
-            assert turn.text == chat.tokenizer.decode([token for token in returned.ids if token != chat.end])
+            assert turn.text == chat.tokenizer.decode(
+                [token for token in returned.ids if token != chat.end]
+            )
         assert t.ids == seen and t.response_mask == trained
         assert t.num_response_tokens == sum(trained) and len(t.rollout_logprobs) == sum(trained)
 
@@ -174,7 +205,9 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
         members = played[4 * group : 4 * group + 4]
         assert len({tuple(t.turns[0].prompt_ids) for t in members}) == 1
         assert len({tuple(t.ids) for t in members}) > 2
-        assert [(t.seed, t.member) for t in members] == [((4, group), member) for member in range(4)]
+        assert [(t.seed, t.member) for t in members] == [
+            ((4, group), member) for member in range(4)
+        ]
     assert len({tuple(t.turns[0].prompt_ids) for t in played}) == 4
 
 
@@ -185,7 +218,11 @@ def window_by_hand(chat, t, last, context_turns):
     """What turn `last` sees: the system message and the last turns, message by message."""
     ids = chat.message("system", t.system)
     for k in range(max(0, last + 1 - context_turns), last + 1):
-        ids += [*chat.message("user", t.turns[k].observation), chat.start, *chat.encode("assistant\n")]
+        ids += [
+            *chat.message("user", t.turns[k].observation),
+            chat.start,
+            *chat.encode("assistant\n"),
+        ]
         if k < last:
             reply = t.turns[k].response_ids
             ids += [*reply, *([] if reply[-1] == chat.end else [chat.end]), *chat.encode("\n")]
@@ -194,34 +231,44 @@ def window_by_hand(chat, t, last, context_turns):
 
 @pytest.mark.parametrize("context_turns", [1, 2, 9])
 def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context_turns):
-    config = small_config(max_turns=4, context_turns=context_turns, max_running=5, max_response_tokens=5)
+    config = small_config(
+        max_turns=4, context_turns=context_turns, max_running=5, max_response_tokens=5
+    )
     spy = Spy(make_engine(config, trained_model, chat))
     played = collect(spy, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
     assert max(len(t.turns) for t in played) == 4 and not spy.engine.rows
     assert sorted(spy.released) == sorted(i for i, t in enumerate(played) for _ in t.turns)
     closed = set()
     for i, t in enumerate(played):
-        for k, (turn, (asked, _), returned) in enumerate(zip(t.turns, spy.asked[i], spy.returned[i], strict=True)):
+        for k, (turn, (asked, _), returned) in enumerate(
+            zip(t.turns, spy.asked[i], spy.returned[i], strict=True)
+        ):
             assert turn.prompt_ids == asked == window_by_hand(chat, t, k, context_turns)
             assert turn.response_ids == returned.ids and turn.rollout_logprobs == returned.logprobs
             closed.add(returned.ids[-1] == chat.end)
     assert closed == {True, False}
 
-    parts = sequences(played, config)  # one for each turn, in order
+    parts = split_by_context(played, config)  # one for each turn, in order
     assert [(part.seed, part.member, part.turns) for part in parts] == [
         (t.seed, t.member, [turn]) for t in played for turn in t.turns
     ]
-    for part, logits in zip(parts, reference_logits(trained_model, tmp_path, [p.ids for p in parts]), strict=True):
+    for part, logits in zip(
+        parts, reference_logits(trained_model, tmp_path, [p.ids for p in parts]), strict=True
+    ):
         logp = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(part.ids)[1:, None])[:, 0]
         expected = logp[torch.tensor(part.response_mask)[1:]]
-        torch.testing.assert_close(torch.tensor(part.rollout_logprobs), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.tensor(part.rollout_logprobs), expected, rtol=1e-4, atol=1e-4
+        )
         assert part.ids[len(part.turns[0].prompt_ids) :] == part.turns[0].response_ids
 
 
 def test_a_window_that_holds_everything_changes_nothing(trained_model, chat):
     config = small_config()
-    whole, windows = (play(trained_model, chat, replace(config, context_turns=k)) for k in (0, config.max_turns))
-    assert sequences(whole, config) == whole
+    whole, windows = (
+        play(trained_model, chat, replace(config, context_turns=k)) for k in (0, config.max_turns)
+    )
+    assert split_by_context(whole, config) == whole
     for a, b in zip(whole, windows, strict=True):
         assert [turn.response_ids for turn in a.turns] == [turn.response_ids for turn in b.turns]
         assert a.ids == b.turns[-1].prompt_ids + b.turns[-1].response_ids
@@ -231,7 +278,10 @@ def test_a_window_that_does_not_fit_ends_the_trajectory(random_model, chat):
     config = small_config(context_turns=2)
     (t,) = play(random_model, chat, config, STARTS[:1])
     longest = max(len(turn.prompt_ids) for turn in t.turns)
-    assert len(t.turns[0].prompt_ids) < longest and [len(turn.response_ids) for turn in t.turns] == [12] * 3
+    assert (
+        len(t.turns[0].prompt_ids) < longest
+        and [len(turn.response_ids) for turn in t.turns] == [12] * 3
+    )
     (t,) = play(random_model, chat, replace(config, max_context_tokens=longest), STARTS[:1])
     assert t.status == "out_of_tokens" and len(t.turns) < 3
 
@@ -249,7 +299,9 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
         opened, cut = unmask(t, chat.end), len(chat.message("system", t.system))
         assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # a copy
         assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]
-        for old, new in zip(sequences([t], config), sequences([opened], config), strict=True):
+        for old, new in zip(
+            split_by_context([t], config), split_by_context([opened], config), strict=True
+        ):
             assert new.ids == old.ids
             assert new.response_mask == [False] * cut + [True] * (len(old.ids) - cut)
             known = iter(old.rollout_logprobs)
@@ -263,29 +315,49 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced", "plan"])
 @pytest.mark.parametrize("spec, most", [("frozenlake:success_rate=1.0", 1), ("sokoban", 11)])
 def test_densities_replace_the_rewards_of_the_environment_only(chat, density, spec, most):
-    config, rng = small_config(env=spec, max_turns=6, actions_per_traj=12, max_response_tokens=40), random.Random(0)
+    config, rng = (
+        small_config(env=spec, max_turns=6, actions_per_traj=12, max_response_tokens=40),
+        random.Random(0),
+    )
     options, changed, wins = dict(split="train", temperature=1.0, noise_seed=(7,)), 0, []
     for start in STARTS:
         env = envs.make_env(spec, max_actions=12)
         env.reset(start[0], member=start[1])
         moves = env.demonstrate(12, np.random.default_rng(0)) if start[1] % 2 else []
-        moves += [rng.choice([*env.actions, "Jump"]) for _ in range(len(moves), 12)]  # of which one is unknown
+        moves += [
+            rng.choice([*env.actions, "Jump"]) for _ in range(len(moves), 12)
+        ]  # of which one is unknown
         pairs = [moves[k : k + 2] for k in range(0, 12, 2)]
-        replies = [[*chat.encode(dialogue.format_response("", pair, think=False)), chat.end] for pair in pairs]
-        (old,), (new,) = (collect(Script(replies), chat, replace(config, reward_density=x), [start], **options)
-                          for x in ("native", density))  # fmt: skip
+        replies = [
+            [*chat.encode(dialogue.format_response("", pair, think=False)), chat.end]
+            for pair in pairs
+        ]
+        (old,), (new,) = (
+            collect(Script(replies), chat, replace(config, reward_density=x), [start], **options)
+            for x in ("native", density)
+        )
         assert (old.ids, old.status) == (new.ids, new.status)
         remaining, rewards = [env.optimal_length()], []
         for pair in pairs[: len(old.turns)]:
             rewards.append(sum(env.step(action).reward for action in pair if not env.terminated))
             remaining.append(env.optimal_length())
         penalties = [-0.1 * (not turn.info["format_ok"]) for turn in old.turns]
-        assert [turn.reward for turn in old.turns] == pytest.approx(np.add(rewards, penalties).tolist(), abs=1e-12)
-        expected = np.add(dialogue.shape(rewards, old.success, density, most=most, remaining=remaining), penalties)
+        assert [turn.reward for turn in old.turns] == pytest.approx(
+            np.add(rewards, penalties).tolist(), abs=1e-12
+        )
+        expected = np.add(
+            dialogue.shape_rewards(rewards, old.success, density, most=most, remaining=remaining),
+            penalties,
+        )
         assert [turn.reward for turn in new.turns] == pytest.approx(expected.tolist(), abs=1e-12)
         assert (new.score - sum(penalties) > 0.999) == old.success
-        changed, wins = changed + (sum(penalties) < 0 and new.score != old.score), [*wins, old.success]
-    assert True in wins and False in wins and (changed > 2) == (spec == "sokoban" or density == "plan")
+        changed, wins = (
+            changed + (sum(penalties) < 0 and new.score != old.score),
+            [*wins, old.success],
+        )
+    assert (
+        True in wins and False in wins and (changed > 2) == (spec == "sokoban" or density == "plan")
+    )
 
 
 def test_a_thought_is_paid_where_the_config_says_so(chat):
@@ -293,36 +365,60 @@ def test_a_thought_is_paid_where_the_config_says_so(chat):
     options, start = dict(split="train", temperature=1.0, noise_seed=(7,)), [((4, 0), 0)]
     env = envs.make_env(config.env, max_actions=6)
     env.reset((4, 0))
-    reply = chat.encode(dialogue.format_response(" ".join(env.statements()), ["Jump"]))  # nothing moves, facts stay
+    reply = chat.encode(
+        dialogue.format_response(" ".join(env.statements()), ["Jump"])
+    )  # nothing moves, facts stay
     (t,) = collect(Script([[*reply, chat.end]] * 3), chat, config, start, **options)
     assert [turn.reward for turn in t.turns] == pytest.approx([0.5 - 0.1] * 3)
-    (t,) = collect(Script([[*reply, chat.end]] * 3), chat, replace(config, think_reward=0.0), start, **options)
+    (t,) = collect(
+        Script([[*reply, chat.end]] * 3), chat, replace(config, think_reward=0.0), start, **options
+    )
     assert [turn.reward for turn in t.turns] == pytest.approx([-0.1] * 3)
 
 
 def test_groups_of_a_mixture_have_their_own_environments(trained_model, chat):
     config = small_config(env="bandit")
-    engine, specs = make_engine(config, trained_model, chat), ["bandit", "frozenlake:size=3", "sokoban", "bandit"]
+    engine, specs = (
+        make_engine(config, trained_model, chat),
+        ["bandit", "frozenlake:size=3", "sokoban", "bandit"],
+    )
     mixed = [spec for spec in specs for _ in range(4)]
     options = dict(split="train", temperature=1.0, noise_seed=(7,))
-    played = parallel.collect_all(engine, SimpleNamespace(version=engine.version), chat, config, STARTS, envs=mixed,
-                                  group_size=4, **options)  # fmt: skip
+    played = parallel.collect_all(
+        engine,
+        SimpleNamespace(version=engine.version),
+        chat,
+        config,
+        STARTS,
+        envs=mixed,
+        group_size=4,
+        **options,
+    )
     assert [t.env for t in played] == mixed
     for t, spec in zip(played, mixed, strict=True):
         system, user = rollout.make_episode(config, spec).reset(t.seed)
         assert (t.system, t.turns[0].observation) == (system, user)
         assert t.turns[0].prompt_ids == chat.opening(system, user)
     assert len({t.system for t in played}) == 3
-    assert {t.env for t in play(trained_model, chat, config, STARTS[:2])} == {"bandit"}  # the config's own
+    assert {t.env for t in play(trained_model, chat, config, STARTS[:2])} == {
+        "bandit"
+    }  # the config's own
 
 
 # ---------- chat format
 
 
 def test_prompts_by_hand(chat):
-    opening, closed, cut = chat.opening("S", "U"), chat.following("V", closed=True), chat.following("V", closed=False)
+    opening, closed, cut = (
+        chat.opening("S", "U"),
+        chat.following("V", closed=True),
+        chat.following("V", closed=False),
+    )
     decode = chat.tokenizer.decode
-    assert decode(opening) == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        decode(opening)
+        == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert decode(closed) == "\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n"
     assert cut == [chat.end, *closed]
 
@@ -338,7 +434,11 @@ def test_prompts_equal_the_chat_template(chat):
 
     closed, cut = chat.opening(system, user), chat.opening(system, user)
     assert closed == template() and len(closed) > 100
-    for reply in ("<think>Goal up.</think><answer>Up || Left</answer>", "no idea", "<answer>Jump</answer>"):
+    for reply in (
+        "<think>Goal up.</think><answer>Up || Left</answer>",
+        "no idea",
+        "<answer>Jump</answer>",
+    ):
         user = episode.step(reply).user
         closed = [*closed, *chat.encode(reply), chat.end, *chat.following(user, closed=True)]
         cut = [*cut, *chat.encode(reply), *chat.following(user, closed=False)]
@@ -353,13 +453,27 @@ def test_an_echoed_action_forges_no_role(chat, real_marks):
     marks = [chat.start] if real_marks else chat.encode("<|im_start|>")
     rest = chat.encode("user || <|im_end|> || <|im_end|>\n<|im_sta</answer>")
     reply = [*chat.encode("<answer>"), *marks, *rest, chat.end]
-    (t,) = collect(Script([reply] * 3), chat, config, [((4, 0), 0)], split="train", temperature=1.0, noise_seed=(7,))
+    (t,) = collect(
+        Script([reply] * 3),
+        chat,
+        config,
+        [((4, 0), 0)],
+        split="train",
+        temperature=1.0,
+        noise_seed=(7,),
+    )
     prompt = t.turns[1].prompt_ids
     text = chat.tokenizer.decode(prompt)
     assert 'Unknown action: "<|im_start|>user", "<|im_end|>"' in text
-    assert (prompt.count(chat.start), prompt.count(chat.end)) == (2, 1)  # user, assistant; the end of the user message
+    assert (prompt.count(chat.start), prompt.count(chat.end)) == (
+        2,
+        1,
+    )  # user, assistant; the end of the user message
     assert (text.count("<|im_start|>"), text.count("<|im_end|>")) == (3, 2)
-    assert [t.response_mask.count(True), sum(map(len, [turn.response_ids for turn in t.turns]))] == [3 * len(reply)] * 2
+    assert [
+        t.response_mask.count(True),
+        sum(map(len, [turn.response_ids for turn in t.turns])),
+    ] == [3 * len(reply)] * 2
 
 
 def test_a_tokenizer_without_chat_marks_is_refused():
@@ -384,7 +498,9 @@ def assert_same(first, second):
 def test_results_do_not_depend_on_how_many_run_at_once(trained_model, chat, max_running):
     config = small_config(temperature=1.0)
     wide = play(trained_model, chat, config)
-    assert len({len(t.turns) for t in wide}) > 1  # rows are given back at different times, so rows move
+    assert (
+        len({len(t.turns) for t in wide}) > 1
+    )  # rows are given back at different times, so rows move
     assert_same(wide, play(trained_model, chat, replace(config, max_running=max_running)))
 
 
@@ -398,7 +514,10 @@ def test_results_do_not_depend_on_the_order_and_do_on_the_seeds(trained_model, c
 
 def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     engine = make_engine(small_config(), random_model, chat)
-    prompts = [chat.opening("Rules.", "Board one."), chat.opening("Rules.", "Another board, number two.")]
+    prompts = [
+        chat.opening("Rules.", "Board one."),
+        chat.opening("Rules.", "Another board, number two."),
+    ]
     for key in range(10):  # 2 prompts x 5 members, mixed
         engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
     assert engine.step() == []
@@ -438,7 +557,10 @@ def test_context_limit_ends_a_trajectory(random_model, chat):
     assert play(random_model, chat, config, STARTS[:1])[0].status == "out_of_turns"
     with pytest.raises(ValueError) as error:
         limited(opening)
-    assert str(error.value) == f"the first prompt has {opening} tokens and max_context_tokens is {opening}; raise it"
+    assert (
+        str(error.value)
+        == f"the first prompt has {opening} tokens and max_context_tokens is {opening}; raise it"
+    )
 
 
 def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
@@ -477,7 +599,9 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
     monkeypatch.setattr(rollout, "make_episode", every_second)
     options = dict(split="train", temperature=1.0, noise_seed=(7,))
     assert_same(expected, collect(spy, chat, config, STARTS, **options))
-    assert max(busy_steps) > 1 and sum(count > 0 for count in busy_steps) > 5  # decoding went on, several slept at once
+    assert (
+        max(busy_steps) > 1 and sum(count > 0 for count in busy_steps) > 5
+    )  # decoding went on, several slept at once
 
 
 def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
@@ -493,22 +617,33 @@ def test_the_bfloat16_engine_keeps_the_rotary_frequencies(trained_model, chat):
     engine = make_engine(small_config(dtype="bfloat16"), trained_model, chat)
     assert engine.model.lm_head.weight.dtype == engine.cache.dtype == engine.dtype == torch.bfloat16
     frequencies = engine.model.model.rotary_emb.inv_freq
-    assert torch.equal(frequencies, trained_model.model.rotary_emb.inv_freq) and frequencies.dtype == torch.float32
+    assert (
+        torch.equal(frequencies, trained_model.model.rotary_emb.inv_freq)
+        and frequencies.dtype == torch.float32
+    )
     assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
 
 
 def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat):
-    with pytest.raises(ValueError, match="the torch engine could not start .* lower max_running or max_context_tokens"):
+    with pytest.raises(
+        ValueError,
+        match="the torch engine could not start .* lower max_running or max_context_tokens",
+    ):
         make_engine(small_config(max_running=10**9), trained_model, chat)
 
 
 def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ValueError, match="engine='vllm': .*vllm.*; pip install .* make vllm .* --engine=torch"):
+    with pytest.raises(
+        ValueError, match="engine='vllm': .*vllm.*; pip install .* make vllm .* --engine=torch"
+    ):
         make_engine(small_config(engine="vllm"), trained_model, chat)
     monkeypatch.delitem(sys.modules, "vllm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="engine='vllm', but vLLM is not installed; pip install -r requirements.txt"):
+    with pytest.raises(
+        ValueError,
+        match="engine='vllm', but vLLM is not installed; pip install -r requirements.txt",
+    ):
         check_installed(small_config(engine="vllm"))
     check_installed(small_config())
 
@@ -535,31 +670,83 @@ def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, ran
 
 
 def turn(reward, *, prompt, response, num_actions, ok, effective, true, checked):
-    info = dict(num_actions=num_actions, format_ok=ok, effective=effective, statements_true=true,
-                statements_checked=checked)  # fmt: skip
+    info = dict(
+        num_actions=num_actions,
+        format_ok=ok,
+        effective=effective,
+        statements_true=true,
+        statements_checked=checked,
+    )
     return Turn(prompt, response, [-0.5] * len(response), reward, info=info)
 
 
 def two_trajectories():
-    first = Trajectory((1,), 0, status="success", turns=[
-        turn(-0.1, prompt=[5, 6, 7], response=[8], num_actions=0, ok=False, effective=0.0, true=0, checked=0),
-        turn(1.0, prompt=[9, 10], response=[11, 12, 13], num_actions=2, ok=True, effective=0.5, true=1, checked=2),
-    ])  # fmt: skip
-    second = Trajectory((2,), 1, status="failure", turns=[
-        turn(0.0, prompt=[20], response=[21, 22], num_actions=3, ok=True, effective=1.0, true=2, checked=2),
-    ])  # fmt: skip
+    first = Trajectory(
+        (1,),
+        0,
+        status="success",
+        turns=[
+            turn(
+                -0.1,
+                prompt=[5, 6, 7],
+                response=[8],
+                num_actions=0,
+                ok=False,
+                effective=0.0,
+                true=0,
+                checked=0,
+            ),
+            turn(
+                1.0,
+                prompt=[9, 10],
+                response=[11, 12, 13],
+                num_actions=2,
+                ok=True,
+                effective=0.5,
+                true=1,
+                checked=2,
+            ),
+        ],
+    )
+    second = Trajectory(
+        (2,),
+        1,
+        status="failure",
+        turns=[
+            turn(
+                0.0,
+                prompt=[20],
+                response=[21, 22],
+                num_actions=3,
+                ok=True,
+                effective=1.0,
+                true=2,
+                checked=2,
+            ),
+        ],
+    )
     return first, second
 
 
 def test_summarize_by_hand():
     first, second = two_trajectories()
     assert (first.score, first.num_response_tokens) == (0.9, 4)
-    assert summarize([first, second]) == pytest.approx({
-        "success": 1 / 2, "reward": (0.9 + 0.0) / 2, "num_turns": 3 / 2, "num_actions": (2 + 3) / 2,
-        "valid_frac": 2 / 3, "effective_frac": (0 + 0.5 + 1) / 3, "thought_true_frac": 3 / 4,
-        "thoughts_per_turn": 4 / 3, "response_length": (4 + 2) / 2,
-    })  # fmt: skip
-    assert summarize([replace(first, turns=first.turns[:1])])["thought_true_frac"] == 0.0  # nothing was checked
+    assert summarize([first, second]) == pytest.approx(
+        {
+            "success": 1 / 2,
+            "reward": (0.9 + 0.0) / 2,
+            "num_turns": 3 / 2,
+            "num_actions": (2 + 3) / 2,
+            "valid_frac": 2 / 3,
+            "effective_frac": (0 + 0.5 + 1) / 3,
+            "thought_true_frac": 3 / 4,
+            "thoughts_per_turn": 4 / 3,
+            "response_length": (4 + 2) / 2,
+        }
+    )
+    assert (
+        summarize([replace(first, turns=first.turns[:1])])["thought_true_frac"] == 0.0
+    )  # nothing was checked
 
 
 def test_rewards_sit_on_the_last_token_of_their_turn():
@@ -579,7 +766,10 @@ def test_pack_by_hand():
 
 def opened(*openings):
     """Trajectories of one turn: prompt as given, response [50 + i]."""
-    return [Trajectory((i,), 0, [Turn(list(prompt), [50 + i], [-0.5])]) for i, prompt in enumerate(openings)]
+    return [
+        Trajectory((i,), 0, [Turn(list(prompt), [50 + i], [-0.5])])
+        for i, prompt in enumerate(openings)
+    ]
 
 
 def test_pack_shares_what_prompts_have_in_common():
@@ -594,8 +784,13 @@ def test_pack_shares_what_prompts_have_in_common():
 
 def test_micro_batches_keep_equal_openings_together_and_count_them_once():
     a, b = list(range(10)), list(range(20, 30))
-    trajectories = opened(a, b, a, b, a)  # 10 + 1 tokens each; a second member brings its last prompt token again
-    assert micro_batches(trajectories, 26) == [[0, 2, 4, 1], [3]]  # 11 + 2 + 2 and 11; the next one would be 28
+    trajectories = opened(
+        a, b, a, b, a
+    )  # 10 + 1 tokens each; a second member brings its last prompt token again
+    assert micro_batches(trajectories, 26) == [
+        [0, 2, 4, 1],
+        [3],
+    ]  # 11 + 2 + 2 and 11; the next one would be 28
     assert micro_batches(trajectories, 25) == [[0, 2, 4], [1, 3]]
     assert micro_batches([], 10) == []
 
@@ -603,11 +798,16 @@ def test_micro_batches_keep_equal_openings_together_and_count_them_once():
 def test_micro_batches_never_exceed_the_budget():
     rng = np.random.default_rng(0)
     for _ in range(200):
-        openings, budget = [[first] * int(rng.integers(1, 60)) for first in range(8)], int(rng.integers(20, 120))
+        openings, budget = (
+            [[first] * int(rng.integers(1, 60)) for first in range(8)],
+            int(rng.integers(20, 120)),
+        )
         trajectories = opened(*(openings[i] for i in rng.integers(8, size=rng.integers(1, 30))))
         packs = micro_batches(trajectories, budget)
         assert sorted(i for p in packs for i in p) == list(range(len(trajectories)))
         tokens = [len(pack([trajectories[i] for i in p]).ids) for p in packs]
         assert all(len(p) == 1 or n <= budget for p, n in zip(packs, tokens, strict=True))
-        for p, after in zip(packs, packs[1:], strict=False):  # a pack is closed only when the next one does not fit
+        for p, after in zip(
+            packs, packs[1:], strict=False
+        ):  # a pack is closed only when the next one does not fit
             assert len(pack([trajectories[i] for i in (*p, after[0])]).ids) > budget

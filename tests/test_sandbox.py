@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import sandbox
 from envs import make_env
+from worlds import sandbox
 
-needs_sandbox = pytest.mark.skipif(not sandbox.can_isolate(), reason="no user namespaces here, so no sandbox")
+needs_sandbox = pytest.mark.skipif(
+    not sandbox.can_isolate(), reason="no user namespaces here, so no sandbox"
+)
 
 RIGHT = "def add(a, b):\n    return a + b\n\n\ndef mul(a, b):\n    return a * b\n\n\ndef same(a):\n    return a\n"
 WRONG = RIGHT.replace("a + b", "a - b").replace("a * b", "a / b")
@@ -53,7 +55,9 @@ def rows(tmp_path_factory):
 
     def git(*words):
         who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-        return subprocess.run(["git", "-C", repo, *who, *words], check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", "-C", repo, *who, *words], check=True, capture_output=True, text=True
+        ).stdout
 
     git("init", "-q")
     for source in (WRONG, RIGHT):
@@ -61,9 +65,16 @@ def rows(tmp_path_factory):
         (repo / "tests/test_calc.py").write_text(TESTS)
         git("add", "-A"), git("commit", "-qm", "state")
     add, mul, same = (f"tests/test_calc.py::test_{name}" for name in ("add", "mul", "same"))
-    row = dict(instance_id="calc-1", repo="someone/calc", base_commit=git("rev-parse", "HEAD~1").strip(),
-               patch=git("diff", "HEAD~1", "HEAD"), problem_statement="add and mul are wrong", test_patch=PATCH,
-               FAIL_TO_PASS=[add, mul], PASS_TO_PASS=[same])  # fmt: skip
+    row = dict(
+        instance_id="calc-1",
+        repo="someone/calc",
+        base_commit=git("rev-parse", "HEAD~1").strip(),
+        patch=git("diff", "HEAD~1", "HEAD"),
+        problem_statement="add and mul are wrong",
+        test_patch=PATCH,
+        FAIL_TO_PASS=[add, mul],
+        PASS_TO_PASS=[same],
+    )
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
     return folder / "rows.jsonl"
 
@@ -76,8 +87,11 @@ def opened(rows, options="", **more):
 
 # ---------- the sandbox
 
-CONNECT = "python -c \"import socket; socket.{call}\""
-TCP, UNIX = "create_connection(('127.0.0.1', {port}), 2)", "socket(socket.AF_UNIX).connect('{folder}/door')"
+CONNECT = 'python -c "import socket; socket.{call}"'
+TCP, UNIX = (
+    "create_connection(('127.0.0.1', {port}), 2)",
+    "socket(socket.AF_UNIX).connect('{folder}/door')",
+)
 HOSTILE = {  # what a program tries -> a shell command; {secret} is a file outside, {port} one that listens outside
     "fork bomb": "bomb() {{ bomb | bomb & }}; bomb; sleep 1; exit 1",
     "fork bomb in Python": "python -c 'import os\nwhile True: os.fork()'",
@@ -134,8 +148,14 @@ def test_hostile_programs_end_as_failed_turns(aim, rows, tmp_path, monkeypatch):
             server.accept()  # nobody came
     assert step.info == {"success": False, "valid": True, "effective": False}
     assert (step.reward, step.terminated, len(step.observation) < 2200) == (0.0, False, True)
-    assert "hidden" not in env.output and len(env.output) <= 2**20 and (endless or "begun" in env.output)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == {"secret": "hidden"}
+    assert (
+        "hidden" not in env.output
+        and len(env.output) <= 2**20
+        and (endless or "begun" in env.output)
+    )
+    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == {
+        "secret": "hidden"
+    }
     assert not any(Path(root, "owned").exists() for root in ("/usr", "/usr/bin", "/"))
     patience = time.monotonic() + 10  # who was killed may still be listed for a moment
     while any("54321" in line for line in commands_that_run()):
@@ -148,12 +168,18 @@ def test_hostile_programs_end_as_failed_turns(aim, rows, tmp_path, monkeypatch):
 
 @needs_sandbox
 def test_what_a_command_sees(tmp_path):
-    code, output = sandbox.sandboxed("pwd; ls / /dev; wc -l < /proc/net/dev; env; cat; exit 7", str(tmp_path), b"given")
+    code, output = sandbox.sandboxed(
+        "pwd; ls / /dev; wc -l < /proc/net/dev; env; cat; exit 7", str(tmp_path), b"given"
+    )
     assert code == 7 and output.startswith("/testbed\n") and output.endswith("given")
     assert " home " not in output and os.environ.get("USER", "nobody") not in output
-    code, output = sandbox.sandboxed("python -c 'import os; print(len(os.listdir(\"/sys\")))'", str(tmp_path))
+    code, output = sandbox.sandboxed(
+        "python -c 'import os; print(len(os.listdir(\"/sys\")))'", str(tmp_path)
+    )
     assert code == 1 and "No such file" in output
-    _, output = sandbox.sandboxed("echo left > behind; grep CapBnd /proc/self/status", str(tmp_path))
+    _, output = sandbox.sandboxed(
+        "echo left > behind; grep CapBnd /proc/self/status", str(tmp_path)
+    )
     assert output.split() == ["CapBnd:", "0" * 16]
     assert (tmp_path / "behind").read_text() == "left\n"
 
@@ -188,7 +214,9 @@ def test_without_a_sandbox_it_runs_only_when_told_so(rows, monkeypatch):
 
 @pytest.mark.parametrize("option", ["reward=share", "sandbox=perhaps"])
 def test_options_that_are_refused(rows, option):
-    with pytest.raises(ValueError, match="swe wants reward binary or ratio, sandbox required or none"):
+    with pytest.raises(
+        ValueError, match="swe wants reward binary or ratio, sandbox required or none"
+    ):
         opened(rows, f",{option}")
 
 
@@ -204,21 +232,38 @@ FIX_ADD, FIX_MUL = "sed -i 's/a - b/a + b/' calc.py", "sed -i 's|a / b|a * b|' c
         ([], 0.0),
         ([FIX_ADD], 0.5),  # one of two tests that failed
         ([FIX_ADD, FIX_MUL], 1.0),
-        ([FIX_ADD, FIX_MUL, "sed -i 's/return a$/return 0/' calc.py"], 0.5),  # 2 of 3 pass, as after one fix
+        (
+            [FIX_ADD, FIX_MUL, "sed -i 's/return a$/return 0/' calc.py"],
+            0.5,
+        ),  # 2 of 3 pass, as after one fix
         (["sed -i 's/return a$/return 0/' calc.py"], 0.0),
-        (["rm -r tests; mkdir tests; echo 'def test_add(): pass' > tests/test_calc.py"], 0.0),  # tests are put back
+        (
+            ["rm -r tests; mkdir tests; echo 'def test_add(): pass' > tests/test_calc.py"],
+            0.0,
+        ),  # tests are put back
         (["rm -r tests; ln -s / tests"], 0.0),
         (["python -c 'import calc'; " + FIX_ADD + "; " + FIX_MUL], 1.0),  # no stale bytecode
         # what code prints, zero bytes too, hides no line of the report
-        ([FIX_ADD, FIX_MUL, "printf '[pytest]\\naddopts = -s' > pytest.ini",
-          "sed -i '1i import os; [os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]' calc.py"], 1.0),
+        (
+            [
+                FIX_ADD,
+                FIX_MUL,
+                "printf '[pytest]\\naddopts = -s' > pytest.ini",
+                "sed -i '1i import os; [os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]' calc.py",
+            ],
+            1.0,
+        ),
     ],
 )
 def test_the_ratio_leaves_out_what_the_unpatched_code_passes(rows, commands, ratio):
     env = opened(rows, ",reward=ratio")
     assert all(env.step(command).reward == 0 for command in commands)
     step = env.step("submit")
-    assert step.reward == pytest.approx(ratio) and step.terminated and step.info["success"] == (ratio == 1)
+    assert (
+        step.reward == pytest.approx(ratio)
+        and step.terminated
+        and step.info["success"] == (ratio == 1)
+    )
 
 
 @needs_sandbox
@@ -226,7 +271,10 @@ def test_the_ratio_leaves_out_what_the_unpatched_code_passes(rows, commands, rat
 def test_a_strict_umask_changes_nothing(rows, mask):
     before = os.umask(mask)
     try:
-        assert [step.reward for step in map(opened(rows).step, opened(rows).plan(2, 1))] == [0.0, 1.0]
+        assert [step.reward for step in map(opened(rows).step, opened(rows).plan(2, 1))] == [
+            0.0,
+            1.0,
+        ]
     finally:
         os.umask(before)
 
@@ -250,10 +298,15 @@ def test_a_patch_that_the_parser_cuts_is_tried_once(rows):
 
 
 @needs_sandbox
-@pytest.mark.parametrize("change", [{"instance_id": None}, {"FAIL_TO_PASS": "[\"tests/test_calc.py::test_add\"]"}])
+@pytest.mark.parametrize(
+    "change", [{"instance_id": None}, {"FAIL_TO_PASS": '["tests/test_calc.py::test_add"]'}]
+)
 def test_rows_of_another_kind_are_refused(rows, tmp_path, change):
     (tmp_path / "rows.jsonl").write_text(json.dumps(json.loads(rows.read_text()) | change) + "\n")
-    with pytest.raises(ValueError, match=f"a row of SWE-Gym has texts, and lists of tests; {[*change][0]} is not in '"):
+    with pytest.raises(
+        ValueError,
+        match=f"a row of SWE-Gym has texts, and lists of tests; {[*change][0]} is not in '",
+    ):
         opened(tmp_path / "rows.jsonl")
 
 
@@ -261,8 +314,16 @@ def test_rows_of_another_kind_are_refused(rows, tmp_path, change):
 def test_a_row_by_hand(rows):
     env = opened(rows)
     assert env.observe() == "Task: add and mul are wrong" and env.instance == ("swe", "calc-1")
-    assert env.step("ls -A").observation.split("\n")[1:] == ["calc.py", "conftest.py", "tests"]  # and no history
-    assert env.random(3, np.random.default_rng(0)) and env.greedy() == "submit" and env.statements() == []
+    assert env.step("ls -A").observation.split("\n")[1:] == [
+        "calc.py",
+        "conftest.py",
+        "tests",
+    ]  # and no history
+    assert (
+        env.random(3, np.random.default_rng(0))
+        and env.greedy() == "submit"
+        and env.statements() == []
+    )
     assert not env.step("cat \0").info["valid"] and not env.step("x" * 100_001).info["valid"]
     env = opened(rows)
     assert env.optimal_length() == 2 and env.plan(2, 1)[1] == "submit"

@@ -4,7 +4,7 @@ Tests of starpo.py: numbers worked out by hand, slow obvious loops, enumerated e
     python -m pytest -q tests/test_starpo.py
 """
 
-from configurator import CHOICES, COMPARING, Config
+from configurator import CHOICES, GROUP_BASELINE_ESTIMATORS, Config
 
 import doctest
 import inspect
@@ -25,7 +25,9 @@ def doubles(*numbers):
 
 
 def close(actual, expected, tol=1e-12):
-    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=tol, atol=tol)
+    torch.testing.assert_close(
+        actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=tol, atol=tol
+    )
 
 
 def filtered(scores, group_size, keep, **options):
@@ -42,7 +44,9 @@ def test_doctests():
     results = doctest.testmod(starpo)
     assert results.attempted > 0
     assert results.failed == 0
-    public = [f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")]
+    public = [
+        f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")
+    ]
     assert len(public) == 17
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
 
@@ -82,8 +86,12 @@ def test_float_noise_is_no_variance(dtype):
     owners = torch.tensor([0, 0, 1, 1])
     for method in ("mean", "mean_std", "asym_clip"):
         assert starpo.normalize_rewards(scores, [1] * 4, owners, method).tolist() == [0.0] * 4
-    config = Config(estimator="reinforce_plus_plus_baseline")  # it whitens, and the noise must not become 1
-    assert starpo.advantages(scores, None, [1] * 4, [1] * 4, owners, config)[0].tolist() == [0.0] * 4
+    config = Config(
+        estimator="reinforce_plus_plus_baseline"
+    )  # it whitens, and the noise must not become 1
+    assert (
+        starpo.advantages(scores, None, [1] * 4, [1] * 4, owners, config)[0].tolist() == [0.0] * 4
+    )
     assert starpo.rollout_metrics(scores, torch.zeros(4), 2)["zero_std_frac"] == 1.0
 
 
@@ -98,7 +106,10 @@ def test_small_true_variance_survives():
     "estimator, expected",
     [
         # group 0: mean 2, std 2; group 1: mean -1, std sqrt(3); 1e-6 is added to the std
-        ("grpo", [-2 / 2.000001, 0, 2 / 2.000001, *(x / (math.sqrt(3) + 1e-6) for x in (-1, -1, 2))]),
+        (
+            "grpo",
+            [-2 / 2.000001, 0, 2 / 2.000001, *(x / (math.sqrt(3) + 1e-6) for x in (-1, -1, 2))],
+        ),
         ("dr_grpo", [-2, 0, 2, -1, -1, 2]),
         ("reinforce_plus_plus_baseline", [-2, 0, 2, -1, -1, 2]),
         # 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2; -2 - (-2 + 1) / 2, the same, 1 - (-2 - 2) / 2
@@ -135,14 +146,21 @@ def test_group_advantages_sum_to_zero_and_agree_with_loop(estimator):
 @pytest.mark.parametrize("estimator", OF_GROUPS)
 def test_group_advantages_without_variance_are_zero(estimator):
     assert grouped(torch.tensor([3.0, -1.0]), 1, estimator).tolist() == [0.0, 0.0]  # N = 1
-    advantages = grouped(doubles(5, 5, 0, 2), 2, estimator)  # all equal, next to a group with variance
+    advantages = grouped(
+        doubles(5, 5, 0, 2), 2, estimator
+    )  # all equal, next to a group with variance
     assert advantages[:2].tolist() == [0.0, 0.0] and advantages[2] == -advantages[3] < 0
-    close(grouped(doubles(5, 5, 0, 2), 2), [0, 0, -1 / (math.sqrt(2) + 1e-6), 1 / (math.sqrt(2) + 1e-6)])
+    close(
+        grouped(doubles(5, 5, 0, 2), 2),
+        [0, 0, -1 / (math.sqrt(2) + 1e-6), 1 / (math.sqrt(2) + 1e-6)],
+    )
 
 
 def test_owner_stats_by_hand():
     # owner 4: 1 and 5, mean 3, variance (4 + 4) / 1; owner 2: three times 7; owner 0: one score
-    mean, std, count = starpo.owner_stats(doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0]))
+    mean, std, count = starpo.owner_stats(
+        doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0])
+    )
     close(mean, [3, 7, 3, 7, 7, -2])
     close(std, [math.sqrt(8), 0, math.sqrt(8), 0, 0, 0])
     assert count.tolist() == [2, 3, 2, 3, 3, 1]
@@ -163,7 +181,11 @@ NORMALISED = [
     ("mean_std", "group", [R2 / 3, 1 / R2 - R2 / 3, -1 / R2, 4 / R2, 1 / R2 - 4 / R2, -1 / R2]),
     # deviations 1/4, -11/4, 9/4, 1/4: variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4
     ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
-    ("asym_clip", "batch", [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6]),  # -2.75 / R6 = -1.33 is cut
+    (
+        "asym_clip",
+        "batch",
+        [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6],
+    ),  # -2.75 / R6 = -1.33 is cut
     # the first environment has no variance: nothing is left of its rewards; the other has std 5 / sqrt(2)
     ("mean_std", "env", [0, 0, -1 / R2, 4 * R2 / 5, 1 / R2 - 4 * R2 / 5, 0]),
 ]
@@ -171,14 +193,18 @@ NORMALISED = [
 
 @pytest.mark.parametrize("method, over, expected", NORMALISED)
 def test_normalize_rewards_by_hand(method, over, expected):
-    rewards = starpo.normalize_rewards(doubles(*TURN_REWARDS), TURNS, torch.tensor(OWNERS[over]), method)
+    rewards = starpo.normalize_rewards(
+        doubles(*TURN_REWARDS), TURNS, torch.tensor(OWNERS[over]), method
+    )
     close(rewards, expected, tol=2e-6)  # 1e-6 is added to the std
 
 
 def test_asym_clip_by_hand():
     # eleven zeros and 12: mean 1, variance (11 + 121) / 11 = 12; (12 - 1) / sqrt(12) = 3.18, and 1 / sqrt(12) = 0.29
     for sign, bound in ((1, 3.0), (-1, -1.0)):
-        rewards = starpo.normalize_rewards(doubles(*[0] * 11, sign * 12), [1] * 12, torch.zeros(12).long(), "asym_clip")
+        rewards = starpo.normalize_rewards(
+            doubles(*[0] * 11, sign * 12), [1] * 12, torch.zeros(12).long(), "asym_clip"
+        )
         close(rewards, [-sign / math.sqrt(12)] * 11 + [bound], tol=1e-6)
 
 
@@ -188,13 +214,21 @@ def test_normalize_rewards_agrees_with_loop(method, over):
     torch.manual_seed(1)
     turns = torch.randint(1, 5, (24,)).tolist()
     rewards = torch.randn(sum(turns), dtype=torch.float64).round(decimals=1)  # some are 0
-    owners = {"group": torch.arange(24) // 4, "batch": torch.zeros(24).long(), "env": torch.randint(3, (24,))}[over]
+    owners = {
+        "group": torch.arange(24) // 4,
+        "batch": torch.zeros(24).long(),
+        "env": torch.randint(3, (24,)),
+    }[over]
     found = starpo.normalize_rewards(rewards, turns, owners, method).split(turns)
     scores = [part.sum().item() for part in rewards.split(turns)]
     for b, part in enumerate(rewards.split(turns)):
         own = [scores[i] for i in range(24) if owners[i] == owners[b]]
         mean = sum(own) / len(own)
-        std = math.sqrt(sum((x - mean) ** 2 for x in own) / (len(own) - 1)) + 1e-6 if method != "mean" else 1.0
+        std = (
+            math.sqrt(sum((x - mean) ** 2 for x in own) / (len(own) - 1)) + 1e-6
+            if method != "mean"
+            else 1.0
+        )
         wanted = (scores[b] - mean) / std
         wanted = min(max(wanted, -1.0), 3.0) if method == "asym_clip" else wanted
         close(found[b][:-1], part[:-1] / std)
@@ -302,13 +336,18 @@ def test_filter_ranks_by_other_values_and_still_drops_groups_without_variance():
     values, std = doubles(5, -1, 4, 3), doubles(0, 1, 1, 1)
     assert starpo.filter_groups(values, std, keep=0.5).tolist() == [2]
     assert starpo.filter_groups(values, std, keep=0.5, zero_std=True).tolist() == [0, 2]
-    assert starpo.filter_groups(values, std, keep=2, strategy="count", smallest=True).tolist() == [1, 3]
+    assert starpo.filter_groups(values, std, keep=2, strategy="count", smallest=True).tolist() == [
+        1,
+        3,
+    ]
     # softmax takes negative values: e^5, e^4 and e^3 have all but e^-1 of their sum
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("strategy, keep", [("fraction", 0.9), ("count", 2), ("top_p", 0.9), ("top_p_softmax", 0.9),
-                                            ("min_p", 0.1)])  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy, keep",
+    [("fraction", 0.9), ("count", 2), ("top_p", 0.9), ("top_p_softmax", 0.9), ("min_p", 0.1)],
+)
 def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
     alike = doubles(0.7, 0.7, 0.7)
     wanted = {"fraction": [0, 1], "count": [0, 1]}  # the lower index first
@@ -325,9 +364,11 @@ def slow_filter(values, std, keep, strategy, smallest, zero_std):
     taken = []
     for i in sorted(range(len(values)), key=lambda i: (values[i] if smallest else -values[i], i)):
         enough = {
-            "fraction": len(taken) >= max(1, int(keep * len(values))), "count": len(taken) >= keep,
-            "top_p": sum(mass[j] for j in taken) >= keep * sum(mass), "min_p": values[i] < keep * max(values),
-        }  # fmt: skip
+            "fraction": len(taken) >= max(1, int(keep * len(values))),
+            "count": len(taken) >= keep,
+            "top_p": sum(mass[j] for j in taken) >= keep * sum(mass),
+            "min_p": values[i] < keep * max(values),
+        }
         if enough[strategy.removesuffix("_softmax")]:
             break
         taken.append(i)
@@ -341,7 +382,9 @@ def test_filter_strategies_agree_with_loop(strategy):
         values = torch.rand(9, generator=generator, dtype=torch.float64) * 3
         std = torch.rand(9, generator=generator, dtype=torch.float64).round()  # 0 or 1
         keep = (1 + i % 9) if strategy == "count" else 0.05 + 0.9 * (i / 60)
-        options = dict(smallest=strategy in ("fraction", "count") and i % 2 == 0, zero_std=i % 3 == 0)
+        options = dict(
+            smallest=strategy in ("fraction", "count") and i % 2 == 0, zero_std=i % 3 == 0
+        )
         kept = starpo.filter_groups(values, std, keep=keep, strategy=strategy, **options).tolist()
         assert kept == slow_filter(values.tolist(), std.tolist(), keep, strategy, **options)
         sizes.add(len(kept))
@@ -376,7 +419,9 @@ def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
     return advantages
 
 
-@pytest.mark.parametrize("gamma, lam", [(0.9, 0.8), (1.0, 0.95), (0.97, 1.0), (1.0, 1.0), (0.9, 0.0), (0.0, 0.9)])
+@pytest.mark.parametrize(
+    "gamma, lam", [(0.9, 0.8), (1.0, 0.95), (0.97, 1.0), (1.0, 1.0), (0.9, 0.0), (0.0, 0.9)]
+)
 def test_gae_agrees_with_walk_over_observations(gamma, lam):
     generator = torch.Generator().manual_seed(1)
     # turns of 1 to 4 tokens (first trajectory: only one-token turns), gaps of 2 observation tokens before each turn
@@ -385,7 +430,9 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
     B, T = 5, 24
     response_mask = torch.zeros(B, T, dtype=torch.bool)
     rewards = torch.zeros(B, T, dtype=torch.float64)
-    values = torch.randn(B, T, generator=generator, dtype=torch.float64)  # observation tokens have values too
+    values = torch.randn(
+        B, T, generator=generator, dtype=torch.float64
+    )  # observation tokens have values too
     for b in range(B):
         t = 0
         for n, reward in zip(turn_lengths[b], turn_rewards[b], strict=True):
@@ -393,10 +440,14 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
             response_mask[b, t : t + n] = True
             t += n
             rewards[b, t - 1] = reward
-    expected = padded_gae_with_observations(rewards, values, response_mask, gamma, lam)[response_mask]
+    expected = padded_gae_with_observations(rewards, values, response_mask, gamma, lam)[
+        response_mask
+    ]
 
     lengths = [sum(turns) for turns in turn_lengths]
-    advantages, returns = starpo.gae(rewards[response_mask], values[response_mask], lengths, gamma, lam)
+    advantages, returns = starpo.gae(
+        rewards[response_mask], values[response_mask], lengths, gamma, lam
+    )
     close(advantages, expected)
     close(returns, expected + values[response_mask])
     assert expected.abs().min() > 1e-4  # no token is trivially zero
@@ -413,7 +464,9 @@ def test_gae_without_discount_is_return_to_go_minus_value():
 
 
 def test_gae_takes_empty_trajectories_and_half_precision():
-    advantages, returns = starpo.gae(torch.tensor([1.0, 2.0]), torch.zeros(2).bfloat16(), [0, 1, 0, 1], 0.5, 0.5)
+    advantages, returns = starpo.gae(
+        torch.tensor([1.0, 2.0]), torch.zeros(2).bfloat16(), [0, 1, 0, 1], 0.5, 0.5
+    )
     assert advantages.dtype == returns.dtype == torch.float32
     assert advantages.tolist() == [1.0, 2.0]
     assert starpo.gae(torch.zeros(0), torch.zeros(0), [], 1.0, 1.0)[0].shape == (0,)
@@ -475,7 +528,9 @@ def slow_whiten(numbers):
 
 
 def estimate(estimator, rewards, values=None, **options):
-    return starpo.advantages(rewards, values, LENGTHS, COUNTS, GROUPS, Config(estimator=estimator, **options))
+    return starpo.advantages(
+        rewards, values, LENGTHS, COUNTS, GROUPS, Config(estimator=estimator, **options)
+    )
 
 
 def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
@@ -500,7 +555,9 @@ def test_gae_discounts_turns_by_hand():
     close(advantages, [0.75, 2, 4])
     close(returns, [1.75, 4, 8])
     config = Config(gamma=0.5, lam=1.0, turn_gamma=0.25, turn_lam=0.5)
-    found, returns = starpo.advantages(doubles(1, 0, 8), doubles(1, 2, 4), [1, 2], [2], torch.tensor([0]), config)
+    found, returns = starpo.advantages(
+        doubles(1, 0, 8), doubles(1, 2, 4), [1, 2], [2], torch.tensor([0]), config
+    )
     close(found, slow_whiten([0.75, 2, 4]))
     close(returns, [1.75, 4, 8])
 
@@ -514,7 +571,9 @@ def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
         next_value = turn_values[-1]
         turn_returns.append(last + turn_values[-1])
     advantages = []
-    for turn_rewards, turn_values, turn_return in zip(rewards, values, turn_returns[::-1], strict=True):
+    for turn_rewards, turn_values, turn_return in zip(
+        rewards, values, turn_returns[::-1], strict=True
+    ):
         updated, own = list(turn_rewards), []
         updated[-1] += turn_return - sum(turn_rewards)
         for t in reversed(range(len(updated))):
@@ -531,16 +590,24 @@ def test_bi_level_gae_by_hand():
     # turns: A_1 = 1 - 3 = -2, return 1; A_0 = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5, return 0.5
     # tokens: -2; 0.5 - 2 = -1.5; 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75
     config = Config(estimator="bi_level_gae", gamma=0.5, turn_gamma=0.5)
-    advantages, returns = starpo.bi_level_gae(doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], config)
+    advantages, returns = starpo.bi_level_gae(
+        doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], config
+    )
     close(advantages, [-0.75, -1.5, -2])
     close(returns, [0.25, 0.5, 1])
 
 
 @pytest.mark.parametrize("estimator, slow", [("gae", slow_gae), ("bi_level_gae", slow_bi_level)])
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("changes", [
-    {}, dict(turn_gamma=1.0, turn_lam=1.0), dict(gamma=1.0, lam=1.0, turn_lam=1.0, turn_gamma=0.95), dict(lam=0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(turn_gamma=1.0, turn_lam=1.0),
+        dict(gamma=1.0, lam=1.0, turn_lam=1.0, turn_gamma=0.95),
+        dict(lam=0.0),
+    ],
+)
 def test_estimators_with_turn_discounts_agree_with_loops(estimator, slow, dense, changes):
     (rewards, values), discounts = episodes(dense), DISCOUNTS | changes
     found, returns = estimate(estimator, rewards, values, **discounts)
@@ -560,9 +627,15 @@ def test_bi_level_gae_without_any_reward():
 def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
     rewards, _ = episodes()
     scores = doubles(*(sum(map(sum, turns)) for turns in nested(rewards)))
-    expected = [a for a, turns in zip(grouped(scores, 3, estimator).tolist(), nested(rewards), strict=True)
-                for turn in turns for _ in turn]  # fmt: skip
-    found, returns = estimate(estimator, rewards, gamma=0.5, turn_gamma=0.5)  # a score is never discounted
+    expected = [
+        a
+        for a, turns in zip(grouped(scores, 3, estimator).tolist(), nested(rewards), strict=True)
+        for turn in turns
+        for _ in turn
+    ]
+    found, returns = estimate(
+        estimator, rewards, gamma=0.5, turn_gamma=0.5
+    )  # a score is never discounted
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
     assert returns is None
 
@@ -577,7 +650,10 @@ def test_turn_level_advantages_by_hand():
         found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, config)
         close(found, [x, 0, 0, 0, -x, -x, 0])
     config = Config(estimator="dr_grpo")  # scores 3 and 1
-    close(starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, config)[0], [1.0] * 4 + [-1.0] * 3)
+    close(
+        starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, config)[0],
+        [1.0] * 4 + [-1.0] * 3,
+    )
 
 
 @pytest.mark.parametrize("turn_gamma", [1.0, 0.7])
@@ -608,7 +684,10 @@ def test_permuted_rewards_change_turn_advantages_but_not_those_of_trajectories()
     permuted = doubles(0, 1, 2, 1)  # the first trajectory earns its 1 a turn later
     for turn_level in (False, True):
         config = Config(estimator="dr_grpo", turn_level=turn_level)
-        a, b = (starpo.advantages(x, None, [1] * 4, [2, 2], groups, config)[0] for x in (rewards, permuted))
+        a, b = (
+            starpo.advantages(x, None, [1] * 4, [2, 2], groups, config)[0]
+            for x in (rewards, permuted)
+        )
         assert torch.equal(a, b) != turn_level
 
 
@@ -634,7 +713,7 @@ def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
     for scores, groups in ((doubles(2, 2, 2), [0, 0, 0]), (doubles(2), [0])):
         values = torch.zeros_like(scores) if "gae" in estimator else None
         ones = [1] * len(scores)
-        for turn_level in {False, estimator in COMPARING}:
+        for turn_level in {False, estimator in GROUP_BASELINE_ESTIMATORS}:
             config = Config(estimator=estimator, turn_level=turn_level)
             found, _ = starpo.advantages(scores, values, ones, ones, torch.tensor(groups), config)
             assert found.tolist() == [0.0] * len(scores)
@@ -660,7 +739,9 @@ CLIP_CASES = [
 def test_policy_clip_by_hand(ratio, A, term, grad, clipped):
     old = doubles(-1.5)
     logprobs = (old + math.log(ratio)).requires_grad_()
-    loss, metrics = starpo.policy_loss(logprobs, old, doubles(A), clip_low=0.2, clip_high=0.28, num_tokens=1)
+    loss, metrics = starpo.policy_loss(
+        logprobs, old, doubles(A), clip_low=0.2, clip_high=0.28, num_tokens=1
+    )
     loss.backward()
     assert loss.item() == pytest.approx(-term, abs=1e-12)
     assert logprobs.grad.item() == pytest.approx(-grad, abs=1e-12)
@@ -672,14 +753,18 @@ def test_policy_clip_by_hand(ratio, A, term, grad, clipped):
 
 def clip_batch():
     old = torch.linspace(-3.0, -0.5, len(CLIP_CASES), dtype=torch.float64)
-    ratio, advantages, terms, grads, clipped = (doubles(*column) for column in zip(*CLIP_CASES, strict=True))
+    ratio, advantages, terms, grads, clipped = (
+        doubles(*column) for column in zip(*CLIP_CASES, strict=True)
+    )
     return old, old + ratio.log(), advantages, terms, grads, clipped
 
 
 def test_policy_loss_sums_tokens_over_the_given_denominator():
     old, new, advantages, terms, grads, clipped = clip_batch()
     logprobs = new.clone().requires_grad_()
-    loss, metrics = starpo.policy_loss(logprobs, old, advantages, clip_low=0.2, clip_high=0.28, num_tokens=100)
+    loss, metrics = starpo.policy_loss(
+        logprobs, old, advantages, clip_low=0.2, clip_high=0.28, num_tokens=100
+    )
     loss.backward()
     close(loss.detach(), -terms.sum() / 100)
     close(logprobs.grad, -grads / 100)
@@ -695,7 +780,9 @@ def test_policy_loss_of_micro_batches_adds_up():
     loss.backward()
     parts, total, sums = new.clone().requires_grad_(), 0.0, {"clipfrac": 0.0, "approx_kl": 0.0}
     for piece in (slice(0, 1), slice(1, 6), slice(6, 6), slice(6, 8)):  # uneven, one empty
-        part_loss, part_metrics = starpo.policy_loss(parts[piece], old[piece], advantages[piece], **args)
+        part_loss, part_metrics = starpo.policy_loss(
+            parts[piece], old[piece], advantages[piece], **args
+        )
         part_loss.backward()
         total += part_loss.item()
         sums = {key: sums[key] + part_metrics[key].item() for key in part_metrics}
@@ -728,7 +815,10 @@ def test_dual_clip_by_hand(ratio, A, term, grad):
 
 def test_weights_multiply_the_terms_and_get_no_gradient():
     old, new, advantages, terms, grads, _ = clip_batch()
-    logprobs, weights = new.clone().requires_grad_(), torch.arange(8.0, dtype=torch.float64).requires_grad_()
+    logprobs, weights = (
+        new.clone().requires_grad_(),
+        torch.arange(8.0, dtype=torch.float64).requires_grad_(),
+    )
     options = dict(clip_low=0.2, clip_high=0.28, num_tokens=8, weights=weights)
     loss, _ = starpo.policy_loss(logprobs, old, advantages, **options)
     loss.backward()
@@ -777,9 +867,13 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
     whole = new.clone().requires_grad_()
     loss, _ = starpo.policy_loss(whole, old, advantages, weights=weights, **options)
     loss.backward()
-    losses, _ = zip(*(starpo.policy_loss(*token, **options | dict(num_tokens=1, clip_low=0.2))
-                      for token in zip(*(x.split(1) for x in (new, old, advantages)), strict=True)),
-                    strict=True)  # fmt: skip
+    losses, _ = zip(
+        *(
+            starpo.policy_loss(*token, **options | dict(num_tokens=1, clip_low=0.2))
+            for token in zip(*(x.split(1) for x in (new, old, advantages)), strict=True)
+        ),
+        strict=True,
+    )
     parts = torch.stack(losses).split(lengths)
     expected = {
         "token_mean": sum(part.sum() for part in parts) / 12,
@@ -790,7 +884,9 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
     close(loss.detach(), expected, tol=1e-6)
     pieces, total = new.clone().requires_grad_(), 0.0
     for piece in (slice(0, 1), slice(1, 8), slice(8, 12)):  # trajectories 0; 1, 2; 3
-        part, _ = starpo.policy_loss(pieces[piece], old[piece], advantages[piece], weights=weights[piece], **options)
+        part, _ = starpo.policy_loss(
+            pieces[piece], old[piece], advantages[piece], weights=weights[piece], **options
+        )
         part.backward()
         total += part.item()
     assert total == pytest.approx(loss.item(), rel=1e-5) != 0.0
@@ -810,7 +906,9 @@ VALUE_CASES = [
 
 
 def value_batch():
-    values, returns, losses, grads, clipped = (doubles(*column) for column in zip(*VALUE_CASES, strict=True))
+    values, returns, losses, grads, clipped = (
+        doubles(*column) for column in zip(*VALUE_CASES, strict=True)
+    )
     return values, returns, torch.ones_like(values), losses, grads, clipped
 
 
@@ -818,7 +916,9 @@ def test_value_loss_by_hand():
     values, returns, old_values, losses, grads, clipped = value_batch()
     for i in range(5):
         v = values[i : i + 1].clone().requires_grad_()
-        loss, metrics = starpo.value_loss(v, old_values[:1], returns[i : i + 1], value_clip=0.5, num_tokens=1)
+        loss, metrics = starpo.value_loss(
+            v, old_values[:1], returns[i : i + 1], value_clip=0.5, num_tokens=1
+        )
         loss.backward()
         close(loss.detach(), losses[i])
         close(v.grad, grads[i : i + 1])
@@ -860,11 +960,15 @@ def test_kl_estimators_by_hand():
 def test_k3_is_never_negative_even_for_tiny_ratios():
     generator = torch.Generator().manual_seed(4)
     logprobs = -torch.rand(10_000, generator=generator) * 5
-    d = torch.randn(10_000, generator=generator) * 10 ** (torch.rand(10_000, generator=generator) * 8 - 7)
+    d = torch.randn(10_000, generator=generator) * 10 ** (
+        torch.rand(10_000, generator=generator) * 8 - 7
+    )
     k3 = starpo.kl_penalty(logprobs, logprobs - d, "k3")
     assert (k3 >= 0).all()
     assert k3.max() > 1
-    assert torch.isfinite(starpo.kl_penalty(torch.tensor([-500.0]), torch.tensor([0.0]), "k3")).all()
+    assert torch.isfinite(
+        starpo.kl_penalty(torch.tensor([-500.0]), torch.tensor([0.0]), "k3")
+    ).all()
 
 
 def enumerated_policy():
@@ -882,7 +986,9 @@ def test_k1_and_k3_have_the_kl_as_expectation():
     for estimator in ("k1", "k3"):
         mean = (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().item()
         assert mean == pytest.approx(kl, abs=1e-12), estimator
-    assert (p * starpo.kl_penalty(logprobs, ref, "k2")).sum().item() != pytest.approx(kl, abs=1e-3)  # biased
+    assert (p * starpo.kl_penalty(logprobs, ref, "k2")).sum().item() != pytest.approx(
+        kl, abs=1e-3
+    )  # biased
 
 
 def expected_loss_gradient(estimator):
@@ -913,8 +1019,12 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
 def test_explained_variance():
     # Var(returns) of (0, 2) with mean 1 is 1 (n denominator), residuals (0, 1): variance 1/4
     assert starpo.explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
-    assert starpo.explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(1.0)  # an offset is no variance
-    assert starpo.explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(-3.0)  # residuals (-2, 2)
+    assert starpo.explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(
+        1.0
+    )  # an offset is no variance
+    assert starpo.explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(
+        -3.0
+    )  # residuals (-2, 2)
     assert starpo.explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
     assert starpo.explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
     assert starpo.explained_variance(doubles(1), doubles(2)) == 0.0
@@ -955,8 +1065,12 @@ def test_inputs_stay_unmodified():
     starpo.normalize_rewards(x, lengths, owners, "mean_std")
     starpo.group_advantages(x, torch.arange(6) // 2, "rloo")
     for estimator in CHOICES["estimator"]:
-        config = Config(estimator=estimator, turn_level=estimator in COMPARING, turn_gamma=0.5)
-        starpo.advantages(x, y if "gae" in estimator else None, [1, 1, 2, 2], [2, 2], owners, config)
+        config = Config(
+            estimator=estimator, turn_level=estimator in GROUP_BASELINE_ESTIMATORS, turn_gamma=0.5
+        )
+        starpo.advantages(
+            x, y if "gae" in estimator else None, [1, 1, 2, 2], [2, 2], owners, config
+        )
     starpo.gae(x, y, lengths, 0.9, 0.9)
     starpo.whiten(x)
     starpo.policy_loss(x, y, z, clip_low=0.2, clip_high=0.2, num_tokens=6)
@@ -980,34 +1094,82 @@ PPO = dict(clip_low=0.2, clip_high=0.2, num_tokens=1)
         (lambda: starpo.group_stats(TWO, 0), "group_size=0"),
         (lambda: starpo.group_stats(torch.zeros(0), 2), "0 scores"),
         (lambda: starpo.group_stats(torch.zeros(2, 2), 2), "{'scores': (2, 2)}"),
-        (lambda: starpo.group_stats(torch.tensor([1, 2]), 2), "finite floats, got torch.int64 [1, 2]"),
-        (lambda: starpo.group_stats(torch.tensor([NAN, 2.0]), 2), "finite floats, got torch.float32 [nan, 2.0]"),
-        (lambda: starpo.owner_stats(TWO * NAN, OWNER), "finite floats, got torch.float32 [nan, nan]"),
-        (lambda: starpo.group_advantages(TWO, OWNER, "gae"), "no group baseline for estimator 'gae'"),
+        (
+            lambda: starpo.group_stats(torch.tensor([1, 2]), 2),
+            "finite floats, got torch.int64 [1, 2]",
+        ),
+        (
+            lambda: starpo.group_stats(torch.tensor([NAN, 2.0]), 2),
+            "finite floats, got torch.float32 [nan, 2.0]",
+        ),
+        (
+            lambda: starpo.owner_stats(TWO * NAN, OWNER),
+            "finite floats, got torch.float32 [nan, nan]",
+        ),
+        (
+            lambda: starpo.group_advantages(TWO, OWNER, "gae"),
+            "no group baseline for estimator 'gae'",
+        ),
         (lambda: starpo.filter_groups(TWO, ONE, keep=0.5), "{'values': (2,), 'std': (1,)}"),
-        (lambda: starpo.filter_groups(TWO, TWO, keep=0.0), "keep must be in (0, 1], for count in [1, 2], got 0.0"),
+        (
+            lambda: starpo.filter_groups(TWO, TWO, keep=0.0),
+            "keep must be in (0, 1], for count in [1, 2], got 0.0",
+        ),
         (lambda: starpo.filter_groups(TWO, TWO, keep=2), "got 2 for fraction"),
-        (lambda: starpo.filter_groups(TWO, TWO, keep=3, strategy="count"), "count in [1, 2], got 3 for count"),
-        (lambda: starpo.filter_groups(TWO, TWO, keep=0.25, strategy="count"), "count in [1, 2], got 0.25 for count"),
+        (
+            lambda: starpo.filter_groups(TWO, TWO, keep=3, strategy="count"),
+            "count in [1, 2], got 3 for count",
+        ),
+        (
+            lambda: starpo.filter_groups(TWO, TWO, keep=0.25, strategy="count"),
+            "count in [1, 2], got 0.25 for count",
+        ),
         (lambda: starpo.filter_groups(TWO, TWO, keep=1.5, strategy="top_p"), "got 1.5 for top_p"),
-        (lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="top_p"), "top_p ranks from the largest and"),
-        (lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="min_p"), "values >= 0, got [-1.0, -1.0]"),
-        (lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="min_p", smallest=True), "min_p ranks from the larg"),
+        (
+            lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="top_p"),
+            "top_p ranks from the largest and",
+        ),
+        (
+            lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="min_p"),
+            "values >= 0, got [-1.0, -1.0]",
+        ),
+        (
+            lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="min_p", smallest=True),
+            "min_p ranks from the larg",
+        ),
         (lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="top_k"), "or min_p, got 'top_k'"),
         (lambda: starpo.token_weights([1], "mean", 5), "seq_mean_token_sum, constant, got 'mean'"),
         (lambda: starpo.gae(TWO, ONE, [2], 1.0, 1.0), "{'rewards': (2,), 'values': (1,)}"),
-        (lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0), "lengths [1, 2] must be counts that sum to the 2 resp"),
-        (lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0), "lengths [3, -1] must be counts that sum to the 2 resp"),
+        (
+            lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0),
+            "lengths [1, 2] must be counts that sum to the 2 resp",
+        ),
+        (
+            lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0),
+            "lengths [3, -1] must be counts that sum to the 2 resp",
+        ),
         (lambda: starpo.gae(TWO, TWO, [2], 1.5, 1.0), "must be in [0, 1], got [1.5], [1.0]"),
         (lambda: starpo.gae(TWO, TWO, [2], 1.0, TWO - 0.5), "must be in [0, 1], got [1.0], [-0.5]"),
         (lambda: starpo.whiten(torch.zeros(2, 2)), "{'x': (2, 2)}"),
         (lambda: starpo.policy_loss(TWO, TWO, ONE, **PPO), "'advantages': (1,)"),
-        (lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "num_tokens": 0}), "num_tokens must be >= 1, got 0"),
+        (
+            lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "num_tokens": 0}),
+            "num_tokens must be >= 1, got 0",
+        ),
         (lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "clip_low": 1.2}), "clip_low=1.2"),
         (lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "clip_high": -0.1}), "clip_high=-0.1"),
-        (lambda: starpo.value_loss(TWO, ONE, TWO, value_clip=0.5, num_tokens=2), "'old_values': (1,)"),
-        (lambda: starpo.value_loss(TWO, TWO, TWO, value_clip=0.0, num_tokens=2), "value_clip must be > 0, got 0.0"),
-        (lambda: starpo.value_loss(TWO, TWO, TWO, value_clip=0.5, num_tokens=-1), "num_tokens must be >= 1, got -1"),
+        (
+            lambda: starpo.value_loss(TWO, ONE, TWO, value_clip=0.5, num_tokens=2),
+            "'old_values': (1,)",
+        ),
+        (
+            lambda: starpo.value_loss(TWO, TWO, TWO, value_clip=0.0, num_tokens=2),
+            "value_clip must be > 0, got 0.0",
+        ),
+        (
+            lambda: starpo.value_loss(TWO, TWO, TWO, value_clip=0.5, num_tokens=-1),
+            "num_tokens must be >= 1, got -1",
+        ),
         (lambda: starpo.kl_penalty(TWO, TWO, "kl"), "'k1', 'k2' or 'k3', got 'kl'"),
         (lambda: starpo.kl_penalty(TWO, ONE, "k1"), "'ref_logprobs': (1,)"),
         (lambda: starpo.explained_variance(TWO, ONE), "'returns': (1,)"),

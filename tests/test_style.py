@@ -17,18 +17,46 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(ROOT.glob("*.py"))
 # a file imports only from below; what is not named here stands on top
 LEVELS = dict(
-    configurator=0, envs=1, grids=2, dialogue=2, model=3, engine=4, starpo=4, rollout=5, parallel=6, corpus=6, sft=7,
-    eval=7, diagnostics=7, checkpoint=7, pictures=3, log=8, train=9, countdown=2, worlds=2, repair=2,
-    adapters=3, sandbox=2,
-)  # fmt: skip
+    configurator=0,
+    envs=1,
+    grids=2,
+    dialogue=2,
+    model=3,
+    engine=4,
+    starpo=4,
+    rollout=5,
+    parallel=6,
+    corpus=6,
+    sft=7,
+    eval=7,
+    diagnostics=7,
+    checkpoint=7,
+    pictures=3,
+    log=8,
+    train=9,
+    countdown=2,
+    worlds=2,
+    repair=2,
+    adapters=3,
+    sandbox=2,
+)
 OUTSIDE = {  # what a file may import besides the standard library and the project
-    "configurator": set(), "envs": {"numpy"}, "grids": {"numpy"}, "dialogue": {"numpy"},
-    "starpo": {"torch"}, "rollout": {"numpy", "torch"},
+    "configurator": set(),
+    "envs": {"numpy"},
+    "grids": {"numpy"},
+    "dialogue": {"numpy"},
+    "starpo": {"torch"},
+    "rollout": {"numpy", "torch"},
     "model": {"flash_attn", "peft", "safetensors", "tokenizers", "torch", "transformers"},
-    "engine": {"numpy", "torch", "vllm"}, "parallel": {"torch"}, "corpus": {"numpy"},
-    "diagnostics": {"numpy", "torch"}, "log": {"torch"}, "checkpoint": {"safetensors", "torch"}, "sandbox": {"numpy"},
+    "engine": {"numpy", "torch", "vllm"},
+    "parallel": {"torch"},
+    "corpus": {"numpy"},
+    "diagnostics": {"numpy", "torch"},
+    "log": {"torch"},
+    "checkpoint": {"safetensors", "torch"},
+    "sandbox": {"numpy"},
     "adapters": {"alfworld", "fast_downward", "numpy", "textworld"},
-}  # fmt: skip
+}
 FIELDS = {field.name for field in fields(Config)}
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -69,9 +97,15 @@ def violations_of_defaults(tree):
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        is_getattr = isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 3
+        is_getattr = (
+            isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 3
+        )
         is_get = isinstance(node.func, ast.Attribute) and node.func.attr == "get"
-        is_get = is_get and isinstance(node.func.value, ast.Name) and node.func.value.id in ("config", "cfg")
+        is_get = (
+            is_get
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id in ("config", "cfg")
+        )
         if is_getattr or is_get:
             key = node.args[1 if is_getattr else 0]
             if not isinstance(key, ast.Constant) or key.value in FIELDS:
@@ -88,7 +122,9 @@ def test_imports_go_one_way(path):
     for name in imports(path):
         assert name not in ("train", "tests", "conftest"), f"{path.name} imports {name}"
         if name in project:
-            assert LEVELS.get(name, 9) < own, f"{path.name} imports {name}, which stands beside or above it"
+            assert LEVELS.get(name, 9) < own, (
+                f"{path.name} imports {name}, which stands beside or above it"
+            )
 
 
 @each_file
@@ -141,9 +177,23 @@ def test_the_checks_find_what_they_look_for():
 
     assert lines(violations_of_errors, "try:\n  f()\nexcept Exception:\n  pass") == [3]
     assert lines(violations_of_errors, "try:\n  f()\nexcept:\n  pass") == [3]
-    assert lines(violations_of_errors, "try:\n  f()\nexcept (OSError, BaseException):\n  pass") == [3]
-    assert lines(violations_of_errors, "try:\n  f()\nexcept Exception as e:\n  raise ValueError('x') from e") == []
+    assert lines(violations_of_errors, "try:\n  f()\nexcept (OSError, BaseException):\n  pass") == [
+        3
+    ]
+    assert (
+        lines(
+            violations_of_errors,
+            "try:\n  f()\nexcept Exception as e:\n  raise ValueError('x') from e",
+        )
+        == []
+    )
     assert lines(violations_of_errors, "try:\n  f()\nexcept OSError:\n  pass") == []
     assert lines(violations_of_defaults, "getattr(config, 'seed', 0)\ngetattr(c, key, 0)") == [1, 2]
     assert lines(violations_of_defaults, "config.get('lam', 1)") == [1]
-    assert lines(violations_of_defaults, "getattr(config, key)\ngetattr(hf, 'head_dim', None)\nrow.get('seed')") == []
+    assert (
+        lines(
+            violations_of_defaults,
+            "getattr(config, key)\ngetattr(hf, 'head_dim', None)\nrow.get('seed')",
+        )
+        == []
+    )

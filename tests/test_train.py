@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
-import diagnostics
 import dialogue
 import grids
 import model
@@ -26,10 +25,13 @@ import parallel
 import rollout
 import starpo
 import train
-from checkpoint import Saver, damage
 from rollout import Trajectory, Turn, pack
+from support import collapse as diagnostics
+from support.checkpoint import Saver, find_corruption
 
-RUN = SMALL_RUN | dict(num_groups=4)  # the filter keeps 2 groups of 4: two optimizer steps of 4 trajectories
+RUN = SMALL_RUN | dict(
+    num_groups=4
+)  # the filter keeps 2 groups of 4: two optimizer steps of 4 trajectories
 KEYS = """
     step error_frac kept_groups kept_trajectories success reward num_turns num_actions valid_frac effective_frac
     thought_true_frac thoughts_per_turn response_length in_group_reward_mean in_group_reward_std in_group_reward_max
@@ -41,7 +43,10 @@ KEYS = """
 KEYS += diagnostics.KEYS
 OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
 OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
-UNKNOWN = {"regime", *diagnostics.KEYS}  # of which nothing is known without an update or a measurement
+UNKNOWN = {
+    "regime",
+    *diagnostics.KEYS,
+}  # of which nothing is known without an update or a measurement
 
 
 @pytest.fixture(autouse=True)
@@ -65,25 +70,30 @@ def rows_of(out_dir):
 
 
 def untimed(rows):
-    return [{key: value for key, value in row.items() if not key.endswith(("_s", "_gib"))} for row in rows]
+    return [
+        {key: value for key, value in row.items() if not key.endswith(("_s", "_gib"))}
+        for row in rows
+    ]
 
 
 def assert_same_checkpoint(first, second):
     """Weights and optimizer states, bit by bit; and the exported policy."""
     a, b = (sorted(Path(folder).glob("checkpoint-*"))[-1] for folder in (first, second))
-    assert a.name == b.name and not damage(a) and not damage(b)
+    assert a.name == b.name and not find_corruption(a) and not find_corruption(b)
     assert (a / "state.json").read_text() == (b / "state.json").read_text()
-    files = [[*sorted((a / "state").iterdir()), Path(first, "policy/model.safetensors")],
-             [*sorted((b / "state").iterdir()), Path(second, "policy/model.safetensors")]]  # fmt: skip
+    files = [
+        [*sorted((a / "state").iterdir()), Path(first, "policy/model.safetensors")],
+        [*sorted((b / "state").iterdir()), Path(second, "policy/model.safetensors")],
+    ]
     for x, y in zip(*([load_file(file) for file in side] for side in files), strict=True):
         assert x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
 
 
 def played_and_targets(learner):
     """Two groups with variance, and their targets."""
-    played = train.play(learner, learner.engine, rollout.Chat(learner.tokenizer))
+    played = train.collect_rollouts(learner, learner.engine, rollout.Chat(learner.tokenizer))
     scores = torch.tensor([t.score for t in played], dtype=torch.float64)
-    groups = train.choose(learner.config, played, scores)
+    groups = train.select_groups(learner.config, played, scores)
     assert len(groups) == 2
     kept = [played[4 * group + i] for group in groups.tolist() for i in range(4)]
     targets = train.token_targets(learner, kept)
@@ -106,35 +116,62 @@ def test_rows_of_a_run(gae_run):
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         missing = {key for key, value in row.items() if value is None}
-        assert missing == {"kl_ref", *diagnostics.KEYS} | (set() if row["step"] % 2 == 0 else OF_EVAL)
+        assert missing == {"kl_ref", *diagnostics.KEYS} | (
+            set() if row["step"] % 2 == 0 else OF_EVAL
+        )
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
         assert row["regime"] == "diverse"
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3 and row["entropy"] > 0.01
     assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # the largest so far
-    assert rows[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)  # the critic says 0 everywhere
+    assert rows[0]["explained_variance"] == pytest.approx(
+        0.0, abs=1e-6
+    )  # the critic says 0 everywhere
 
 
 def test_files_of_a_run(gae_run, trained_folder):
     out_dir, _ = gae_run
     names = {path.name for path in out_dir.iterdir()}
     assert names == {
-        "config.json", "metrics.jsonl", "tensorboard", "trajectories.jsonl", "eval_start.jsonl", "eval_final.jsonl",
-        "scores.md", "scores.json", "checkpoint-000002", "checkpoint-000004", "best", "policy",
-    }  # fmt: skip
+        "config.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "trajectories.jsonl",
+        "eval_start.jsonl",
+        "eval_final.jsonl",
+        "scores.md",
+        "scores.json",
+        "checkpoint-000002",
+        "checkpoint-000004",
+        "best",
+        "policy",
+    }
     weights, tokenizer = model.load_model(str(out_dir / "policy"))
     start = model.load_model(str(trained_folder))[0]
-    assert all(not torch.equal(a, b) for a, b in zip(weights.parameters(), start.parameters(), strict=True))
+    assert all(
+        not torch.equal(a, b) for a, b in zip(weights.parameters(), start.parameters(), strict=True)
+    )
     assert tokenizer.convert_tokens_to_ids(["<|im_end|>"]) == [2]
     (scores,) = json.loads((out_dir / "scores.json").read_text()).values()
     assert list(scores) == [
-        "random, closed loop", "greedy, closed loop", "optimal, closed loop", "optimal, 1 a turn", "optimal, 2 a turn",
-        "start", "after RL",
-    ]  # fmt: skip
+        "random, closed loop",
+        "greedy, closed loop",
+        "optimal, closed loop",
+        "optimal, 1 a turn",
+        "optimal, 2 a turn",
+        "start",
+        "after RL",
+    ]
     final = [json.loads(line) for line in (out_dir / "eval_final.jsonl").read_text().splitlines()]
     assert scores["after RL"] == [int(record["success"]) for record in final] and len(final) == 6
-    played = [json.loads(line) for line in (out_dir / "trajectories.jsonl").read_text().splitlines()]
-    keys = ("step", "group", "member")  # five of each evaluated iteration: a group of four, and one of the next
+    played = [
+        json.loads(line) for line in (out_dir / "trajectories.jsonl").read_text().splitlines()
+    ]
+    keys = (
+        "step",
+        "group",
+        "member",
+    )  # five of each evaluated iteration: a group of four, and one of the next
     assert [tuple(r[key] for key in keys) for r in played] == [
         (step, i // 4, i % 4) for step in (2, 4) for i in range(5)
     ]
@@ -150,14 +187,18 @@ def first_half(trained_folder, tmp_path_factory):
     return out_dir, run(out_dir, trained_folder, num_iterations=2)
 
 
-def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(gae_run, first_half, trained_folder, tmp_path):
+def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(
+    gae_run, first_half, trained_folder, tmp_path
+):
     assert untimed(first_half[1]) == untimed(gae_run[1][:2])
     other = run(tmp_path / "other", trained_folder, num_iterations=1, seed=1)
     assert other[0]["entropy"] != gae_run[1][0]["entropy"]
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_four_iterations_equal_two_and_a_continuation(gae_run, first_half, trained_folder, tmp_path, capsys, killed):
+def test_four_iterations_equal_two_and_a_continuation(
+    gae_run, first_half, trained_folder, tmp_path, capsys, killed
+):
     """`killed`: while iteration 4 was being saved, with the row of iteration 3 written."""
     (whole, rows), out_dir = gae_run, tmp_path / "out"
     shutil.copytree(first_half[0], out_dir)
@@ -167,7 +208,9 @@ def test_four_iterations_equal_two_and_a_continuation(gae_run, first_half, train
         with (out_dir / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(rows[2]) + "\n")
         played = (whole / "trajectories.jsonl").read_text().splitlines(keepends=True)
-        (out_dir / "trajectories.jsonl").write_text("".join(played[:7]) + played[7][:99])  # cut off in iteration 4
+        (out_dir / "trajectories.jsonl").write_text(
+            "".join(played[:7]) + played[7][:99]
+        )  # cut off in iteration 4
     capsys.readouterr()
     both = run(out_dir, trained_folder, num_iterations=4)
     assert f"continuing {out_dir} from iteration 2" in capsys.readouterr().out
@@ -181,16 +224,23 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
     grpo = dict(estimator="grpo", num_epochs=2, eval_every=1)
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **grpo)
     assert sorted(rows[0]) == sorted(KEYS)
-    assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {"kl_ref", *diagnostics.KEYS}
+    assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {
+        "kl_ref",
+        *diagnostics.KEYS,
+    }
     state = tmp_path / "whole" / "checkpoint-000002" / "state"
     saved = HuggingFaceStorageReader(str(state)).read_metadata().state_dict_metadata
     assert {name.split(".")[0] for name in saved} == {"policy"}
     run(tmp_path / "split", trained_folder, num_iterations=1, **grpo)
-    assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **grpo)) == untimed(rows)
+    assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **grpo)) == untimed(
+        rows
+    )
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "split")
 
 
-def test_no_row_is_lost_between_checkpoint_and_log(first_half, trained_folder, tmp_path, monkeypatch):
+def test_no_row_is_lost_between_checkpoint_and_log(
+    first_half, trained_folder, tmp_path, monkeypatch
+):
     write = train.Log.write
 
     def interrupted(log, row, samples):
@@ -202,10 +252,14 @@ def test_no_row_is_lost_between_checkpoint_and_log(first_half, trained_folder, t
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out", trained_folder, num_iterations=2)
     monkeypatch.undo()
-    assert untimed(run(tmp_path / "out", trained_folder, num_iterations=2)) == untimed(first_half[1])
+    assert untimed(run(tmp_path / "out", trained_folder, num_iterations=2)) == untimed(
+        first_half[1]
+    )
 
 
-KL = dict(estimator="grpo", kl_coef=0.1, batch_size=8, eval_every=1)  # one optimizer step an iteration
+KL = dict(
+    estimator="grpo", kl_coef=0.1, batch_size=8, eval_every=1
+)  # one optimizer step an iteration
 
 
 @pytest.fixture(scope="module")
@@ -220,12 +274,16 @@ def test_kl_is_measured_against_the_start(kl_run):
 
 def test_the_sampler_always_has_the_newest_weights(kl_run):
     """With one optimizer step an iteration the policy of the update is the one that sampled: every ratio is 1."""
-    assert all(row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0 for row in kl_run)
+    assert all(
+        row["approx_kl"] < 1e-8 and row["clipfrac"] == 0 and row["grad_norm"] > 0 for row in kl_run
+    )
 
 
 def test_kl_is_measured_against_the_start_after_a_continuation(kl_run, trained_folder, tmp_path):
     run(tmp_path / "split", trained_folder, num_iterations=1, **KL)
-    assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **KL)) == untimed(kl_run)
+    assert untimed(run(tmp_path / "split", trained_folder, num_iterations=2, **KL)) == untimed(
+        kl_run
+    )
 
 
 def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, tmp_path, capsys):
@@ -233,15 +291,26 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     tokenizer.save_pretrained(tmp_path / "random")
     # no reply has the form, and that costs nothing: all scores are 0
     rows = run(tmp_path / "out", tmp_path / "random", format_penalty=0.0, weight_decay=0.1)
-    assert "iteration 1: scores differ in no group that the filter picks; update skipped" in capsys.readouterr().out
+    assert (
+        "iteration 1: scores differ in no group that the filter picks; update skipped"
+        in capsys.readouterr().out
+    )
     assert len(rows) == 2
     for row in rows:
         assert sorted(row) == sorted(KEYS)
-        assert (row["kept_groups"], row["kept_trajectories"], row["zero_std_frac"], row["bad_steps"]) == (0, 0, 1.0, 0)
+        assert (
+            row["kept_groups"],
+            row["kept_trajectories"],
+            row["zero_std_frac"],
+            row["bad_steps"],
+        ) == (0, 0, 1.0, 0)
         missing = {key for key, value in row.items() if value is None} - OF_EVAL - UNKNOWN
         assert missing == set(train.METRICS_OF_UPDATE.split())
     after = model.load_model(str(tmp_path / "out" / "policy"))[0]
-    assert all(torch.equal(a, b) for a, b in zip(after.parameters(), random_model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(after.parameters(), random_model.parameters(), strict=True)
+    )
 
 
 def test_no_iterations_evaluate_the_start_only(trained_folder, tmp_path):
@@ -259,7 +328,12 @@ def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
     assert run(out_dir, trained_folder, num_iterations=4) == rows  # nothing was added
     out = capsys.readouterr().out
     assert f"{out_dir} is finished at iteration 4. To start a new run, give --seed=N" in out
-    assert train.what_next(small_config(out_dir="o", env="my.py:A + b.py:B")).count("--env='my.py:A + b.py:B'") == 1
+    assert (
+        train.next_steps_hint(small_config(out_dir="o", env="my.py:A + b.py:B")).count(
+            "--env='my.py:A + b.py:B'"
+        )
+        == 1
+    )
     assert f"python view.py {out_dir} " in out and f"tensorboard --logdir {out_dir.parent}" in out
     assert (out_dir / "scores.md").read_text() in out
 
@@ -267,26 +341,39 @@ def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
 def test_a_continued_run_has_no_end_yet(trained_folder, tmp_path, monkeypatch):
     run(tmp_path / "out", trained_folder, num_iterations=1)
     there, iterate = [], train.iterate
-    monkeypatch.setattr(train, "iterate", lambda *args: there.extend((tmp_path / "out").iterdir()) or iterate(*args))
+    monkeypatch.setattr(
+        train, "iterate", lambda *args: there.extend((tmp_path / "out").iterdir()) or iterate(*args)
+    )
     run(tmp_path / "out", trained_folder, num_iterations=2)
-    assert there and not {"eval_final.jsonl", "scores.json", "scores.md", "policy"} & {path.name for path in there}
+    assert there and not {"eval_final.jsonl", "scores.json", "scores.md", "policy"} & {
+        path.name for path in there
+    }
 
 
 def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys, monkeypatch):
     out_dir, rows = gae_run
     monkeypatch.setattr(train, "stop_reason", lambda _: "success was 0")
-    assert train.is_finished(small_config(out_dir=str(out_dir), early_stop=True, num_iterations=9), rows)
+    assert train.is_finished(
+        small_config(out_dir=str(out_dir), early_stop=True, num_iterations=9), rows
+    )
     out = capsys.readouterr().out
     assert f"finished at iteration {len(rows)}, because success was 0. To start" in out
     assert "to go on, --early_stop=False --take_config=True." in out
-    assert train.is_finished(small_config(out_dir=str(out_dir), early_stop=True, num_iterations=len(rows)), rows)
-    assert "to go on, --num_iterations=N --early_stop=False --take_config=True." in capsys.readouterr().out
+    assert train.is_finished(
+        small_config(out_dir=str(out_dir), early_stop=True, num_iterations=len(rows)), rows
+    )
+    assert (
+        "to go on, --num_iterations=N --early_stop=False --take_config=True."
+        in capsys.readouterr().out
+    )
 
 
 def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, tokenizer, tmp_path):
     random_model.save_pretrained(tmp_path / "random")
     tokenizer.save_pretrained(tmp_path / "random")
-    changes = dict(format_penalty=0.0, early_stop=True, num_iterations=9, eval_every=0, save_every=0)
+    changes = dict(
+        format_penalty=0.0, early_stop=True, num_iterations=9, eval_every=0, save_every=0
+    )
     rows = run(tmp_path / "out", tmp_path / "random", **changes)  # the filter keeps nothing
     assert [row["eval_success"] is not None for row in rows] == [False] * 4 + [True]
     assert (tmp_path / "out/best/config.json").is_file()
@@ -302,7 +389,7 @@ def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monk
 
         return call
 
-    monkeypatch.setattr(train, "play", timed(train.play, 1.0))
+    monkeypatch.setattr(train, "play", timed(train.collect_rollouts, 1.0))
     monkeypatch.setattr(train, "measure", timed(train.measure, 50.0))
     monkeypatch.setattr(train.time, "process_time", lambda: clock[0])
     rows = run(tmp_path / "out", trained_folder, num_iterations=2, collapse_every=2, think=True)
@@ -317,13 +404,18 @@ def test_the_folder_of_another_run_is_refused(gae_run, trained_folder):
         f"out_dir={str(out_dir)!r} holds another run (seed is 0 there and 3 here, gamma is 1.0 there and 0.5 here); "
         "give another --out_dir, or --take_config=True to go on with these"
     )
-    assert rows_of(out_dir) == rows and json.loads((out_dir / "config.json").read_text())["config"]["seed"] == 0
+    assert (
+        rows_of(out_dir) == rows
+        and json.loads((out_dir / "config.json").read_text())["config"]["seed"] == 0
+    )
 
 
 def test_a_folder_with_something_else_is_refused(trained_folder, tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("mine")
-    with pytest.raises(ValueError, match="out_dir='.+' is not empty and holds no run; give another --out_dir"):
+    with pytest.raises(
+        ValueError, match="out_dir='.+' is not empty and holds no run; give another --out_dir"
+    ):
         run(tmp_path / "notes", trained_folder)
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
     (tmp_path / "cut").mkdir()  # by a kill in the first moment of a run
@@ -335,7 +427,10 @@ def test_a_missing_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device='cuda', but torch sees no GPU"):
         parallel.set_up(small_config(device="cuda"))
-    assert parallel.set_up(small_config(device="auto", dtype="bfloat16")) == (torch.device("cpu"), torch.bfloat16)
+    assert parallel.set_up(small_config(device="auto", dtype="bfloat16")) == (
+        torch.device("cpu"),
+        torch.bfloat16,
+    )
     assert parallel.set_up(small_config(device="auto")) == (torch.device("cpu"), torch.float32)
 
 
@@ -343,8 +438,10 @@ def test_a_missing_gpu_is_named(monkeypatch):
 
 
 def small_trajectory(rewards, lengths):
-    turns = [Turn([1, 3, 4], list(range(5, 5 + n)), [-0.5 * (i + 1) for i in range(n)], reward)
-             for reward, n in zip(rewards, lengths, strict=True)]  # fmt: skip
+    turns = [
+        Turn([1, 3, 4], list(range(5, 5 + n)), [-0.5 * (i + 1) for i in range(n)], reward)
+        for reward, n in zip(rewards, lengths, strict=True)
+    ]
     return Trajectory((0,), 0, turns)
 
 
@@ -353,7 +450,13 @@ def test_targets_by_hand(trained_folder):
     old = [-0.5, -1.0, -0.5, -0.5, -1.0]
 
     targets = train.token_targets(make_learner(trained_folder), kept)
-    assert targets.keys() == {"rollout_logprobs", "old_logprobs", "old_values", "advantages", "returns"}
+    assert targets.keys() == {
+        "rollout_logprobs",
+        "old_logprobs",
+        "old_values",
+        "advantages",
+        "returns",
+    }
     assert targets["rollout_logprobs"].tolist() == old
     assert targets["old_logprobs"].tolist() == old and targets["old_values"].tolist() == [0.0] * 5
     # gamma = lam = 1 and values 0: what is still to come, (0.9, 0.9, 1, 0, 0): mean 0.56, unbiased variance 0.271333...
@@ -373,23 +476,41 @@ def test_targets_by_hand(trained_folder):
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder, estimator):
     neutral = dict(
-        reward_density="native", think_reward=0.0, context_turns=0, turn_level=False, turn_gamma=1.0, turn_lam=1.0,
-        reward_norm="none", filter_strategy="fraction", filter_by="reward_std", filter_loss_scale="none", dual_clip=0.0,
-        aggregation="token_mean", kl_in="loss", kl_coef=0.1, mask_observations=True,
-    )  # fmt: skip
+        reward_density="native",
+        think_reward=0.0,
+        context_turns=0,
+        turn_level=False,
+        turn_gamma=1.0,
+        turn_lam=1.0,
+        reward_norm="none",
+        filter_strategy="fraction",
+        filter_by="reward_std",
+        filter_loss_scale="none",
+        dual_clip=0.0,
+        aggregation="token_mean",
+        kl_in="loss",
+        kl_coef=0.1,
+        mask_observations=True,
+    )
     learner = make_learner(trained_folder, bias=True, estimator=estimator, **neutral)
     kept, targets = played_and_targets(learner)
     assert targets["old_logprobs"].tolist() == targets["rollout_logprobs"].tolist()
     expected, values = [], iter(targets.get("old_values", torch.zeros(10_000)).tolist())
     for i, t in enumerate(kept):
         scores = torch.tensor([member.score for member in kept[i // 4 * 4 : i // 4 * 4 + 4]])
-        for k, each in enumerate(t.turns):  # what is still to come, less V; or the score against its group
+        for k, each in enumerate(
+            t.turns
+        ):  # what is still to come, less V; or the score against its group
             to_go = sum(later.reward for later in t.turns[k:])
             relative = (t.score - scores.mean().item()) / (scores.std().item() + 1e-6)
-            expected += [to_go - next(values) if estimator == "gae" else relative for _ in each.response_ids]
+            expected += [
+                to_go - next(values) if estimator == "gae" else relative for _ in each.response_ids
+            ]
     expected = torch.tensor(expected)
     if estimator == "gae":
-        torch.testing.assert_close(targets["returns"], expected + targets["old_values"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            targets["returns"], expected + targets["old_values"], rtol=1e-5, atol=1e-5
+        )
         expected = (expected - expected.mean()) / expected.std()
     torch.testing.assert_close(targets["advantages"], expected, rtol=1e-4, atol=1e-4)
 
@@ -403,14 +524,19 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
         (values,) = parallel.score_tokens(learner.critic, kept, learner.config)
         logprobs, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
         with torch.no_grad():
-            for module, scores, *rest in ((learner.critic, values), (learner.policy, logprobs, 1.0)):
+            for module, scores, *rest in (
+                (learner.critic, values),
+                (learner.policy, logprobs, 1.0),
+            ):
                 alone = []
                 for t in kept:
                     out = module(pack([t]), *rest)
                     alone.append(out[0] if rest else out)
                 torch.testing.assert_close(scores, torch.cat(alone), rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
-        torch.testing.assert_close(logprobs, targets["old_logprobs"], rtol=1e-4, atol=1e-4)  # the sampler's
+        torch.testing.assert_close(
+            logprobs, targets["old_logprobs"], rtol=1e-4, atol=1e-4
+        )  # the sampler's
 
 
 # ---------- the update
@@ -422,7 +548,9 @@ def captured_update(start, monkeypatch, **changes):
     kept, targets = played_and_targets(learner)
     if "ref_logprobs" in targets:
         targets["ref_logprobs"] = targets["ref_logprobs"] - 0.3  # a reference that differs
-    targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(torch.arange(len(targets["old_logprobs"])))
+    targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(
+        torch.arange(len(targets["old_logprobs"]))
+    )
     steps, step = [], train.optimizer_step
 
     def spy(learner, metrics):
@@ -436,12 +564,29 @@ def captured_update(start, monkeypatch, **changes):
     return metrics, steps
 
 
-@pytest.mark.parametrize("estimator, kl_coef, entropy_coef", [("gae", 0.0, 0.001), ("grpo", 0.1, 0.1)])
-def test_micro_batches_change_nothing(trained_folder, monkeypatch, estimator, kl_coef, entropy_coef):
-    changes = dict(estimator=estimator, kl_coef=kl_coef, entropy_coef=entropy_coef, batch_size=8, temperature=0.7)
-    small, [in_small] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=640, **changes)
-    large, [in_large] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=100_000, **changes)
-    assert small.keys() == large.keys() and {"pg_loss", "grad_norm", "entropy", "approx_kl"} <= small.keys()
+@pytest.mark.parametrize(
+    "estimator, kl_coef, entropy_coef", [("gae", 0.0, 0.001), ("grpo", 0.1, 0.1)]
+)
+def test_micro_batches_change_nothing(
+    trained_folder, monkeypatch, estimator, kl_coef, entropy_coef
+):
+    changes = dict(
+        estimator=estimator,
+        kl_coef=kl_coef,
+        entropy_coef=entropy_coef,
+        batch_size=8,
+        temperature=0.7,
+    )
+    small, [in_small] = captured_update(
+        trained_folder, monkeypatch, micro_batch_tokens=640, **changes
+    )
+    large, [in_large] = captured_update(
+        trained_folder, monkeypatch, micro_batch_tokens=100_000, **changes
+    )
+    assert (
+        small.keys() == large.keys()
+        and {"pg_loss", "grad_norm", "entropy", "approx_kl"} <= small.keys()
+    )
     assert small == pytest.approx(large, rel=1e-5, abs=1e-5)
     assert small["grad_norm"] > 0.01 and small["approx_kl"] > 1e-4
     for a, b in zip(in_small, in_large, strict=True):
@@ -449,9 +594,19 @@ def test_micro_batches_change_nothing(trained_folder, monkeypatch, estimator, kl
 
 
 def test_micro_batches_change_nothing_for_windows_and_other_means(trained_folder, monkeypatch):
-    changes = dict(estimator="gae", batch_size=8, context_turns=2, aggregation="seq_mean_token_mean", entropy_coef=0.1)
-    small, [in_small] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=640, **changes)
-    large, [in_large] = captured_update(trained_folder, monkeypatch, micro_batch_tokens=100_000, **changes)
+    changes = dict(
+        estimator="gae",
+        batch_size=8,
+        context_turns=2,
+        aggregation="seq_mean_token_mean",
+        entropy_coef=0.1,
+    )
+    small, [in_small] = captured_update(
+        trained_folder, monkeypatch, micro_batch_tokens=640, **changes
+    )
+    large, [in_large] = captured_update(
+        trained_folder, monkeypatch, micro_batch_tokens=100_000, **changes
+    )
     assert small == pytest.approx(large, rel=1e-5, abs=1e-5) and small["grad_norm"] > 0.01
     for a, b in zip(in_small, in_large, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -474,8 +629,15 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     pieces = {key: value.split(lengths) for key, value in targets.items()}
     orders = []
     for batch, num_tokens, t in packs:
-        parts, inner = batch.ids.split(batch.lengths), {i for context in batch.contexts for i in context}
-        whole = [torch.cat([parts[j] for j in (*c, i)]) for i, c in enumerate(batch.contexts) if i not in inner]
+        parts, inner = (
+            batch.ids.split(batch.lengths),
+            {i for context in batch.contexts for i in context},
+        )
+        whole = [
+            torch.cat([parts[j] for j in (*c, i)])
+            for i, c in enumerate(batch.contexts)
+            if i not in inner
+        ]
         chosen = [names[tuple(ids.tolist())] for ids in whole]
         assert num_tokens == sum(lengths[i] for i in chosen)
         for key, value in t.items():  # targets belong to the trajectories of the pack
@@ -483,13 +645,18 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
         orders.append(chosen)
     epochs = [[set(orders[2 * e]), set(orders[2 * e + 1])] for e in range(3)]
     assert all(a | b == set(range(8)) for a, b in epochs)
-    assert any(epoch != epochs[0] for epoch in epochs) and epochs[0] != [{0, 1, 2, 3}, {4, 5, 6, 7}]  # shuffled
+    assert any(epoch != epochs[0] for epoch in epochs) and epochs[0] != [
+        {0, 1, 2, 3},
+        {4, 5, 6, 7},
+    ]  # shuffled
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator):
     """d loss / d hidden is zero in every row that does not choose a sampled token."""
-    learner = make_learner(trained_folder, bias=True, estimator=estimator, kl_coef=0.1, entropy_coef=0.1)
+    learner = make_learner(
+        trained_folder, bias=True, estimator=estimator, kl_coef=0.1, entropy_coef=0.1
+    )
     kept, targets = played_and_targets(learner)
     hidden, packed_hidden = [], model.packed_hidden
 
@@ -517,7 +684,9 @@ def test_prompt_text_is_not_trained(trained_folder):
     """The loss does not read prompt tokens as targets: only what they do to the sampled tokens' states counts."""
     learner = make_learner(trained_folder, estimator="grpo")
     kept, targets = played_and_targets(learner)
-    learner.policy = model.Policy(model.load_model(str(trained_folder))[0])  # not sharded, so its parts can be used
+    learner.policy = model.Policy(
+        model.load_model(str(trained_folder))[0]
+    )  # not sharded, so its parts can be used
     batch = pack(kept)
     weight = learner.policy.model.lm_head.weight
     untied = torch.nn.Parameter(weight.detach().clone())
@@ -552,21 +721,29 @@ def test_compiled_parts_on_packs_of_one_size_change_nothing(trained_folder, monk
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
     sizes, packed = [], train.pack
-    monkeypatch.setattr(train, "pack", lambda *a, **k: (sizes.append(packed(*a, **k)), sizes[-1])[1])
-    found, _ = captured_update(trained_folder, monkeypatch, compile=True, batch_size=8, micro_batch_tokens=2000)
+    monkeypatch.setattr(
+        train, "pack", lambda *a, **k: (sizes.append(packed(*a, **k)), sizes[-1])[1]
+    )
+    found, _ = captured_update(
+        trained_folder, monkeypatch, compile=True, batch_size=8, micro_batch_tokens=2000
+    )
     monkeypatch.undo()
     assert len(compiled) == 2 * 2 * 3 and {options["dynamic"] for _, options in compiled} == {False}
     assert {len(batch.ids) for batch in sizes} == {2000} and len(sizes) > 0
-    expected, _ = captured_update(trained_folder, monkeypatch, batch_size=8, micro_batch_tokens=2000)
+    expected, _ = captured_update(
+        trained_folder, monkeypatch, batch_size=8, micro_batch_tokens=2000
+    )
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_recomputed_log_probs_are_the_trainers(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
-    kept = train.play(learner, learner.engine, rollout.Chat(learner.tokenizer))
+    kept = train.collect_rollouts(learner, learner.engine, rollout.Chat(learner.tokenizer))
     for t in kept:
         for each in t.turns:
-            each.rollout_logprobs = [lp - 0.5 for lp in each.rollout_logprobs]  # an engine that is off
+            each.rollout_logprobs = [
+                lp - 0.5 for lp in each.rollout_logprobs
+            ]  # an engine that is off
     targets = train.token_targets(learner, kept)
     expected, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
     assert torch.equal(targets["old_logprobs"], expected)
@@ -585,7 +762,10 @@ def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, ca
     monkeypatch.setattr(train, "token_targets", drifted)
     rows = run(tmp_path / "out", trained_folder, num_iterations=1)
     assert rows[0]["logprob_diff_mean"] == pytest.approx(0.01, abs=1e-4)
-    assert "warning: the log-probs of engine and trainer differ by 0.0100 nats a token" in capsys.readouterr().out
+    assert (
+        "warning: the log-probs of engine and trainer differ by 0.0100 nats a token"
+        in capsys.readouterr().out
+    )
 
 
 # ---------- every method
@@ -599,15 +779,19 @@ class Update:
         self.start, settings = start, dict(estimator="grpo", batch_size=8, entropy_coef=0.0)
         learner = make_learner(start, bias=True, **settings | changes)
         self.learner, self.config, chat = learner, learner.config, rollout.Chat(learner.tokenizer)
-        self.played = train.play(learner, learner.engine, chat)
+        self.played = train.collect_rollouts(learner, learner.engine, chat)
         scores = torch.tensor([t.score for t in self.played], dtype=torch.float64)
-        self.groups = train.choose(self.config, self.played, scores).tolist()
+        self.groups = train.select_groups(self.config, self.played, scores).tolist()
         self.original = [self.played[4 * group + i] for group in self.groups for i in range(4)]
         masked = self.config.mask_observations
-        self.kept = self.original if masked else [rollout.unmask(t, chat.end) for t in self.original]
+        self.kept = (
+            self.original if masked else [rollout.unmask(t, chat.end) for t in self.original]
+        )
         if prepare:
             prepare(learner)
-        self.targets = train.token_targets(learner, self.kept, len(self.groups) / self.config.num_groups)
+        self.targets = train.token_targets(
+            learner, self.kept, len(self.groups) / self.config.num_groups
+        )
         if change:
             change(self.targets)
         with pytest.MonkeyPatch.context() as patch:
@@ -615,9 +799,14 @@ class Update:
             self.metrics = train.update(learner, self.kept, self.targets)
 
     def spy(self, learner, metrics):
-        grads = {name: p.grad.full_tensor().clone() for name, p in learner.policy.model.named_parameters()}
+        grads = {
+            name: p.grad.full_tensor().clone()
+            for name, p in learner.policy.model.named_parameters()
+        }
         self.gradient = torch.cat([grads[name].flatten() for name in sorted(grads)])
-        self.of_critic = learner.critic and learner.critic.value_head.weight.grad.full_tensor().clone()
+        self.of_critic = (
+            learner.critic and learner.critic.value_head.weight.grad.full_tensor().clone()
+        )
         return {"grad_norm": 0.0}
 
     def advantages(self):
@@ -630,11 +819,19 @@ class Update:
         plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
         num_tokens, B = sum(t.num_response_tokens for t in self.kept), len(self.kept)
         for t, advantages in zip(self.kept, self.advantages(), strict=True):
-            share = {"token_mean": 1 / num_tokens, "seq_mean_token_mean": 1 / B / t.num_response_tokens,
-                     "seq_mean_token_sum": 1 / B, "constant": 1 / B / (3 * 12)}[self.config.aggregation]  # fmt: skip
+            share = {
+                "token_mean": 1 / num_tokens,
+                "seq_mean_token_mean": 1 / B / t.num_response_tokens,
+                "seq_mean_token_sum": 1 / B,
+                "constant": 1 / B / (3 * 12),
+            }[self.config.aggregation]
             seen, loss = [], 0.0
             for turn, weights in zip(t.turns, advantages, strict=True):
-                seen = [*([] if self.config.context_turns else seen), *turn.prompt_ids, *turn.response_ids]
+                seen = [
+                    *([] if self.config.context_turns else seen),
+                    *turn.prompt_ids,
+                    *turn.response_ids,
+                ]
                 n = len(turn.response_ids)
                 logp = plain(torch.tensor([seen])).logits[0, -n - 1 : -1].log_softmax(-1)
                 chosen = logp.gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0]
@@ -656,12 +853,16 @@ def same(a, b):
 
 
 def scores_of(update):
-    return torch.tensor([t.score for t in update.original], dtype=torch.float64).view(-1, 4)  # (P, N)
+    return torch.tensor([t.score for t in update.original], dtype=torch.float64).view(
+        -1, 4
+    )  # (P, N)
 
 
 def first_advantages(update):
     """Those of the first token of each trajectory, (P, N)."""
-    return torch.tensor([turns[0][0] for turns in update.advantages()], dtype=torch.float64).view(-1, 4)
+    return torch.tensor([turns[0][0] for turns in update.advantages()], dtype=torch.float64).view(
+        -1, 4
+    )
 
 
 def rewards_of(update):
@@ -687,7 +888,9 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
     ),
     "rloo": (
         dict(estimator="rloo"),
-        lambda u, n: same(first_advantages(u), (scores_of(u) - scores_of(u).mean(1, keepdim=True)) * 4 / 3),
+        lambda u, n: same(
+            first_advantages(u), (scores_of(u) - scores_of(u).mean(1, keepdim=True)) * 4 / 3
+        ),
     ),
     "reinforce_plus_plus": (
         dict(estimator="reinforce_plus_plus", turn_gamma=0.5),
@@ -697,22 +900,35 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
         dict(estimator="reinforce_plus_plus_baseline"),
         lambda u, n: spread(u) == 0 and abs(u.targets["advantages"].std() - 1) < 1e-3,
     ),
-    "grpo, turn level": (dict(turn_level=True), lambda u, n: spread(u) > 0 and u.groups == n.groups),
+    "grpo, turn level": (
+        dict(turn_level=True),
+        lambda u, n: spread(u) > 0 and u.groups == n.groups,
+    ),
     "rloo, turn level": (dict(estimator="rloo", turn_level=True), lambda u, n: spread(u) > 0),
     # normalised rewards: GRPO of them is GRPO, Dr. GRPO of them GRPO as well
     "mean": (dict(reward_norm="mean"), lambda u, n: same(u.gradient, n.gradient)),
-    "mean_std": (dict(reward_norm="mean_std", estimator="dr_grpo"), lambda u, n: same(u.gradient, n.gradient)),
+    "mean_std": (
+        dict(reward_norm="mean_std", estimator="dr_grpo"),
+        lambda u, n: same(u.gradient, n.gradient),
+    ),
     "asym_clip": (
         dict(reward_norm="asym_clip", estimator="dr_grpo"),
-        lambda u, n: same(first_advantages(u), (x := first_advantages(n).clamp(-1, 3)) - x.mean(1, keepdim=True)),
+        lambda u, n: same(
+            first_advantages(u), (x := first_advantages(n).clamp(-1, 3)) - x.mean(1, keepdim=True)
+        ),
     ),
     "mean_std over the batch": (
         dict(reward_norm="mean_std", reward_norm_over="batch", estimator="dr_grpo"),
-        lambda u, n: same(first_advantages(u) * (scores_of(u).std() + 1e-6),
-                          scores_of(u) - scores_of(u).mean(1, keepdim=True)),
+        lambda u, n: same(
+            first_advantages(u) * (scores_of(u).std() + 1e-6),
+            scores_of(u) - scores_of(u).mean(1, keepdim=True),
+        ),
     ),
     # aggregations
-    "seq_mean_token_mean": (dict(aggregation="seq_mean_token_mean"), lambda u, n: not same(u.gradient, n.gradient)),
+    "seq_mean_token_mean": (
+        dict(aggregation="seq_mean_token_mean"),
+        lambda u, n: not same(u.gradient, n.gradient),
+    ),
     "seq_mean_token_sum": (
         dict(aggregation="seq_mean_token_sum"),
         lambda u, n: same(u.gradient, n.gradient * len(u.targets["advantages"]) / 8),
@@ -722,7 +938,10 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
         lambda u, n: same(u.gradient, n.gradient * len(u.targets["advantages"]) / 8 / 36),
     ),
     # filters
-    "count": (dict(filter_strategy="count", filter_keep=2), lambda u, n: same(u.gradient, n.gradient)),
+    "count": (
+        dict(filter_strategy="count", filter_keep=2),
+        lambda u, n: same(u.gradient, n.gradient),
+    ),
     "top_p": (
         dict(filter_strategy="top_p", filter_keep=0.01, batch_size=4),
         lambda u, n: len(u.groups) == 1 and u.groups[0] in n.groups,
@@ -737,38 +956,77 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
     ),
     "by mean, smallest, unfiltered variance": (
         dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True),
-        lambda u, n: sorted(means := [sum(t.score for t in u.played[4 * g : 4 * g + 4]) for g in range(4)])[:2]
-        == sorted(means[g] for g in u.groups),
+        lambda u, n: (
+            sorted(means := [sum(t.score for t in u.played[4 * g : 4 * g + 4]) for g in range(4)])[
+                :2
+            ]
+            == sorted(means[g] for g in u.groups)
+        ),
     ),
     "by length": (
-        dict(filter_by="length", filter_keep=1, filter_strategy="count", filter_zero_std=True, batch_size=4),
-        lambda u, n: sum(t.num_response_tokens for t in u.kept)
-        == max(sum(t.num_response_tokens for t in u.played[4 * g : 4 * g + 4]) for g in range(4)),
+        dict(
+            filter_by="length",
+            filter_keep=1,
+            filter_strategy="count",
+            filter_zero_std=True,
+            batch_size=4,
+        ),
+        lambda u, n: (
+            sum(t.num_response_tokens for t in u.kept)
+            == max(
+                sum(t.num_response_tokens for t in u.played[4 * g : 4 * g + 4]) for g in range(4)
+            )
+        ),
     ),
     "by entropy": (
-        dict(filter_by="entropy", filter_keep=1, filter_strategy="count", filter_zero_std=True, batch_size=4),
-        lambda u, n: max(range(4), key=lambda g: -torch.cat([torch.tensor(t.rollout_logprobs)
-                                                             for t in u.played[4 * g : 4 * g + 4]]).mean()) in u.groups,
+        dict(
+            filter_by="entropy",
+            filter_keep=1,
+            filter_strategy="count",
+            filter_zero_std=True,
+            batch_size=4,
+        ),
+        lambda u, n: (
+            max(
+                range(4),
+                key=lambda g: (
+                    -torch.cat(
+                        [torch.tensor(t.rollout_logprobs) for t in u.played[4 * g : 4 * g + 4]]
+                    ).mean()
+                ),
+            )
+            in u.groups
+        ),
     ),
     "a loss scaled by what was kept": (
-        dict(filter_loss_scale="linear"), lambda u, n: same(u.gradient, n.gradient * 0.5),
+        dict(filter_loss_scale="linear"),
+        lambda u, n: same(u.gradient, n.gradient * 0.5),
     ),
     "a loss scaled by its root": (
-        dict(filter_loss_scale="sqrt"), lambda u, n: same(u.gradient, n.gradient * 0.5**0.5),
+        dict(filter_loss_scale="sqrt"),
+        lambda u, n: same(u.gradient, n.gradient * 0.5**0.5),
     ),
     # windows, the mask of the paper's code
     "single turns": (
         dict(context_turns=1),
-        lambda u, n: all(len(turn.prompt_ids) < 400 and turn.prompt_ids[0] == 1 for t in u.kept for turn in t.turns),
+        lambda u, n: all(
+            len(turn.prompt_ids) < 400 and turn.prompt_ids[0] == 1
+            for t in u.kept
+            for turn in t.turns
+        ),
     ),
     "two turns": (dict(context_turns=2), lambda u, n: max(len(t.turns) for t in u.kept) == 3),
     "two turns, all tokens": (
         dict(context_turns=2, mask_observations=False),
-        lambda u, n: len(u.targets["advantages"]) > 2 * sum(t.num_response_tokens for t in u.original),
+        lambda u, n: (
+            len(u.targets["advantages"]) > 2 * sum(t.num_response_tokens for t in u.original)
+        ),
     ),
     "all tokens": (
         dict(mask_observations=False),
-        lambda u, n: not same(u.gradient, n.gradient) and same(first_advantages(u), first_advantages(n)),
+        lambda u, n: (
+            not same(u.gradient, n.gradient) and same(first_advantages(u), first_advantages(n))
+        ),
     ),
     # rewards: this environment pays at the goal only, so that only the plan is denser
     "sparse": (dict(reward_density="sparse"), lambda u, n: same(u.gradient, n.gradient)),
@@ -776,10 +1034,9 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
     "dense": (dict(reward_density="dense"), lambda u, n: same(u.gradient, n.gradient)),
     "plan": (
         dict(reward_density="plan"),
-        lambda u, n: not same(u.gradient, n.gradient)
-        and len(rewards_of(u)) > len(rewards_of(n)),
+        lambda u, n: not same(u.gradient, n.gradient) and len(rewards_of(u)) > len(rewards_of(n)),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -801,17 +1058,24 @@ def shaken(learner):
 
 @pytest.mark.parametrize("kl_estimator", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
-    changes = dict(kl_coef=0.1, kl_in="reward", kl_estimator=kl_estimator, estimator="reinforce_plus_plus")
+    changes = dict(
+        kl_coef=0.1, kl_in="reward", kl_estimator=kl_estimator, estimator="reinforce_plus_plus"
+    )
     update = Update(trained_folder, prepare=shaken, **changes)
     d = (update.targets["old_logprobs"] - update.targets["ref_logprobs"]).double()
     kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[kl_estimator]
     assert kl.abs().mean() > 0.01
     turns = [turn for t in update.kept for turn in t.turns]
-    rewards = torch.tensor([r for x in turns for r in (*[0.0] * (len(x.response_ids) - 1), x.reward)]) - 0.1 * kl
+    rewards = (
+        torch.tensor([r for x in turns for r in (*[0.0] * (len(x.response_ids) - 1), x.reward)])
+        - 0.1 * kl
+    )
     parts = rewards.split([t.num_response_tokens for t in update.kept])
     to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
     expected = (to_go - to_go.mean()) / to_go.std()
-    torch.testing.assert_close(update.targets["advantages"].double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        update.targets["advantages"].double(), expected, rtol=1e-4, atol=1e-4
+    )
     assert same(update.gradient, update.plain_gradient())  # nothing of it is left in the loss
     assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
 
@@ -819,12 +1083,20 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
     """A policy that is its reference, without any reward: whitening would blow up the last bits of the engine's."""
-    learner = make_learner(trained_folder, estimator=estimator, kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    learner = make_learner(
+        trained_folder, estimator=estimator, kl_coef=0.1, kl_in="reward", kl_estimator="k1"
+    )
     kept, _ = played_and_targets(learner)
     for turn in (turn for t in kept for turn in t.turns):
-        turn.reward, turn.rollout_logprobs = 0.0, [lp + 1e-3 * (i % 2) for i, lp in enumerate(turn.rollout_logprobs)]
+        turn.reward, turn.rollout_logprobs = (
+            0.0,
+            [lp + 1e-3 * (i % 2) for i, lp in enumerate(turn.rollout_logprobs)],
+        )
     targets = train.token_targets(learner, kept)
-    assert torch.equal(targets["old_logprobs"], targets["ref_logprobs"]) and targets["advantages"].abs().max() == 0.0
+    assert (
+        torch.equal(targets["old_logprobs"], targets["ref_logprobs"])
+        and targets["advantages"].abs().max() == 0.0
+    )
 
 
 @pytest.mark.parametrize("kl_estimator", ["k2", "k3"])
@@ -832,8 +1104,12 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
     update = Update(trained_folder, prepare=shaken, kl_coef=0.1, kl_estimator=kl_estimator)
     assert torch.equal(update.targets["advantages"], neutral.targets["advantages"])
     d = update.targets["old_logprobs"] - update.targets["ref_logprobs"]
-    update.targets["advantages"] -= 0.1 * (d if kl_estimator == "k2" else 1 - (-d).exp())  # derivatives of the two
-    assert same(update.gradient, update.plain_gradient()) and not same(update.gradient, neutral.gradient)
+    update.targets["advantages"] -= 0.1 * (
+        d if kl_estimator == "k2" else 1 - (-d).exp()
+    )  # derivatives of the two
+    assert same(update.gradient, update.plain_gradient()) and not same(
+        update.gradient, neutral.gradient
+    )
 
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
@@ -842,7 +1118,9 @@ def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
     def far(targets):
         targets["old_logprobs"] = targets["old_logprobs"] - 2.0
 
-    single, loose, tight = (Update(trained_folder, change=far, dual_clip=c) for c in (0.0, 8.0, 3.0))
+    single, loose, tight = (
+        Update(trained_folder, change=far, dual_clip=c) for c in (0.0, 8.0, 3.0)
+    )
     single.targets["advantages"].clamp_(max=0.0)
     assert same(single.gradient, single.plain_gradient()) and single.gradient.norm() > 1e-3
     assert torch.equal(loose.gradient, single.gradient) and tight.gradient.abs().max() == 0.0
@@ -853,7 +1131,9 @@ def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
     parse = dialogue.parse_response
 
     def thoughtful(text, *, think):
-        return parse(text, think=think)._replace(thought="Ice is cold." if len(text) % 2 else "Ice is hot.")
+        return parse(text, think=think)._replace(
+            thought="Ice is cold." if len(text) % 2 else "Ice is hot."
+        )
 
     monkeypatch.setattr(dialogue, "parse_response", thoughtful)
     monkeypatch.setattr(grids.FrozenLake, "statements", lambda env: ["Ice is cold.", "Goal up."])
@@ -870,10 +1150,12 @@ def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
 
 def test_a_mixture_draws_an_environment_for_each_group(trained_folder, monkeypatch):
     learner, asked = make_learner(trained_folder, num_groups=400, group_size=2), []
-    monkeypatch.setattr(train, "stage_of", lambda spec, step: {"a": 0.25, "b": 0.75} if step else {spec: 1.0})
+    monkeypatch.setattr(
+        train, "mixture_at", lambda spec, step: {"a": 0.25, "b": 0.75} if step else {spec: 1.0}
+    )
     monkeypatch.setattr(parallel, "collect_all", lambda *args, envs, **options: asked.append(envs))
     for learner.step in (1, 1, 2, 0):
-        train.play(learner, learner.engine, None)
+        train.collect_rollouts(learner, learner.engine, None)
     first, again, second, alone = asked
     assert first == again != second and set(alone) == {learner.config.env}
     assert first[::2] == first[1::2] and len(first) == 800 and {type(env) for env in first} == {str}
@@ -882,13 +1164,21 @@ def test_a_mixture_draws_an_environment_for_each_group(trained_folder, monkeypat
 
 def test_scores_are_normalised_inside_of_each_environment(trained_folder, monkeypatch):
     mixture = {SMALL_RUN["env"]: 0.5, "bandit": 0.5}
-    monkeypatch.setattr(train, "stage_of", lambda spec, step: mixture)
-    changes = dict(reward_norm="mean_std", reward_norm_over="env", estimator="dr_grpo", batch_size=16, filter_keep=1.0)
+    monkeypatch.setattr(train, "mixture_at", lambda spec, step: mixture)
+    changes = dict(
+        reward_norm="mean_std",
+        reward_norm_over="env",
+        estimator="dr_grpo",
+        batch_size=16,
+        filter_keep=1.0,
+    )
     update = Update(trained_folder, **changes)
     assert {t.env for t in update.kept} == set(mixture) and len(update.kept) == 16
     z = []
     for t in update.kept:
-        own = torch.tensor([other.score for other in update.kept if other.env == t.env], dtype=torch.float64)
+        own = torch.tensor(
+            [other.score for other in update.kept if other.env == t.env], dtype=torch.float64
+        )
         z.append((t.score - own.mean()) / (own.std() + 1e-6))
     z = torch.stack(z).view(-1, 4)
     assert z.std() > 0.5 and same(first_advantages(update), z - z.mean(1, keepdim=True))
@@ -896,19 +1186,30 @@ def test_scores_are_normalised_inside_of_each_environment(trained_folder, monkey
 
 
 def test_lines_of_iterations_are_aligned():
-    row = dict.fromkeys(train.PRINTED) | {"step": 9, "reward": -0.25, "success": 1.0, "regime": "diverse"}
+    row = dict.fromkeys(train.PRINTED) | {
+        "step": 9,
+        "reward": -0.25,
+        "success": 1.0,
+        "regime": "diverse",
+    }
     later = dict.fromkeys(train.PRINTED, 1.5) | {"step": 10, "regime": "diverse"}
     lines = [train.describe_step(row, 200, 0.0), train.describe_step(later, 200, 90.0)]
     bars = [[i for i, char in enumerate(line) if char == "|"] for line in lines]
     assert bars[0] == bars[1][: len(bars[0])] and lines[1].endswith("diverse | 2 min left")
-    assert lines[0].startswith("   9/200 reward -0.25 | success 1.00 | in_group_reward_std    - | kept_groups   - |")
+    assert lines[0].startswith(
+        "   9/200 reward -0.25 | success 1.00 | in_group_reward_std    - | kept_groups   - |"
+    )
 
 
 # ---------- steps that are not finite
 
 
 def state_of(learner):
-    return [p.detach().full_tensor().clone() for m in (learner.policy, learner.critic) for p in m.parameters()]
+    return [
+        p.detach().full_tensor().clone()
+        for m in (learner.policy, learner.critic)
+        for p in m.parameters()
+    ]
 
 
 def unchanged(learner, before):
@@ -916,16 +1217,24 @@ def unchanged(learner, before):
 
 
 @pytest.mark.parametrize("where", ["loss", "policy gradient", "critic gradient"])
-def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkeypatch, where, capsys):
+def test_a_step_that_is_not_finite_is_skipped_and_counted(
+    trained_folder, monkeypatch, where, capsys
+):
     learner = make_learner(trained_folder, batch_size=8, max_bad_steps=3)
     kept, targets = played_and_targets(learner)
     before = state_of(learner)
     capsys.readouterr()
     policy_loss, backward = starpo.policy_loss, train.backward
     if where == "loss":
-        monkeypatch.setattr(starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {}))
+        monkeypatch.setattr(
+            starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {})
+        )
     else:
-        module = learner.policy.model.model.norm if where == "policy gradient" else learner.critic.value_head
+        module = (
+            learner.policy.model.model.norm
+            if where == "policy gradient"
+            else learner.critic.value_head
+        )
 
         def spoilt(*args):
             metrics = backward(*args)
@@ -939,7 +1248,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(trained_folder, monkey
             "iteration 1: the loss or the gradient is not finite; optimizer step skipped\n"
         )
         assert learner.bad_steps == count and unchanged(learner, before)
-        assert all(p.grad is None for p in learner.policy.parameters())  # nothing is left for the next step
+        assert all(
+            p.grad is None for p in learner.policy.parameters()
+        )  # nothing is left for the next step
     with pytest.raises(ValueError) as error:
         train.update(learner, kept, targets)
     assert str(error.value) == (
@@ -966,8 +1277,12 @@ def test_a_run_of_bad_steps_stops_and_leaves_the_checkpoint(trained_folder, tmp_
     run(tmp_path / "out", trained_folder, num_iterations=1, **settings)
     before = weights_of(tmp_path / "out" / "checkpoint-000001")
     policy_loss = starpo.policy_loss
-    monkeypatch.setattr(starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {}))
-    with pytest.raises(ValueError, match=r"not finite in 2 optimizer steps in a row \(iteration 3\)"):
+    monkeypatch.setattr(
+        starpo, "policy_loss", lambda *a, **k: (policy_loss(*a, **k)[0] * math.nan, {})
+    )
+    with pytest.raises(
+        ValueError, match=r"not finite in 2 optimizer steps in a row \(iteration 3\)"
+    ):
         run(tmp_path / "out", trained_folder, num_iterations=9, **settings)
     rows = rows_of(tmp_path / "out")
     assert [row["bad_steps"] for row in rows] == [0, 1]
@@ -1008,5 +1323,7 @@ def test_the_policy_learns_which_arm_pays(tmp_path, monkeypatch):
     files = [str(config / name) for name in ("bandit_grpo.py", "tiny.py")]
     sizes = ["--num_iterations=20", "--eval_every=0", "--eval_size=32", "--learning_rate=1e-3"]
     train.main([*files, *sizes, f"--model={base}", "--out_dir=out/arms"])
-    success = [row["success"] for row in rows_of("out/arms")]  # share of the better arm; chance is 0.5
+    success = [
+        row["success"] for row in rows_of("out/arms")
+    ]  # share of the better arm; chance is 0.5
     assert sum(success[-5:]) / 5 > max(0.7, sum(success[:4]) / 4 + 0.15)

@@ -18,27 +18,45 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-import diagnostics
-import pictures
-import view
 from dialogue import Episode
 from envs import make_env
+from support import collapse as diagnostics
+from support import pictures
+from tools import view
 
 LAKE = "frozenlake:size=2,success_rate=1"
 ROOM = "sokoban:symbols=newvocab"
 HOSTILE = '</script><script>window.hacked = 1</script><!-- <img src="x" onerror="window.hacked = 2"> & \u2028 \ud800'
 
 
-def turn_record(observation, thought="", actions=(), reward=0.0, tokens=(), surprise=(), ok=True, **more):
+def turn_record(
+    observation, thought="", actions=(), reward=0.0, tokens=(), surprise=(), ok=True, **more
+):
     response = f"<think>{thought}</think><answer>{' || '.join(actions)}</answer>"
-    return {"observation": observation, "response": response, "actions": list(actions), "num_actions": len(actions),
-            "format_ok": ok, "reward": reward, "tokens": list(tokens), "surprise": list(surprise)} | more  # fmt: skip
+    return {
+        "observation": observation,
+        "response": response,
+        "actions": list(actions),
+        "num_actions": len(actions),
+        "format_ok": ok,
+        "reward": reward,
+        "tokens": list(tokens),
+        "surprise": list(surprise),
+    } | more
 
 
 def record(env, turns, status="failure", member=0, **row):
     score = sum(turn["reward"] for turn in turns)
-    return row | {"env": env, "seed": [7], "member": member, "status": status, "success": status == "success",
-                  "score": score, "system": f"rules of {env}", "turns": turns}  # fmt: skip
+    return row | {
+        "env": env,
+        "seed": [7],
+        "member": member,
+        "status": status,
+        "success": status == "success",
+        "score": score,
+        "system": f"rules of {env}",
+        "turns": turns,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +67,27 @@ def run_folder(tmp_path_factory):
     first, tokens = "Turn 1 of 5, 10 actions left.\nP_\nOG", ["<think>", "\ufffd", "<|im_end|>"]
     winner = [
         turn_record(first, "Go right.", ["Right"], -0.1, tokens, [0.0, 1.5, 3.004], ok=False),
-        turn_record("Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG", "Go down.", ["Down"], 1.0, ["a"], [0.25],
-                    closing="__\nO√"),
-    ]  # fmt: skip
+        turn_record(
+            "Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG",
+            "Go down.",
+            ["Down"],
+            1.0,
+            ["a"],
+            [0.25],
+            closing="__\nO√",
+        ),
+    ]
     loser = [turn_record(first, HOSTILE, ["constructor"], 0.0, ["a", HOSTILE], [0, 1])]
     room = "Turn 1 of 5, 10 actions left.\nWWWW\nW.AW\nWGCW\nWB@W"
     rows = [
-        record(LAKE, winner, "success", step=1, group=0), record(LAKE, loser, member=1, step=1, group=0),
+        record(LAKE, winner, "success", step=1, group=0),
+        record(LAKE, loser, member=1, step=1, group=0),
         record(ROOM, [turn_record(room, "", ["Up", "Left"])], "out_of_turns", step=2, group=0),
-    ]  # fmt: skip
+    ]
     text = "Turn 1 of 1, 1 action left.\nArms: Phoenix, Dragon"
-    (folder / "eval_start.jsonl").write_text(json.dumps(record("bandit", [turn_record(text)])) + "\n")
+    (folder / "eval_start.jsonl").write_text(
+        json.dumps(record("bandit", [turn_record(text)])) + "\n"
+    )
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "trajectories.jsonl").write_text(lines + lines[:99])  # the last line was cut off
     (folder / "config.json").write_text('{"config": {"eval_size": 10}}')
@@ -87,26 +115,44 @@ def test_the_board_is_found_in_what_the_environment_writes(spec, observation):
 
 def test_symbols_have_pictures():
     for known in map(pictures.symbols, ("frozenlake", "sokoban", ROOM)):
-        assert known and all(layer in pictures.LAYERS for cell in known.values() for layer in cell.split())
-    assert pictures.symbols(ROOM)["@"] == pictures.symbols("sokoban:boxes=2")["S"] == "floor ring you"  # on a target
+        assert known and all(
+            layer in pictures.LAYERS for cell in known.values() for layer in cell.split()
+        )
+    assert (
+        pictures.symbols(ROOM)["@"] == pictures.symbols("sokoban:boxes=2")["S"] == "floor ring you"
+    )  # on a target
     assert pictures.symbols("bandit") == {}
-    assert {color for shapes in pictures.LAYERS.values() for color, *_ in shapes} <= pictures.COLORS.keys()
+    assert {
+        color for shapes in pictures.LAYERS.values() for color, *_ in shapes
+    } <= pictures.COLORS.keys()
 
 
 def test_records_by_hand(run_folder):
     data = view.load(run_folder)
     trajectories, texts = data["trajectories"], data["texts"]
     assert [(t["group"], t["who"], t["when"]) for t in trajectories] == [
-        ("prompt 7", "start", "start"), ("iteration 1, group 0", "member 0", "iteration 1"),
-        ("iteration 1, group 0", "member 1", "iteration 1"), ("iteration 2, group 0", "member 0", "iteration 2"),
-    ]  # fmt: skip
+        ("prompt 7", "start", "start"),
+        ("iteration 1, group 0", "member 0", "iteration 1"),
+        ("iteration 1, group 0", "member 1", "iteration 1"),
+        ("iteration 2, group 0", "member 0", "iteration 2"),
+    ]
     turn = trajectories[1]["turns"][0]
     assert [texts[i] for i in turn.pop("tokens")] == ["<think>", "\ufffd", "<|im_end|>"]
     assert turn == {
-        "report": "", "budget": "Turn 1 of 5, 10 actions left", "board": "P_\nOG", "text": "", "closing": "",
-        "thought": "Go right.", "ok": False, "actions": ["Right"], "reward": -0.1, "surprise": [0, 150, 300],
-    }  # fmt: skip
-    player = trajectories[0]["turns"][0]  # samples nothing: its answer is one piece without surprise
+        "report": "",
+        "budget": "Turn 1 of 5, 10 actions left",
+        "board": "P_\nOG",
+        "text": "",
+        "closing": "",
+        "thought": "Go right.",
+        "ok": False,
+        "actions": ["Right"],
+        "reward": -0.1,
+        "surprise": [0, 150, 300],
+    }
+    player = trajectories[0]["turns"][
+        0
+    ]  # samples nothing: its answer is one piece without surprise
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
     assert [texts[i] for i in player["tokens"]] == ["<think></think><answer></answer>"]
 
@@ -120,13 +166,21 @@ def test_no_text_ends_the_script_tag(run_folder):
     assert text.isascii() and "<" not in text
 
 
-@pytest.mark.parametrize("arguments, said", [
-    ([], "expected folders of runs"), (["{}", "--gif"], "expected folders"), (["{}", "--gif=2", "--panel"], "got"),
-    (["{}", "--pannel"], "got '.*--pannel'"), (["{}", "--gif=4"], "from 0 to 3, got 4"),
-    (["{}", "--png=4"], "got '.*--png=4'"), (["{}", "{}", "--gif=1"], "expected folders"),
-    (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
-    (["{}/empty", "{}/empty"], "empty has no evaluation yet"), (["{}/empty", "--panel"], "empty has no iteration yet"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "expected folders of runs"),
+        (["{}", "--gif"], "expected folders"),
+        (["{}", "--gif=2", "--panel"], "got"),
+        (["{}", "--pannel"], "got '.*--pannel'"),
+        (["{}", "--gif=4"], "from 0 to 3, got 4"),
+        (["{}", "--png=4"], "got '.*--png=4'"),
+        (["{}", "{}", "--gif=1"], "expected folders"),
+        (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
+        (["{}/empty", "{}/empty"], "empty has no evaluation yet"),
+        (["{}/empty", "--panel"], "empty has no iteration yet"),
+    ],
+)
 def test_mistakes_are_answered(run_folder, arguments, said):
     (run_folder / "empty").mkdir(exist_ok=True)
     shutil.copy(run_folder / "config.json", run_folder / "empty")
@@ -145,7 +199,9 @@ def test_gif_has_a_frame_a_turn_and_the_end(run_folder):
     players = [np.abs(f - (0xE2, 0x73, 0x3A)).sum(-1) < 30 for f in frames]  # pixels of its colour
     assert all(mask.sum() > 200 for mask in players)
     assert players[1].nonzero()[1].mean() > players[0].nonzero()[1].mean() + 50  # it went right
-    assert players[2].nonzero()[0].mean() > players[1].nonzero()[0].mean() + 50  # and down, to the goal
+    assert (
+        players[2].nonzero()[0].mean() > players[1].nonzero()[0].mean() + 50
+    )  # and down, to the goal
 
 
 def test_gif_wraps_the_text_of_a_board_that_is_none(run_folder, monkeypatch):
@@ -154,7 +210,10 @@ def test_gif_wraps_the_text_of_a_board_that_is_none(run_folder, monkeypatch):
     data = view.load(run_folder)
     data["trajectories"][0]["turns"][0]["text"] = "Task: " + "go west, " * 20 + "\nRoom kitchen."
     view.draw_gif(data, 0, run_folder / "text.gif")
-    assert all(len(line) <= 44 for text in shown for line in text.split("\n")) and "\nRoom kitchen." in shown[0]
+    assert (
+        all(len(line) <= 44 for text in shown for line in text.split("\n"))
+        and "\nRoom kitchen." in shown[0]
+    )
     assert " ".join(shown[0].split()).count("go west,") == 20
 
 
@@ -184,7 +243,9 @@ def test_learning_curves(tmp_path, drawn):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"config": {"eval_size": 10}}')
         rows = [{"step": 1, "eval_success": None}, {"step": 2, "eval_success": rate}]
-        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     scores = {"greedy": [1, 0], "optimal": [1, 1], "start": [0] * 10, "after RL": [1] * 10}
     scores = {"frozenlake": scores, "bandit": {"greedy": [0]}}
     (tmp_path / "a" / "scores.json").write_text(json.dumps(scores))
@@ -203,13 +264,26 @@ def test_panel_marks_what_appears_with_a_row(run_folder, drawn, monkeypatch):
         return ["entropy drops"] if len(history) == 3 else []
 
     monkeypatch.setattr(diagnostics, "warnings_of", warnings_of, raising=False)
-    rows = [{"step": s, "reward": 1, "in_group_reward_std": 2, "entropy": None if s == 2 else 3, "grad_norm": 4}
-            for s in range(1, 6)]  # fmt: skip
+    rows = [
+        {
+            "step": s,
+            "reward": 1,
+            "in_group_reward_std": 2,
+            "entropy": None if s == 2 else 3,
+            "grad_norm": 4,
+        }
+        for s in range(1, 6)
+    ]
     (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     view.main([str(run_folder), "--panel"])
     assert (run_folder / "panel.png").stat().st_size > 10_000
     steps = [1, 2, 3, 4, 5]
-    assert drawn["plot"] == [[steps, [1] * 5], [steps, [2] * 5], [[1, 3, 4, 5], [3] * 4], [steps, [4] * 5]]
+    assert drawn["plot"] == [
+        [steps, [1] * 5],
+        [steps, [2] * 5],
+        [[1, 3, 4, 5], [3] * 4],
+        [steps, [4] * 5],
+    ]
     assert drawn["axvline"] == [[3]] * 4
 
 
@@ -248,7 +322,9 @@ def test_a_photograph_is_the_page_at_a_trajectory(browser, run_folder):
     photograph.photograph(browser, run_folder / "view.html", 1, run_folder / "view.png")
     picture = np.asarray(Image.open(run_folder / "view.png").convert("RGB"), int)
     assert picture.shape == (860, 1280, 3)
-    goal, you = (np.abs(picture - color).sum(-1) < 20 for color in ((0x34, 0xA0, 0x6A), (0xE2, 0x73, 0x3A)))
+    goal, you = (
+        np.abs(picture - color).sum(-1) < 20 for color in ((0x34, 0xA0, 0x6A), (0xE2, 0x73, 0x3A))
+    )
     assert goal.sum() > 1000 and you.sum() > 1000  # a flag and a player
 
 
@@ -278,34 +354,53 @@ def shown(page, *names):
 
 def test_arrow_keys_step_through_turns_and_trajectories(opened):
     def boards():
-        return opened.locator("#board svg, #closing svg").evaluate_all("all => all.map(x => x.ariaLabel)")
+        return opened.locator("#board svg, #closing svg").evaluate_all(
+            "all => all.map(x => x.ariaLabel)"
+        )
 
-    assert shown(opened, "title", "count") == ["prompt 7, start", "4 of 4 trajectories, 1 successful"]
+    assert shown(opened, "title", "count") == [
+        "prompt 7, start",
+        "4 of 4 trajectories, 1 successful",
+    ]
     assert shown(opened, "text", "told") == ["Arms: Phoenix, Dragon", "Turn 1 of 1, 1 action left"]
     opened.keyboard.press("ArrowUp")  # there is nothing above
     opened.keyboard.press("ArrowDown")
     assert shown(opened, "title", "about") == [
-        "iteration 1, group 0, member 0", "success with 0.90 in frozenlake:size=2,success_rate=1",
-    ]  # fmt: skip
+        "iteration 1, group 0, member 0",
+        "success with 0.90 in frozenlake:size=2,success_rate=1",
+    ]
     assert boards() == ["P_\nOG"]
-    assert shown(opened, "thought", "answer", "facts") == ["Go right.", "→ Right", "reward −0.10not valid"]
+    assert shown(opened, "thought", "answer", "facts") == [
+        "Go right.",
+        "→ Right",
+        "reward −0.10not valid",
+    ]
     for _ in range(2):  # the last turn is the last
         opened.keyboard.press("ArrowRight")
         assert boards() == ["_P\nOG", "__\nO√"]  # before and after
     assert shown(opened, "thought", "told", "facts") == [
-        "Go down.", "Turn 2 of 5, 9 actions left. Reward -0.1.", "reward 1.00valid",
-    ]  # fmt: skip
+        "Go down.",
+        "Turn 2 of 5, 9 actions left. Reward -0.1.",
+        "reward 1.00valid",
+    ]
     opened.keyboard.press("ArrowLeft")
     assert boards() == ["P_\nOG"]
     cell = opened.locator("#board svg")  # one of each: player with two eyes, hole, flag
-    lake = [cell.locator(f"[style*='--{c}']").count() for c in ("ice", "you", "eye", "water", "goal")]
+    lake = [
+        cell.locator(f"[style*='--{c}']").count() for c in ("ice", "you", "eye", "water", "goal")
+    ]
     assert lake == [4, 1, 2, 1, 1]
     opened.keyboard.press("ArrowDown")
     opened.keyboard.press("ArrowDown")
     opened.keyboard.press("ArrowDown")  # nor is there anything below
     assert shown(opened, "title") == ["iteration 2, group 0, member 0"]
     room = [cell.locator(f"[style*='--{c}']").count() for c in ("wall", "wood", "you", "goal")]
-    assert room == [10, 1, 2, 3]  # targets: the free one, under the box that is placed, under the player
+    assert room == [
+        10,
+        1,
+        2,
+        3,
+    ]  # targets: the free one, under the box that is placed, under the player
 
 
 def test_filters_leave_what_fits(opened):
@@ -313,11 +408,20 @@ def test_filters_leave_what_fits(opened):
         return opened.locator(f"#{name} option").all_text_contents()
 
     opened.select_option("#iteration", "iteration 1")
-    assert shown(opened, "title", "count") == ["iteration 1, group 0, member 0", "2 of 4 trajectories, 1 successful"]
-    assert offered("environment") == ["all", LAKE] and offered("group") == ["all", "iteration 1, group 0"]
+    assert shown(opened, "title", "count") == [
+        "iteration 1, group 0, member 0",
+        "2 of 4 trajectories, 1 successful",
+    ]
+    assert offered("environment") == ["all", LAKE] and offered("group") == [
+        "all",
+        "iteration 1, group 0",
+    ]
     assert opened.locator(".row").count() == 2
     opened.select_option("#outcome", "no success")
-    assert shown(opened, "title", "count") == ["iteration 1, group 0, member 1", "1 of 4 trajectories, 0 successful"]
+    assert shown(opened, "title", "count") == [
+        "iteration 1, group 0, member 1",
+        "1 of 4 trajectories, 0 successful",
+    ]
     opened.select_option("#outcome", "")
     opened.select_option("#iteration", "")
     opened.select_option("#environment", ROOM)
@@ -328,7 +432,10 @@ def test_members_of_a_group_stand_side_by_side(opened):
     opened.select_option("#outcome", "success")
     opened.keyboard.press("ArrowRight")
     assert shown(opened, "members") == ["2 of this group, turn 2"]
-    assert opened.locator(".card svg").evaluate_all("all => all.map(x => x.ariaLabel)") == ["_P\nOG", "P_\nOG"]
+    assert opened.locator(".card svg").evaluate_all("all => all.map(x => x.ariaLabel)") == [
+        "_P\nOG",
+        "P_\nOG",
+    ]
     assert "over" in opened.locator(".card").nth(1).get_attribute("class")  # it ended a turn before
     opened.locator(".card").nth(1).click()
     assert shown(opened, "title") == ["iteration 1, group 0, member 1"]
@@ -338,9 +445,17 @@ def test_surprise_colours_tokens(opened):
     opened.select_option("#outcome", "success")
     tokens = opened.locator("#tokens span")
     assert tokens.all_text_contents() == ["<think>", "\ufffd", "<|im_end|>"]
-    assert [tokens.nth(i).get_attribute("title") for i in range(3)] == ["0.00 nats", "1.50 nats", "3.00 nats"]
-    alpha = tokens.evaluate_all("all => all.map(x => +getComputedStyle(x).backgroundColor.match(/[\\d.]+(?=\\)$)/))")
-    assert alpha[:2] == [0, 0.5] and "surprise, −log p of the sampled token" in opened.text_content("main")
+    assert [tokens.nth(i).get_attribute("title") for i in range(3)] == [
+        "0.00 nats",
+        "1.50 nats",
+        "3.00 nats",
+    ]
+    alpha = tokens.evaluate_all(
+        "all => all.map(x => +getComputedStyle(x).backgroundColor.match(/[\\d.]+(?=\\)$)/))"
+    )
+    assert alpha[:2] == [0, 0.5] and "surprise, −log p of the sampled token" in opened.text_content(
+        "main"
+    )
 
 
 def test_hostile_text_is_text(opened):

@@ -12,7 +12,7 @@ depend on the number of processes; these share the work and add up their gradien
 out_dir. What was learned is measured on held-out boards, apart from success too.
 """
 
-from configurator import Config, check_out_dir, fail_clearly, load_config, save_config
+from configurator import Config, UserError, load_config, run_main
 
 import json
 import math
@@ -30,17 +30,31 @@ import torch
 from tqdm import tqdm
 
 import parallel
-from corpus import Drill, as_played, demonstration, documents, num_demonstrations
 from engine import make_engine
-from envs import make_env, named_in
+from envs import env_specs, make_env
 from model import Policy, build_tiny, load_model
-from rollout import Chat, Trajectory, Turn, collect, micro_batches, next_prompt, pack, sequences, summarize
+from rollout import (
+    Chat,
+    Trajectory,
+    Turn,
+    collect,
+    micro_batches,
+    next_prompt,
+    pack,
+    split_by_context,
+    summarize,
+)
+from support.run_folder import check_out_dir, save_config
+from tools.corpus import Drill, as_played, demonstration, documents, num_demonstrations
 
 SEED_PROBE = 13  # purpose of a random stream
 BASE_PROBES = {  # config files: observation modes
-    "frozenlake_ppo": "grid coord relations", "frozenlake_ppo frozenlake_det": "grid",
-    "sokoban_ppo": "grid coord relations", "sokoban_ppo sokoban_large": "grid", "bandit_ppo": "grid",
-}  # fmt: skip
+    "frozenlake_ppo": "grid coord relations",
+    "frozenlake_ppo frozenlake_det": "grid",
+    "sokoban_ppo": "grid coord relations",
+    "sokoban_ppo sokoban_large": "grid",
+    "bandit_ppo": "grid",
+}
 PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--eval_size=128")
 
 
@@ -64,7 +78,9 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:
         (group,) = self.param_groups
         for p in group["params"]:
-            buffer = self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - 0.95)
+            buffer = (
+                self.state[p].setdefault("momentum", torch.zeros_like(p)).lerp_(p.grad, 1 - 0.95)
+            )
             x = p.grad.lerp(buffer, 0.95)
             x = x.T if (tall := p.shape[0] > p.shape[1]) else x  # the small side squared
             x = x / x.norm().clamp_min(1e-7)
@@ -75,9 +91,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def imitate(
-    policy: Policy, packs_at: Callable[[int], Sequence[list[Trajectory]]], config: Config, *,
-    state: Path | None = None, report: Callable[[int, dict], object] = lambda *_: None,
-) -> None:  # fmt: skip
+    policy: Policy,
+    packs_at: Callable[[int], Sequence[list[Trajectory]]],
+    config: Config,
+    *,
+    state: Path | None = None,
+    report: Callable[[int, dict], object] = lambda *_: None,
+) -> None:
     """Minimise the token mean of -log p over the response tokens; cosine schedule with a short warm-up. On CUDA in
     bfloat16, with float32 weights.
 
@@ -92,22 +112,33 @@ def imitate(
         for optimizer, values in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(values)
         first, totals = saved["step"], saved["totals"]
-    bar = tqdm(range(first, steps), initial=first, total=steps, desc="sft", unit="step", mininterval=2,
-               disable=True if parallel.rank() else None)  # fmt: skip
+    bar = tqdm(
+        range(first, steps),
+        initial=first,
+        total=steps,
+        desc="sft",
+        unit="step",
+        mininterval=2,
+        disable=True if parallel.rank() else None,
+    )
     for step in bar:
         packs, cpu = packs_at(step), time.process_time()
-        counts = torch.tensor([(t.num_response_tokens, len(t.ids)) for part in packs for t in part]).sum(0)
-        parallel.add_up(counts)
+        counts = torch.tensor(
+            [(t.num_response_tokens, len(t.ids)) for part in packs for t in part]
+        ).sum(0)
+        parallel.all_reduce_sum(counts)
         loss = torch.zeros(())
         for part in packs:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 part_loss = -policy(pack(part, device), 1.0)[0].sum() / counts[0]  # (R,) -> ()
             part_loss.backward()
             loss += part_loss.item()
-        parallel.add_up(loss)
-        parallel.add_up(*(p.grad for p in policy.parameters()))
+        parallel.all_reduce_sum(loss)
+        parallel.all_reduce_sum(*(p.grad for p in policy.parameters()))
         if not torch.isfinite(loss):
-            raise ValueError(f"the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr")
+            raise UserError(
+                f"the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr"
+            )
         torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)
         ramp = min(1.0, (step + 1) / min(20, steps)) * 0.5 * (1 + math.cos(math.pi * step / steps))
         for optimizer in optimizers:
@@ -122,9 +153,19 @@ def imitate(
         last = step + 1 == steps
         if last or (config.eval_every and (step + 1) % config.eval_every == 0):
             report(step + 1, totals)
-        if state and not parallel.rank() and (last or (config.save_every and (step + 1) % config.save_every == 0)):
-            values, fresh = [optimizer.state_dict() for optimizer in optimizers], state.with_suffix(".partial")
-            torch.save(dict(step=step + 1, totals=totals, policy=policy.state_dict(), optimizers=values), fresh)
+        if (
+            state
+            and not parallel.rank()
+            and (last or (config.save_every and (step + 1) % config.save_every == 0))
+        ):
+            values, fresh = (
+                [optimizer.state_dict() for optimizer in optimizers],
+                state.with_suffix(".partial"),
+            )
+            torch.save(
+                dict(step=step + 1, totals=totals, policy=policy.state_dict(), optimizers=values),
+                fresh,
+            )
             fresh.rename(state)
 
 
@@ -134,24 +175,47 @@ def imitate(
 def probe(model, chat: Chat, config: Config) -> dict[str, float]:
     """The environment of `config` on held-out instances (not the evaluation prompts), at the evaluation temperature and
     at T=1: success, well-formed turns, true statements in thoughts, mean -log p of what was sampled."""
-    engine, report = make_engine(replace(config, engine="torch"), model, chat), {}  # no second vLLM beside a trainer's
+    engine, report = (
+        make_engine(replace(config, engine="torch"), model, chat),
+        {},
+    )  # no second vLLM beside a trainer's
     for temperature in (config.eval_temperature, 1.0):
-        played = collect(engine, chat, config, [((i,), 0) for i in range(config.eval_size)], split="heldout",
-                         temperature=temperature, noise_seed=(config.seed, SEED_PROBE))  # fmt: skip
+        played = collect(
+            engine,
+            chat,
+            config,
+            [((i,), 0) for i in range(config.eval_size)],
+            split="heldout",
+            temperature=temperature,
+            noise_seed=(config.seed, SEED_PROBE),
+        )
         logprobs = [lp for t in played for lp in t.rollout_logprobs]
         metrics = summarize(played) | {"entropy": -sum(logprobs) / len(logprobs)}
-        report |= {f"{key}_T{temperature:g}": round(metrics[key], 4)
-                   for key in ("success", "valid_frac", "thought_true_frac", "entropy")}  # fmt: skip
+        report |= {
+            f"{key}_T{temperature:g}": round(metrics[key], 4)
+            for key in ("success", "valid_frac", "thought_true_frac", "entropy")
+        }
     return report
 
 
 def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
     """Right answers to the questions of `corpus.Drill` about held-out boards, greedy decoding; see `score_reading`."""
-    config = replace(config, engine="torch", max_response_tokens=100, max_context_tokens=2048, reward_density="native")
+    config = replace(
+        config,
+        engine="torch",
+        max_response_tokens=100,
+        max_context_tokens=2048,
+        reward_density="native",
+    )
     drills = []
     for i in range(config.eval_size):
         env = make_env(config.env, observation=config.observation)
-        questions = ["Where", f"Row {1 + i % env.size}", f"Column {1 + i // 2 % env.size}", env.actions[i % 4]]
+        questions = [
+            "Where",
+            f"Row {1 + i % env.size}",
+            f"Column {1 + i // 2 % env.size}",
+            env.actions[i % 4],
+        ]
         drills.append(Drill(env, questions, np.random.default_rng(i)))
     starts = [((i,), 0) for i in range(config.eval_size)]
     options = dict(split="heldout", temperature=0.0, noise_seed=(0,), episodes=drills)
@@ -161,12 +225,20 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
     """Share of right answers by kind: the places of the player, the goal or target, all holes or boxes; every cell of a
     row or column, and the walls among these; the whole board after a move."""
-    right, parts_of = defaultdict(list), {"Where": lambda text: text.rstrip(".").split(". "), "Row": str.split}
+    right, parts_of = (
+        defaultdict(list),
+        {"Where": lambda text: text.rstrip(".").split(". "), "Row": str.split},
+    )
     for info in (turn.info for drill in drills for turn in drill.turns):
         kind = info["question"].split()[0].replace("Column", "Row")
-        truth, given = (parts_of.get(kind, lambda board: [board])(info[key]) for key in ("truth", "answer"))
+        truth, given = (
+            parts_of.get(kind, lambda board: [board])(info[key]) for key in ("truth", "answer")
+        )
         for i, part in enumerate(truth):
-            names = {"Where": [part.split()[0].lower()], "Row": ["cell", *["wall"] * (part == "wall")]}
+            names = {
+                "Where": [part.split()[0].lower()],
+                "Row": ["cell", *["wall"] * (part == "wall")],
+            }
             for name in names.get(kind, ["next_board"]):
                 right[name].append(given[i : i + 1] == [part])
     return {name: round(sum(values) / len(values), 4) for name, values in sorted(right.items())}
@@ -177,7 +249,7 @@ def base_report(model, chat: Chat) -> dict[str, dict]:
     tasks = [(files, mode) for files, modes in BASE_PROBES.items() for mode in modes.split()]
     rows = {}
     for files, mode in tasks[parallel.rank() :: parallel.world_size()]:
-        paths = [f"{Path(__file__).parent}/config/{file}.py" for file in files.split()]
+        paths = [f"{Path(__file__).parent.parent}/config/{file}.py" for file in files.split()]
         task = load_config([*paths, *PROBE_SETTINGS, f"--observation={mode}"])[0]
         reading = {} if task.env.startswith("bandit") else probe_reading(model, chat, task)
         rows[f"{task.env} {mode}"] = probe(model, chat, task) | reading
@@ -195,7 +267,13 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
         for i in range(count):
             t = demonstration(config, chat, i)
             turns = [{"observation": turn.observation, "response": turn.text} for turn in t.turns]
-            record = {"env": config.env, "seed": t.seed, "status": t.status, "system": t.system, "turns": turns}
+            record = {
+                "env": config.env,
+                "seed": t.seed,
+                "status": t.status,
+                "system": t.system,
+                "turns": turns,
+            }
             file.write(json.dumps(record) + "\n")
     return count
 
@@ -204,24 +282,34 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajectory]:
     """Text -> the tokens that `corpus.recite` had made: with the same tokenizer the same ones.
 
-    Raises: ValueError with the line that is no demonstration or breaks a limit of rollouts, or if there is none."""
+    Raises: UserError with the line that is no demonstration or breaks a limit of rollouts, or if there is none."""
     demos = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
         if not line:
             continue
         try:
             record = json.loads(line)
-            t = Trajectory(tuple(record["seed"]), 0, status=record["status"], system=record["system"])
+            t = Trajectory(
+                tuple(record["seed"]), 0, status=record["status"], system=record["system"]
+            )
             for turn in record["turns"]:
                 user, text = turn["observation"], turn["response"]
-                prompt = next_prompt(chat, t, user, config.context_turns) if t.turns else chat.opening(t.system, user)
-                t.turns.append(Turn(prompt, [*chat.encode(text), chat.end], [], text=text, observation=user))
+                prompt = (
+                    next_prompt(chat, t, user, config.context_turns)
+                    if t.turns
+                    else chat.opening(t.system, user)
+                )
+                t.turns.append(
+                    Turn(prompt, [*chat.encode(text), chat.end], [], text=text, observation=user)
+                )
             t.turns[0]  # an IndexError without one
             demos.append(as_played(t, config))
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path}:{number} is no demonstration ({type(error).__name__}: {error})") from error
+            raise UserError(
+                f"{path}:{number} is no demonstration ({type(error).__name__}: {error})"
+            ) from error
     if not demos:
-        raise ValueError(f"{path} holds no demonstrations; sft.py --export={path} writes some")
+        raise UserError(f"{path} holds no demonstrations; sft.py --export={path} writes some")
     return demos
 
 
@@ -232,31 +320,46 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     """This process's part of a step: packs of documents for the tiny model, else a pack of demonstrations."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     if config.model != "tiny":
-        indices = [(step * config.sft_batch_size + i) % (config.sft_demos or sys.maxsize) for i in mine]
+        indices = [
+            (step * config.sft_batch_size + i) % (config.sft_demos or sys.maxsize) for i in mine
+        ]
         known = config.sft_file and read_demonstrations(config.sft_file, chat, config)
-        demos = sequences([known[i % len(known)] if known else demonstration(config, chat, i) for i in indices], config)
-        return [[demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)]
+        demos = split_by_context(
+            [known[i % len(known)] if known else demonstration(config, chat, i) for i in indices],
+            config,
+        )
+        return [
+            [demos[i] for i in part] for part in micro_batches(demos, config.micro_batch_tokens)
+        ]
     return [list(documents(config, chat, step, i, step / config.sft_steps)) for i in mine]
 
 
 def main(argv: list[str]) -> None:
     config, options, sources = load_config(argv, extra={"export": ""})
     if not config.sft_steps:
-        raise ValueError("nothing to do: sft_steps is 0; give --sft_steps=N, or config/base.py for the tiny model")
-    if len(named_in(config.env)) > 1:
-        raise ValueError(f"supervised learning takes one environment, got env={config.env!r}")
+        raise UserError(
+            "nothing to do: sft_steps is 0; give --sft_steps=N, or config/base.py for the tiny model"
+        )
+    if len(env_specs(config.env)) > 1:
+        raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
     if options["export"]:
         count = write_demonstrations(options["export"], config, Chat(load_model(config.model)[1]))
         print(f"wrote {options['export']}: {count} demonstrations")
         return
     device, _ = parallel.set_up(config)
     if config.sft_batch_size < (ranks := parallel.world_size()):
-        raise ValueError(f"sft_batch_size ({config.sft_batch_size}) is less than the number of processes ({ranks})")
+        raise UserError(
+            f"sft_batch_size ({config.sft_batch_size}) is less than the number of processes ({ranks})"
+        )
     check_out_dir(config)
     is_tiny, out_dir = config.model == "tiny", Path(config.out_dir)
-    model, tokenizer = build_tiny(config.seed, config.tiny_shape) if is_tiny else load_model(config.model)
+    model, tokenizer = (
+        build_tiny(config.seed, config.tiny_shape) if is_tiny else load_model(config.model)
+    )
     policy, chat = Policy(model.to(device)), Chat(tokenizer)
-    packs_of(config, chat, 0)  # what is wrong with the first demonstrations is said before anything is written
+    packs_of(
+        config, chat, 0
+    )  # what is wrong with the first demonstrations is said before anything is written
     if not parallel.rank():
         save_config(config, sources, out_dir)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
@@ -270,10 +373,14 @@ def main(argv: list[str]) -> None:
             if is_tiny:
                 model.save_pretrained(out_dir / f"model-{step}")
                 tokenizer.save_pretrained(out_dir / f"model-{step}")
-            (out_dir / "curve.jsonl").write_text("".join(json.dumps(r) + "\n" for r in totals["rows"]))
+            (out_dir / "curve.jsonl").write_text(
+                "".join(json.dumps(r) + "\n" for r in totals["rows"])
+            )
             tqdm.write(json.dumps(row))
 
-    imitate(policy, partial(packs_of, config, chat), config, state=out_dir / "state.pt", report=report)
+    imitate(
+        policy, partial(packs_of, config, chat), config, state=out_dir / "state.pt", report=report
+    )
     if not parallel.rank():
         model.save_pretrained(out_dir / "model")
         tokenizer.save_pretrained(out_dir / "model")
@@ -281,4 +388,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    fail_clearly(main)
+    run_main(main)

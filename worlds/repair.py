@@ -6,6 +6,8 @@ It follows the SWE-Gym task of arXiv 2510.01132 at a size for small models. What
 - the ratio leaves out what the unpatched code passes, or a harmless patch would earn most of it.
 """
 
+from configurator import UserError
+
 import ast
 import operator
 import re
@@ -30,24 +32,21 @@ class Repair(Env):
         "above(xs): how many of xs exceed K": "n = 0\nfor x in xs:\n if x > K: n += 1\nreturn n",
         "multiples(xs): the sum of multiples of K": "s = 0\nfor x in xs:\n if x % K == 0: s += x\nreturn s",
         "clip(xs): xs with K for all that exceeds K": "out = []\nfor x in xs:\n out += [min(x, K)]\nreturn out",
-        "last(xs): the last index of K or -1":
-            "at = -1\nfor i in range(len(xs)):\n if xs[i] == K: at = i\nreturn at",
+        "last(xs): the last index of K or -1": "at = -1\nfor i in range(len(xs)):\n if xs[i] == K: at = i\nreturn at",
         "find(xs): the first index of K or -1": "for i in range(len(xs)):\n if xs[i] == K: return i\nreturn -1",
         "digits(n): the sum of digits in base K": "s = 0\nwhile n > 0:\n s += n % K\n n = n // K\nreturn s",
         "sums(xs): the sums from K on": "s = K\nout = []\nfor x in xs:\n s += x\n out += [s]\nreturn out",
         "between(xs): how many are in K..2*K": "n = 0\nfor x in xs:\n if x >= K and x <= 2 * K: n += 1\nreturn n",
         "steps(n): how often K can be taken away": "s = 0\nwhile n >= K:\n n -= K\n s += 1\nreturn s",
         "spread(xs): max - min, at most K": "if len(xs) < 2: return 0\nreturn min(max(xs) - min(xs), K)",
-        "every(xs): those at 0, K, 2*K, ...":
-            "out = []\ni = 0\nwhile i < len(xs):\n out += [xs[i]]\n i += K\nreturn out",
-        "jumps(xs): how many neighbours differ by over K":
-            "n = 0\nfor i in range(1, len(xs)):\n if abs(xs[i] - xs[i - 1]) > K: n += 1\nreturn n",
-    }  # fmt: skip
+        "every(xs): those at 0, K, 2*K, ...": "out = []\ni = 0\nwhile i < len(xs):\n out += [xs[i]]\n i += K\nreturn out",
+        "jumps(xs): how many neighbours differ by over K": "n = 0\nfor i in range(1, len(xs)):\n if abs(xs[i] - xs[i - 1]) > K: n += 1\nreturn n",
+    }
 
     def __init__(self, *, reward: str = "binary", **common):
         super().__init__(**common)
         if reward not in ("binary", "ratio"):
-            raise ValueError(f"repair wants reward binary or ratio, got {reward!r}")
+            raise UserError(f"repair wants reward binary or ratio, got {reward!r}")
         self.reward = reward
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -77,7 +76,9 @@ class Repair(Env):
             self.output = "\n".join(f"{i}: {line}" for i, line in enumerate(old, start=1))
         elif verb == "run":
             results = outcomes("\n".join(old), *self.key)[:VISIBLE]
-            self.output = "\n".join(f"{self.name}({x}) gives {given}, expected {right}" for x, given, right in results)
+            self.output = "\n".join(
+                f"{self.name}({x}) gives {given}, expected {right}" for x, given, right in results
+            )
         if verb != "submit" and self.actions_left:  # the last action submits as well
             return 0.0, False, False, self.lines != old
         share, base = (self._share_passed(lines) for lines in (self.lines, self.wrong))
@@ -85,15 +86,19 @@ class Repair(Env):
         return ratio if self.reward == "ratio" else float(share == 1), True, share == 1, True
 
     def _share_passed(self, lines: list[str]) -> float:
-        return mean(given == right for _, given, right in outcomes("\n".join(lines), *self.key)[VISIBLE:])
+        return mean(
+            given == right for _, given, right in outcomes("\n".join(lines), *self.key)[VISIBLE:]
+        )
 
     def observe(self) -> str:
         return f"{self.task}\n{self.output}".strip()
 
     def rules(self) -> str:
-        return ("Mend a function. Commands: read (the code), edit LINE: TEXT (the line keeps its indentation), run "
-                "(some tests), submit (others decide; the last action submits as well). Known are whole numbers, lists "
-                "of these, if, for, while, return, abs, len, max, min, range, sum.")  # fmt: skip
+        return (
+            "Mend a function. Commands: read (the code), edit LINE: TEXT (the line keeps its indentation), run "
+            "(some tests), submit (others decide; the last action submits as well). Known are whole numbers, lists "
+            "of these, if, for, while, return, abs, len, max, min, range, sum."
+        )
 
     def statements(self) -> list[str]:
         changed = [f"line {i + 1}" for i, line in enumerate(self.lines) if line != self.wrong[i]]
@@ -114,7 +119,10 @@ class Repair(Env):
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """Random commands; an edit puts the text of one line into another."""
-        edits = [f"edit {rng.integers(len(self.lines)) + 1}: {rng.choice(self.lines).strip()}" for _ in range(count)]
+        edits = [
+            f"edit {rng.integers(len(self.lines)) + 1}: {rng.choice(self.lines).strip()}"
+            for _ in range(count)
+        ]
         return [str(rng.choice(["read", "run", "submit", edit])) for edit in edits]
 
 
@@ -151,32 +159,78 @@ def faults(title: str, k: int) -> list[str]:
         if field in node._fields:
             old = getattr(node, field)
             sign = type(old[0] if field == "ops" else old)
-            for new in [old - 1, old + 1] if sign is int else [SWAPS[sign]()] if sign in SWAPS else []:
+            for new in (
+                [old - 1, old + 1] if sign is int else [SWAPS[sign]()] if sign in SWAPS else []
+            ):
                 setattr(node, field, [new] if field == "ops" else new)
                 found.append(ast.unparse(tree))
             setattr(node, field, old)
-    fails = {code: [given != right for _, given, right in outcomes(code, title, k)] for code in found}
-    return [code for code, failed in fails.items() if any(failed[:VISIBLE]) and any(failed[VISIBLE:])]
+    fails = {
+        code: [given != right for _, given, right in outcomes(code, title, k)] for code in found
+    }
+    return [
+        code for code, failed in fails.items() if any(failed[:VISIBLE]) and any(failed[VISIBLE:])
+    ]
 
 
 # ---------- the language of Repair
 
-STEPS, LARGEST, LONGEST = 200, 10**6, 64  # of a run, three times what the library needs; of numbers; of lists
-SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv,
-         ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-         ast.And: ast.Or}  # fmt: skip
+STEPS, LARGEST, LONGEST = (
+    200,
+    10**6,
+    64,
+)  # of a run, three times what the library needs; of numbers; of lists
+SWAPS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mod,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.And: ast.Or,
+}
 FUNCTIONS = {
-    "abs": abs, "len": len, "max": max, "min": min, "sum": sum,
+    "abs": abs,
+    "len": len,
+    "max": max,
+    "min": min,
+    "sum": sum,
     "range": lambda *bounds: list(range(*bounds)[: LONGEST + 1]),
-    ast.List: lambda *parts: [operator.index(part) for part in parts],  # lists of lists could double at every step
-    ast.Mult: lambda a, b: operator.index(a) * operator.index(b),  # a list times a number could fill the memory
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
-    ast.NotEq: operator.ne, ast.USub: operator.neg, ast.Not: operator.not_, ast.Subscript: operator.getitem,
-}  # fmt: skip
+    ast.List: lambda *parts: [
+        operator.index(part) for part in parts
+    ],  # lists of lists could double at every step
+    ast.Mult: lambda a, b: (
+        operator.index(a) * operator.index(b)
+    ),  # a list times a number could fill the memory
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Subscript: operator.getitem,
+}
 
 
-ERRORS = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
+ERRORS = (
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
@@ -205,7 +259,7 @@ class Program:
     work on `names`, from name to value, and count their `steps`."""
 
     def block(self, nodes: list[ast.stmt]) -> Callable[[], list | None]:
-        """Executes statements; returns [value] after `return`, else None. Raises: ValueError for an unknown kind."""
+        """Executes statements; returns [value] after `return`, else None. Raises: UserError for an unknown kind."""
         parts = [self.statement(node) for node in nodes]
         return lambda: next(filter(None, (self.count() or part() for part in parts)), None)
 
@@ -213,7 +267,7 @@ class Program:
         """One step: a statement or an operation. Every turn of a loop has one, so that all loops end."""
         self.steps += 1
         if self.steps > STEPS:
-            raise ValueError("too many steps")
+            raise UserError("too many steps")
 
     def statement(self, node: ast.stmt) -> Callable[[], list | None]:
         match node:
@@ -230,14 +284,21 @@ class Program:
                 return lambda: inner() if test() else other()
             case ast.While(test, inner, []):
                 test, inner = self.expression(test), self.block(inner)
-                return lambda: next(filter(None, (inner() for _ in iter(lambda: bool(test()), False))), None)
+                return lambda: next(
+                    filter(None, (inner() for _ in iter(lambda: bool(test()), False))), None
+                )
             case ast.For(ast.Name(name), values, inner, []):
                 values, inner = self.expression(values), self.block(inner)
-                return lambda: next(filter(None, (self.names.update({name: x}) or inner() for x in values())), None)
-        raise ValueError(f"{ast.unparse(node)} is not known")
+                return lambda: next(
+                    filter(None, (self.names.update({name: x}) or inner() for x in values())), None
+                )
+        raise UserError(f"{ast.unparse(node)} is not known")
 
     def expression(self, node: ast.expr) -> Callable:
-        parts, kind = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)], type(node)
+        parts, kind = (
+            [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)],
+            type(node),
+        )
         match node:
             case ast.Constant(int() | None as value):
                 return lambda: value
@@ -252,14 +313,14 @@ class Program:
             case ast.Call(ast.Name(name), parts, []):
                 kind = name
         if kind not in FUNCTIONS:
-            raise ValueError(f"{ast.unparse(node)} is not known")
+            raise UserError(f"{ast.unparse(node)} is not known")
         function, parts = FUNCTIONS[kind], [self.expression(part) for part in parts]
 
         def call() -> int | list[int]:
             self.count()
             value = function(*[part() for part in parts])
             if len(value) > LONGEST if isinstance(value, list) else abs(value) > LARGEST:
-                raise ValueError("too large")
+                raise UserError("too large")
             return value
 
         return call

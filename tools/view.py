@@ -8,7 +8,7 @@
 What models and environments wrote is data: JSON in a script tag that no text can close, put into the page as text only.
 """
 
-from configurator import fail_clearly, load_saved, read_rows
+from configurator import UserError, run_main
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
 
 from dialogue import parse_response
-from pictures import COLORS, LAYERS, draw, symbols, take_apart
+from support.pictures import COLORS, LAYERS, draw, symbols, take_apart
+from support.run_folder import load_saved, read_rows
 
 STAGES = {"eval_start.jsonl": "start", "trajectories.jsonl": "", "eval_final.jsonl": "end"}
 PANEL = ("reward", "in_group_reward_std", "entropy", "grad_norm")  # entropy in nats a token
@@ -34,31 +35,56 @@ def load(run: Path, wanted: int = 0) -> dict:
 
     A turn has the parts of its observation, thought, actions, reward, `ok` (well-formed), tokens and their surprise in
     hundredths of a nat. The evaluations of a prompt are a group: the start beside the end.
-    Raises: ValueError if the folder has no trajectories, or not as many as are wanted."""
+    Raises: UserError if the folder has no trajectories, or not as many as are wanted."""
     think, texts, trajectories = load_saved(run).think, {}, []
 
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
-    for stage, r in ((stage, record) for file, stage in STAGES.items() for record in read_rows(run / file)):
+    for stage, r in (
+        (stage, record) for file, stage in STAGES.items() for record in read_rows(run / file)
+    ):
         turns, when = [], stage or f"iteration {r['step']}"
         for turn in r["turns"]:
             parts = take_apart(turn["observation"], symbols(r["env"])) | {"ok": turn["format_ok"]}
-            parts |= {"thought": parse_response(turn["response"], think=think).thought, "reward": turn["reward"]}
+            parts |= {
+                "thought": parse_response(turn["response"], think=think).thought,
+                "reward": turn["reward"],
+            }
             parts |= {"tokens": [number(token) for token in turn["tokens"] or [turn["response"]]]}
-            parts |= {"surprise": [round(100 * nats) for nats in turn["surprise"]], "actions": turn["actions"]}
-            parts["closing"] = take_apart(turn.get("closing", ""), symbols(r["env"]))["board"]  # after the last action
+            parts |= {
+                "surprise": [round(100 * nats) for nats in turn["surprise"]],
+                "actions": turn["actions"],
+            }
+            parts["closing"] = take_apart(turn.get("closing", ""), symbols(r["env"]))[
+                "board"
+            ]  # after the last action
             turns.append(parts)
         group = f"prompt {r['seed'][0]}" if stage else f"{when}, group {r['group']}"
-        shown = {key: r[key] for key in ("env", "status", "success", "score")} | {"when": when, "group": group}
-        shown |= {"who": stage or f"member {r['member']}", "system": number(r["system"]), "turns": turns}
+        shown = {key: r[key] for key in ("env", "status", "success", "score")} | {
+            "when": when,
+            "group": group,
+        }
+        shown |= {
+            "who": stage or f"member {r['member']}",
+            "system": number(r["system"]),
+            "turns": turns,
+        }
         trajectories.append(shown)
     if not trajectories:
-        raise ValueError(f"{run} holds no trajectories; expected a folder with one of {', '.join(STAGES)}")
+        raise UserError(
+            f"{run} holds no trajectories; expected a folder with one of {', '.join(STAGES)}"
+        )
     if wanted >= len(trajectories):
-        raise ValueError(f"{run} has trajectories from 0 to {len(trajectories) - 1}, got {wanted}")
+        raise UserError(f"{run} has trajectories from 0 to {len(trajectories) - 1}, got {wanted}")
     pictures = {t["env"]: symbols(t["env"]) for t in trajectories}
-    shared = {"name": run.name, "texts": list(texts), "pictures": pictures, "layers": LAYERS, "colors": COLORS}
+    shared = {
+        "name": run.name,
+        "texts": list(texts),
+        "pictures": pictures,
+        "layers": LAYERS,
+        "colors": COLORS,
+    }
     return shared | {"trajectories": trajectories}
 
 
@@ -70,7 +96,11 @@ def page(data: dict) -> str:
 def draw_gif(data: dict, index: int, path: Path) -> None:
     """Animate a trajectory, a frame a turn and one of its end."""
     trajectory, figure = data["trajectories"][index], Figure(figsize=(8, 4))
-    turns, known, (left, right) = trajectory["turns"], data["pictures"][trajectory["env"]], figure.subplots(1, 2)
+    turns, known, (left, right) = (
+        trajectory["turns"],
+        data["pictures"][trajectory["env"]],
+        figure.subplots(1, 2),
+    )
 
     def frame(k: int) -> None:  # the last one is of the end
         for axes in (left, right):
@@ -83,7 +113,9 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         text = "\n\n".join(wrapped).encode(errors="replace").decode()
         right.text(0, 1, text, va="top", parse_math=False, transform=right.transAxes)
 
-    FuncAnimation(figure, frame, len(turns) + 1, init_func=lambda: None).save(path, PillowWriter(fps=0.7))
+    FuncAnimation(figure, frame, len(turns) + 1, init_func=lambda: None).save(
+        path, PillowWriter(fps=0.7)
+    )
 
 
 # ---------- curves
@@ -97,20 +129,34 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
     axes = figure.subplots()
     for run in runs:
         n, rows = load_saved(run).eval_size, read_rows(run / "metrics.jsonl")
-        scores = json.loads((run / "scores.json").read_text()) if (run / "scores.json").is_file() else {}
+        scores = (
+            json.loads((run / "scores.json").read_text()) if (run / "scores.json").is_file() else {}
+        )
         scores = next(iter(scores.values()), {})  # of the environment that the run is about
-        rates = {row["step"]: row["eval_success"] for row in rows if row["eval_success"] is not None}
+        rates = {
+            row["step"]: row["eval_success"] for row in rows if row["eval_success"] is not None
+        }
         rates = ({0: fmean(scores["start"])} if scores else {}) | rates
         if not rates:
-            raise ValueError(f"{run} has no evaluation yet")
-        low, high = zip(*(wilson_interval(round(n * rate), n) for rate in rates.values()), strict=True)
+            raise UserError(f"{run} has no evaluation yet")
+        low, high = zip(
+            *(wilson_interval(round(n * rate), n) for rate in rates.values()), strict=True
+        )
         (line,) = axes.plot(rates.keys(), rates.values(), marker=".", label=run.name)
         axes.fill_between(rates.keys(), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
         players |= {(fmean(scores[key]), key) for key in scores if key not in ("start", "after RL")}
     for rate, name in sorted(players):
         place = max(rate, place + 0.045)  # names of players that are as good stand above each other
         axes.axhline(rate, color="0.6", linewidth=0.8, linestyle=":")
-        axes.text(1.01, place, name, color="0.4", fontsize=8, va="center", transform=axes.get_yaxis_transform())
+        axes.text(
+            1.01,
+            place,
+            name,
+            color="0.4",
+            fontsize=8,
+            va="center",
+            transform=axes.get_yaxis_transform(),
+        )
     axes.set(xlabel="iteration", ylabel="success on fixed prompts", ylim=(-0.02, 1.02))
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=150)
@@ -118,14 +164,16 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
 
 def draw_panel(runs: Sequence[Path], path: Path) -> None:
     """Figure 6 of arXiv 2504.20073: what moves before a run collapses, with a line where an early sign appears."""
-    from diagnostics import warnings_of
+    from support.collapse import warnings_of
 
     figure, notes = Figure(figsize=(9, 6), layout="constrained"), []
     plots = figure.subplots(2, 2, sharex=True)
     for run in runs:
         if not (rows := read_rows(run / "metrics.jsonl")):
-            raise ValueError(f"{run} has no iteration yet")
-        signs = [(row["step"], text) for i, row in enumerate(rows) for text in warnings_of(rows[: i + 1])]
+            raise UserError(f"{run} has no iteration yet")
+        signs = [
+            (row["step"], text) for i, row in enumerate(rows) for text in warnings_of(rows[: i + 1])
+        ]
         notes += [f"{run.name}, iteration {step}: {text}" for step, text in signs]
         for axes, key in zip(plots.flat, PANEL, strict=True):
             known = {row["step"]: row[key] for row in rows if row[key] is not None}
@@ -141,13 +189,23 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
 def main(argv: list[str]) -> None:
     runs = [Path(arg) for arg in argv if not arg.startswith("--")]
     flags = dict(arg[2:].partition("=")[::2] for arg in argv if arg.startswith("--"))
-    number, one = flags.get("gif", "0"), len(runs) == 1 or "gif" not in flags  # of several runs there is no number 12
-    legal = len(flags) <= 1 and flags.keys() <= {"gif", "panel"} and number.isdecimal() and not flags.get("panel")
+    number, one = (
+        flags.get("gif", "0"),
+        len(runs) == 1 or "gif" not in flags,
+    )  # of several runs there is no number 12
+    legal = (
+        len(flags) <= 1
+        and flags.keys() <= {"gif", "panel"}
+        and number.isdecimal()
+        and not flags.get("panel")
+    )
     if not (runs and one and legal):
         wanted = "folders of runs and one of --gif=NUMBER, --panel or none"
-        raise ValueError(f"expected {wanted}, got {' '.join(argv)!r}")
+        raise UserError(f"expected {wanted}, got {' '.join(argv)!r}")
     if "gif" in flags:
-        draw_gif(load(runs[0], int(number)), int(number), path := runs[0] / f"trajectory_{number}.gif")
+        draw_gif(
+            load(runs[0], int(number)), int(number), path := runs[0] / f"trajectory_{number}.gif"
+        )
     elif "panel" in flags:
         draw_panel(runs, path := runs[0] / "panel.png")
     elif len(runs) > 1:
@@ -314,4 +372,4 @@ filter()
 
 
 if __name__ == "__main__":
-    fail_clearly(main)
+    run_main(main)

@@ -11,7 +11,7 @@ Settings: frozenlake_grpo with tiny, and --key=value. Repeats are interleaved, a
 smallest, largest. The work is compared first: same tokens, same loss. vLLM and TRL (pip install trl) where installed.
 """
 
-from configurator import Config, fail_clearly, load_config, read_rows
+from configurator import Config, UserError, load_config, run_main
 
 import importlib.util
 import json
@@ -38,12 +38,26 @@ from engine import Sample, make_engine
 from model import Batch, Critic, PackedLayout, Policy, build_tiny, chunked_logprobs, load_model
 from rollout import Chat, Trajectory, Turn, collect, make_episode, micro_batches, pack
 from starpo import policy_loss
+from support.run_folder import read_rows
 
 FOLDER = "out/bench_model"  # of the random weights
 STARTS = [((71, i // 16), i % 16) for i in range(128)]  # 8 instances of 16 members
-SETTINGS = ["config/frozenlake_grpo.py", "config/tiny.py", "--max_response_tokens=100", "--max_context_tokens=1600"]
-QWEN = dict(vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-            num_key_value_heads=2, max_position_embeddings=32_768, tie_word_embeddings=True)  # fmt: skip
+SETTINGS = [
+    "config/frozenlake_grpo.py",
+    "config/tiny.py",
+    "--max_response_tokens=100",
+    "--max_context_tokens=1600",
+]
+QWEN = dict(
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    max_position_embeddings=32_768,
+    tie_word_embeddings=True,
+)
 PEAK = 989e12  # FLOP/s in bfloat16 of one H100 or H200, dense
 
 
@@ -55,7 +69,7 @@ def installed(package: str) -> bool:
 
 def check(same: bool, difference: str) -> None:
     if not same:
-        raise ValueError(f"the work is not the same: {difference}")
+        raise UserError(f"the work is not the same: {difference}")
 
 
 def compare(variants: dict[str, Callable[[], dict]], repeats: int) -> dict[str, dict]:
@@ -65,11 +79,19 @@ def compare(variants: dict[str, Callable[[], dict]], repeats: int) -> dict[str, 
         for name, run in variants.items():
             cpu, wall = time.process_time(), time.perf_counter()
             counts = run()
-            runs[name].append({"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall} | counts)
+            runs[name].append(
+                {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall} | counts
+            )
     rows = {}
     for name, (_, *found) in runs.items():
-        rows[name] = {key: [float(f([r[key] for r in found])) for f in (np.median, np.min, np.max)] for key in found[0]}
-        cells = [f"{key} {m:,.5g} [{low:,.5g}, {high:,.5g}]" for key, (m, low, high) in rows[name].items()]
+        rows[name] = {
+            key: [float(f([r[key] for r in found])) for f in (np.median, np.min, np.max)]
+            for key in found[0]
+        }
+        cells = [
+            f"{key} {m:,.5g} [{low:,.5g}, {high:,.5g}]"
+            for key, (m, low, high) in rows[name].items()
+        ]
         ratio = rows[name]["cpu_s"][0] / next(iter(rows.values()))["cpu_s"][0]
         print(f"| {name} | {' | '.join(cells)} | CPU time {ratio:.2f} x |")
     return rows
@@ -114,7 +136,13 @@ class HuggingFace:
     lasts over turns, else the whole history is prefilled again."""
 
     def __init__(self, model, eos_id: int, *, keep: bool):
-        self.model, self.eos_id, self.keep, self.waiting, self.num_steps = model, eos_id, keep, [], 0
+        self.model, self.eos_id, self.keep, self.waiting, self.num_steps = (
+            model,
+            eos_id,
+            keep,
+            [],
+            0,
+        )
         self.keys: list[int] = []  # of the rows of ids, mask and cache
 
     busy = property(lambda self: bool(self.waiting))
@@ -141,8 +169,15 @@ class HuggingFace:
         left = partial(pad_sequence, batch_first=True, padding_side="left")
         self.ids = torch.cat([self.ids, left(new)], 1)
         self.mask = torch.cat([self.mask, left([torch.ones_like(row) for row in new])], 1)
-        options = dict(do_sample=False, pad_token_id=0, max_new_tokens=int(most.max()), eos_token_id=self.eos_id)
-        self.ids = self.model.generate(self.ids, attention_mask=self.mask, past_key_values=self.cache, **options)
+        options = dict(
+            do_sample=False,
+            pad_token_id=0,
+            max_new_tokens=int(most.max()),
+            eos_token_id=self.eos_id,
+        )
+        self.ids = self.model.generate(
+            self.ids, attention_mask=self.mask, past_key_values=self.cache, **options
+        )
         sampled = self.ids[:, self.mask.shape[1] :]
         self.num_steps += sampled.shape[1]
         ends = (sampled == self.eos_id).long()
@@ -150,7 +185,9 @@ class HuggingFace:
         valid = (ends.cumsum(1) == ends) & (torch.arange(sampled.shape[1]) < most[:, None])
         self.mask, self.keys = torch.cat([self.mask, valid.long()], 1), keys
         replies = [row[flags].tolist() for row, flags in zip(sampled, valid, strict=True)]
-        return [Sample(key, reply, [0.0] * len(reply)) for key, reply in zip(keys, replies, strict=True)]
+        return [
+            Sample(key, reply, [0.0] * len(reply)) for key, reply in zip(keys, replies, strict=True)
+        ]
 
 
 def rollout(config: Config, repeats: int) -> dict:
@@ -171,17 +208,29 @@ def rollout(config: Config, repeats: int) -> dict:
         done = collect(DrawnLengths(engine), chat, config, STARTS, **options)
         played[name] = [t.ids for t in done]
         same = np.mean([a == b for a, b in zip(played[name], played["torch engine"], strict=True)])
-        check(same > 0.95, f"{name} plays only {same:.0%} of the trajectories like the torch engine")
-        return {"engine steps": engine.num_steps - before, "sampled tokens": sum(t.num_response_tokens for t in done)}
+        check(
+            same > 0.95, f"{name} plays only {same:.0%} of the trajectories like the torch engine"
+        )
+        return {
+            "engine steps": engine.num_steps - before,
+            "sampled tokens": sum(t.num_response_tokens for t in done),
+        }
 
-    names = (*engines, "Hugging Face, cache kept over turns", "Hugging Face, history prefilled every turn")
+    names = (
+        *engines,
+        "Hugging Face, cache kept over turns",
+        "Hugging Face, history prefilled every turn",
+    )
     return compare({name: partial(play, name) for name in names}, repeats)
 
 
 def padded(part: list[Trajectory]) -> list[torch.Tensor]:
     """Ids, attention mask and response mask, each (B, S), padded to the longest."""
     columns = zip(*((t.ids, [1] * len(t.ids), t.response_mask) for t in part), strict=True)
-    return [pad_sequence([torch.tensor(row).long() for row in rows], batch_first=True) for rows in columns]
+    return [
+        pad_sequence([torch.tensor(row).long() for row in rows], batch_first=True)
+        for rows in columns
+    ]
 
 
 def trl_trainer(folder: str, prompt, **options):
@@ -190,9 +239,23 @@ def trl_trainer(folder: str, prompt, **options):
     from datasets.table import InMemoryTable
     from trl import GRPOConfig, GRPOTrainer
 
-    options |= dict(output_dir="out/bench_trl", use_cpu=True, bf16=False, report_to=[], logging_strategy="no",
-                    save_strategy="no", disable_tqdm=True, gradient_checkpointing=False, loss_type="bnpo", beta=0.0,
-                    epsilon=0.2, epsilon_high=0.28, learning_rate=1e-6, num_generations=16, max_completion_length=64)
+    options |= dict(
+        output_dir="out/bench_trl",
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        loss_type="bnpo",
+        beta=0.0,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        learning_rate=1e-6,
+        num_generations=16,
+        max_completion_length=64,
+    )
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     prompts = Dataset(InMemoryTable.from_pydict({"prompt": [prompt] * 512}), fingerprint="the same")
     sampled: list[int] = []
@@ -201,7 +264,9 @@ def trl_trainer(folder: str, prompt, **options):
         sampled.append(sum(map(len, completion_ids)))
         return [float(i % 16) for i in range(len(completions))]
 
-    trainer = GRPOTrainer(model, reward, GRPOConfig(**options), prompts, processing_class=load_model(folder)[1])
+    trainer = GRPOTrainer(
+        model, reward, GRPOConfig(**options), prompts, processing_class=load_model(folder)[1]
+    )
     trainer.current_gradient_accumulation_steps = 1  # train() sets it
     return trainer, sampled
 
@@ -217,25 +282,53 @@ def update(config: Config, repeats: int) -> dict:
     """32 trajectories of 2 groups, over after 1 to 5 turns; loss and gradient norm must agree first."""
     model, tokenizer = load_model(FOLDER)
     engine = DrawnLengths(make_engine(config, model, Chat(tokenizer)))
-    played = collect(engine, Chat(tokenizer), config, STARTS[:32], split="train", temperature=1.0, noise_seed=(0,))
+    played = collect(
+        engine,
+        Chat(tokenizer),
+        config,
+        STARTS[:32],
+        split="train",
+        temperature=1.0,
+        noise_seed=(0,),
+    )
     kept = [replace(t, turns=t.turns[: 1 + i % 5]) for i, t in enumerate(played)]
-    advantages, num_tokens = torch.linspace(-1, 1, len(kept)), sum(t.num_response_tokens for t in kept)
-    policy, plain = Policy(model), AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="sdpa")
+    advantages, num_tokens = (
+        torch.linspace(-1, 1, len(kept)),
+        sum(t.num_response_tokens for t in kept),
+    )
+    policy, plain = (
+        Policy(model),
+        AutoModelForCausalLM.from_pretrained(FOLDER, attn_implementation="sdpa"),
+    )
 
-    def our_loss(logprobs_of: Callable[[list[Trajectory]], torch.Tensor], indices: list[int]) -> torch.Tensor:
+    def our_loss(
+        logprobs_of: Callable[[list[Trajectory]], torch.Tensor], indices: list[int]
+    ) -> torch.Tensor:
         part = [kept[i] for i in indices]
         old = torch.tensor([lp for t in part for lp in t.rollout_logprobs])
-        each = advantages[indices].repeat_interleave(torch.tensor([t.num_response_tokens for t in part]))
-        return policy_loss(logprobs_of(part), old, each, clip_low=0.2, clip_high=0.28, num_tokens=num_tokens)[0]
+        each = advantages[indices].repeat_interleave(
+            torch.tensor([t.num_response_tokens for t in part])
+        )
+        return policy_loss(
+            logprobs_of(part), old, each, clip_low=0.2, clip_high=0.28, num_tokens=num_tokens
+        )[0]
 
     def trl_loss(trainer, indices: list[int]) -> torch.Tensor:
         ids, mask, sampled = padded([kept[i] for i in indices])
         old = torch.zeros(sampled.shape)
         old[sampled > 0] = torch.tensor([lp for i in indices for lp in kept[i].rollout_logprobs])
-        inputs = dict(prompt_ids=ids[:, :1], prompt_mask=mask[:, :1], completion_ids=ids[:, 1:],
-                      completion_mask=mask[:, 1:], old_per_token_logps=old[:, 1:], tool_mask=sampled[:, 1:])
+        inputs = dict(
+            prompt_ids=ids[:, :1],
+            prompt_mask=mask[:, :1],
+            completion_ids=ids[:, 1:],
+            completion_mask=mask[:, 1:],
+            old_per_token_logps=old[:, 1:],
+            tool_mask=sampled[:, 1:],
+        )
         inputs["advantages"] = advantages[indices]
-        return trainer._compute_loss(trainer.model, inputs) * sampled.sum() / num_tokens  # a mean of the micro-batch
+        return (
+            trainer._compute_loss(trainer.model, inputs) * sampled.sum() / num_tokens
+        )  # a mean of the micro-batch
 
     def run(module, work: list[list[int]], loss_of: Callable[[list[int]], torch.Tensor]) -> dict:
         total = 0.0
@@ -247,21 +340,37 @@ def update(config: Config, repeats: int) -> dict:
         module.zero_grad()
         return {"loss": total, "gradient norm": norm}
 
-    packs, eights = micro_batches(kept, config.micro_batch_tokens), torch.arange(len(kept)).view(-1, 8).tolist()
-    variants = {"packed": lambda: run(policy, packs, partial(our_loss, lambda part: policy(pack(part), 1.0)[0])),
-                "padded": lambda: run(plain, eights, partial(our_loss, partial(padded_logprobs, plain)))}  # fmt: skip
+    packs, eights = (
+        micro_batches(kept, config.micro_batch_tokens),
+        torch.arange(len(kept)).view(-1, 8).tolist(),
+    )
+    variants = {
+        "packed": lambda: run(
+            policy, packs, partial(our_loss, lambda part: policy(pack(part), 1.0)[0])
+        ),
+        "padded": lambda: run(plain, eights, partial(our_loss, partial(padded_logprobs, plain))),
+    }
     if installed("trl"):
         trainer, _ = trl_trainer(FOLDER, "a", per_device_train_batch_size=16)
-        variants["TRL's GRPO loss, padded"] = lambda: run(trainer.model, eights, partial(trl_loss, trainer))
+        variants["TRL's GRPO loss, padded"] = lambda: run(
+            trainer.model, eights, partial(trl_loss, trainer)
+        )
     one, *others = (variant() for variant in variants.values())
-    off = [x for o in others for x in (one["loss"] - o["loss"], one["gradient norm"] / o["gradient norm"] - 1)]
+    off = [
+        x
+        for o in others
+        for x in (one["loss"] - o["loss"], one["gradient norm"] / o["gradient norm"] - 1)
+    ]
     check(max(map(abs, off)) < 1e-5, f"packed {one}, others {others}")
     return compare(variants, repeats)
 
 
 def measure_head(chunk: int, rows: int = 2048, vocabulary: int = 151_936) -> None:
     """Forward and backward of log-probs; prints CPU-seconds and the peak of memory above what was there before."""
-    hidden, weight = torch.randn(rows, 896, requires_grad=True), (torch.randn(vocabulary, 896) * 0.02).requires_grad_()
+    hidden, weight = (
+        torch.randn(rows, 896, requires_grad=True),
+        (torch.randn(vocabulary, 896) * 0.02).requires_grad_(),
+    )
     weight.grad, targets = torch.zeros_like(weight).fill_(0), torch.randint(vocabulary, (rows, 1))
     before, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     ours = chunked_logprobs(hidden, weight, targets[:, 0], chunk=chunk)[0] if chunk else None
@@ -273,20 +382,36 @@ def measure_head(chunk: int, rows: int = 2048, vocabulary: int = 151_936) -> Non
 def head(config: Config, repeats: int) -> dict:
     """2,048 positions, a process for each measurement, because the peak of a process never falls."""
     code = "import torch, bench; torch.set_num_threads(1); torch.manual_seed(0); bench.measure_head({})"
-    run = lambda chunk: json.loads(subprocess.check_output([sys.executable, "-c", code.format(chunk)]))  # noqa: E731
-    return compare({"full logits": partial(run, 0), "1,024 columns at a time": partial(run, 1024)}, repeats)
+    run = lambda chunk: json.loads(
+        subprocess.check_output([sys.executable, "-c", code.format(chunk)])
+    )  # noqa: E731
+    return compare(
+        {"full logits": partial(run, 0), "1,024 columns at a time": partial(run, 1024)}, repeats
+    )
 
 
 def trained(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, float]:
     """Medians of what a run of train.py logs about its iterations, without the first."""
     out_dir = "out/bench_run"
     shutil.rmtree(out_dir, ignore_errors=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "train.py"]
-    command += [*arguments, f"--num_iterations={iterations}", f"--out_dir={out_dir}", "--filter_keep=1.0"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={ranks}",
+        "train.py",
+    ]
+    command += [
+        *arguments,
+        f"--num_iterations={iterations}",
+        f"--out_dir={out_dir}",
+        "--filter_keep=1.0",
+    ]
     command += ["--eval_size=1", "--eval_every=0", "--save_every=0"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        raise ValueError(f"{' '.join(command)} failed: {done.stdout[-2000:]}")
+        raise UserError(f"{' '.join(command)} failed: {done.stdout[-2000:]}")
     rows = read_rows(Path(out_dir, "metrics.jsonl"))[1:]
     numbers = [key for key in rows[0] if all(isinstance(r[key], float) for r in rows)]
     row = {key: float(np.median([r[key] for r in rows])) for key in numbers}
@@ -304,15 +429,28 @@ def iteration(config: Config, repeats: int) -> dict:
 
     variants, lengths = {"ours": ours}, []
     if installed("trl"):
-        messages = make_episode(load_config(["config/bandit_grpo.py", "config/tiny.py"])[0]).reset((0,))
-        prompt = [dict(role=role, content=text) for role, text in zip(("system", "user"), messages, strict=True)]
-        trainer, sampled = trl_trainer(config.model, prompt, per_device_train_batch_size=128, max_steps=4)
+        messages = make_episode(load_config(["config/bandit_grpo.py", "config/tiny.py"])[0]).reset(
+            (0,)
+        )
+        prompt = [
+            dict(role=role, content=text)
+            for role, text in zip(("system", "user"), messages, strict=True)
+        ]
+        trainer, sampled = trl_trainer(
+            config.model, prompt, per_device_train_batch_size=128, max_steps=4
+        )
 
         def theirs() -> dict:
             cpu, wall = time.process_time(), time.perf_counter()
             trainer.train()  # four iterations; what it sets up for them is a hundredth of its time
-            spent, tokens = (time.process_time() - cpu, time.perf_counter() - wall), np.mean(sampled[-4:])
-            check(abs(tokens / lengths[-1] - 1) < 0.05, f"TRL samples {tokens} tokens an iteration, we {lengths[-1]}")
+            spent, tokens = (
+                (time.process_time() - cpu, time.perf_counter() - wall),
+                np.mean(sampled[-4:]),
+            )
+            check(
+                abs(tokens / lengths[-1] - 1) < 0.05,
+                f"TRL samples {tokens} tokens an iteration, we {lengths[-1]}",
+            )
             return {"cpu_s": spent[0] / 4, "wall_s": spent[1] / 4, "sampled tokens": tokens}
 
         variants["TRL's GRPOTrainer"] = theirs
@@ -324,17 +462,41 @@ def scale(config: Config, repeats: int) -> dict:
     smallest size. Turns: Sokoban, one action a turn; the mean number of turns that were played is what counts, replies
     are cut at 24 tokens, or those of late turns, for which the base was not made, would be longer."""
     rows: dict = {}
-    lake, room = ([f"config/{name}_grpo.py", "config/tiny.py", "--batch_size=16"] for name in ("frozenlake", "sokoban"))
-    room += ["--num_groups=4", "--actions_per_turn=1", "--max_context_tokens=4000", "--max_response_tokens=24"]
-    sizes = {"trajectories": [(n, [*lake, f"--num_groups={n // 16}"]) for n in (16, 64, 256, 1024)],
-             "turns": [(n, [*room, f"--max_turns={n}", f"--actions_per_traj={n}"]) for n in (1, 2, 5, 10, 20)],
-             "ranks": [(1, lake), (2, lake)]}  # fmt: skip
+    lake, room = (
+        [f"config/{name}_grpo.py", "config/tiny.py", "--batch_size=16"]
+        for name in ("frozenlake", "sokoban")
+    )
+    room += [
+        "--num_groups=4",
+        "--actions_per_turn=1",
+        "--max_context_tokens=4000",
+        "--max_response_tokens=24",
+    ]
+    sizes = {
+        "trajectories": [(n, [*lake, f"--num_groups={n // 16}"]) for n in (16, 64, 256, 1024)],
+        "turns": [
+            (n, [*room, f"--max_turns={n}", f"--actions_per_traj={n}"]) for n in (1, 2, 5, 10, 20)
+        ],
+        "ranks": [(1, lake), (2, lake)],
+    }
     for what, runs in sizes.items():
         for n, arguments in runs:
-            row = rows[f"{n} {what}"] = trained(*arguments, ranks=n if what == "ranks" else 1, iterations=1 + repeats)
+            row = rows[f"{n} {what}"] = trained(
+                *arguments, ranks=n if what == "ranks" else 1, iterations=1 + repeats
+            )
             row["n"] = row["num_turns"] if what == "turns" else n
-            print("|", n, what, *(f"| {key} {row[key]:.2f}" for key in ("num_turns", "cpu_s", "wall_s")), flush=True)
-        points = [(row["n"], row["wall_s" if what == "ranks" else "cpu_s"]) for key, row in rows.items() if what in key]
+            print(
+                "|",
+                n,
+                what,
+                *(f"| {key} {row[key]:.2f}" for key in ("num_turns", "cpu_s", "wall_s")),
+                flush=True,
+            )
+        points = [
+            (row["n"], row["wall_s" if what == "ranks" else "cpu_s"])
+            for key, row in rows.items()
+            if what in key
+        ]
         rows[f"exponent of {what}"] = float(np.polyfit(*np.log(points[len(points) > 2 :]).T, 1)[0])
         print(f"time grows like {what}^{rows[f'exponent of {what}']:.2f}")
     return rows
@@ -361,14 +523,20 @@ def gpu(config: Config, repeats: int, *, shape: dict = QWEN, sizes=(16_384, 32_7
     device, rows, rng = torch.device(config.device), {}, np.random.default_rng(0)
     works = {name: workload(rng, n, shape["vocab_size"]) for name, n in (("W1", 400), ("W2", 80))}
     cases = product(works, sizes, ("varlen", "SDPA"), (False, True), ("policy", "critic"))
-    print(f"MFU = (6 x (body x tokens + head x sampled) + 12 x layers x width x keys seen) / s / {PEAK:.3g}")
+    print(
+        f"MFU = (6 x (body x tokens + head x sampled) + 12 x layers x width x keys seen) / s / {PEAK:.3g}"
+    )
     for name, size, kernel, compiled, what in cases:
         model.has_varlen_kernel = lambda _, kernel=kernel: kernel == "varlen"
         network = Qwen2ForCausalLM(Qwen2Config(**shape, attn_implementation="layout")).to(device)
         model.compile_blocks(network.model.layers if compiled else ())
         head = network.lm_head.weight.numel()
         body = sum(p.numel() for p in network.parameters()) - head
-        module, args = (Policy(network), (1.0,)) if what == "policy" else (Critic(network.model).to(device), ())
+        module, args = (
+            (Policy(network), (1.0,))
+            if what == "policy"
+            else (Critic(network.model).to(device), ())
+        )
         parallel.shard(module, network.model.layers, parallel.make_mesh(device), torch.bfloat16)
         optimizer = torch.optim.AdamW(module.parameters(), 1e-6, fused=config.device == "cuda")
         packs = [[works[name][i] for i in part] for part in micro_batches(works[name], size)]
@@ -387,9 +555,15 @@ def gpu(config: Config, repeats: int, *, shape: dict = QWEN, sizes=(16_384, 32_7
 
         label = f"{name} {what}, {size} tokens, {kernel}{', compiled' * compiled}"
         row = compare({label: run}, repeats)[label]
-        counts = [(flop_of(b, shape, body, head * bool(args)), len(b.ids)) for b in map(pack, packs)]
+        counts = [
+            (flop_of(b, shape, body, head * bool(args)), len(b.ids)) for b in map(pack, packs)
+        ]
         (flop, tokens), wall_s = np.sum(counts, axis=0), row["wall_s"][0]
-        figures = {"roofline s": flop / PEAK, "MFU": flop / PEAK / wall_s, "tokens/s": tokens / wall_s}
+        figures = {
+            "roofline s": flop / PEAK,
+            "MFU": flop / PEAK / wall_s,
+            "tokens/s": tokens / wall_s,
+        }
         print("  ", *(f"{key} {value:,.3g}" for key, value in figures.items()))
         rows[label] = row | figures
     return rows
@@ -398,10 +572,10 @@ def gpu(config: Config, repeats: int, *, shape: dict = QWEN, sizes=(16_384, 32_7
 def main(argv: list[str]) -> None:
     benches = {f.__name__: f for f in (rollout, update, iteration, head, scale, gpu)}
     if not argv or argv[0] not in benches:
-        raise ValueError(f"give one of {', '.join(benches)}; got {argv[:1] or 'nothing'}")
+        raise UserError(f"give one of {', '.join(benches)}; got {argv[:1] or 'nothing'}")
     config, options, _ = load_config([*SETTINGS, *argv[1:]], extra={"repeats": 5, "json": ""})
     if options["repeats"] < 1:
-        raise ValueError(f"repeats must be 1 or more, got {options['repeats']}")
+        raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
     if argv[0] == "gpu":
         config = replace(config, device="cuda", num_threads=0)
     parallel.set_up(config)
@@ -409,8 +583,10 @@ def main(argv: list[str]) -> None:
         part.save_pretrained(FOLDER)
     rows = benches[argv[0]](config, options["repeats"])
     if options["json"]:
-        Path(options["json"]).write_text(json.dumps({"command": argv, "torch": torch.__version__, "rows": rows}) + "\n")
+        Path(options["json"]).write_text(
+            json.dumps({"command": argv, "torch": torch.__version__, "rows": rows}) + "\n"
+        )
 
 
 if __name__ == "__main__":
-    fail_clearly(main)
+    run_main(main)

@@ -4,6 +4,8 @@ Rules and rewards are RAGEN's (arXiv 2504.20073). What differs, on purpose: no d
 all can be solved; and expressions are read exactly and within bounds, never by `eval`.
 """
 
+from configurator import UserError
+
 import ast
 import re
 from collections.abc import Sequence
@@ -24,7 +26,11 @@ def countdown_steps(parts: Sequence[tuple[int, str]]) -> list[tuple]:
     steps = []
     for (x, left), (y, right), *rest in permutations(parts):
         made = {"+": x + y, "-": x - y, "*": x * y, "/": 0 if x % y else x // y}
-        steps += [((value, f"({left} {sign} {right})"), *rest) for sign, value in made.items() if value > 0]
+        steps += [
+            ((value, f"({left} {sign} {right})"), *rest)
+            for sign, value in made.items()
+            if value > 0
+        ]
     return steps
 
 
@@ -42,7 +48,9 @@ def countdown_solution(parts: tuple, target: int) -> str | None:
     """The first expression, in parentheses, of all (value, text) parts that makes `target`, or None: brute force."""
     if len(parts) == 1:
         return parts[0][1] if parts[0][0] == target else None
-    return next(filter(None, (countdown_solution(fewer, target) for fewer in countdown_steps(parts))), None)
+    return next(
+        filter(None, (countdown_solution(fewer, target) for fewer in countdown_steps(parts))), None
+    )
 
 
 def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
@@ -59,7 +67,9 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
         return Fraction(node.value)  # AttributeError: no number
 
     try:  # Python's grammar, without its leading zeros
-        tree = ast.parse(re.sub(r"\b0+(?=[0-9])", "", text.strip()), mode="eval") if numbers else None
+        tree = (
+            ast.parse(re.sub(r"\b0+(?=[0-9])", "", text.strip()), mode="eval") if numbers else None
+        )
         return tree and (sorted(map(int, numbers)), value(tree.body))
     except (SyntaxError, KeyError, AttributeError, ZeroDivisionError):
         return None
@@ -69,13 +79,18 @@ class Countdown(Env):
     """Make the target of 3 or 4 numbers, each used once. The one action is an expression; other text is no action.
     Numbers and targets are as large as upstream's. Numbers are in falling order, so instances are their own keys."""
 
-    TARGETS, PARTIAL = range(10, 101), 0.1  # PARTIAL: the reward for the right numbers and a wrong value
+    TARGETS, PARTIAL = (
+        range(10, 101),
+        0.1,
+    )  # PARTIAL: the reward for the right numbers and a wrong value
     _read = staticmethod(evaluate_expression)
 
     def __init__(self, *, numbers: int = 0, largest: int = 99, **common):
         super().__init__(**(common | {"max_actions": 1}))
         if numbers not in (0, 2, 3, 4) or not 5 <= largest <= 999:
-            raise ValueError(f"countdown wants numbers 2, 3, 4 or 0 (3 or 4), largest 5..999, got {numbers}, {largest}")
+            raise UserError(
+                f"countdown wants numbers 2, 3, 4 or 0 (3 or 4), largest 5..999, got {numbers}, {largest}"
+            )
         self.count, self.largest = numbers, largest
 
     def draw(self, rng: np.random.Generator) -> tuple:
@@ -89,14 +104,19 @@ class Countdown(Env):
         _, self.numbers, self.target = instance
 
     def _move(self, expression: tuple[list[int], Fraction]) -> tuple[float, bool, bool, bool]:
-        right, success = expression[0] == sorted(self.numbers), expression == (sorted(self.numbers), self.target)
+        right, success = (
+            expression[0] == sorted(self.numbers),
+            expression == (sorted(self.numbers), self.target),
+        )
         return 1.0 if success else self.PARTIAL * right, True, success, right
 
     def observe(self) -> str:
         return " ".join(self.statements())
 
     def rules(self) -> str:
-        task = "Make the target of the numbers, each used exactly once, with + - * / and parentheses."
+        task = (
+            "Make the target of the numbers, each used exactly once, with + - * / and parentheses."
+        )
         return f"{task} An action is an expression, such as (3 + 5) * 2. Reward 1, {self.PARTIAL} for a wrong value."
 
     def statements(self) -> list[str]:
@@ -107,8 +127,14 @@ class Countdown(Env):
 
     def greedy(self) -> str:
         """The numbers in the order shown, with the signs + and - that come closest to the target."""
-        form, signs = " {} ".join(map(str, self.numbers)), product("+-", repeat=len(self.numbers) - 1)
-        return min((form.format(*s) for s in signs), key=lambda text: abs(evaluate_expression(text)[1] - self.target))
+        form, signs = (
+            " {} ".join(map(str, self.numbers)),
+            product("+-", repeat=len(self.numbers) - 1),
+        )
+        return min(
+            (form.format(*s) for s in signs),
+            key=lambda text: abs(evaluate_expression(text)[1] - self.target),
+        )
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         return [random_expression(self.numbers, rng)[1] for _ in range(count)]

@@ -6,7 +6,7 @@ Scalars stand in groups under the names of README's glossary, as they are and, i
 moving averages. HPARAMS has the settings, TEXT the sampled trajectories, IMAGES their boards.
 """
 
-from configurator import Config, sync, write_whole
+from configurator import Config
 
 import json
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from textwrap import indent
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from diagnostics import KEYS
-from pictures import strip
 from rollout import Trajectory
+from support.collapse import KEYS
+from support.pictures import strip
+from support.run_folder import sync, write_whole
 
 METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
     explained_variance logprob_diff_mean logprob_diff_max"""  # None without an update, or where they do not apply
@@ -58,7 +59,9 @@ class Log:
         """Append an iteration, and some of its trajectories as text and pictures."""
         self.keys, step = self.keys or row.keys(), int(row["step"])
         if row.keys() != self.keys:
-            raise ValueError(f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}")
+            raise ValueError(
+                f"metric keys changed during the run: {sorted(row.keys() ^ self.keys)}"
+            )
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         sync(self.path)  # a checkpoint must not outlive its row
@@ -71,8 +74,15 @@ class Log:
                 self.board.add_scalar(f"{group_of(key)}_ema/{key}", self.averages[key], step)
         for i, trajectory in enumerate(samples):
             self.board.add_text(f"trajectories/{i}", transcript(trajectory), step)
-            shown = [(t.observation, f"{' || '.join(t.info['actions'])}: {t.reward:g}") for t in trajectory.turns]
-            shown += [(end, trajectory.status)] if (end := trajectory.turns[-1].info.get("closing")) else []
+            shown = [
+                (t.observation, f"{' || '.join(t.info['actions'])}: {t.reward:g}")
+                for t in trajectory.turns
+            ]
+            shown += (
+                [(end, trajectory.status)]
+                if (end := trajectory.turns[-1].info.get("closing"))
+                else []
+            )
             if figure := strip(trajectory.env, *zip(*shown, strict=True)):
                 self.board.add_figure(f"trajectories/{i}", figure, step)
         self.board.flush()
@@ -81,7 +91,9 @@ class Log:
 def transcript(t: Trajectory) -> str:
     """A dialogue as preformatted Markdown: what was said is shown and never interpreted."""
     said = [f"{turn.observation}\n\n{turn.text}\n\nreward {turn.reward:g}" for turn in t.turns]
-    return indent("\n\n".join([t.env, *said, f"{t.status}, score {t.score:g}"]), "    ", lambda _: True)
+    return indent(
+        "\n\n".join([t.env, *said, f"{t.status}, score {t.score:g}"]), "    ", lambda _: True
+    )
 
 
 def write_rows(path: Path, rows: Sequence[dict]) -> None:

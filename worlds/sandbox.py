@@ -7,6 +7,8 @@ It is the code task of arXiv 2510.01132 without containers or downloads. What di
 Tests run in one process with the code that they test: code that sets out to forge their report can do so.
 """
 
+from configurator import UserError
+
 import json
 import os
 import re
@@ -34,17 +36,30 @@ class SWE(Env):
 
     blocking = True
 
-    def __init__(self, *, rows: str = "rows.jsonl", reward: str = "binary", sandbox: str = "required", **common):
+    def __init__(
+        self,
+        *,
+        rows: str = "rows.jsonl",
+        reward: str = "binary",
+        sandbox: str = "required",
+        **common,
+    ):
         super().__init__(**common)
         if reward not in ("binary", "ratio") or sandbox not in ("required", "none"):
-            raise ValueError(f"swe wants reward binary or ratio, sandbox required or none, got {reward}, {sandbox}")
+            raise UserError(
+                f"swe wants reward binary or ratio, sandbox required or none, got {reward}, {sandbox}"
+            )
         if sandbox == "required" and not can_isolate():
-            raise ValueError("no sandbox: swe needs Linux with user namespaces, unshare, setpriv and prlimit. sandbox="
-                             "none does without; limits on resources alone are no security boundary")  # fmt: skip
+            raise UserError(
+                "no sandbox: swe needs Linux with user namespaces, unshare, setpriv and prlimit. sandbox="
+                "none does without; limits on resources alone are no security boundary"
+            )
         self.folder, self.reward, self.isolated = Path(rows).parent, reward, sandbox == "required"
         lines = filter(None, Path(rows).read_text(encoding="utf-8").split("\n"))
         self.rows = {row["instance_id"]: row for row in map(checked, lines)}
-        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # so few that splits share them, as in Bandit
+        self.repeats = (
+            len(self.rows) < 4 * SPLIT_SIZE
+        )  # so few that splits share them, as in Bandit
 
     def draw(self, rng: np.random.Generator) -> tuple:
         return ("swe", str(rng.choice(list(self.rows))))
@@ -63,18 +78,27 @@ class SWE(Env):
     def _move(self, command: str) -> tuple[float, bool, bool, bool]:
         if command != "submit":
             code, self.output = sandboxed(command, self.home.name, isolated=self.isolated)
-            self.mended |= command == self.mend.split("||")[0].strip()  # a patch with || comes in pieces
+            self.mended |= (
+                command == self.mend.split("||")[0].strip()
+            )  # a patch with || comes in pieces
             if self.actions_left:  # the last action submits as well
                 return 0.0, False, False, code == 0
         fail, keep = (set(self.row[key]) for key in ("FAIL_TO_PASS", "PASS_TO_PASS"))
         share = len((fail | keep) & self._passed()) / len(fail | keep)
-        ratio = max(0.0, 1 - (1 - share) * len(fail | keep) / len(fail))  # the unpatched code passes all but `fail`
+        ratio = max(
+            0.0, 1 - (1 - share) * len(fail | keep) / len(fail)
+        )  # the unpatched code passes all but `fail`
         return ratio if self.reward == "ratio" else float(share == 1), True, share == 1, True
 
     def _passed(self) -> set[str]:
         """Names of tests that pass, with the test files of the base commit and the row's patch to them."""
-        patch, names = self.row["test_patch"], [*self.row["FAIL_TO_PASS"], *self.row["PASS_TO_PASS"]]
-        files = shlex.join({*re.findall(r"^\+\+\+ b/(\S+)", patch, re.M), *(name.split("::")[0] for name in names)})
+        patch, names = (
+            self.row["test_patch"],
+            [*self.row["FAIL_TO_PASS"], *self.row["PASS_TO_PASS"]],
+        )
+        files = shlex.join(
+            {*re.findall(r"^\+\+\+ b/(\S+)", patch, re.M), *(name.split("::")[0] for name in names)}
+        )
         command = f"rm -rf {files}; tar xf - {files}; {HEREDOC.format(patch)}"
         command += f"\npython -m pytest -q -rA --tb=no {files} 2>/dev/null | grep -a ^PASSED"
         _, output = sandboxed(command, self.home.name, self.base, isolated=self.isolated)
@@ -101,11 +125,20 @@ class SWE(Env):
 
 
 def checked(line: str) -> dict:
-    """A row of the data set. Raises: ValueError unless it has what is used here."""
-    row, texts = json.loads(line), ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
+    """A row of the data set. Raises: UserError unless it has what is used here."""
+    row, texts = (
+        json.loads(line),
+        ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch"),
+    )
     kinds = dict.fromkeys(texts, str) | dict.fromkeys(("FAIL_TO_PASS", "PASS_TO_PASS"), list)
-    if wrong := [key for key, kind in kinds.items() if not (isinstance(row, dict) and isinstance(row.get(key), kind))]:
-        raise ValueError(f"a row of SWE-Gym has texts, and lists of tests; {', '.join(wrong)} is not in {line[:80]!r}")
+    if wrong := [
+        key
+        for key, kind in kinds.items()
+        if not (isinstance(row, dict) and isinstance(row.get(key), kind))
+    ]:
+        raise UserError(
+            f"a row of SWE-Gym has texts, and lists of tests; {', '.join(wrong)} is not in {line[:80]!r}"
+        )
     return row
 
 
@@ -125,23 +158,64 @@ LIMITS setpriv ${user:+--reuid=$user --regid=$user --clear-groups} \\
 exit $code""".replace("LIMITS", LIMITS)
 
 
-def sandboxed(command: str, folder: str, given: bytes = b"", *, isolated: bool = True) -> tuple[int | None, str]:
+def sandboxed(
+    command: str, folder: str, given: bytes = b"", *, isolated: bool = True
+) -> tuple[int | None, str]:
     """Run a shell command in a folder, in namespaces of its own: no network, no other processes, nothing else to write.
 
     Args: given: its standard input. isolated: False runs it as you, under limits alone, which are no boundary.
     Returns: exit status, None after SECONDS; the first 2**20 bytes of its output. Nothing of it runs on afterwards;
     without isolation what has left its session does."""
-    user = str(2**15 + os.stat(folder).st_ino % 2**14) if os.geteuid() == 0 else ""  # one that owns nothing else
-    system = [d for d in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives") if os.path.isdir(d)]
-    system = dict.fromkeys([*(d for d in system if not os.path.islink(d)), sys.base_prefix, sys.prefix])
-    env = {"PATH": f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
-    env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # stale bytecode hides an edit
-    with tempfile.TemporaryDirectory() as new, tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+    user = (
+        str(2**15 + os.stat(folder).st_ino % 2**14) if os.geteuid() == 0 else ""
+    )  # one that owns nothing else
+    system = [
+        d
+        for d in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
+        if os.path.isdir(d)
+    ]
+    system = dict.fromkeys(
+        [*(d for d in system if not os.path.islink(d)), sys.base_prefix, sys.prefix]
+    )
+    env = {
+        "PATH": f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+    }
+    env |= {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }  # stale bytecode hides an edit
+    with (
+        tempfile.TemporaryDirectory() as new,
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as output,
+    ):
         stdin.write(given), stdin.seek(0)
-        argv = ["unshare", *([] if user else ["-Ur"]), "-mnpiuf", "--kill-child", "sh", "-c", ISOLATE, "sh"]
-        argv = [*argv, new, folder, user, command, *system] if isolated else [*LIMITS.split(), "sh", "-c", command]
-        process = subprocess.Popen(argv, cwd=folder, env=env, stdin=stdin, stdout=output, stderr=output,
-                                   start_new_session=True)  # fmt: skip
+        argv = [
+            "unshare",
+            *([] if user else ["-Ur"]),
+            "-mnpiuf",
+            "--kill-child",
+            "sh",
+            "-c",
+            ISOLATE,
+            "sh",
+        ]
+        argv = (
+            [*argv, new, folder, user, command, *system]
+            if isolated
+            else [*LIMITS.split(), "sh", "-c", command]
+        )
+        process = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=env,
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         try:
             code = process.wait(SECONDS)
         except subprocess.TimeoutExpired:

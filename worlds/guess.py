@@ -22,7 +22,9 @@ class Number(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.secret = int((options or {}).get("secret") or self.np_random.integers(1, self.largest + 1))
+        self.secret = int(
+            (options or {}).get("secret") or self.np_random.integers(1, self.largest + 1)
+        )
         return f"1 to {self.largest}", {}
 
     def step(self, action: str):
@@ -52,12 +54,16 @@ class Guess(Env):
 
     def _move(self, guess: int) -> tuple[float, bool, bool, bool]:
         self.text, reward, won, _, _ = self.game.step(str(guess))
-        low, high = {"higher": (guess + 1, self.high), "lower": (self.low, guess - 1)}.get(self.text, (guess, guess))
+        low, high = {"higher": (guess + 1, self.high), "lower": (self.low, guess - 1)}.get(
+            self.text, (guess, guess)
+        )
         self.low, self.high = max(self.low, low), min(self.high, high)
         return reward, won, won, True  # reward, is it over, is it a success, did anything change
 
     def observe(self) -> str:
-        return f"Your last guess: {self.text}." if self.num_actions else f"A number from {self.text}."
+        return (
+            f"Your last guess: {self.text}." if self.num_actions else f"A number from {self.text}."
+        )
 
     def rules(self) -> str:
         return f"Find a hidden number of 1 to {self.game.largest}. An action is a guess; higher or lower is the answer."
