@@ -1,18 +1,31 @@
-"""The dialogue between a policy and an environment: prompt, parser, limits, format penalty. No dynamics here.
+"""The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
-What the prompt promises is what is executed: every limit it states is enforced, and unknown, surplus and malformed
-answers are reported back in the next turn. The format penalty is part of the reward of the turn that earned it, unlike
-RAGEN's, which is added to the trajectory's score and never shown. The policy's text is parsed, never rewritten.
+An `Episode` turns an environment of `envs.py` into messages. It executes what the policy answers
+and enforces every limit that the prompt states. Unknown, surplus and malformed answers are
+reported in the next message. The format penalty is part of the reward of the malformed turn;
+RAGEN adds it to the trajectory's score and never shows it.
+
+`Chat` turns messages into token ids. The policy's own text is parsed but never rewritten or
+encoded again.
 """
 
-from configurator import Config, UserError, run_main
+from configurator import Config, UserError
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from envs import Env, make_env
+from envs import Env
+
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
+MAX_UNFINISHED = 0.99  # the largest share of a success that shaped rewards pay before the end
+
+
+# ---------- replies
 
 
 class Parsed(NamedTuple):
@@ -20,162 +33,222 @@ class Parsed(NamedTuple):
 
     thought: str
     actions: list[str]
-    well_formed: bool  # the promised tags in order and nothing outside of them
+    well_formed: bool  # the promised tags in order, and nothing outside of them
 
 
 def parse_response(text: str, *, think: bool = True) -> Parsed:
-    """Read `<think>..</think><answer>a || b</answer>`; without `think` only the answer. Linear time, never raises.
+    """Read `<think>..</think><answer>a || b</answer>`; without `think` only the answer.
+
+    Runs in linear time and never raises.
 
     >>> parse_response("<think>go</think><answer>Up || Left</answer>")
     Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
     """
-    inside, outside, rest = {"think": ""}, "", text
+    content = {"think": ""}
+    outside = ""
+    rest = text
     for tag in ("think", "answer") if think else ("answer",):
         before, _, rest = rest.partition(f"<{tag}>")
-        inside[tag], closed, rest = rest.partition(f"</{tag}>")
+        content[tag], closed, rest = rest.partition(f"</{tag}>")
         if not closed:
             return Parsed("", [], False)
         outside += before
-    actions = [part.strip() for part in inside["answer"].split("||")]
-    return Parsed(inside["think"].strip(), [a for a in actions if a], not (outside + rest).strip())
+    outside += rest
+    actions = [part.strip() for part in content["answer"].split("||")]
+    actions = [action for action in actions if action]
+    return Parsed(content["think"].strip(), actions, well_formed=not outside.strip())
 
 
 def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
-    """The text that `parse_response` reads back; used by demonstrations and reference players."""
-    return (
-        f"<think>{thought}</think>" if think else ""
-    ) + f"<answer>{' || '.join(actions)}</answer>"
-
-
-class Outcome(NamedTuple):
-    """What one turn did. `status` is None while the dialogue goes on; `user` is the next message ('' at the end)."""
-
-    user: str
-    reward: float  # environment reward plus format penalty, plus think_reward if that is on
-    status: str | None  # success, failure, out_of_turns
-    info: dict  # actions, num_actions, format_ok, effective, statements_checked, statements_true, env_reward; at the
-    # end also closing, the observation that nobody answers
-
-
-class Episode:
-    """One dialogue with an environment: builds the messages, executes the answers, keeps the limits of the config."""
-
-    def __init__(self, env: Env, config: Config):
-        self.env, self.config = env, config
-
-    def reset(
-        self, seed: int | Sequence[int], *, split: str = "train", member: int = 0
-    ) -> tuple[str, str]:
-        """Returns (system message, first user message). The system message is the same for all instances."""
-        return self.open(self.env.reset(seed, split=split, member=member))
-
-    def open(self, observation: str) -> tuple[str, str]:
-        """The same for an environment that has just been started."""
-        self.turn_idx, self.remaining = 0, self.plan_length()
-        return self.system(), self._turn_text(observation, "")
-
-    def plan_length(self) -> list[int]:
-        """How long the best plan is from here, for the reward density that asks for it."""
-        return [self.env.optimal_length()] if self.config.reward_density == "plan" else []
-
-    def system(self) -> str:
-        most = min(self.config.actions_per_turn, self.env.max_actions)
-        form = format_response("thoughts", ["action"] * min(most, 2), think=self.config.think)
-        names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
-        limits = f"{names}At most {most} action{'s' * (most > 1)} a turn."
-        return f"{self.env.rules()}\n{limits}\nReply {form} in at most {self.config.max_response_tokens} tokens."
-
-    def _turn_text(self, observation: str, report: str) -> str:
-        left = self.env.actions_left
-        head = f"Turn {self.turn_idx + 1} of {self.config.max_turns}, {left} action{'s' * (left != 1)} left."
-        return f"{report}{head}\n{observation}"
-
-    def step(self, response: str) -> Outcome:
-        """Execute one response. Any text is accepted; what is not executed is reported in the next message."""
-        config, facts = self.config, self.env.statements()
-        parsed = parse_response(response, think=config.think)
-        checked, true = check_thought(parsed.thought, facts)
-        allowed = min(config.actions_per_turn, self.env.actions_left)
-        earned, unknown, num_actions, num_effective, status = 0.0, [], 0, 0, None
-        for action in parsed.actions[:allowed]:
-            step = self.env.step(action)
-            if not step.info["valid"]:
-                unknown.append(action)
-                continue
-            earned, num_actions = (
-                earned + float(step.reward),
-                num_actions + 1,
-            )  # which may be numpy's
-            num_effective += step.info["effective"]
-            if step.terminated or step.truncated:
-                status = "success" if step.info["success"] else "failure"
-                break
-        self.remaining += self.plan_length()
-        surplus = len(parsed.actions) - allowed
-        format_ok = parsed.well_formed and not unknown and surplus <= 0 and num_actions > 0
-        reward = earned + (0.0 if format_ok else config.format_penalty)
-        self.turn_idx += 1
-        if self.turn_idx == config.max_turns:
-            status = status or "out_of_turns"
-        stated = {s.strip() + "." for s in parsed.thought.split(".")} & {
-            *facts
-        }  # each once, repeated or not
-        thinking = (
-            config.think_reward * max(0, len(stated) - (checked - true)) / max(1, len({*facts}))
-        )
-        info = dict(
-            actions=parsed.actions[:allowed],
-            num_actions=num_actions,
-            format_ok=format_ok,
-            effective=num_effective / max(num_actions, 1),
-            statements_checked=checked,
-            statements_true=true,
-            env_reward=earned,
-        )
-        report = self._report(reward, parsed, unknown, surplus, num_actions)
-        user = "" if status else self._turn_text(self.env.observe(), report)
-        info |= {"closing": self.env.observe()} if status else {}
-        return Outcome(user, reward + thinking, status, info)
-
-    def _report(
-        self, reward: float, parsed: Parsed, unknown: list[str], surplus: int, num_actions: int
-    ) -> str:
-        notes = [f"Reward {round(reward, 6):g}."]
-        if not parsed.well_formed:
-            notes.append("The reply was not in the required form.")
-        if unknown:
-            names = (" ".join(name.split())[:20] for name in unknown[:3])
-            notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in names) + ".")
-        if surplus > 0:
-            notes.append(f"Not executed, over the limit: {surplus}.")
-        if num_actions == 0:
-            notes.append("No action was executed; nothing changed.")
-        return " ".join(notes) + "\n"
-
-
-def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
-    """What a reference player answers now: `optimal` commits the best plan of at most `actions_per_turn` actions,
-    `greedy` and `random` decide on a single one."""
-    if player == "random":
-        return episode.env.random(1, rng)
-    turns_left = episode.config.max_turns - episode.turn_idx
-    plan = (
-        episode.env.plan(episode.config.actions_per_turn, turns_left) if player == "optimal" else []
-    )
-    return plan or [episode.env.greedy()]
+    """The text that `parse_response` reads back. Demonstrations and reference players use it."""
+    answer = f"<answer>{' || '.join(actions)}</answer>"
+    return f"<think>{thought}</think>{answer}" if think else answer
 
 
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
-    """(checkable sentences, true ones): a sentence is checkable when it begins like a fact about the board.
+    """(checkable sentences, true ones). A sentence is checkable if it begins with the first word
+    of a fact.
 
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
     """
     subjects = {fact.split()[0] for fact in facts}
-    sentences = [
-        s.strip() + "." for s in thought.split(".") if s.strip() and s.split()[0] in subjects
-    ]
-    return len(sentences), sum(s in facts for s in sentences)
+    sentences = [part.strip() + "." for part in thought.split(".") if part.strip()]
+    checkable = [sentence for sentence in sentences if sentence[:-1].split()[0] in subjects]
+    return len(checkable), sum(sentence in facts for sentence in checkable)
+
+
+# ---------- the episode
+
+
+@dataclass
+class TurnRecord:
+    """What one turn did, as it is written to trajectories.jsonl.
+
+    A field that is None is left out there."""
+
+    actions: list[str]  # parsed from the reply, cut at the limit of actions
+    num_actions: int = 0  # executed
+    format_ok: bool = False
+    effective: float = 0.0  # fraction of the executed actions that changed something
+    statements_checked: int = 0  # sentences of the thought that can be checked
+    statements_true: int = 0
+    env_reward: float = 0.0  # without format penalty and think_reward
+    closing: str | None = None  # the last observation, which nobody answers
+    error: str | None = None  # why the environment or the player failed
+
+
+class TurnOutcome(NamedTuple):
+    """What the environment makes of one reply."""
+
+    user: str  # the next message; '' at the end
+    reward: float  # environment reward plus format penalty, plus think_reward if that is on
+    status: str | None  # success, failure, out_of_turns, error; None while the dialogue goes on
+    record: TurnRecord
+
+
+@dataclass
+class Executed:
+    """Sums over the actions that one reply had executed."""
+
+    reward: float = 0.0
+    num_actions: int = 0
+    num_effective: int = 0
+    unknown: list[str] = field(default_factory=list)  # actions that the environment does not know
+    status: str | None = None  # success or failure once the game is over
+
+
+class Episode:
+    """One dialogue with an environment: builds messages, executes replies, enforces the limits."""
+
+    def __init__(self, env: Env, config: Config):
+        self.env = env
+        self.config = config
+
+    def reset(
+        self, seed: int | Sequence[int], *, split: str = "train", member: int = 0
+    ) -> tuple[str, str]:
+        """Start an instance. Returns: (system message, first user message).
+
+        The system message is the same for all instances of an environment."""
+        return self.open(self.env.reset(seed, split=split, member=member))
+
+    def open(self, observation: str) -> tuple[str, str]:
+        """Like `reset`, for an environment that has been started already."""
+        self.turn_idx = 0
+        self.plan_lengths: list[int] = []  # for reward_density="plan": at first and after each turn
+        self._note_plan_length()
+        return self.system(), self._turn_text(observation, "")
+
+    def _note_plan_length(self) -> None:
+        if self.config.reward_density == "plan":
+            self.plan_lengths.append(self.env.optimal_length())
+
+    def system(self) -> str:
+        """Rules, action names, limits and the required form of a reply."""
+        config = self.config
+        limit = min(config.actions_per_turn, self.env.max_actions)
+        form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
+        names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
+        limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
+        reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
+        return f"{self.env.rules()}\n{limits}\n{reply}"
+
+    def _turn_text(self, observation: str, report: str) -> str:
+        left = self.env.actions_left
+        turn = f"Turn {self.turn_idx + 1} of {self.config.max_turns}"
+        return f"{report}{turn}, {left} action{'s' if left != 1 else ''} left.\n{observation}"
+
+    def step(self, response: str) -> TurnOutcome:
+        """Execute one response.
+
+        Any text is accepted. The next message reports what was not executed."""
+        config = self.config
+        facts = self.env.statements()
+        parsed = parse_response(response, think=config.think)
+        allowed = min(config.actions_per_turn, self.env.actions_left)
+        surplus = len(parsed.actions) - allowed
+        executed = self._execute(parsed.actions[:allowed])
+        self._note_plan_length()
+        self.turn_idx += 1
+        status = executed.status
+        if self.turn_idx == config.max_turns:
+            status = status or "out_of_turns"
+
+        nothing_refused = not executed.unknown and surplus <= 0
+        format_ok = parsed.well_formed and nothing_refused and executed.num_actions > 0
+        reward = executed.reward + (0.0 if format_ok else config.format_penalty)
+        checked, true = check_thought(parsed.thought, facts)
+        record = TurnRecord(
+            actions=parsed.actions[:allowed],
+            num_actions=executed.num_actions,
+            format_ok=format_ok,
+            effective=executed.num_effective / max(executed.num_actions, 1),
+            statements_checked=checked,
+            statements_true=true,
+            env_reward=executed.reward,
+            closing=self.env.observe() if status else None,
+        )
+        user = ""
+        if not status:
+            report = self._report(reward, parsed, executed, surplus)
+            user = self._turn_text(self.env.observe(), report)
+        bonus = self._think_bonus(parsed.thought, facts, num_false=checked - true)
+        return TurnOutcome(user, reward + bonus, status, record)
+
+    def _execute(self, actions: Sequence[str]) -> Executed:
+        executed = Executed()
+        for action in actions:
+            step = self.env.step(action)
+            if not step.info["valid"]:
+                executed.unknown.append(action)
+                continue
+            executed.reward += float(step.reward)  # the environment's may be a numpy number
+            executed.num_actions += 1
+            executed.num_effective += step.info["effective"]
+            if step.terminated or step.truncated:
+                executed.status = "success" if step.info["success"] else "failure"
+                break
+        return executed
+
+    def _think_bonus(self, thought: str, facts: list[str], num_false: int) -> float:
+        """think_reward times the share of facts that the thought states, minus its false sentences.
+
+        Each fact counts once, however often the thought repeats it."""
+        distinct = set(facts)
+        stated = {part.strip() + "." for part in thought.split(".")} & distinct
+        return self.config.think_reward * max(0, len(stated) - num_false) / max(1, len(distinct))
+
+    def _report(self, reward: float, parsed: Parsed, executed: Executed, surplus: int) -> str:
+        notes = [f"Reward {round(reward, 6):g}."]
+        if not parsed.well_formed:
+            notes.append("The reply was not in the required form.")
+        if executed.unknown:
+            shortened = [" ".join(name.split())[:20] for name in executed.unknown[:3]]
+            notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in shortened) + ".")
+        if surplus > 0:
+            notes.append(f"Not executed, over the limit: {surplus}.")
+        if executed.num_actions == 0:
+            notes.append("No action was executed; nothing changed.")
+        return " ".join(notes) + "\n"
+
+
+def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
+    """What a reference player answers now.
+
+    `optimal` commits the best plan of at most `actions_per_turn` actions.
+    `greedy` and `random` choose one action."""
+    env = episode.env
+    if player == "random":
+        return env.random(1, rng)
+    plan = []
+    if player == "optimal":
+        turns_left = episode.config.max_turns - episode.turn_idx
+        plan = env.plan(episode.config.actions_per_turn, turns_left)
+    return plan or [env.greedy()]
+
+
+# ---------- reward density
 
 
 def shape_rewards(
@@ -183,77 +256,114 @@ def shape_rewards(
     success: bool,
     density: str,
     *,
-    most: float = 1.0,
-    remaining: Sequence[int] = (),
+    max_reward: float = 1.0,
+    plan_lengths: Sequence[int] = (),
 ) -> list[float]:
-    """What the turns of a finished episode earn from the environment, at another density; the sum is 1 for a success
-    and less than 1 for anything else (in arXiv 2510.01132, whose densities these are, a loss could exceed a win).
+    """Redistribute the environment's rewards over the turns of a finished episode.
 
-    "sparse" all at the last turn. "dense" progress as it is made: what the rewards so far amount to, as a share of
-    `most`. "balanced" the same, but paid out at every second turn with progress, and at the end. "plan" steps nearer to
-    the goal over the steps there were at first; a dead end is as far away as twice these.
+    The sum is 1 for a success and below 1 otherwise. (In arXiv 2510.01132, the source of these
+    densities, a failure could earn more than a success.)
 
-    Args: rewards of the K turns in environment units; most: what a success pays; remaining: for "plan", lengths of the
-        best plan before the first turn and after every one, 0 where there is none. Raises: UserError for others.
-    >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", most=2.0), shape_rewards([1.0, 1.0, 0.0], False, "balanced", most=4.0)
-    ([0.5, 0.0, 0.5], [0.0, 0.5, 0.0])
+    - "sparse": everything at the last turn.
+    - "dense": progress when it is made. Progress is the sum of rewards so far as a share of
+      `max_reward`.
+    - "balanced": the same progress, paid at every second turn that earns something, and at the end.
+    - "plan": steps by which the goal came nearer, as a share of the first distance. A dead end
+      counts as twice the first distance.
+
+    Args: rewards: of the K turns, environment units; max_reward: what a success pays;
+        plan_lengths: for "plan", lengths of the best plan before the first turn and after each
+        turn, 0 where no plan exists.
+    Raises: ValueError for another density.
+    >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
+    [0.5, 0.0, 0.5]
+    >>> shape_rewards([1.0, 1.0, 0.0], False, "balanced", max_reward=4.0)
+    [0.0, 0.5, 0.0]
     """
     last = len(rewards) - 1
     if density == "sparse":
-        return [float(success and k == last) for k in range(len(rewards))]
+        return [float(success and turn == last) for turn in range(len(rewards))]
     if density == "plan":
-        first = remaining[0] or 1
-        away = [first, *(n or 2 * first for n in remaining[1:])]
-        away[-1] = 0 if success else away[-1]
-        return [(a - b) / first for a, b in zip(away, away[1:], strict=False)]
+        return _shape_by_plan(plan_lengths, success)
     if density not in ("dense", "balanced"):
-        raise UserError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")
-    totals = [min(sum(rewards[: k + 1]) / most, 0.99) for k in range(len(rewards))]
-    totals[last] = 1.0 if success else totals[last]
-    paid, milestones, shaped = 0.0, 0, []
-    for k, total in enumerate(totals):
-        milestones += rewards[k] > 0
-        pays = density == "dense" or k == last or (rewards[k] > 0 and milestones % 2 == 0)
-        shaped.append(total - paid if pays else 0.0)
+        raise ValueError(f"reward density must be sparse, dense, balanced or plan, got {density!r}")
+    progress = [
+        min(sum(rewards[: turn + 1]) / max_reward, MAX_UNFINISHED) for turn in range(len(rewards))
+    ]
+    if success:
+        progress[last] = 1.0
+    shaped = []
+    paid = 0.0
+    milestones = 0  # turns so far that earned something
+    for turn, reached in enumerate(progress):
+        milestones += rewards[turn] > 0
+        is_second = rewards[turn] > 0 and milestones % 2 == 0
+        pays = density == "dense" or turn == last or is_second
+        shaped.append(reached - paid if pays else 0.0)
         paid += shaped[-1]
     return shaped
 
 
-# ---------- by hand
+def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
+    first = plan_lengths[0] or 1
+    distances = [first]
+    for length in plan_lengths[1:]:
+        distances.append(length or 2 * first)
+    if success:
+        distances[-1] = 0
+    pairs = zip(distances, distances[1:], strict=False)
+    return [(before - after) / first for before, after in pairs]
 
 
-def main(argv: list[str]) -> None:
-    """Play a training instance in the terminal (see envs.py): what is typed is put into tags where it has none."""
-    flags = dict(arg.partition("=")[::2] for arg in argv[1:])
-    seed, player = flags.pop("--seed", "0"), " ".join(flags)
-    if not (argv and seed.isdecimal() and player in ("", "--expert", "--random")):
-        wanted = "an environment, --seed=N, and one of --expert, --random or none"
-        raise UserError(f"expected {wanted}; got {' '.join(argv)!r}")
-    episode, rng, score, status = (
-        Episode(make_env(argv[0]), Config()),
-        np.random.default_rng(int(seed)),
-        0.0,
-        None,
-    )
-    system, user = episode.reset(int(seed))
-    print(system)
-    while not status:
-        print(f"\n{user}")
-        if player:
-            actions = reference_actions(
-                episode, "optimal" if player == "--expert" else "random", rng
+# ---------- chat format
+
+
+class Chat:
+    """ChatML as token ids.
+
+    Role marks are inserted by id, and contents are encoded without special tokens. So no text of
+    the environment or of the policy can forge a role boundary."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.start, self.end = tokenizer.convert_tokens_to_ids([IM_START, IM_END])
+        if None in (self.start, self.end) or self.start == self.end:
+            raise UserError(
+                f"the tokenizer has no {IM_START} and {IM_END} tokens; "
+                "expected a ChatML (Qwen) tokenizer"
             )
-            print("> " + (text := format_response(" ".join(episode.env.statements()), actions)))
-        else:
-            try:
-                text = input("> ")
-            except EOFError:
-                return
-            text = text if "<" in text else format_response("", text.split("||"))
-        user, reward, status, _ = episode.step(text)
-        score += reward
-    print(f"\n{episode.env.observe()}\n{status} after {episode.turn_idx} turns, score {score:g}")
+        self.encode = lru_cache(maxsize=4096)(self._encode)
 
+    def _encode(self, text: str) -> tuple[int, ...]:
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return tuple(encoded["input_ids"])
 
-if __name__ == "__main__":
-    run_main(main)
+    def message(self, role: str, text: str) -> list[int]:
+        """A whole message: role, text, end mark."""
+        head = [self.start, *self.encode(f"{role}\n")]
+        return [*head, *self.encode(text), self.end, *self.encode("\n")]
+
+    def opening(self, system: str, user: str) -> list[int]:
+        """The first prompt, up to and including the mark that opens the assistant's turn."""
+        return [*self.message("system", system), *self._user_and_assistant(user)]
+
+    def following(self, user: str, *, closed: bool) -> list[int]:
+        """What comes between two responses.
+
+        `closed`: the policy sampled its own end-of-turn token."""
+        end = [] if closed else [self.end]
+        return [*end, *self.encode("\n"), *self._user_and_assistant(user)]
+
+    def _user_and_assistant(self, user: str) -> list[int]:
+        return [*self.message("user", user), self.start, *self.encode("assistant\n")]
+
+    def is_closed(self, response_ids: Sequence[int]) -> bool:
+        """Whether a response ends with the end-of-turn token."""
+        return response_ids[-1] == self.end
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response without its end-of-turn token."""
+        text_ids = ids[:-1] if ids and ids[-1] == self.end else ids
+        return self.tokenizer.decode(
+            text_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )

@@ -1,57 +1,54 @@
-"""Multi-turn rollouts, token in and token out: sampled ids are kept and nothing is ever re-encoded.
+"""Multi-turn rollouts, token in and token out: sampled ids are kept and never encoded again.
 
-`collect` plays many episodes at once on an engine of `engine.py`. When a trajectory finishes its turn, its environment
-steps and its next turn joins the running batch: no barrier between turns. Masks are by construction:
-`Turn.response_ids` is what the policy sampled, `Turn.prompt_ids` was put there by us: not trained.
+`collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
+turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
+Masks are built while sampling: `Turn.response_ids` is what the policy sampled and what is trained;
+`Turn.prompt_ids` was inserted by us.
+
+`Conversation` is the only place where a turn happens. `collect` drives it for a policy, `play` for
+players that answer in text: reference players, demonstrations, API models, a human.
 """
 
 from configurator import Config, UserError
 
 import math
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import groupby
 from queue import Empty, SimpleQueue
 
-import torch
-
-from dialogue import Episode, Outcome, shape_rewards
-from engine import Sample
+from dialogue import Chat, Episode, TurnOutcome, TurnRecord, shape_rewards
+from engine import Engine, Sample
 from envs import env_specs, make_env, reserved_keys
-from model import IM_END, IM_START, Batch
+
+# ---------- data
 
 
 @dataclass
 class Turn:
-    """What was put before the sample, what was sampled, and what the environment made of it."""
+    """One prompt, the response to it, and what the environment made of the response."""
 
-    prompt_ids: list[
-        int
-    ]  # the first prompt, or a forced end of the last turn and the next observation; with
-    # context_turns everything that this turn sees
-    response_ids: list[
-        int
-    ]  # sampled by the policy, its end-of-turn token included when it sampled one
-    rollout_logprobs: list[float]  # of response_ids under the sampler, after temperature, nats
-    reward: float = (
-        0.0  # environment units, format penalty included; earned by this turn's response
-    )
+    # The first prompt; later the next message, after a forced end mark where one is missing.
+    # With context_turns: everything that this turn sees.
+    prompt_ids: list[int]
+    response_ids: list[int]  # sampled, with the end-of-turn token if the policy sampled one
+    rollout_logprobs: list[float]  # of response_ids, under the engine, at its temperature, nats
+    reward: float = 0.0  # environment units, format penalty included
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
-    info: dict = field(default_factory=dict)  # see dialogue.Outcome
+    record: TurnRecord | None = None
 
 
 @dataclass
 class Trajectory:
-    """One episode. `status`: success, failure, out_of_turns, out_of_tokens, error (info["error"] of the last turn)."""
+    """One episode.
 
-    seed: tuple[int, ...]
-    member: int
+    `status`: success, failure, out_of_turns, out_of_tokens or error. '' while it is under way."""
+
+    seed: tuple[int, ...]  # names the instance
+    member: int  # index in the group; members differ in transition and sampling noise
     turns: list[Turn] = field(default_factory=list)
     status: str = ""
     system: str = ""
@@ -59,20 +56,30 @@ class Trajectory:
 
     @property
     def ids(self) -> list[int]:
-        return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.response_ids)]
+        """All tokens of the trajectory."""
+        ids = []
+        for turn in self.turns:
+            ids += turn.prompt_ids
+            ids += turn.response_ids
+        return ids
 
     @property
     def response_mask(self) -> list[bool]:
-        """True exactly on the tokens the policy sampled."""
-        return [
-            flag
-            for t in self.turns
-            for flag in (*[False] * len(t.prompt_ids), *[True] * len(t.response_ids))
-        ]
+        """True exactly on the tokens that the policy sampled."""
+        mask = []
+        for turn in self.turns:
+            mask += [False] * len(turn.prompt_ids)
+            mask += [True] * len(turn.response_ids)
+        return mask
+
+    @property
+    def first_prompt_ids(self) -> list[int]:
+        return self.turns[0].prompt_ids
 
     @property
     def rollout_logprobs(self) -> list[float]:
-        return [lp for turn in self.turns for lp in turn.rollout_logprobs]
+        """Log-probs of the sampled tokens under the engine, nats."""
+        return [logprob for turn in self.turns for logprob in turn.rollout_logprobs]
 
     @property
     def num_response_tokens(self) -> int:
@@ -80,223 +87,229 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """Sum of turn rewards: the raw trajectory score that the filter and GRPO look at."""
+        """R(tau), the sum of turn rewards: what the filter and GRPO compare."""
         return sum(turn.reward for turn in self.turns)
 
     @property
     def success(self) -> bool:
         return self.status == "success"
 
-
-def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
-    """What goes through the model: trajectories as they are, or turn by turn where these forget. Tokens keep order."""
-    if not config.context_turns:
-        return list(trajectories)
-    return [replace(t, turns=[turn]) for t in trajectories for turn in t.turns]
+    @property
+    def error(self) -> str | None:
+        """Why the environment or the player failed; None for other ends."""
+        return self.turns[-1].record.error if self.status == "error" else None
 
 
-def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
-    """The trajectory as the code of the paper's day trained on it: everything after the system message counts as
-    sampled. Its log-probs under the sampler are not known: nan."""
-    opening, turns = trajectory.turns[0].prompt_ids, []
-    system = opening[: opening.index(end_id) + 2]  # with the mark and the line break behind it
-    for turn in trajectory.turns:
-        cut = (
-            len(system) if turn.prompt_ids[: len(system)] == system else 0
-        )  # a window begins with it anew
-        prompt, nans = turn.prompt_ids[cut:], [math.nan] * (len(turn.prompt_ids) - cut)
-        turns.append(
-            replace(
-                turn,
-                prompt_ids=turn.prompt_ids[:cut],
-                response_ids=prompt + turn.response_ids,
-                rollout_logprobs=nans + turn.rollout_logprobs,
-            )
-        )
-    return replace(trajectory, turns=turns)
+@dataclass
+class Reply:
+    """What a player answers to one message. Players that write text have no tokens."""
+
+    text: str
+    prompt_ids: list[int] = field(default_factory=list)
+    response_ids: list[int] = field(default_factory=list)
+    rollout_logprobs: list[float] = field(default_factory=list)
+    error: str | None = None  # why the player could not answer
 
 
-# ---------- chat format
-
-
-class Chat:
-    """ChatML as token ids. Role marks are put by id, contents are encoded without special tokens: no text from the
-    environment or echoed from the policy can forge a role boundary."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self.start, self.end = tokenizer.convert_tokens_to_ids([IM_START, IM_END])
-        if None in (self.start, self.end) or self.start == self.end:
-            raise UserError(
-                f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML (Qwen) tokenizer"
-            )
-        self.encode = lru_cache(maxsize=4096)(self._encode)
-
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(
-            self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        )
-
-    def message(self, role: str, text: str) -> list[int]:
-        return [
-            self.start,
-            *self.encode(f"{role}\n"),
-            *self.encode(text),
-            self.end,
-            *self.encode("\n"),
-        ]
-
-    def opening(self, system: str, user: str) -> list[int]:
-        """The first prompt, up to and including the mark that opens the assistant's turn."""
-        return [*self.message("system", system), *self._reply_to(user)]
-
-    def following(self, user: str, *, closed: bool) -> list[int]:
-        """What comes between two responses. `closed`: the policy sampled its own end-of-turn token."""
-        return [*([] if closed else [self.end]), *self.encode("\n"), *self._reply_to(user)]
-
-    def _reply_to(self, user: str) -> list[int]:
-        return [*self.message("user", user), self.start, *self.encode("assistant\n")]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response without its end-of-turn token."""
-        ids = ids[:-1] if ids and ids[-1] == self.end else ids
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-
-
-# ---------- the multi-turn loop
+# ---------- one episode
 
 
 def make_episode(config: Config, env: str = "") -> Episode:
-    """A new dialogue with this environment, by default the one that the config names."""
+    """A new dialogue with environment `env`, by default the one that the config names.
+
+    Raises: UserError for an unknown environment, or one that cannot draw its instances."""
     made = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     made.also_reserved = env_specs(config.env, config.eval_env)
     try:
-        reserved_keys(
-            made.spec, *made.also_reserved
-        )  # now and not in the first `reset`, which has a time limit
-    except Exception as error:  # of anybody's code
-        raise UserError(
-            f"env={made.spec!r} cannot draw its instances: {type(error).__name__}: {error}"
-        ) from error
+        # Draw the reserved instances now: `reset` draws them under a time limit.
+        reserved_keys(made.spec, *made.also_reserved)
+    except Exception as error:  # code of users
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"env={made.spec!r} cannot draw its instances: {reason}") from error
     return Episode(made, config)
 
 
-def next_prompt(chat: Chat, t: Trajectory, user: str, context_turns: int) -> list[int]:
-    """What is put before the next response: the next message, or with `context_turns` all that the turn may see."""
+class Conversation:
+    """One episode under way: the trajectory so far and the user message that waits for a reply."""
+
+    def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
+        self.episode = episode
+        self.config = episode.config
+        self.trajectory = Trajectory(tuple(seed), member, env=env or episode.config.env)
+        self.user = ""
+        self.failure: TurnOutcome | None = None  # set when the environment could not start
+
+    @property
+    def done(self) -> bool:
+        return bool(self.trajectory.status)
+
+    def reset(self, split: str) -> None:
+        """Start the episode. If that fails, its first turn will end it with status error."""
+        trajectory = self.trajectory
+        try:
+            trajectory.system, self.user = call_with_timeout(
+                self.config.step_timeout_s,
+                self.episode.reset,
+                trajectory.seed,
+                split=split,
+                member=trajectory.member,
+            )
+        except EnvError as error:
+            self.failure = failed_outcome(error)
+
+    def respond(self, text: str) -> TurnOutcome:
+        """Let the environment answer a reply. Every failure of the environment is an outcome."""
+        if self.failure:
+            return self.failure
+        try:
+            outcome = call_with_timeout(self.config.step_timeout_s, self.episode.step, text)
+        except EnvError as error:
+            return failed_outcome(error)
+        if not math.isfinite(outcome.reward):
+            return failed_outcome(f"its reward is {outcome.reward}")
+        return outcome
+
+    def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
+        """Record a reply with what came of it, and take up the next message."""
+        turn = Turn(
+            prompt_ids=reply.prompt_ids,
+            response_ids=reply.response_ids,
+            rollout_logprobs=reply.rollout_logprobs,
+            reward=outcome.reward,
+            text=reply.text,
+            observation=self.user,
+            record=outcome.record,
+        )
+        self.trajectory.turns.append(turn)
+        self.trajectory.status = outcome.status or ""
+        self.user = outcome.user
+
+    def next_prompt(self, chat: Chat) -> list[int]:
+        """The tokens to put before the next response."""
+        if not self.trajectory.turns:
+            return chat.opening(self.trajectory.system, self.user)
+        return next_prompt(chat, self.trajectory, self.user, self.config.context_turns)
+
+    def finish(self) -> Trajectory:
+        """The trajectory, its rewards at the density that the config names."""
+        trajectory = self.trajectory
+        density = self.config.reward_density
+        if density == "native" or trajectory.status == "error":
+            return trajectory
+        native = [turn.record.env_reward for turn in trajectory.turns]
+        shaped = shape_rewards(
+            native,
+            trajectory.success,
+            density,
+            max_reward=self.episode.env.max_reward,
+            plan_lengths=self.episode.plan_lengths,
+        )
+        for turn, before, after in zip(trajectory.turns, native, shaped, strict=True):
+            turn.reward += after - before  # penalties and bonuses stay
+        return trajectory
+
+
+def play(conversation: Conversation, player: Callable[[Conversation], Reply | None]) -> Trajectory:
+    """Play a started conversation to its end with a player that answers at once.
+
+    Args: player: gives the reply to `conversation.user`, or None when no more tokens fit."""
+    while not conversation.done:
+        reply = Reply("") if conversation.failure else player(conversation)
+        if reply is None:
+            conversation.trajectory.status = "out_of_tokens"
+            break
+        outcome = failed_outcome(reply.error) if reply.error else conversation.respond(reply.text)
+        conversation.add_turn(reply, outcome)
+    return conversation.finish()
+
+
+def next_prompt(chat: Chat, trajectory: Trajectory, user: str, context_turns: int) -> list[int]:
+    """The tokens between the last response and the next one.
+
+    With `context_turns` the engine forgets earlier turns, so the prompt repeats all that the turn
+    may see."""
+    turns = trajectory.turns
     if not context_turns:
-        return chat.following(user, closed=t.turns[-1].response_ids[-1] == chat.end)
-    seen = t.turns[max(0, len(t.turns) + 1 - context_turns) :]
-    users = [*(turn.observation for turn in seen), user]
-    prompt = chat.opening(t.system, users[0])
-    for turn, following in zip(seen, users[1:], strict=True):
-        prompt += [
-            *turn.response_ids,
-            *chat.following(following, closed=turn.response_ids[-1] == chat.end),
-        ]
+        return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
+    visible = turns[max(0, len(turns) + 1 - context_turns) :]
+    users = [turn.observation for turn in visible]
+    users.append(user)
+    prompt = chat.opening(trajectory.system, users[0])
+    for turn, following_user in zip(visible, users[1:], strict=True):
+        prompt += turn.response_ids
+        prompt += chat.following(following_user, closed=chat.is_closed(turn.response_ids))
     return prompt
 
 
-def reshape_rewards(t: Trajectory, episode: Episode) -> None:
-    """Put `dialogue.shape_rewards` of the environment's rewards in their place; penalties and bonuses stay."""
-    density = episode.config.reward_density
-    if density == "native" or t.status == "error":
-        return
-    native = [turn.info["env_reward"] for turn in t.turns]
-    shaped = shape_rewards(
-        native, t.success, density, most=episode.env.max_reward, remaining=episode.remaining
-    )
-    for turn, old, new in zip(t.turns, native, shaped, strict=True):
-        turn.reward += new - old
+# ---------- environments that fail
 
 
 class EnvError(Exception):
-    """An environment raised, took too long, or paid what is no number."""
+    """An environment raised an error, took too long, or paid something that is not a number."""
 
 
-def error_outcome(error: object) -> Outcome:
-    """The end of a trajectory whose environment failed."""
-    nothing = dict.fromkeys(
-        ("num_actions", "effective", "statements_checked", "statements_true", "env_reward"), 0
-    )
-    return Outcome(
-        "", 0.0, "error", nothing | {"actions": [], "format_ok": False, "error": str(error)}
-    )
+def failed_outcome(error: object) -> TurnOutcome:
+    """The end of a trajectory whose environment or player failed."""
+    return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
 
 
 def call_with_timeout(limit_s: float, call: Callable, *args, **options):
-    """What `call`, an environment's code, returns. Raises: EnvError for whatever it raises, and after `limit_s` in the
-    main thread: in others nothing can end it, there the caller watches the clock."""
-    in_main = threading.current_thread() is threading.main_thread()
+    """Call code of an environment.
 
-    def late(*_) -> None:
+    Only the main thread can interrupt the call after `limit_s`. In another thread nothing can, so
+    the thread that waits for it watches the clock.
+    Raises: EnvError for whatever the call raises, and for a timeout."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+
+    def on_alarm(*_) -> None:
         raise TimeoutError(f"no answer within {limit_s:g} s")
 
-    before = signal.signal(signal.SIGALRM, late) if in_main else None
     try:
-        if in_main:  # the process has one timer, and a thread could stop it
+        if in_main_thread:
+            previous_handler = signal.signal(signal.SIGALRM, on_alarm)
             signal.setitimer(signal.ITIMER_REAL, limit_s)
         return call(*args, **options)
     except Exception as error:
         raise EnvError(f"{type(error).__name__}: {error}") from error
     finally:
-        if in_main:
+        if in_main_thread:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-
-def open_episode(
-    episode: Episode, t: Trajectory, split: str, limit_s: float
-) -> tuple[str, str, Outcome | None]:
-    """System message, user message and None; where that fails, empty ones and what the only turn is to come to."""
-    try:
-        return *call_with_timeout(
-            limit_s, episode.reset, t.seed, split=split, member=t.member
-        ), None
-    except EnvError as error:
-        return "", "", error_outcome(error)
-
-
-def take_step(episode: Episode, text: str, limit_s: float) -> Outcome:
-    """`episode.step`, or an outcome of status error."""
-    try:
-        outcome = call_with_timeout(limit_s, episode.step, text)
-    except EnvError as error:
-        return error_outcome(error)
-    return (
-        outcome
-        if math.isfinite(outcome.reward)
-        else error_outcome(f"its reward is {outcome.reward}")
-    )
+            signal.signal(signal.SIGALRM, previous_handler)
 
 
 def without_errors(
     trajectories: Sequence[Trajectory], config: Config, group_size: int = 1
 ) -> list[Trajectory]:
-    """The groups of which no member ended in an error of its environment: advantages compare whole groups.
+    """Drop every group with a member whose environment failed: advantages compare whole groups.
 
-    Raises: UserError with the first error if more than max_error_frac did, or no group is left."""
-    broken = [t for t in trajectories if t.status == "error"]
-    groups = [trajectories[i : i + group_size] for i in range(0, len(trajectories), group_size)]
-    whole = [t for group in groups if not any(t.status == "error" for t in group) for t in group]
-    if broken:
-        share = f"{len(broken)} of {len(trajectories)} trajectories ended in an error of their environment"
-        sentence = f"{share} (the first, {broken[0].env}: {broken[0].turns[-1].info['error']})"
-        if len(broken) > config.max_error_frac * len(trajectories) or not whole:
-            raise UserError(
-                f"{sentence}; max_error_frac is {config.max_error_frac}, and whole groups must be left"
-            )
-        print(
-            f"{sentence}; they fail an evaluation, and training leaves their groups out", flush=True
+    Raises: UserError with the first error if more than max_error_frac failed, or no group is left.
+    """
+    failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
+    if not failed:
+        return list(trajectories)
+    kept = []
+    for start in range(0, len(trajectories), group_size):
+        group = trajectories[start : start + group_size]
+        if all(trajectory.status != "error" for trajectory in group):
+            kept += group
+    counts = f"{len(failed)} of {len(trajectories)} trajectories ended in an environment error"
+    sentence = f"{counts} (the first, in {failed[0].env}: {failed[0].error})"
+    if len(failed) > config.max_error_frac * len(trajectories) or not kept:
+        raise UserError(
+            f"{sentence}; max_error_frac is {config.max_error_frac}, "
+            "and at least one whole group must be left"
         )
-    return whole
+    print(f"{sentence}; training drops their groups, evaluation counts a failure", flush=True)
+    return kept
+
+
+# ---------- many episodes on one engine
 
 
 def collect(
-    engine,
+    engine: Engine,
     chat: Chat,
     config: Config,
     starts: Sequence[tuple[tuple[int, ...], int]],
@@ -305,190 +318,215 @@ def collect(
     temperature: float,
     noise_seed: Sequence[int],
     on_done: Callable[[], object] = lambda: None,
-    episodes: Sequence | None = None,
+    episodes: Sequence[Episode] | None = None,
     envs: Sequence[str] | None = None,
 ) -> list[Trajectory]:
-    """Play one episode for each (instance seed, member) in `starts`, all at once; trajectories in the same order.
+    """Play one episode for each (instance seed, member) in `starts`, all at once.
 
-    Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so the result does not
-        depend on what happens to run together; on_done: called when a trajectory ends; episodes: what to play, by
-        default those with `envs`, else what the config names. Raises: UserError for a too long first prompt."""
-    envs, users, failed = envs or [config.env] * len(starts), [], []
-    trajectories = [
-        Trajectory(tuple(seed), member, env=env)
-        for (seed, member), env in zip(starts, envs, strict=True)
-    ]
+    Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so
+        the result does not depend on the other episodes in the batch; on_done: called when a
+        trajectory ends; episodes: what to play, by default a new one for each of `envs`; envs: by
+        default the environment of the config.
+    Returns: the trajectories in the order of `starts`.
+    Raises: UserError if a first prompt does not fit into the context."""
+    envs = envs or [config.env] * len(starts)
     episodes = episodes or [make_episode(config, env) for env in envs]
-    for trajectory, episode in zip(trajectories, episodes, strict=True):
-        trajectory.system, user, error = open_episode(
-            episode, trajectory, split, config.step_timeout_s
-        )
-        users.append(user), failed.append(error)
-    history: list[list[int]] = [[] for _ in starts]  # every token so far
-    prompts: list[list[int]] = [[] for _ in starts]  # the tokens put before the response under way
+    conversations = []
+    for (seed, member), env, episode in zip(starts, envs, episodes, strict=True):
+        conversation = Conversation(episode, seed, member=member, env=env)
+        conversation.reset(split)
+        conversations.append(conversation)
+    scheduler = RolloutScheduler(
+        engine, chat, config, conversations, temperature=temperature, noise_seed=noise_seed
+    )
+    scheduler.run(on_done)
+    return [conversation.finish() for conversation in conversations]
 
-    def ask(i: int, prompt: list[int]) -> bool:
-        """Hand the next turn to the engine; False when nothing more fits into the context."""
-        room = min(
-            config.max_response_tokens, config.max_context_tokens - len(history[i]) - len(prompt)
-        )
+
+class RolloutScheduler:
+    """Keeps an engine busy with many conversations.
+
+    The key of a conversation in the engine is its index."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        config: Config,
+        conversations: Sequence[Conversation],
+        *,
+        temperature: float,
+        noise_seed: Sequence[int],
+    ):
+        self.engine = engine
+        self.chat = chat
+        self.config = config
+        self.conversations = conversations
+        self.temperature = temperature
+        self.noise_seed = noise_seed
+        self.histories: list[list[int]] = [[] for _ in conversations]  # every token so far
+        self.prompts: list[list[int]] = [[] for _ in conversations]  # before the pending response
+
+    def run(self, on_done: Callable[[], object]) -> None:
+        """Play all conversations to their ends."""
+        for key, conversation in enumerate(self.conversations):
+            prompt = conversation.next_prompt(self.chat)
+            if not self._request_turn(key, prompt):
+                raise UserError(
+                    f"the first prompt has {len(prompt)} tokens and max_context_tokens is "
+                    f"{self.config.max_context_tokens}; raise it"
+                )
+        for sample, text, outcome in self._finished_turns():
+            self._take(sample, text, outcome)
+            if self.conversations[sample.key].done:
+                on_done()
+
+    def _request_turn(self, key: int, prompt: list[int]) -> bool:
+        """Queue the next turn in the engine. Returns: False if nothing more fits."""
+        trajectory = self.conversations[key].trajectory
+        used = len(self.histories[key]) + len(prompt)
+        room = min(self.config.max_response_tokens, self.config.max_context_tokens - used)
         if room < 1:
             return False
-        prompts[i], t = prompt, trajectories[i]
-        history[i] += prompt
-        seed = (*noise_seed, *t.seed, t.member, len(t.turns))
-        engine.add(i, history[i], max_tokens=room, temperature=temperature, seed=seed)
+        self.prompts[key] = prompt
+        self.histories[key] += prompt
+        self.engine.add(
+            key,
+            self.histories[key],
+            max_tokens=room,
+            temperature=self.temperature,
+            seed=(*self.noise_seed, *trajectory.seed, trajectory.member, len(trajectory.turns)),
+        )
         return True
 
-    for i, trajectory in enumerate(trajectories):
-        prompt, limit = chat.opening(trajectory.system, users[i]), config.max_context_tokens
-        if not ask(i, prompt):
-            raise UserError(
-                f"the first prompt has {len(prompt)} tokens and max_context_tokens is {limit}; raise it"
-            )
-    for sample, text, outcome in finished_turns(
-        engine, chat, episodes, failed, config.step_timeout_s
-    ):
-        i, trajectory = sample.key, trajectories[sample.key]
-        history[i] += sample.ids
-        turn = Turn(
-            prompts[i], sample.ids, sample.logprobs, outcome.reward, text, users[i], outcome.info
-        )
-        trajectory.turns.append(turn)
-        trajectory.status, users[i] = outcome.status or "", outcome.user
-        if config.context_turns:  # a window begins anew
-            engine.release(i)
-            history[i] = []
-        if not trajectory.status and not ask(
-            i, next_prompt(chat, trajectory, users[i], config.context_turns)
+    def _take(self, sample: Sample, text: str, outcome: TurnOutcome) -> None:
+        """Record a finished turn and queue the next one."""
+        key = sample.key
+        conversation = self.conversations[key]
+        forgets = bool(self.config.context_turns)
+        self.histories[key] += sample.ids
+        reply = Reply(text, self.prompts[key], sample.ids, sample.logprobs)
+        conversation.add_turn(reply, outcome)
+        if forgets:  # the next prompt repeats what the next turn may see
+            self.engine.release(key)
+            self.histories[key] = []
+        if not conversation.done and not self._request_turn(
+            key, conversation.next_prompt(self.chat)
         ):
-            trajectory.status = "out_of_tokens"
-        if trajectory.status:
-            if not config.context_turns:
-                engine.release(i)
-            on_done()
-    for trajectory, episode in zip(trajectories, episodes, strict=True):
-        reshape_rewards(trajectory, episode)
-    return trajectories
+            conversation.trajectory.status = "out_of_tokens"
+        if conversation.done and not forgets:
+            self.engine.release(key)
+
+    def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
+        """Advance the engine until nothing is left; yield each response, its text, its outcome.
+
+        A blocking environment works in a thread while the others go on. It is given up after
+        step_timeout_s."""
+        blocking = BlockingSteps(self.conversations, self.config.step_timeout_s)
+        while self.engine.busy or blocking.pending:
+            samples = self.engine.step() if self.engine.busy else []
+            for sample in samples:
+                text = self.chat.decode(sample.ids)
+                conversation = self.conversations[sample.key]
+                if conversation.episode.env.blocking and not conversation.failure:
+                    blocking.start(sample, text)
+                else:
+                    yield sample, text, conversation.respond(text)
+            yield from blocking.finished(self.engine)
 
 
-def finished_turns(
-    engine,
-    chat: Chat,
-    episodes: Sequence[Episode],
-    failed: Sequence[Outcome | None],
-    limit_s: float,
-) -> Iterator[tuple[Sample, str, Outcome]]:
-    """Advance the engine until it has nothing left; yields every response with its text and what its environment made
-    of it. A blocking environment works in a thread while the others go on, and is given up after `limit_s`. The outcome
-    of those that `failed` is known."""
-    done: SimpleQueue = SimpleQueue()  # what threads have finished: (sample, text, outcome)
-    under_way: dict[int, tuple[float, Sample, str]] = {}  # with the time at which patience ends
+class BlockingSteps:
+    """Steps of environments that wait for a program or a server, each in a thread of its own."""
 
-    def work(sample: Sample, text: str) -> None:
-        done.put((sample, text, take_step(episodes[sample.key], text, limit_s)))
+    def __init__(self, conversations: Sequence[Conversation], limit_s: float):
+        self.conversations = conversations
+        self.limit_s = limit_s
+        self.results: SimpleQueue = SimpleQueue()  # (sample, text, outcome), put by the threads
+        self.pending: dict[int, tuple[float, Sample, str]] = {}  # key: (deadline, sample, text)
 
-    while engine.busy or under_way:
-        for sample in engine.step() if engine.busy else ():
-            text = chat.decode(sample.ids)
-            if known := failed[sample.key]:
-                yield sample, text, known
-            elif episodes[sample.key].env.blocking:
-                under_way[sample.key] = (time.monotonic() + limit_s, sample, text)
-                threading.Thread(target=work, args=(sample, text), daemon=True).start()
-            else:
-                yield sample, text, take_step(episodes[sample.key], text, limit_s)
-        while under_way:
-            end, *late = min(under_way.values(), key=lambda entry: entry[0])
-            left = end - time.monotonic()
-            try:  # look, but wait only when there is nothing to decode
-                finished = done.get(timeout=0 if engine.busy else max(0, left))
+    def start(self, sample: Sample, text: str) -> None:
+        def work() -> None:
+            outcome = self.conversations[sample.key].respond(text)
+            self.results.put((sample, text, outcome))
+
+        self.pending[sample.key] = (time.monotonic() + self.limit_s, sample, text)
+        threading.Thread(target=work, daemon=True).start()
+
+    def finished(self, engine: Engine) -> Iterator[tuple[Sample, str, TurnOutcome]]:
+        """Yield the steps that ended or ran out of time.
+
+        It waits for a thread only while the engine has nothing to decode."""
+        while self.pending:
+            deadline, late_sample, late_text = min(
+                self.pending.values(), key=lambda entry: entry[0]
+            )
+            left_s = deadline - time.monotonic()
+            try:
+                result = self.results.get(timeout=0 if engine.busy else max(0, left_s))
             except Empty:
-                if left > 0:
-                    break
-                finished = *late, error_outcome(f"no answer within {limit_s:g} s")
-            if under_way.pop(finished[0].key, None):  # else it was given up
-                yield finished
+                if left_s > 0:
+                    return
+                outcome = failed_outcome(f"no answer within {self.limit_s:g} s")
+                result = (late_sample, late_text, outcome)
+            if self.pending.pop(result[0].key, None):  # otherwise it was given up earlier
+                yield result
+
+
+# ---------- trajectories for training and reports
+
+
+def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
+    """The training sequences: whole trajectories, or single turns where the policy forgets.
+
+    With context_turns every turn repeats its context in its own prompt. The order of the response
+    tokens stays."""
+    if not config.context_turns:
+        return list(trajectories)
+    return [
+        replace(trajectory, turns=[turn])
+        for trajectory in trajectories
+        for turn in trajectory.turns
+    ]
+
+
+def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
+    """Count every token after the system message as sampled: RAGEN v1's loss mask.
+
+    Log-probs of tokens that the engine did not sample are unknown: NaN."""
+    opening = trajectory.turns[0].prompt_ids
+    system = opening[: opening.index(end_id) + 2]  # with the end mark and its line break
+    turns = []
+    for turn in trajectory.turns:
+        # With context_turns every prompt begins with the system message.
+        masked = len(system) if turn.prompt_ids[: len(system)] == system else 0
+        unmasked = turn.prompt_ids[masked:]
+        turns.append(
+            replace(
+                turn,
+                prompt_ids=turn.prompt_ids[:masked],
+                response_ids=unmasked + turn.response_ids,
+                rollout_logprobs=[math.nan] * len(unmasked) + turn.rollout_logprobs,
+            )
+        )
+    return replace(trajectory, turns=turns)
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over trajectories (see the metric glossary in README); fractions are over turns or statements."""
-    turns = [turn for t in trajectories for turn in t.turns]
-    checked = sum(turn.info["statements_checked"] for turn in turns)
-    n = len(trajectories)
+    """Metrics of the group "rollout" that need no group structure; see support/metrics.py."""
+    num_trajectories = len(trajectories)
+    records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
+    num_turns = len(records)
+    num_checked = sum(record.statements_checked for record in records)
+    num_true = sum(record.statements_true for record in records)
+    num_tokens = sum(trajectory.num_response_tokens for trajectory in trajectories)
     return {
-        "success": sum(t.success for t in trajectories) / n,
-        "reward": sum(t.score for t in trajectories) / n,
-        "num_turns": len(turns) / n,
-        "num_actions": sum(turn.info["num_actions"] for turn in turns) / n,
-        "valid_frac": sum(turn.info["format_ok"] for turn in turns) / len(turns),
-        "effective_frac": sum(turn.info["effective"] for turn in turns) / len(turns),
-        "thought_true_frac": sum(turn.info["statements_true"] for turn in turns) / max(checked, 1),
-        "thoughts_per_turn": checked / len(turns),
-        "response_length": sum(t.num_response_tokens for t in trajectories) / n,
+        "success": sum(trajectory.success for trajectory in trajectories) / num_trajectories,
+        "reward": sum(trajectory.score for trajectory in trajectories) / num_trajectories,
+        "num_turns": num_turns / num_trajectories,
+        "num_actions": sum(record.num_actions for record in records) / num_trajectories,
+        "valid_frac": sum(record.format_ok for record in records) / num_turns,
+        "effective_frac": sum(record.effective for record in records) / num_turns,
+        "thought_true_frac": num_true / max(num_checked, 1),
+        "thoughts_per_turn": num_checked / num_turns,
+        "response_length": num_tokens / num_trajectories,
     }
-
-
-# ---------- packing for training
-
-
-def pack(
-    trajectories: Sequence[Trajectory], device: torch.device | str = "cpu", *, pad_to: int = 0
-) -> Batch:
-    """Pack trajectories for `Policy` and `Critic`. Prompt tokens that they share are computed once: what all openings
-    begin with, and the whole opening of neighbours that have the same one (members of a group). Up to `pad_to` tokens
-    follow in a piece that nothing attends to."""
-    ids, positions, lengths, contexts, mask = [], [], [], [], []
-
-    def put(t: Trajectory, start: int, end: int, context: tuple[int, ...]) -> tuple[int, ...]:
-        """Append tokens start..end of a trajectory as a piece; returns the context of what continues it."""
-        if start == end:
-            return context
-        (
-            ids.extend(t.ids[start:end]),
-            mask.extend(t.response_mask[start:end]),
-            positions.extend(range(start, end)),
-        )
-        lengths.append(end - start), contexts.append(context)
-        return (*context, len(lengths) - 1)
-
-    def opening(t: Trajectory) -> list[int]:
-        return t.turns[0].prompt_ids[
-            :-1
-        ]  # without the last token, whose state scores the first sampled one
-
-    common = len(
-        os.path.commonprefix([opening(t) for t in trajectories])
-    )  # works for lists as for paths
-    root = put(trajectories[0], 0, common, ())
-    for shared, group in groupby(trajectories, key=opening):
-        members = list(group)
-        context = put(members[0], common, len(shared), root)
-        for t in members:
-            put(t, len(shared), len(t.ids), context)
-    if (missing := pad_to - len(ids)) > 0:
-        ids.extend([0] * missing), mask.extend([False] * missing), positions.extend(range(missing))
-        lengths.append(missing), contexts.append(())
-    index = torch.tensor(mask).nonzero()[:, 0].to(device)
-    return Batch(
-        torch.tensor(ids, device=device),
-        torch.tensor(positions, device=device),
-        lengths,
-        contexts,
-        index,
-    )
-
-
-def micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[list[int]]:
-    """Indices of trajectories in packs of at most `max_tokens` tokens (a longer one stands alone); trajectories with
-    the same first prompt, which `pack` computes once, are neighbours."""
-    packs, used, last = [], 0, None
-    for i in sorted(range(len(trajectories)), key=lambda i: trajectories[i].turns[0].prompt_ids):
-        opening, total = trajectories[i].turns[0].prompt_ids, len(trajectories[i].ids)
-        cost = total - (len(opening) - 1) * (opening == last)
-        if not packs or used + cost > max_tokens:
-            packs.append([])
-            used, cost = 0, total
-        packs[-1].append(i)
-        used, last = used + cost, opening
-    return packs

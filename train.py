@@ -1,311 +1,573 @@
-"""StarPO: multi-turn reinforcement learning of a language-model agent, whole trajectories as the unit.
+"""StarPO: multi-turn reinforcement learning of a language-model agent on whole trajectories.
 
-One iteration: play P groups of N trajectories, keep the groups whose outcomes vary most, turn rewards into advantages,
-take clipped policy-gradient steps. How this differs from the paper (arXiv 2504.20073): see starpo.py.
+One iteration plays P groups of N trajectories, keeps the groups whose outcomes vary most, turns
+rewards into advantages, and takes clipped policy-gradient steps. `starpo.py` has the formulas and
+lists what differs from the paper (arXiv 2504.20073).
 
-    torchrun train.py config/frozenlake_ppo.py                                 # Qwen2.5-0.5B-Instruct, on a GPU
-    torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # on eight
-    torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py     # the same on a laptop CPU
+    torchrun train.py config/frozenlake_ppo.py               # Qwen2.5-0.5B-Instruct on one GPU
+    torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
+    torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py      # a laptop CPU
     python train.py config/sokoban_grpo.py config/tiny.py --seed=1 --clip_high=0.2
 
-A run continues from its newest checkpoint when it is started again with the same out_dir; with other settings it is
-refused, unless --take_config=True says that they are meant. SIGTERM, SIGUSR1 and Ctrl-C end it after the iteration
-under way, with exit code 75 (docs/reliability.md).
+A run continues from its newest checkpoint when it is started again with the same out_dir. It
+refuses other settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end it
+after the current iteration, with exit code 75 (docs/faults.md).
 """
 
-from configurator import Config, UserError, describe, load_config, run_main
+from configurator import Config, UserError, load_config, run_main
 
-import copy
-import errno
-import json
-import math
-import shlex
-import shutil
-import sys
-import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, fields
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from packing import PackedBatch, pack
+from support.metrics import metric_names
 from torch import Tensor
 from tqdm import tqdm
 
 import parallel
 import starpo
-from engine import check_installed, make_engine
+from dialogue import Chat
+from engine import Engine, check_installed
 from envs import mixture_at
-from eval import (
-    evaluate_all,
-    progress,
-    reference_rows,
-    scored_envs,
-    table,
-    trajectory_record,
-    write_jsonl,
-)
-from model import Critic, Policy, add_lora, compile_blocks, load_model
+from eval import evaluate_all, scored_envs
 from rollout import (
-    Chat,
     Trajectory,
     make_episode,
-    pack,
     split_by_context,
     summarize,
     unmask,
     without_errors,
 )
-from support import checkpoint
-from support.checkpoint import Interruption, Saver, locked, states_of, trained
-from support.collapse import KEYS, measure, regime, stop_reason, warnings_of
-from support.log import METRICS_OF_UPDATE, Log, write_rows
-from support.run_folder import check_out_dir, read_rows, save_config, write_whole
+from support.collapse import measure
+from support.learner import Learner, build_learner
+from support.run import Run, open_run
+from support.timer import Timer
 
-# purposes of the random streams
-SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE, SEED_COLLAPSE = 31, 32, 33, 34, 35
-MAX_LOGPROB_DIFF = {
-    torch.float32: 1e-3,
-    torch.bfloat16: 0.05,
-}  # warn where engine and trainer differ more, nats, mean over tokens
-NEXT = """
-next, for instance:
-  python view.py {run}    # every turn of its trajectories, in a browser; --panel: the curves that warn of a collapse
-  python eval.py {run}{env} --samples=4    # pass@k on the fixed prompts
-  tensorboard --logdir {runs}"""
-EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
+# Every random stream has a purpose number, so that no two streams are the same.
+SEED_INSTANCES = 31
+SEED_SAMPLING = 32
+SEED_SHUFFLE = 33
+SEED_MIXTURE = 34
+SEED_COLLAPSE = 35
+
+# Warn when engine and trainer differ by more, nats, mean over the response tokens.
+MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
-# ---------- set-up
+# ---------- the run
 
 
-class Learner:
-    """Everything that training changes, and the frozen reference where KL is on. Sharded over the ranks by FSDP2."""
+def main(argv: list[str]) -> None:
+    config, options, sources = load_config(argv, extra={"take_config": False})
+    device, dtype = parallel.set_up(config)
+    check_installed(config)
+    for env in (*mixture_at(config.env, 0), *scored_envs(config)):
+        make_episode(config, env)  # A wrong environment fails here, before the long part.
+    with open_run(config, sources, take_config=options["take_config"]) as run:
+        if not run.is_finished():
+            train(run, device, dtype)
 
-    def __init__(
-        self,
-        config: Config,
-        model,
-        tokenizer,
-        device: torch.device,
-        dtype: torch.dtype,
-        ref_model=None,
-    ):
-        self.config, self.tokenizer, self.device, self.dtype = config, tokenizer, device, dtype
-        if config.lora_rank:
-            add_lora(model, config.lora_rank, config.seed)  # the critic gets a copy
-        critic = (
-            Critic(copy.deepcopy(model.model)).to(device) if "gae" in config.estimator else None
-        )
-        self.mesh = parallel.make_mesh(device)
-        self.policy = self._shard(Policy(model), model.model)
-        self.critic = self._shard(critic, critic.backbone) if critic else None
-        self.ref = (
-            self._shard(Policy(ref_model).requires_grad_(False), ref_model.model)
-            if ref_model
-            else None
-        )
-        self.modules = {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
-        rates = {"policy": config.learning_rate, "critic": config.critic_lr}
-        options = dict(
-            betas=(config.adam_beta1, config.adam_beta2), weight_decay=config.weight_decay
-        )
-        adam = partial(torch.optim.AdamW, fused=device.type == "cuda", **options)
-        self.optimizers = {
-            name: adam(trained(module).values(), rates[name])
-            for name, module in self.modules.items()
-        }
-        self.step = self.bad_steps = 0
 
-    def _shard(self, module, backbone):
-        if self.config.compile:
-            compile_blocks(backbone.layers)
-        return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
-
-    def save(self, saver: Saver) -> None:
-        """Have a checkpoint written, see checkpoint.py."""
-        saver.save(
-            states_of(self.modules, self.optimizers),
-            {"step": self.step, "bad_steps": self.bad_steps},
-        )
-
-    def load(self, folder: Path) -> None:
-        """Continue from `save`."""
-        counts = checkpoint.load(folder, self.modules, self.optimizers)
-        self.step, self.bad_steps = counts["step"], counts["bad_steps"]
-        self.policy.bump_version()
-        print(f"continuing {folder.parent} from iteration {self.step}", flush=True)
+def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
+    """Train until the run is over or interrupted. `run` keeps rows, checkpoints and reports."""
+    config = run.config
+    learner, engine, chat = build_learner(config, device, dtype)
+    # Re-run after a restart: it is cheap, so it is not checkpointed.
+    run.start(learner, start_scores=evaluate_all(config, engine, chat, learner.policy))
+    while run.goes_on():
+        row, trajectories = iterate(learner, engine, chat, run.history)
+        scores = None
+        if run.evaluation_due(row):
+            scores = evaluate_all(config, engine, chat, learner.policy)
+        run.add(row, trajectories, scores)
+    if run.is_over() and not run.scores:  # an earlier process made the last iteration
+        run.scores = evaluate_all(config, engine, chat, learner.policy)
+    run.finish()
+    parallel.tear_down(engine)
 
 
 # ---------- one iteration
 
 
-def collect_rollouts(learner: Learner, engine, chat: Chat) -> list[Trajectory]:
-    """P groups of N trajectories: members share the instance, and differ in transition and sampling noise. Where the
+def iterate(
+    learner: Learner, engine: Engine, chat: Chat, history: Sequence[dict]
+) -> tuple[dict, list[Trajectory]]:
+    """One round of rollout and update. Returns: its row of metrics, and what was played.
+
+    Metrics that this iteration does not measure are None, those of an evaluation always."""
+    config = learner.config
+
+    # -- collect
+    rollout_timer = Timer()
+    trajectories = collect_rollouts(learner, engine, chat)
+    rollout_timer.stop()
+    num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
+    error_frac = num_errors / len(trajectories)
+    trajectories = without_errors(trajectories, config, config.group_size)
+
+    # -- diagnose, with the weights that sampled; excluded from both timers
+    collapse = {}
+    if config.collapse_every and learner.step % config.collapse_every == 0:
+        rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
+        collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
+
+    # -- filter: keep the groups whose raw scores vary most
+    update_timer = Timer()
+    scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
+    successes = torch.tensor([float(t.success) for t in trajectories])  # (B,)
+    groups = select_groups(config, trajectories, scores)  # (<= P,)
+    kept = members_of(groups, trajectories, config.group_size)
+    if not config.mask_observations:
+        kept = [unmask(trajectory, chat.end) for trajectory in kept]
+
+    # -- advantages and update
+    update_metrics = learn(learner, kept, len(kept) / len(trajectories))
+    learner.step += 1
+    update_timer.stop()
+
+    row = {
+        **dict.fromkeys(metric_names(config)),
+        "step": learner.step,
+        "error_frac": error_frac,
+        "kept_groups": len(groups),
+        "kept_trajectories": len(kept),
+        "bad_steps": learner.bad_steps,
+        "rollout_s": rollout_timer.wall_s,
+        "update_s": update_timer.wall_s,
+        "cpu_s": rollout_timer.cpu_s + update_timer.cpu_s,
+        "memory_gib": parallel.peak_memory(learner.device),
+        **summarize(trajectories),
+        **starpo.rollout_metrics(scores, successes, config.group_size),
+        **update_metrics,
+        **collapse,
+    }
+    return row, trajectories
+
+
+def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) -> dict[str, float]:
+    """Update policy and critic on the kept trajectories. Returns: metrics, {} without an update."""
+    iteration = learner.step + 1
+    if not kept:
+        tqdm.write(
+            f"iteration {iteration}: scores differ in no group that the filter picks; "
+            "update skipped"
+        )
+        return {}
+    targets = compute_targets(learner, kept, kept_fraction)
+    metrics = update(learner, kept, targets)
+    difference = metrics["logprob_diff_mean"]
+    if difference > MAX_LOGPROB_DIFF[learner.dtype]:
+        tqdm.write(
+            f"warning: the log-probs of engine and trainer differ by {difference:.4f} nats a token"
+        )
+    return metrics
+
+
+def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
+    """Play P groups of N trajectories, group after group.
+
+    The members of a group share the instance; transition and sampling noise differ. Where the
     config mixes environments, each group draws its own."""
     config = learner.config
-    places = product(range(config.num_groups), range(config.group_size))
+    step = learner.step
     starts = [
-        ((config.seed, SEED_INSTANCES, learner.step, group), member) for group, member in places
+        ((config.seed, SEED_INSTANCES, step, group), member)
+        for group, member in product(range(config.num_groups), range(config.group_size))
     ]
-    specs, weights = zip(*mixture_at(config.env, learner.step).items(), strict=True)
-    rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
-    envs = np.repeat(
-        rng.choice(specs, size=config.num_groups, p=weights), config.group_size
-    ).tolist()
+    mixture = mixture_at(config.env, step)
+    rng = np.random.default_rng([config.seed, SEED_MIXTURE, step])
+    env_of_group = rng.choice(
+        list(mixture.keys()), size=config.num_groups, p=list(mixture.values())
+    )
     parallel.synchronize(engine, learner.policy)
-    options = dict(
+    return parallel.collect_all(
+        engine,
+        learner.policy,
+        chat,
+        config,
+        starts,
+        envs=np.repeat(env_of_group, config.group_size).tolist(),
+        group_size=config.group_size,
         split="train",
         temperature=config.temperature,
-        noise_seed=(config.seed, SEED_SAMPLING, learner.step),
+        noise_seed=(config.seed, SEED_SAMPLING, step),
     )
-    options |= dict(envs=envs, group_size=config.group_size)
-    return parallel.collect_all(engine, learner.policy, chat, config, starts, **options)
 
 
 def select_groups(config: Config, trajectories: Sequence[Trajectory], scores: Tensor) -> Tensor:
-    """Indices of the groups that the filter keeps, (<= P,); see `starpo.filter_groups`."""
+    """The groups that the filter keeps: indices (<= P,); see `starpo.filter_groups`."""
     size = config.group_size
     mean, std, _ = starpo.group_stats(scores, size)  # (P,) each
-    groups = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
-    tokens = torch.tensor([sum(t.num_response_tokens for t in group) for group in groups])
-    surprise = torch.tensor(
-        [-sum(lp for t in group for lp in t.rollout_logprobs) for group in groups]
-    )
+    tokens = []
+    surprise = []
+    for start in range(0, len(trajectories), size):
+        group = trajectories[start : start + size]
+        tokens.append(sum(trajectory.num_response_tokens for trajectory in group))
+        surprise.append(-sum(logprob for t in group for logprob in t.rollout_logprobs))
     values = {
         "reward_std": std,
         "reward_mean": mean,
-        "entropy": surprise / tokens,
-        "length": tokens / size,
+        "entropy": torch.tensor(surprise) / torch.tensor(tokens),
+        "length": torch.tensor(tokens) / size,
     }
-    options = dict(
+    return starpo.filter_groups(
+        values[config.filter_by].double(),
+        std,
+        keep=min(config.filter_keep, len(std)),  # errors may leave fewer groups than the count
         strategy=config.filter_strategy,
         smallest=config.filter_smallest,
         zero_std=config.filter_zero_std,
     )
-    keep = min(config.filter_keep, len(groups))  # a count may be more than are left
-    return starpo.filter_groups(values[config.filter_by].double(), std, keep=keep, **options)
 
 
-def token_targets(
-    learner: Learner, kept: Sequence[Trajectory], share: float = 1.0
-) -> dict[str, Tensor]:
-    """Advantages and what else the losses need, per response token of the kept trajectories, each (R,).
+def members_of(groups: Tensor, trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:
+    """The trajectories of these groups, group after group."""
+    members = []
+    for group in groups.tolist():
+        members += trajectories[group * size : (group + 1) * size]
+    return members
 
-    old_logprobs are the engine's, which saves a forward; the trainer's with recompute_old_logprobs, KL in the reward or
-    text that nobody sampled (see `starpo.importance_weights` for where they differ).
-    Args: share: of all groups, the kept ones'."""
-    config, scored = learner.config, split_by_context(kept, learner.config)
-    sampled = torch.tensor(
-        [lp for t in kept for lp in t.rollout_logprobs], device=learner.device
-    )  # (R,)
-    targets = {"rollout_logprobs": sampled, "old_logprobs": sampled}
-    exact = (
-        learner.ref and config.kl_in == "reward"
-    )  # or differences to the engine's, whitened, would pass for KL
-    if config.recompute_old_logprobs or not config.mask_observations or exact:
-        old = parallel.score_tokens(learner.policy, scored, config, config.temperature)[0]
-        targets = {
-            "rollout_logprobs": torch.where(sampled.isnan(), old, sampled),
-            "old_logprobs": old,
-        }
+
+# ---------- advantages
+
+
+@dataclass
+class Targets:
+    """What the losses need for each response token, trajectories one after the other."""
+
+    advantages: Tensor  # (R,) float32
+    old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
+    rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
+    ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen start; only with KL
+    old_values: Tensor | None = None  # (R,) reward units; only with a critic
+    returns: Tensor | None = None  # (R,) reward units; only with a critic
+
+    def split(self, lengths: list[int]) -> list["Targets"]:
+        """Cut into consecutive pieces of these numbers of tokens."""
+        parts = [Targets(None, None, None) for _ in lengths]
+        for field in fields(Targets):
+            whole = getattr(self, field.name)
+            if whole is None:
+                continue
+            for part, piece in zip(parts, whole.split(lengths), strict=True):
+                setattr(part, field.name, piece)
+        return parts
+
+    @staticmethod
+    def join(parts: Sequence["Targets"]) -> "Targets":
+        """The inverse of `split`."""
+        joined = {}
+        for field in fields(Targets):
+            pieces = [getattr(part, field.name) for part in parts]
+            joined[field.name] = None if pieces[0] is None else torch.cat(pieces)
+        return Targets(**joined)
+
+
+@dataclass
+class TrainSample:
+    """A sequence that goes through the model in one piece, and what the losses need for it.
+
+    A trajectory is one sequence, or one for each turn with context_turns."""
+
+    sequence: Trajectory
+    targets: Targets  # of the sequence's R response tokens
+
+
+def compute_targets(
+    learner: Learner, kept: Sequence[Trajectory], kept_fraction: float = 1.0
+) -> Targets:
+    """Rewards -> advantages, with the log-probs and values before the update.
+
+    Args: kept: whole groups; kept_fraction: of all groups, for filter_loss_scale."""
+    config = learner.config
+    sequences = split_by_context(kept, config)
+    rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)
+    ref_logprobs = None
     if learner.ref:
-        targets["ref_logprobs"] = parallel.score_tokens(
-            learner.ref, scored, config, config.temperature
-        )[0]
+        ref_logprobs = score(learner.ref, sequences, config, config.temperature)  # (R,)
+    old_values = None
     if learner.critic:
-        targets["old_values"] = parallel.score_tokens(learner.critic, scored, config)[0]
+        old_values = score(learner.critic, sequences, config)  # (R,)
 
-    turns, turn_lengths = (
-        [len(t.turns) for t in kept],
-        [len(turn.response_ids) for t in kept for turn in t.turns],
+    rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
+    advantages, returns = starpo.advantages(
+        rewards,
+        old_values,
+        tokens_per_turn(kept),
+        [len(trajectory.turns) for trajectory in kept],
+        groups_of(kept, config),
+        estimator=config.estimator,
+        turn_level=config.turn_level,
+        gamma=config.gamma,
+        lam=config.lam,
+        turn_gamma=config.turn_gamma,
+        turn_lam=config.turn_lam,
     )
-    groups = torch.arange(len(kept)) // config.group_size  # kept ones are whole groups
+    scales = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
+    return Targets(
+        advantages=advantages.float() * scales[config.filter_loss_scale],
+        old_logprobs=old_logprobs,
+        rollout_logprobs=rollout_logprobs,
+        ref_logprobs=ref_logprobs,
+        old_values=old_values,
+        returns=returns,
+    )
+
+
+def tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
+    return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
+
+
+def groups_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
+    """The group of each kept trajectory, (B,): kept trajectories are whole groups."""
+    return torch.arange(len(kept)) // config.group_size
+
+
+def logprobs_before_update(
+    learner: Learner, sequences: Sequence[Trajectory]
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the response tokens under the engine and under the policy, (R,) each, nats.
+
+    The policy's are the engine's by default, which saves a forward. `starpo.importance_weights`
+    corrects for their difference."""
+    config = learner.config
+    sampled = torch.tensor(
+        [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
+        device=learner.device,
+    )  # (R,)
+    # With KL in the reward, the engine/trainer mismatch would count as KL.
+    kl_in_reward = learner.ref is not None and config.kl_in == "reward"
+    needs_trainer_logprobs = (
+        config.recompute_old_logprobs or not config.mask_observations or kl_in_reward
+    )
+    if not needs_trainer_logprobs:
+        return sampled, sampled
+    old = score(learner.policy, sequences, config, config.temperature)  # (R,)
+    return torch.where(sampled.isnan(), old, sampled), old
+
+
+def token_rewards(
+    learner: Learner,
+    kept: Sequence[Trajectory],
+    old_logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+) -> Tensor:
+    """Rewards of the response tokens, (R,) float64: a turn's reward sits on its last token."""
+    config = learner.config
     rewards = torch.tensor(
-        [turn.reward for t in kept for turn in t.turns], dtype=torch.float64
+        [turn.reward for trajectory in kept for turn in trajectory.turns], dtype=torch.float64
     )  # (K,)
     if config.reward_norm != "none":
-        names = [t.env for t in kept]
-        owners = {
+        names = [trajectory.env for trajectory in kept]
+        groups = groups_of(kept, config)  # (B,)
+        peers = {
             "group": groups,
-            "batch": groups * 0,
+            "batch": torch.zeros_like(groups),
             "env": torch.tensor([names.index(name) for name in names]),
         }
+        num_turns = [len(trajectory.turns) for trajectory in kept]
         rewards = starpo.normalize_rewards(
-            rewards, turns, owners[config.reward_norm_over], config.reward_norm
+            rewards, num_turns, peers[config.reward_norm_over], config.reward_norm
         )
-    per_token = torch.zeros(sum(turn_lengths), dtype=torch.float64)
-    per_token[torch.tensor(turn_lengths).cumsum(0) - 1] = rewards
+    lengths = torch.tensor(tokens_per_turn(kept))  # (K,)
+    per_token = torch.zeros(int(lengths.sum()), dtype=torch.float64)  # (R,)
+    per_token[lengths.cumsum(0) - 1] = rewards
     if learner.ref and config.kl_in == "reward":
-        kl = starpo.kl_penalty(
-            targets["old_logprobs"], targets["ref_logprobs"], config.kl_estimator
-        )  # (R,)
+        kl = starpo.kl_penalty(old_logprobs, ref_logprobs, config.kl_estimator)  # (R,)
         per_token -= config.kl_coef * kl.cpu()
-    per_token, values = per_token.to(learner.device), targets.get("old_values")
-    advantages, returns = starpo.advantages(per_token, values, turn_lengths, turns, groups, config)
-    scale = {"none": 1.0, "linear": share, "sqrt": share**0.5}[config.filter_loss_scale]
-    targets["advantages"] = advantages.float() * scale
-    return targets | ({} if returns is None else {"returns": returns})
+    return per_token.to(learner.device)
 
 
-def losses(
-    learner: Learner, batch, t: dict[str, Tensor], num_tokens: int
-) -> Iterator[tuple[Tensor, dict]]:
-    """The policy's loss, then the critic's: whoever goes backward in between holds the activations of one model only.
+def score(
+    module: torch.nn.Module, sequences: Sequence[Trajectory], config: Config, *args
+) -> Tensor:
+    """The first output of policy or critic for every response token, (R,), without gradient."""
+    return parallel.score_tokens(module, sequences, config, *args)[0]
 
-    Losses are already divided by the `num_tokens` of the mini-batch; metrics are sums over tokens."""
+
+# ---------- update
+
+
+def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> dict[str, float]:
+    """Optimizer steps on shuffled mini-batches of `batch_size` trajectories, `num_epochs` times.
+
+    Returns: means over the response tokens of all steps. Gradient norms are means over steps.
+    logprob_diff_* are those of the first step: before it engine and trainer have equal weights."""
     config = learner.config
-    logprobs, entropy = learner.policy(batch, config.temperature)  # (R,)
+    lengths = [trajectory.num_response_tokens for trajectory in kept]
+    max_trajectory_tokens = config.max_turns * config.max_response_tokens
+    samples_of = train_samples(kept, targets, config)
+    steps = []  # metrics of each optimizer step
+    num_tokens = 0  # response tokens of all steps
+    for mini_batch in mini_batches(config, learner.step, len(kept)):
+        samples = [sample for i in mini_batch for sample in samples_of[i]]
+        mini_lengths = [lengths[i] for i in mini_batch]
+        weights = starpo.token_weights(mini_lengths, config.aggregation, max_trajectory_tokens)
+        metrics = backward(learner, samples, weights.to(learner.device), sum(mini_lengths))
+        norms = optimizer_step(learner, metrics)
+        values = {key: value.item() for key, value in metrics.items()}
+        values["logprob_diff_mean"] /= sum(mini_lengths)
+        steps.append({**values, **norms})
+        num_tokens += sum(mini_lengths)
+
+    means = {}
+    for key in steps[0]:
+        if key.startswith("logprob_diff"):
+            means[key] = steps[0][key]
+        elif key.startswith("grad_norm"):
+            means[key] = sum(step[key] for step in steps) / len(steps)
+        else:
+            means[key] = sum(step[key] for step in steps) / num_tokens
+    if learner.critic:
+        means["explained_variance"] = starpo.explained_variance(targets.old_values, targets.returns)
+    return means
+
+
+def train_samples(
+    kept: Sequence[Trajectory], targets: Targets, config: Config
+) -> list[list[TrainSample]]:
+    """The training samples of each kept trajectory."""
+    sequences_of = [split_by_context([trajectory], config) for trajectory in kept]
+    lengths = [sequence.num_response_tokens for group in sequences_of for sequence in group]
+    parts = iter(targets.split(lengths))
+    return [
+        [TrainSample(sequence, next(parts)) for sequence in sequences] for sequences in sequences_of
+    ]
+
+
+def mini_batches(config: Config, step: int, num_kept: int) -> Iterator[np.ndarray]:
+    """Indices of the kept trajectories in each mini-batch; every epoch shuffles anew."""
+    for epoch in range(config.num_epochs):
+        rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
+        order = rng.permutation(num_kept)
+        yield from np.array_split(order, range(config.batch_size, num_kept, config.batch_size))
+
+
+def backward(
+    learner: Learner, samples: Sequence[TrainSample], weights: Tensor, num_tokens: int
+) -> dict[str, Tensor]:
+    """Gradients of one mini-batch, which is split over ranks and micro-batches.
+
+    All parts are divided by the same number of tokens, so the split does not change the result.
+
+    Args: weights: (R,) from `starpo.token_weights`; num_tokens: R of the whole mini-batch.
+    Returns: metrics, sums over the R tokens; logprob_diff_max is the maximum."""
+    config = learner.config
+    weights_of = weights.split([sample.sequence.num_response_tokens for sample in samples])
+    sequences = [sample.sequence for sample in samples]
+    micro_batches = parallel.local_micro_batches(sequences, config.micro_batch_tokens)
+    sums: dict[str, Tensor] = {}
+    largest_diff = torch.zeros((), device=learner.device)
+    for number, (indices, repeat_weight) in enumerate(micro_batches):
+        # Ranks reduce their gradients once, in the last micro-batch.
+        is_last = number == len(micro_batches) - 1
+        for module in learner.modules.values():
+            module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
+        batch = pack(
+            [sequences[i] for i in indices],
+            learner.device,
+            pad_to=config.micro_batch_tokens if config.compile else 0,
+        )
+        targets = Targets.join([samples[i].targets for i in indices])
+        micro_weights = torch.cat([weights_of[i] for i in indices])  # (R,)
+        # FSDP2 divides by the number of ranks. A padding micro-batch has repeat_weight 0.
+        scale = repeat_weight * parallel.world_size()
+        loss, metrics = policy_loss(learner, batch, targets, micro_weights, num_tokens)
+        (loss * scale).backward()
+        if learner.critic:
+            # Only now, so that the activations of one model only are alive.
+            loss, value_metrics = critic_loss(learner, batch, targets, num_tokens)
+            (loss * scale).backward()
+            metrics.update(value_metrics)
+        largest_diff = torch.maximum(largest_diff, metrics.pop("logprob_diff_max"))
+        for key, value in metrics.items():
+            sums[key] = sums.get(key, 0.0) + value * repeat_weight
+    if parallel.world_size() > 1:
+        parallel.all_reduce_sum(*sums.values())
+        dist.all_reduce(largest_diff, dist.ReduceOp.MAX)
+    return {**sums, "logprob_diff_max": largest_diff}
+
+
+def policy_loss(
+    learner: Learner, batch: PackedBatch, targets: Targets, weights: Tensor, num_tokens: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped objective with entropy bonus and KL, divided by the mini-batch's num_tokens.
+
+    Returns: loss; metrics, sums over the R tokens of this micro-batch."""
+    config = learner.config
+    logprobs, entropy = learner.policy(batch, config.temperature)  # (R,), (R,)
     importance = starpo.importance_weights(
-        logprobs, t["old_logprobs"], t["rollout_logprobs"], config.importance_cap
-    )
-    options = dict(clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip)
+        logprobs, targets.old_logprobs, targets.rollout_logprobs, config.importance_cap
+    )  # (R,)
     loss, metrics = starpo.policy_loss(
         logprobs,
-        t["old_logprobs"],
-        t["advantages"],
+        targets.old_logprobs,
+        targets.advantages,
         num_tokens=num_tokens,
-        weights=importance * t["weights"],
-        **options,
+        weights=importance * weights,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
     )
-    difference = (logprobs.detach() - t["rollout_logprobs"]).abs()  # (R,)
-    metrics |= {"pg_loss": loss.detach() * num_tokens, "entropy": entropy.detach().sum()}
-    metrics |= {"logprob_diff_mean": difference.sum(), "logprob_diff_max": difference.max()}
-    loss = loss - config.entropy_coef * (entropy * t["weights"]).sum() / num_tokens
+    difference = (logprobs.detach() - targets.rollout_logprobs).abs()  # (R,)
+    metrics["pg_loss"] = loss.detach() * num_tokens
+    metrics["entropy"] = entropy.detach().sum()
+    metrics["logprob_diff_mean"] = difference.sum()
+    metrics["logprob_diff_max"] = difference.max()
+    loss = loss - config.entropy_coef * (entropy * weights).sum() / num_tokens
     if learner.ref:
-        kl = starpo.kl_penalty(logprobs, t["ref_logprobs"], config.kl_estimator)  # (R,)
-        if config.kl_in == "loss":
-            loss = loss + config.kl_coef * (kl * t["weights"]).sum() / num_tokens
+        kl = starpo.kl_penalty(logprobs, targets.ref_logprobs, config.kl_estimator)  # (R,)
         metrics["kl_ref"] = kl.detach().sum()
-    yield loss, metrics
-    if learner.critic:
-        values = learner.critic(batch)  # (R,)
-        options = dict(value_clip=config.value_clip, num_tokens=num_tokens)
-        loss, metrics = starpo.value_loss(values, t["old_values"], t["returns"], **options)
-        yield config.value_coef * loss, metrics | {"vf_loss": loss.detach() * num_tokens}
+        if config.kl_in == "loss":
+            loss = loss + config.kl_coef * (kl * weights).sum() / num_tokens
+    return loss, metrics
+
+
+def critic_loss(
+    learner: Learner, batch: PackedBatch, targets: Targets, num_tokens: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped value loss, divided by the mini-batch's num_tokens.
+
+    Returns: loss; metrics, sums over the R tokens of this micro-batch."""
+    config = learner.config
+    values = learner.critic(batch)  # (R,)
+    loss, metrics = starpo.value_loss(
+        values,
+        targets.old_values,
+        targets.returns,
+        value_clip=config.value_clip,
+        num_tokens=num_tokens,
+    )
+    metrics["vf_loss"] = loss.detach() * num_tokens
+    return config.value_coef * loss, metrics
 
 
 def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
-    """Clip and step policy and critic; a non-finite gradient or loss skips the step and is counted."""
-    clip = partial(torch.nn.utils.clip_grad_norm_, max_norm=learner.config.grad_clip)
-    norms = {
-        name: parallel.full_tensor(clip(module.parameters()))
-        for name, module in learner.modules.items()
-    }
-    finite = all(torch.isfinite(x).all() for x in (*norms.values(), *metrics.values()))
+    """Clip gradients and step policy and critic. Returns: gradient norms before clipping.
+
+    A non-finite gradient or metric skips the step.
+    Raises: UserError after max_bad_steps skipped steps in a row."""
+    config = learner.config
+    norms = {}
+    for name, module in learner.modules.items():
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm=config.grad_clip)
+        norms[name] = parallel.full_tensor(norm)
+    values = [*norms.values(), *metrics.values()]
+    finite = all(torch.isfinite(value).all() for value in values)
     learner.bad_steps = 0 if finite else learner.bad_steps + 1
+    iteration = learner.step + 1
     if not finite:
         tqdm.write(
-            f"iteration {learner.step + 1}: the loss or the gradient is not finite; optimizer step skipped"
+            f"iteration {iteration}: the loss or the gradient is not finite; optimizer step skipped"
         )
-    if learner.bad_steps >= learner.config.max_bad_steps:
-        steps = f"{learner.bad_steps} optimizer steps in a row (iteration {learner.step + 1})"
+    if learner.bad_steps >= config.max_bad_steps:
         raise UserError(
-            f"the loss or the gradient was not finite in {steps}; lower learning_rate or critic_lr, with "
+            f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps "
+            f"in a row (iteration {iteration}); lower learning_rate or critic_lr, with "
             "another --out_dir."
         )
     for optimizer in learner.optimizers.values():
@@ -313,411 +575,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     learner.policy.bump_version()
-    return {
-        f"grad_norm_{name}" if name != "policy" else "grad_norm": norm.item()
-        for name, norm in norms.items()
-    }
-
-
-def backward(
-    learner: Learner, kept: Sequence[Trajectory], pieces: dict[str, Sequence[Tensor]]
-) -> dict[str, Tensor]:
-    """Gradients of one mini-batch: this rank's micro-batches, one denominator for those of all ranks.
-
-    Args: pieces: the targets of each sequence. Returns: metrics, sums over the tokens of all ranks but the largest
-    log-prob difference."""
-    config, num_tokens = learner.config, sum(t.num_response_tokens for t in kept)
-    work, sums, largest = (
-        parallel.local_micro_batches(kept, config.micro_batch_tokens),
-        {},
-        torch.zeros((), device=learner.device),
-    )
-    for number, (indices, weight) in enumerate(work):
-        for (
-            module
-        ) in learner.modules.values():  # ranks add up their gradients once, in the last micro-batch
-            module.set_requires_gradient_sync(number == len(work) - 1 or parallel.world_size() == 1)
-        part = {key: torch.cat([piece[i] for i in indices]) for key, piece in pieces.items()}
-        batch = pack(
-            [kept[i] for i in indices],
-            learner.device,
-            pad_to=config.compile * config.micro_batch_tokens,
-        )
-        metrics: dict[str, Tensor] = {}
-        for loss, of_module in losses(learner, batch, part, num_tokens):
-            (
-                loss * weight * parallel.world_size()
-            ).backward()  # FSDP2 divides by the number of ranks
-            metrics |= of_module
-        largest = torch.maximum(largest, metrics.pop("logprob_diff_max"))
-        sums = {key: sums.get(key, 0.0) + value * weight for key, value in metrics.items()}
-    if parallel.world_size() > 1:
-        parallel.all_reduce_sum(*sums.values())
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return sums | {"logprob_diff_max": largest}
-
-
-def update(
-    learner: Learner, kept: Sequence[Trajectory], targets: dict[str, Tensor]
-) -> dict[str, float]:
-    """Shuffled mini-batches of `batch_size` trajectories, micro-batches by tokens, one denominator per mini-batch.
-
-    Returns: means over the response tokens of all steps; gradient norms are means over steps, differences between the
-    log-probs of engine and trainer those of the first step, before which no weight has changed."""
-    config, lengths = learner.config, [t.num_response_tokens for t in kept]
-    pieces = {key: value.split(lengths) for key, value in targets.items()}
-    sums, norms, tokens, drift = {}, [], 0, {}
-    most = config.max_turns * config.max_response_tokens
-    for epoch in range(config.num_epochs):
-        order = np.random.default_rng([config.seed, SEED_SHUFFLE, learner.step, epoch]).permutation(
-            len(kept)
-        )
-        for mini in np.array_split(order, range(config.batch_size, len(order), config.batch_size)):
-            parts, counts = (
-                split_by_context([kept[i] for i in mini], config),
-                [lengths[i] for i in mini],
-            )
-            batch = {key: torch.cat([piece[i] for i in mini]) for key, piece in pieces.items()}
-            batch["weights"] = starpo.token_weights(counts, config.aggregation, most).to(
-                learner.device
-            )
-            split = {
-                key: value.split([t.num_response_tokens for t in parts])
-                for key, value in batch.items()
-            }
-            metrics, num_tokens = backward(learner, parts, split), sum(counts)
-            norms.append(optimizer_step(learner, metrics))
-            metrics = {key: value.item() for key, value in metrics.items()}
-            mean, largest = (
-                metrics.pop("logprob_diff_mean") / num_tokens,
-                metrics.pop("logprob_diff_max"),
-            )
-            drift = drift or {"logprob_diff_mean": mean, "logprob_diff_max": largest}
-            tokens += num_tokens
-            sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
-    means = {key: value / tokens for key, value in sums.items()} | drift
-    means |= {key: sum(norm[key] for norm in norms) / len(norms) for key in norms[0]}
-    if learner.critic:
-        means["explained_variance"] = starpo.explained_variance(
-            targets["old_values"], targets["returns"]
-        )
-    return means
-
-
-# ---------- the run
-
-
-PRINTED = {  # key: width and digits
-    "reward": "5.2",
-    "success": "4.2",
-    "in_group_reward_std": "4.2",
-    "kept_groups": "3.0",
-    "entropy": "5.3",
-    "grad_norm": "5.2",
-    "response_length": "3.0",
-    "rollout_s": "5.2",
-    "update_s": "5.2",
-    "cpu_s": "5.2",
-    "eval_success": "5.3",
-}
-
-
-def describe_step(row: dict, total: int, left_s: float) -> str:
-    """The printed line of an iteration, with the time that is left until the last one."""
-    parts = [
-        f"{key} {math.nan if row[key] is None else row[key]:{form}f}"
-        for key, form in PRINTED.items()
-    ]
-    parts += filter(None, (row["regime"], left_s > 0 and f"{left_s / 60:.0f} min left"))
-    return f"{row['step']:4d}/{total} {' | '.join(parts).replace('nan', '  -')}"
-
-
-def write_trajectories(
-    path: Path, step: int, trajectories: Sequence[Trajectory], config: Config, tokenizer
-) -> None:
-    """Append `num_samples` trajectories, members of as few groups as possible; view.py shows them."""
-    with path.open("a", encoding="utf-8") as file:
-        for i, trajectory in enumerate(trajectories[: config.num_samples]):
-            row = {"step": step, "group": i // config.group_size} | trajectory_record(
-                trajectory, tokenizer
-            )
-            file.write(json.dumps(row) + "\n")
-
-
-def stopped(config: Config, history: Sequence[dict]) -> str | None:
-    """Why the run ends early, if it does."""
-    return stop_reason(history) if config.early_stop else None
-
-
-def eval_metrics(config: Config, results: dict[str, tuple] | None) -> dict[str, float | None]:
-    """eval_* of the first environment that is scored, and eval_success/NAME of the others; None without results."""
-    first, *others = scored_envs(config)
-    metrics = (
-        {env: results[env][0] for env in results}
-        if results
-        else defaultdict(lambda: defaultdict(lambda: None))
-    )
-    row = {f"eval_{key}": metrics[first][key] for key in EVAL_KEYS}
-    return row | {f"eval_success/{env}": metrics[env]["success"] for env in others}
-
-
-def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
-    """Export the policy; write the evaluation tables with the reference players, one for each environment."""
-    config, out_dir, texts, successes = learner.config, Path(learner.config.out_dir), [], {}
-    checkpoint.export(out_dir / "policy", learner.policy, learner.tokenizer)
-    if parallel.rank():
-        return
-    write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], learner.tokenizer)
-    for env in stages["start"]:
-        players = reference_rows(replace(config, env=env))
-        rows = {name: (summarize(played), played) for name, played in players.items()}
-        rows |= {stage: results[env] for stage, results in stages.items()}
-        head = f"{env}: {config.eval_size} fixed prompts ({config.eval_split}), T={config.eval_temperature}"
-        texts.append(f"{head}\n{table(rows)}\n")
-        successes[env] = {
-            name: [int(t.success) for t in played] for name, (_, played) in rows.items()
-        }
-    text = "\n".join(texts)
-    write_whole(out_dir / "scores.json", json.dumps(successes) + "\n")
-    write_whole(out_dir / "scores.md", text)  # the last: with it the run is over
-    print(f"\n{text}")
-    files = ", ".join(sorted(p.name for p in out_dir.iterdir() if p.name != "lock"))
-    print(f"wrote {out_dir}/: {files}; policy and best are Hugging Face folders")
-    print(next_steps_hint(config))
-
-
-def next_steps_hint(config: Config) -> str:
-    """Commands to go on with. eval.py wants to be told which file of code it may run."""
-    key = "eval_env" if config.eval_env else "env"
-    env = f" --{key}={shlex.quote(getattr(config, key))}" if ".py" in getattr(config, key) else ""
-    return NEXT.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)
-
-
-def set_up(
-    config: Config, device: torch.device, dtype: torch.dtype
-) -> tuple[Learner, object, Chat]:
-    """The learner before its first iteration, its engine, and the chat format of its tokenizer."""
-    model, tokenizer = load_model(config.model, device=device)
-    ref_model = load_model(config.model, device=device)[0] if config.kl_coef else None
-    chat = Chat(tokenizer)
-    engine = make_engine(config, model, chat)  # before FSDP2 takes the model apart
-    learner = Learner(config, model, tokenizer, device, dtype, ref_model)
-    if parallel.world_size() > 1:
-        sizes = zip(learner.mesh.mesh_dim_names, learner.mesh.shape, strict=True)
-        print(
-            f"{parallel.world_size()} ranks as {', '.join(f'{name}={size}' for name, size in sizes)}",
-            flush=True,
-        )
-    for name, module in learner.modules.items():
-        counts = (
-            sum(p.numel() for p in group)
-            for group in (trained(module).values(), module.parameters())
-        )
-        print("{}: {:,} of {:,} parameters are trained".format(name, *counts), flush=True)
-    return learner, engine, chat
-
-
-def iterate(
-    learner: Learner, engine, chat: Chat, history: Sequence[dict]
-) -> tuple[dict, list[Trajectory]]:
-    """One round of rollout and update. Returns: its metrics, those of an evaluation None, and what was played."""
-    config, clock, cpu = learner.config, time.perf_counter(), time.process_time()
-
-    # -- collect
-    trajectories = collect_rollouts(learner, engine, chat)
-    rollout_s, rollout_cpu_s = time.perf_counter() - clock, time.process_time() - cpu
-    error_frac = sum(t.status == "error" for t in trajectories) / len(trajectories)
-    trajectories = without_errors(trajectories, config, config.group_size)
-    collapse = dict.fromkeys(KEYS)
-    if (
-        config.collapse_every and learner.step % config.collapse_every == 0
-    ):  # with the weights that sampled
-        rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
-        collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
-    clock, cpu = (
-        time.perf_counter(),
-        time.process_time() - rollout_cpu_s,
-    )  # which is measured is in neither
-
-    # -- filter: the groups whose raw scores vary most
-    scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)
-    successes = torch.tensor([float(t.success) for t in trajectories])
-    groups = select_groups(config, trajectories, scores)
-    members = (groups[:, None] * config.group_size + torch.arange(config.group_size)).flatten()
-    kept = [
-        trajectories[i] if config.mask_observations else unmask(trajectories[i], chat.end)
-        for i in members
-    ]
-
-    # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
-    step_metrics = dict.fromkeys(METRICS_OF_UPDATE.split())
-    if kept:
-        step_metrics |= update(
-            learner, kept, token_targets(learner, kept, len(kept) / len(trajectories))
-        )
-        if (drift := step_metrics["logprob_diff_mean"]) > MAX_LOGPROB_DIFF[learner.dtype]:
-            tqdm.write(
-                f"warning: the log-probs of engine and trainer differ by {drift:.4f} nats a token"
-            )
-    else:
-        tqdm.write(
-            f"iteration {learner.step + 1}: scores differ in no group that the filter picks; update skipped"
-        )
-    learner.step += 1
-    row = {
-        "step": learner.step,
-        "error_frac": error_frac,
-        "kept_groups": len(groups),
-        "kept_trajectories": len(kept),
-    }
-    row |= summarize(trajectories) | starpo.rollout_metrics(scores, successes, config.group_size)
-    row |= step_metrics | collapse | {"bad_steps": learner.bad_steps, "rollout_s": rollout_s}
-    row |= {"memory_gib": parallel.peak_memory(learner.device)} | eval_metrics(config, None)
-    return row | {
-        "update_s": time.perf_counter() - clock,
-        "cpu_s": time.process_time() - cpu,
-    }, trajectories
-
-
-def main(argv: list[str]) -> None:
-    config, options, sources = load_config(argv, extra={"take_config": False})
-    machine = parallel.set_up(config)
-    check_installed(config)
-    for env in (*mixture_at(config.env, 0), *scored_envs(config)):
-        make_episode(config, env)  # what is wrong with it is said before the long part
-    check_out_dir(config, take=options["take_config"])
-    out_dir, keep = Path(config.out_dir), config.keep_checkpoints
-    with (
-        locked(out_dir),
-        Saver(out_dir, keep) as saver,
-        Interruption(config.grace_s) as interruption,
-    ):
-        try:
-            interrupted = run(config, sources, machine, saver, interruption)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-                raise
-            advice = "what was saved before is whole: make room, and start again to go on from it"
-            raise UserError(f"{out_dir} could not be written ({error}); {advice}") from error
-        if interrupted:
-            sys.exit(checkpoint.EXIT_INTERRUPTED)
-
-
-def is_finished(config: Config, history: Sequence[dict]) -> bool:
-    """Whether nothing is left to do in out_dir; then the report is shown."""
-    report, reason = Path(config.out_dir, "scores.md"), stopped(config, history)
-    if not (report.is_file() and (reason or len(history) >= config.num_iterations)):
-        return False
-    more = ["--num_iterations=N"] * (len(history) >= config.num_iterations)
-    more += ["--early_stop=False --take_config=True"] * bool(reason)
-    ended = f"finished at iteration {len(history)}{f', because {reason}' if reason else ''}"
-    hint = f"To start a new run, give --seed=N or --out_dir=PATH; to go on, {' '.join(more)}."
-    print(f"{report.read_text()}\n{config.out_dir} is {ended}. {hint}")
-    print(next_steps_hint(config))
-    return True
-
-
-def score_start(learner: Learner, engine, chat: Chat) -> dict[str, tuple]:
-    """Evaluate the model that the run begins with: again after a restart, for it is cheap and not stored."""
-    config, results = learner.config, evaluate_all(learner.config, engine, chat, learner.policy)
-    for env, (metrics, _) in results.items():
-        prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
-        print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
-    return results
-
-
-def remove_final_outputs(out_dir: Path) -> None:
-    """Remove what an earlier end of the run wrote, if there was one."""
-    for name in ("scores.md", "scores.json", "eval_final.jsonl"):
-        (out_dir / name).unlink(missing_ok=True)
-    shutil.rmtree(out_dir / "policy", ignore_errors=True)
-
-
-def run(
-    config: Config, sources: dict, machine: tuple, saver: Saver, interruption: Interruption
-) -> bool:
-    """Start or continue in a folder that is ours; returns whether it was interrupted."""
-    out_dir, saved = saver.out_dir, checkpoint.newest(saver.out_dir)
-    print(describe(config, sources), flush=True)
-    history = read_rows(out_dir / "metrics.jsonl", int(saved.name[-6:]) if saved else 0)
-    if saved and is_finished(config, history):
-        return False
-    learner, engine, chat = set_up(config, *machine)
-    stages = {"start": score_start(learner, engine, chat)}
-    if saved:
-        learner.load(saved)
-    if parallel.rank() == 0:
-        save_config(
-            config, sources, out_dir
-        )  # only now: what fails before leaves no trace in out_dir
-        remove_final_outputs(out_dir)
-        write_jsonl(out_dir / "eval_start.jsonl", stages["start"], learner.tokenizer)
-        log, played = Log(out_dir, history, config), out_dir / "trajectories.jsonl"
-        write_rows(played, read_rows(played, learner.step))
-
-    evaluated, told, began, first = -1, interruption.wanted(), time.perf_counter(), learner.step
-    bar = progress(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it")
-    while learner.step < config.num_iterations and not stopped(config, history) and not told:
-        row, trajectories = iterate(learner, engine, chat, history)
-        last = learner.step == config.num_iterations or bool(stopped(config, [*history, row]))
-        due = last or (config.eval_every and learner.step % config.eval_every == 0)
-        if due:
-            stages["after RL"], evaluated = (
-                evaluate_all(config, engine, chat, learner.policy),
-                learner.step,
-            )
-            row |= eval_metrics(config, stages["after RL"])
-        row = {
-            key: None if isinstance(x, float) and not math.isfinite(x) else x
-            for key, x in row.items()
-        }
-        row["regime"] = regime(row, history)
-        best = max(
-            (old["eval_success"] for old in history if old["eval_success"] is not None),
-            default=-1.0,
-        )
-        history.append(row)
-        for sentence in warnings_of(history):
-            tqdm.write(f"iteration {learner.step}: {sentence}")
-        if due and row["eval_success"] > best:
-            saver.wait()
-            checkpoint.export(out_dir / "best", learner.policy, learner.tokenizer)
-        if parallel.rank() == 0:
-            # before the checkpoint: a row without its checkpoint is dropped and made again on restart
-            log.write(row, trajectories[: config.num_samples] if due else ())
-            if due:
-                write_trajectories(played, learner.step, trajectories, config, learner.tokenizer)
-        told = interruption.wanted()
-        if (
-            last
-            or told
-            or stopped(config, history)
-            or (config.save_every and learner.step % config.save_every == 0)
-        ):
-            learner.save(saver)
-        seconds = (time.perf_counter() - began) / (
-            learner.step - first
-        )  # of an iteration, evaluations included
-        tqdm.write(
-            describe_step(
-                row, config.num_iterations, seconds * (config.num_iterations - learner.step)
-            )
-        )
-        bar.update()
-    bar.close()
-    saver.wait()
-    if interrupted := learner.step < config.num_iterations and not stopped(config, history):
-        print(
-            f"interrupted at iteration {learner.step}; started again, the run continues", flush=True
-        )
-    else:
-        if reason := stopped(config, history):
-            print(f"stopped at iteration {learner.step}: {reason}", flush=True)
-        if evaluated != learner.step:  # everything was done before an interruption but the report
-            stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
-        finish(learner, stages)
-    parallel.tear_down(engine)
-    return interrupted
+    names = {"policy": "grad_norm", "critic": "grad_norm_critic"}
+    return {names[name]: norm.item() for name, norm in norms.items()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""What training changes: policy, critic and their optimizers, and the frozen reference of KL."""
+
+from configurator import Config
+
+import copy
+from pathlib import Path
+
+import torch
+
+import parallel
+from dialogue import Chat
+from engine import Engine, make_engine
+from model import Critic, Policy, add_lora, compile_blocks, load_model
+from support import checkpoint
+from support.checkpoint import Saver
+
+
+class Learner:
+    """Policy, critic, their optimizers and, with KL, the frozen reference: sharded by FSDP2."""
+
+    def __init__(
+        self,
+        config: Config,
+        model,
+        tokenizer,
+        device: torch.device,
+        dtype: torch.dtype,
+        ref_model=None,
+    ):
+        self.config = config
+        self.tokenizer = tokenizer
+        self.device = device
+        self.dtype = dtype
+        self.step = 0  # finished iterations
+        self.bad_steps = 0  # skipped optimizer steps in a row
+        self.mesh = parallel.make_mesh(device)
+        if config.lora_rank:
+            add_lora(model, config.lora_rank, config.seed)  # before the critic copies the model
+        critic = None
+        if "gae" in config.estimator:
+            critic = Critic(copy.deepcopy(model.model)).to(device)
+        self.policy = self._shard(Policy(model), model.model)
+        self.critic = self._shard(critic, critic.backbone) if critic else None
+        self.ref = None
+        if ref_model:
+            self.ref = self._shard(Policy(ref_model).requires_grad_(False), ref_model.model)
+
+        self.modules = {"policy": self.policy}
+        self.optimizers = {"policy": self._adamw(self.policy, config.learning_rate)}
+        if self.critic:
+            self.modules["critic"] = self.critic
+            self.optimizers["critic"] = self._adamw(self.critic, config.critic_lr)
+
+    def _shard(self, module, backbone):
+        if self.config.compile:
+            compile_blocks(backbone.layers)
+        return parallel.shard(module, backbone.layers, self.mesh, self.dtype)
+
+    def _adamw(self, module, learning_rate: float) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            checkpoint.trained(module).values(),
+            lr=learning_rate,
+            betas=(self.config.adam_beta1, self.config.adam_beta2),
+            weight_decay=self.config.weight_decay,
+            fused=self.device.type == "cuda",
+        )
+
+    def save(self, saver: Saver) -> None:
+        """Start writing a checkpoint."""
+        states = checkpoint.states_of(self.modules, self.optimizers)
+        saver.save(states, {"step": self.step, "bad_steps": self.bad_steps})
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint."""
+        counts = checkpoint.load(folder, self.modules, self.optimizers)
+        self.step = counts["step"]
+        self.bad_steps = counts["bad_steps"]
+        self.policy.bump_version()
+        print(f"continuing {folder.parent} from iteration {self.step}", flush=True)
+
+
+def build_learner(
+    config: Config, device: torch.device, dtype: torch.dtype
+) -> tuple[Learner, Engine, Chat]:
+    """The learner before its first iteration, its engine, and the tokenizer's chat format."""
+    model, tokenizer = load_model(config.model, device=device)
+    ref_model = None
+    if config.kl_coef:
+        ref_model, _ = load_model(config.model, device=device)
+    chat = Chat(tokenizer)
+    engine = make_engine(config, model, chat)  # before FSDP2 shards the model
+    learner = Learner(config, model, tokenizer, device, dtype, ref_model)
+    if parallel.world_size() > 1:
+        sizes = zip(learner.mesh.mesh_dim_names, learner.mesh.shape, strict=True)
+        mesh = ", ".join(f"{name}={size}" for name, size in sizes)
+        print(f"{parallel.world_size()} ranks as {mesh}", flush=True)
+    for name, module in learner.modules.items():
+        num_trained = sum(p.numel() for p in checkpoint.trained(module).values())
+        num_all = sum(p.numel() for p in module.parameters())
+        print(f"{name}: {num_trained:,} of {num_all:,} parameters are trained", flush=True)
+    return learner, engine, chat

@@ -1,0 +1,69 @@
+"""Trajectories as lines of JSON: trajectories.jsonl, eval_start.jsonl, eval_final.jsonl."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rollout import Trajectory, Turn
+
+
+def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
+    """A trajectory as plain data.
+
+    Each turn has the reward of its own actions. Each sampled token has its surprise, -log p under
+    the engine, nats. A token that is no whole character is decoded as U+FFFD.
+
+    Args: tokenizer: of the policy. Players that answer in text have none; their tokens are text."""
+    return {
+        "env": trajectory.env,
+        "seed": trajectory.seed,
+        "member": trajectory.member,
+        "status": trajectory.status,
+        "success": trajectory.success,
+        "score": trajectory.score,
+        "system": trajectory.system,
+        "turns": [turn_record(turn, tokenizer) for turn in trajectory.turns],
+    }
+
+
+def turn_record(turn: Turn, tokenizer) -> dict:
+    known = {key: value for key, value in asdict(turn.record).items() if value is not None}
+    if tokenizer:
+        tokens = [
+            tokenizer.decode([token], clean_up_tokenization_spaces=False)
+            for token in turn.response_ids
+        ]
+    else:
+        tokens = list(turn.response_ids)
+    return {
+        "observation": turn.observation,
+        "response": turn.text,
+        **known,
+        "reward": turn.reward,
+        "tokens": tokens,
+        "surprise": [round(-logprob, 4) for logprob in turn.rollout_logprobs],
+    }
+
+
+def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
+    """Write a line for each trajectory, with the name and the mean entropy of its row.
+
+    Args: rows: by name of a policy or player, its `eval.Scores`."""
+    with Path(path).open(mode, encoding="utf-8") as file:
+        for name, scores in rows.items():
+            head = {"policy": name, "entropy": scores.metrics.get("entropy")}
+            for trajectory in scores.trajectories:
+                record = {**head, **trajectory_record(trajectory, tokenizer)}
+                file.write(json.dumps(record) + "\n")
+
+
+def write_samples(
+    path: Path, step: int, trajectories: Sequence[Trajectory], group_size: int, tokenizer
+) -> None:
+    """Append trajectories of a training iteration; `python -m tools.view` shows them."""
+    with path.open("a", encoding="utf-8") as file:
+        for index, trajectory in enumerate(trajectories):
+            head = {"step": step, "group": index // group_size}
+            record = {**head, **trajectory_record(trajectory, tokenizer)}
+            file.write(json.dumps(record) + "\n")

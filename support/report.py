@@ -1,0 +1,140 @@
+"""What a run prints: the line of an iteration, and the tables and hints at its end."""
+
+from configurator import Config
+
+import json
+import math
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from eval import reference_rows, scored_envs
+from support.records import write_jsonl
+from support.run_folder import write_atomically
+from support.scores import Scores, score_table
+
+# The metrics in the printed line, with width and digits.
+PRINTED = {
+    "reward": "5.2",
+    "success": "4.2",
+    "in_group_reward_std": "4.2",
+    "kept_groups": "3.0",
+    "entropy": "5.3",
+    "grad_norm": "5.2",
+    "response_length": "3.0",
+    "rollout_s": "5.2",
+    "update_s": "5.2",
+    "cpu_s": "5.2",
+    "eval_success": "5.3",
+}
+EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
+NEXT_STEPS = """
+next, for instance:
+  python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse
+  python eval.py {run}{env} --samples=4    # pass@k on the fixed prompts
+  tensorboard --logdir {runs}"""
+
+
+# ---------- while it runs
+
+
+def print_start(config: Config, scores: dict[str, Scores]) -> None:
+    """Say how the model scores that the run begins with."""
+    for env, (metrics, _) in scores.items():
+        prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
+        print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
+
+
+def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, float | None]:
+    """eval_* of the first environment that is scored, and eval_success/ENV of the others.
+
+    Every value is None without scores."""
+    first, *others = scored_envs(config)
+    row = {}
+    for key in EVAL_KEYS:
+        row[f"eval_{key}"] = scores[first].metrics[key] if scores else None
+    for env in others:
+        row[f"eval_success/{env}"] = scores[env].metrics["success"] if scores else None
+    return row
+
+
+def describe_step(row: dict, num_iterations: int, left_s: float) -> str:
+    """The printed line of an iteration. Args: left_s: seconds until the last iteration."""
+    parts = []
+    for key, form in PRINTED.items():
+        value = math.nan if row[key] is None else row[key]
+        parts.append(f"{key} {value:{form}f}")
+    if row["regime"]:
+        parts.append(row["regime"])
+    if left_s > 0:
+        parts.append(f"{left_s / 60:.0f} min left")
+    line = " | ".join(parts).replace("nan", "  -")
+    return f"{row['step']:4d}/{num_iterations} {line}"
+
+
+# ---------- at the end
+
+
+def write_report(config: Config, stages: dict[str, dict[str, Scores]], tokenizer) -> None:
+    """Write scores.md, scores.json and eval_final.jsonl, with the reference players; print them.
+
+    Args: stages: by stage ("start", "after RL") and environment."""
+    out_dir = Path(config.out_dir)
+    write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], tokenizer)
+    texts = []
+    successes = {}
+    for env in stages["start"]:
+        rows = reference_rows(replace(config, env=env))
+        for stage, scores in stages.items():
+            rows[stage] = scores[env]
+        prompts = f"{config.eval_size} fixed prompts ({config.eval_split})"
+        texts.append(f"{env}: {prompts}, T={config.eval_temperature}\n{score_table(rows)}\n")
+        successes[env] = {
+            name: [int(trajectory.success) for trajectory in scores.trajectories]
+            for name, scores in rows.items()
+        }
+    text = "\n".join(texts)
+    write_atomically(out_dir / "scores.json", json.dumps(successes) + "\n")
+    write_atomically(out_dir / "scores.md", text)  # last: it marks the run as finished
+    print(f"\n{text}")
+    files = sorted(path.name for path in out_dir.iterdir() if path.name != "lock")
+    print(f"wrote {out_dir}/: {', '.join(files)}; policy and best are Hugging Face folders")
+    print(next_steps_hint(config))
+
+
+def remove_final_outputs(out_dir: Path) -> None:
+    """Remove the files of an earlier end: the run goes on."""
+    for name in ("scores.md", "scores.json", "eval_final.jsonl"):
+        (out_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(out_dir / "policy", ignore_errors=True)
+
+
+def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
+    """Whether nothing is left to do in out_dir; then print its report and how to go on."""
+    report = Path(config.out_dir, "scores.md")
+    out_of_iterations = num_rows >= config.num_iterations
+    if not report.is_file() or not (early_stop_reason or out_of_iterations):
+        return False
+    options = []
+    if out_of_iterations:
+        options.append("--num_iterations=N")
+    if early_stop_reason:
+        options.append("--early_stop=False --take_config=True")
+    because = f", because {early_stop_reason}" if early_stop_reason else ""
+    print(report.read_text())
+    print(
+        f"{config.out_dir} is finished at iteration {num_rows}{because}. "
+        f"To start a new run, give --seed=N or --out_dir=PATH; to continue, {' '.join(options)}."
+    )
+    print(next_steps_hint(config))
+    return True
+
+
+def next_steps_hint(config: Config) -> str:
+    """Commands that look at the finished run."""
+    key = "eval_env" if config.eval_env else "env"
+    value = getattr(config, key)
+    # eval.py runs a user's file of code only if the command line names it.
+    env = f" --{key}={shlex.quote(value)}" if ".py" in value else ""
+    return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

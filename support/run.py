@@ -1,0 +1,196 @@
+"""A run in its folder: what it continues from, its rows of metrics, its checkpoints, its report."""
+
+from configurator import Config, describe
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from eval import progress_bar
+from parallel import rank
+from rollout import Trajectory
+from support import checkpoint, report
+from support.checkpoint import Saver
+from support.collapse import regime, stop_reason, warnings_of
+from support.learner import Learner
+from support.log import Log
+from support.metrics import nan_to_none
+from support.process import EXIT_INTERRUPTED, Interruption, locked
+from support.records import write_jsonl, write_samples
+from support.run_folder import (
+    check_out_dir,
+    explain_full_disk,
+    read_rows,
+    save_config,
+    write_rows,
+)
+from support.scores import Scores
+
+
+@contextmanager
+def open_run(config: Config, sources: dict[str, str], *, take_config: bool) -> Iterator["Run"]:
+    """The run in config.out_dir. No other process can use the folder until the context ends.
+
+    A run that a signal interrupted exits with EXIT_INTERRUPTED.
+    Raises: UserError if the folder is in use, or holds something else than this run."""
+    check_out_dir(config, take_config=take_config)
+    out_dir = Path(config.out_dir)
+    with (
+        locked(out_dir),
+        Saver(out_dir, config.keep_checkpoints) as saver,
+        Interruption(config.grace_s) as interruption,
+        explain_full_disk(out_dir),
+    ):
+        run = Run(config, sources, saver, interruption)
+        yield run
+        if run.was_interrupted:
+            sys.exit(EXIT_INTERRUPTED)
+
+
+class Run:
+    """What happens around the iterations. Every rank has one; only rank 0 writes files."""
+
+    def __init__(
+        self,
+        config: Config,
+        sources: dict[str, str],
+        saver: Saver,
+        interruption: Interruption,
+    ):
+        self.config = config
+        self.sources = sources
+        self.saver = saver
+        self.interruption = interruption
+        self.out_dir = saver.out_dir
+        self.samples_path = self.out_dir / "trajectories.jsonl"
+        self.was_interrupted = False
+        self.saved = checkpoint.newest(self.out_dir)
+        print(describe(config, sources), flush=True)
+        last_step = checkpoint.step_of(self.saved) if self.saved else 0
+        self.history = read_rows(self.out_dir / "metrics.jsonl", last_step)
+
+    def is_finished(self) -> bool:
+        """Whether an earlier process finished the run; shows its report."""
+        if not self.saved:
+            return False
+        reason = self._early_stop_reason(self.history)
+        return report.show_if_finished(self.config, len(self.history), reason)
+
+    def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
+        """Load the newest checkpoint into the learner, and open the files of the run.
+
+        Args: start_scores: by environment, of the model that the run begins with."""
+        self.learner = learner
+        self.start_scores = start_scores
+        self.scores: dict[str, Scores] | None = None  # of the newest iteration, if it has some
+        report.print_start(self.config, start_scores)
+        if self.saved:
+            learner.load(self.saved)
+        self.stop_requested = self.interruption.wanted()
+        self.first_step = learner.step
+        self.start_time = time.perf_counter()
+        self.bar = progress_bar(
+            total=self.config.num_iterations, initial=learner.step, desc="starpo", unit="it"
+        )
+        if rank() == 0:
+            # Written late, so a failed start leaves no files.
+            save_config(self.config, self.sources, self.out_dir)
+            report.remove_final_outputs(self.out_dir)
+            write_jsonl(self.out_dir / "eval_start.jsonl", start_scores, learner.tokenizer)
+            self.log = Log(self.out_dir, self.history, self.config)
+            write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
+
+    # ---------- the loop
+
+    def goes_on(self) -> bool:
+        return not self.stop_requested and not self._is_over(self.history)
+
+    def evaluation_due(self, row: dict) -> bool:
+        """Whether the iteration that made `row` is evaluated; the last one always is."""
+        is_last = self._is_over([*self.history, row])
+        return is_last or is_due(self.config.eval_every, self.learner.step)
+
+    def add(
+        self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
+    ) -> None:
+        """Record an iteration: write its row, samples and checkpoint, print its line.
+
+        Args: scores: by environment, if the iteration was evaluated."""
+        config = self.config
+        learner = self.learner
+        self.scores = scores
+        is_last = self._is_over([*self.history, row])
+        row = nan_to_none({**row, **report.eval_metrics(config, scores)})
+        row["regime"] = regime(row, self.history)
+        improved = scores and row["eval_success"] > best_success(self.history)
+        self.history.append(row)
+        for sentence in warnings_of(self.history):
+            tqdm.write(f"iteration {learner.step}: {sentence}")
+        if improved:
+            self.saver.wait()
+            checkpoint.export(self.out_dir / "best", learner.policy, learner.tokenizer)
+        if rank() == 0:
+            # Before the checkpoint: a restart drops a row without its checkpoint, and makes it
+            # again.
+            samples = trajectories[: config.num_samples] if scores else []
+            self.log.write(row, samples)
+            write_samples(
+                self.samples_path, learner.step, samples, config.group_size, learner.tokenizer
+            )
+        self.stop_requested = self.interruption.wanted()
+        is_last = is_last or self._is_over(self.history)
+        if is_last or self.stop_requested or is_due(config.save_every, learner.step):
+            learner.save(self.saver)
+        self._print_line(row)
+
+    def _print_line(self, row: dict) -> None:
+        elapsed_s = time.perf_counter() - self.start_time  # evaluations included
+        step_s = elapsed_s / (self.learner.step - self.first_step)
+        left_s = step_s * (self.config.num_iterations - self.learner.step)
+        tqdm.write(report.describe_step(row, self.config.num_iterations, left_s))
+        self.bar.update()
+
+    # ---------- the end
+
+    def is_over(self) -> bool:
+        """Whether the run is complete. Otherwise a signal interrupted it."""
+        return self._is_over(self.history)
+
+    def finish(self) -> None:
+        """Write the policy and the report, or say that the run was interrupted."""
+        self.bar.close()
+        self.saver.wait()
+        step = self.learner.step
+        if not self.is_over():
+            self.was_interrupted = True
+            print(f"interrupted at iteration {step}; start again to continue", flush=True)
+            return
+        reason = self._early_stop_reason(self.history)
+        if reason:
+            print(f"stopped at iteration {step}: {reason}", flush=True)
+        checkpoint.export(self.out_dir / "policy", self.learner.policy, self.learner.tokenizer)
+        if rank() == 0:
+            stages = {"start": self.start_scores, "after RL": self.scores}
+            report.write_report(self.config, stages, self.learner.tokenizer)
+
+    def _is_over(self, history: list[dict]) -> bool:
+        out_of_iterations = self.learner.step >= self.config.num_iterations
+        return out_of_iterations or self._early_stop_reason(history) is not None
+
+    def _early_stop_reason(self, history: list[dict]) -> str | None:
+        return stop_reason(history) if self.config.early_stop else None
+
+
+def is_due(every: int, step: int) -> bool:
+    """Whether something that happens after every `every` iterations happens now; 0 = never."""
+    return every > 0 and step % every == 0
+
+
+def best_success(history: list[dict]) -> float:
+    """The best evaluation so far; -1 without one."""
+    known = [row["eval_success"] for row in history if row["eval_success"] is not None]
+    return max(known, default=-1.0)

@@ -1,0 +1,190 @@
+"""Scores of policies and players: their metrics, the table, and differences between rows."""
+
+from configurator import Config, UserError
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from parallel import rank
+from rollout import Trajectory, summarize
+from support.records import write_jsonl
+from support.statistics import paired_bootstrap, pass_at_k, wilson_interval
+
+# Columns after success and pass@k: the metric and its head.
+COLUMNS = {
+    "reward": "reward",
+    "num_turns": "turns",
+    "num_actions": "actions",
+    "valid_frac": "valid",
+    "effective_frac": "effective",
+    "entropy": "entropy",
+    "response_length": "tokens",
+}
+
+
+class Scores(NamedTuple):
+    """What one policy or player reached: metrics by name, and the trajectories."""
+
+    metrics: dict[str, float]
+    trajectories: list[Trajectory]
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    env: str
+    name: str
+    scores: Scores
+    tokenizer: object | None = None  # of a policy; players that answer in text have none
+
+
+def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`rollout.summarize`, and for n > 1 samples a prompt the mean of pass@k, k = 2, 4, ..., n."""
+    successes = successes_by_prompt(trajectories)
+    samples = len(trajectories) // len(successes)
+    metrics = summarize(trajectories)
+    for k in sorted({2**i for i in range(1, samples.bit_length())} | ({samples} - {1})):
+        chances = [pass_at_k(samples, sum(won), k) for won in successes.values()]
+        metrics[f"pass@{k}"] = sum(chances) / len(successes)
+    return metrics
+
+
+def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, ...], list[bool]]:
+    """Whether each sample of each prompt was a success."""
+    successes = defaultdict(list)
+    for trajectory in trajectories:
+        successes[trajectory.seed].append(trajectory.success)
+    return successes
+
+
+# ---------- the table
+
+
+def score_table(rows: dict[str, Scores]) -> str:
+    """Markdown with a line for each policy or player.
+
+    Success and pass@k are in %, success with its 95 % interval."""
+    pass_keys = []
+    for scores in rows.values():
+        pass_keys += [key for key in scores.metrics if key.startswith("pass@")]
+    pass_keys = list(dict.fromkeys(pass_keys))
+    head = ["", "success % [95 %]", *pass_keys, *COLUMNS.values()]
+    lines = [head, ["---"] * len(head)]
+    for name, (metrics, trajectories) in rows.items():
+        low, high = success_interval(trajectories)
+        cells = [name, f"{100 * metrics['success']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"]
+        for key in pass_keys:
+            cells.append(f"{100 * metrics[key]:.1f}" if key in metrics else "-")
+        for key in COLUMNS:
+            known = key in metrics
+            if key == "response_length":  # players that answer in text have no tokens
+                known = metrics[key] > 0
+            cells.append(f"{metrics[key]:.2f}" if known else "-")
+        lines.append(cells)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    texts = []
+    for line in lines:
+        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        texts.append(f"| {' | '.join(padded)} |")
+    return "\n".join(texts)
+
+
+def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
+    """95 % Wilson interval of the success rate.
+
+    All samples of a prompt count as one trial, because they are not independent: the interval is
+    rather too wide than too narrow."""
+    num_prompts = len({trajectory.seed for trajectory in trajectories})
+    rate = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
+    return wilson_interval(num_prompts * rate, num_prompts)
+
+
+def differences(rows: dict[str, Scores], reference: str) -> str:
+    """Success of each row minus that of the reference row, paired by prompt, in %.
+
+    Each line has a 95 % bootstrap interval. The last line takes all models as seeds of one method.
+
+    Args: reference: the first words of a row's name.
+    Raises: UserError if no row has that name, or if the rows played different prompts."""
+    matches = [name for name in rows if name.startswith(reference)]
+    if not matches:
+        names = " or ".join(repr(name) for name in rows)
+        raise UserError(f"--against wants the first words of {names}, got {reference!r}")
+    reference = matches[0]
+    env = rows[reference].trajectories[0].env
+    rates = {}  # by row, (n,) success rates in the order of the prompts
+    prompts = set()
+    for name, scores in rows.items():
+        if scores.trajectories[0].env != env:
+            continue
+        successes = sorted(successes_by_prompt(scores.trajectories).items())
+        prompts.add(tuple(prompt for prompt, _ in successes))
+        rates[name] = np.array([np.mean(won) for _, won in successes])
+    if len(prompts) > 1:
+        raise UserError("rows of different prompts cannot be paired; leave out --against")
+
+    compared = {name: [name] for name in rates if name != reference}
+    models = [name for name in compared if "entropy" in rows[name].metrics]
+    if len(models) > 1:
+        compared[f"all {len(models)} models, as seeds"] = models
+    lines = [f"success - {reference}, paired by prompt, % [95 % bootstrap]:"]
+    for label, names in compared.items():
+        seeds = np.stack([rates[name] for name in names])  # (S, n)
+        mean, low, high = paired_bootstrap(seeds, rates[reference][None])
+        lines.append(f"  {label}: {100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
+    return "\n".join(lines)
+
+
+class ScoreReport:
+    """Collects the rows of an evaluation, then prints the table and writes the files."""
+
+    def __init__(self, config: Config, options: dict, envs: list[str]):
+        self.config = config
+        self.options = options
+        self.envs = envs
+        self.rows: dict[str, Scores] = {}
+        self.start_cpu_s = time.process_time()
+
+    def add(self, row: Row) -> None:
+        """Take a row; its trajectories are written at once."""
+        title = row.name if len(self.envs) == 1 else f"{row.env}: {row.name}"
+        if title in self.rows:  # a record may hold two evaluations
+            title += f" ({len(self.rows) + 1})"
+        self.rows[title] = row.scores
+        if self.options["jsonl"] and rank() == 0:
+            mode = "w" if len(self.rows) == 1 else "a"
+            write_jsonl(self.options["jsonl"], {row.name: row.scores}, row.tokenizer, mode)
+
+    def finish(self) -> None:
+        """Print the table, write --json, and print the differences of --against."""
+        print(score_table(self.rows))
+        prompts = set()
+        for scores in self.rows.values():
+            prompts.update(trajectory.seed for trajectory in scores.trajectories)
+        cpu_s = time.process_time() - self.start_cpu_s
+        print(
+            f"{', '.join(self.envs)}, {len(prompts)} {self.config.eval_split} prompts, "
+            f"T={self.config.eval_temperature}, {cpu_s:.1f} CPU-s"
+        )
+        if self.options["json"] and rank() == 0:
+            self._write_json(Path(self.options["json"]))
+        if self.options["against"]:  # last: a wrong name must not lose the files
+            print(differences(self.rows, self.options["against"]))
+
+    def _write_json(self, path: Path) -> None:
+        rows = {}
+        for name, (metrics, trajectories) in self.rows.items():
+            successes = [int(trajectory.success) for trajectory in trajectories]
+            rows[name] = {
+                **metrics,
+                "n": len(successes),
+                "interval": success_interval(trajectories),
+                "successes": successes,
+            }
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
