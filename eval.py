@@ -86,11 +86,14 @@ def main(argv: list[str]) -> None:
     report.finish()
 
 
-def read_arguments(argv: list[str], options: dict, *, needs_model: bool = True) -> Job:
+def read_arguments(
+    argv: list[str], options: dict, *, default_model: bool = True, score_runs: bool = True
+) -> Job:
     """Read run folders, config files and options.
 
-    Args: options: legal ones with their defaults; needs_model: score the model of the config
-        unless runs or players are given.
+    Args: options: legal ones with their defaults; default_model: score the config's model unless
+        runs or players are given; score_runs: score the policies of the given runs. Otherwise a
+        run only gives its settings.
     Raises: UserError for a value or a combination that is not legal."""
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     base = load_saved(runs[0]) if runs else None
@@ -113,9 +116,9 @@ def read_arguments(argv: list[str], options: dict, *, needs_model: bool = True) 
     if runs and ".py" in env and sources[env_key] == "default":
         raise UserError(f"{runs[0]} names code to run; if you trust it, add --{env_key}={env}")
 
-    models = [str(policy_of(run)) for run in runs]
+    models = [str(policy_of(run)) for run in runs] if score_runs else []
     names_model = sources["model"] == "command line"
-    if names_model or (needs_model and not runs and not options["player"]):
+    if names_model or (default_model and not runs and not options["player"]):
         models = config.model.split(",")
     return Job(config, options, models)
 

@@ -1,0 +1,156 @@
+"""Score a model behind an OpenAI-compatible server on the fixed prompts.
+
+    python -m tools.api_models config/frozenlake_ppo.py \
+        --api_base=http://localhost:8000/v1 --api_model=NAME          # several: NAME,OTHER
+
+Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The server's key is read
+from OPENAI_API_KEY. Trajectories are played in `max_running` threads, where environments have
+no time limit. max_context_tokens does not apply: the context is the server's.
+"""
+
+from configurator import Config, UserError, run_main
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http.client import HTTPException
+from itertools import product
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+
+from eval import OPTIONS, SEED_EVAL, Job, progress_bar, read_arguments, score_rows, scored_envs
+from parallel import set_up
+from rollout import Conversation, Reply, Trajectory, make_episode, play
+from support.scores import Row, ScoreReport, Scores, score
+
+ATTEMPTS = 5  # of a request
+PAUSE_S = 1.0  # before the second attempt; it doubles after each
+TIMEOUT_S = 120.0  # of one attempt
+
+
+def main(argv: list[str]) -> None:
+    options = {**OPTIONS, "api_base": "", "api_model": ""}
+    job = read_arguments(argv, options, default_model=False)
+    if not job.options["api_base"] or not job.options["api_model"]:
+        raise UserError(f"api_base and api_model must be given together; got {argv}")
+    set_up(job.config)
+    report = ScoreReport(job.config, job.options, scored_envs(job.config))
+    for row in score_rows(job):
+        report.add(row)
+    for row in api_rows(job):
+        report.add(row)
+    report.finish()
+
+
+def api_rows(job: Job) -> Iterator[Row]:
+    """Score the models of the server, one after the other."""
+    names = filter(None, job.options["api_model"].split(","))
+    for name, env in product(names, scored_envs(job.config)):
+        trajectories = play_fixed_prompts(
+            replace(job.config, env=env), job.options["api_base"], name, job.options["samples"]
+        )
+        yield Row(env, f"{name} (API)", Scores(score(trajectories), trajectories))
+
+
+def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
+    """Play the fixed prompts with the model that the server calls `name`.
+
+    An error of the server counts as a failure of its trajectory.
+    Raises: UserError if every trajectory ended in an error."""
+    player = APIPlayer(url, name)
+
+    def play_one(start: tuple[int, int]) -> Trajectory:
+        index, member = start
+        conversation = Conversation(make_episode(config), (index,), member=member)
+        conversation.reset(config.eval_split)
+        return play(conversation, player)
+
+    starts = list(product(range(config.eval_size), range(samples)))
+    with ThreadPoolExecutor(config.max_running) as pool:
+        played = pool.map(play_one, starts)
+        bar = progress_bar(iterable=played, total=len(starts), desc=name, unit="traj", leave=False)
+        trajectories = list(bar)
+    errors = [trajectory.error for trajectory in trajectories if trajectory.error]
+    if errors:
+        sentence = (
+            f"{len(errors)} of {len(trajectories)} trajectories of {name} ended in an error, "
+            f"the first by {errors[0]}"
+        )
+        if len(errors) == len(trajectories):
+            raise UserError(sentence)
+        print(f"{sentence}; they count as failures", flush=True)
+    return trajectories
+
+
+class APIPlayer:
+    """Answers a conversation with a model behind a server."""
+
+    def __init__(self, url: str, name: str):
+        self.url = url
+        self.name = name
+
+    def __call__(self, conversation: Conversation) -> Reply:
+        config = conversation.config
+        trajectory = conversation.trajectory
+        path = (SEED_EVAL, *trajectory.seed, trajectory.member, len(trajectory.turns))
+        seed = int(np.random.SeedSequence(path).generate_state(1)[0] >> 1)
+        body = {
+            "model": self.name,
+            "messages": messages_of(conversation),
+            "seed": seed,
+            "max_tokens": config.max_response_tokens,
+            "temperature": config.eval_temperature,
+        }
+        return request_reply(self.url, body)
+
+
+def messages_of(conversation: Conversation) -> list[dict[str, str]]:
+    """The dialogue so far, or with context_turns the part that the turn may see."""
+    trajectory = conversation.trajectory
+    context_turns = conversation.config.context_turns
+    first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0
+    messages = [{"role": "system", "content": trajectory.system}]
+    for turn in trajectory.turns[first:]:
+        messages.append({"role": "user", "content": turn.observation})
+        messages.append({"role": "assistant", "content": turn.text})
+    messages.append({"role": "user", "content": conversation.user})
+    return messages
+
+
+def request_reply(url: str, body: dict) -> Reply:
+    """Ask a server that speaks OpenAI's chat completions.
+
+    Errors that may pass (no connection, timeouts, 5xx, 429, malformed replies) are tried again.
+    Returns: a reply with as many tokens as the server counted (the first is the whole text), or
+        a reply with an error."""
+    key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = Request(f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
+    fault = ""
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_S * (2**attempt - 1))
+        try:
+            with urlopen(request, timeout=TIMEOUT_S) as response:
+                answer = json.load(response)
+            text = answer["choices"][0]["message"]["content"]
+            num_tokens = answer["usage"]["completion_tokens"]
+            if not isinstance(text, str):
+                raise TypeError(f"the content is {text!r}, expected a text")
+            return Reply(text, response_ids=[text, *[""] * (num_tokens - 1)])
+        except HTTPError as error:
+            fault = f"{error}: {error.read(300).decode(errors='replace')}"
+            is_lasting = error.code < 500 and error.code not in (408, 429)
+            if is_lasting:
+                break
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            fault = f"{type(error).__name__}: {error}"
+    return Reply("", error=f"{request.full_url}: {' '.join(fault.split())}")
+
+
+if __name__ == "__main__":
+    run_main(main)
