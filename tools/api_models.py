@@ -3,8 +3,8 @@
     python -m tools.api_models config/frozenlake_ppo.py \
         --api_base=http://localhost:8000/v1 --api_model=NAME          # several: NAME,OTHER
 
-Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The server's key is read
-from OPENAI_API_KEY. Trajectories are played in `max_running` threads, where environments have
+Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The server's key is
+read from OPENAI_API_KEY. Trajectories are played in `max_running` threads, where environments have
 no time limit. max_context_tokens does not apply: the context is the server's.
 """
 
