@@ -40,7 +40,15 @@ from dialogue import Episode, format_response, reference_actions
 from engine import make_engine
 from envs import mixture_at
 from model import Policy, load_model
-from parallel import collect_all, rank, score_tokens, set_up, synchronize, tear_down, world_size
+from parallel import (
+    collect_all,
+    init_distributed,
+    rank,
+    score_tokens,
+    shut_down,
+    sync_weights,
+    world_size,
+)
 from rollout import (
     Chat,
     Trajectory,
@@ -356,7 +364,7 @@ def evaluate(
     Returns: the means of `score` with entropy (nats per response token, at the evaluation temperature),
     and the trajectories in the order of the prompts."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
-    synchronize(engine, policy)
+    sync_weights(engine, policy)
     with progress(
         total=len(starts), desc=f"eval {config.eval_split}", unit="traj", leave=False
     ) as bar:
@@ -514,13 +522,13 @@ def scored(
     and trajectories, tokenizer or None."""
     samples, envs = options["samples"], scored_envs(config)
     for name in models:
-        device, _ = set_up(config)  # again, for an engine takes the process group with it
+        device, _ = init_distributed(config)  # again, for an engine takes the process group with it
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)
         for env, result in evaluate_all(config, engine, chat, Policy(model), samples).items():
             yield env, name, result, tokenizer
-        tear_down(engine)
+        shut_down(engine)
     for name, env in product(filter(None, options["api_model"].split(",")), envs):
         played = play_served(replace(config, env=env), options["api_base"], name, samples)
         yield env, f"{name} (API)", (score(played), played), None
@@ -567,7 +575,7 @@ def main(argv: list[str]) -> None:
         if named
         else [str(policy_of(run)) for run in runs if not options["repeat"]]
     )
-    set_up(config)
+    init_distributed(config)
     is_first, began, rows, scores = rank() == 0, time.process_time(), {}, {}
     results = scored(config, models, options)
     for env, name, row, tokenizer in (

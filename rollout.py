@@ -8,22 +8,18 @@ steps and its next turn joins the running batch: no barrier between turns. Masks
 from configurator import Config, UserError
 
 import math
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby
 from queue import Empty, SimpleQueue
-
-import torch
 
 from dialogue import Episode, Outcome, shape_rewards
 from engine import Sample
 from envs import env_specs, make_env, reserved_keys
-from model import IM_END, IM_START, Batch
+from model import IM_END, IM_START
 
 
 @dataclass
@@ -60,6 +56,11 @@ class Trajectory:
     @property
     def ids(self) -> list[int]:
         return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.response_ids)]
+
+    @property
+    def first_prompt_ids(self) -> list[int]:
+        """The tokens before the first response."""
+        return self.turns[0].prompt_ids
 
     @property
     def response_mask(self) -> list[bool]:
@@ -427,68 +428,3 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "thoughts_per_turn": checked / len(turns),
         "response_length": sum(t.num_response_tokens for t in trajectories) / n,
     }
-
-
-# ---------- packing for training
-
-
-def pack(
-    trajectories: Sequence[Trajectory], device: torch.device | str = "cpu", *, pad_to: int = 0
-) -> Batch:
-    """Pack trajectories for `Policy` and `Critic`. Prompt tokens that they share are computed once: what all openings
-    begin with, and the whole opening of neighbours that have the same one (members of a group). Up to `pad_to` tokens
-    follow in a piece that nothing attends to."""
-    ids, positions, lengths, contexts, mask = [], [], [], [], []
-
-    def put(t: Trajectory, start: int, end: int, context: tuple[int, ...]) -> tuple[int, ...]:
-        """Append tokens start..end of a trajectory as a piece; returns the context of what continues it."""
-        if start == end:
-            return context
-        (
-            ids.extend(t.ids[start:end]),
-            mask.extend(t.response_mask[start:end]),
-            positions.extend(range(start, end)),
-        )
-        lengths.append(end - start), contexts.append(context)
-        return (*context, len(lengths) - 1)
-
-    def opening(t: Trajectory) -> list[int]:
-        return t.turns[0].prompt_ids[
-            :-1
-        ]  # without the last token, whose state scores the first sampled one
-
-    common = len(
-        os.path.commonprefix([opening(t) for t in trajectories])
-    )  # works for lists as for paths
-    root = put(trajectories[0], 0, common, ())
-    for shared, group in groupby(trajectories, key=opening):
-        members = list(group)
-        context = put(members[0], common, len(shared), root)
-        for t in members:
-            put(t, len(shared), len(t.ids), context)
-    if (missing := pad_to - len(ids)) > 0:
-        ids.extend([0] * missing), mask.extend([False] * missing), positions.extend(range(missing))
-        lengths.append(missing), contexts.append(())
-    index = torch.tensor(mask).nonzero()[:, 0].to(device)
-    return Batch(
-        torch.tensor(ids, device=device),
-        torch.tensor(positions, device=device),
-        lengths,
-        contexts,
-        index,
-    )
-
-
-def micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[list[int]]:
-    """Indices of trajectories in packs of at most `max_tokens` tokens (a longer one stands alone); trajectories with
-    the same first prompt, which `pack` computes once, are neighbours."""
-    packs, used, last = [], 0, None
-    for i in sorted(range(len(trajectories)), key=lambda i: trajectories[i].turns[0].prompt_ids):
-        opening, total = trajectories[i].turns[0].prompt_ids, len(trajectories[i].ids)
-        cost = total - (len(opening) - 1) * (opening == last)
-        if not packs or used + cost > max_tokens:
-            packs.append([])
-            used, cost = 0, total
-        packs[-1].append(i)
-        used, last = used + cost, opening
-    return packs

@@ -50,11 +50,11 @@ from eval import (
     write_jsonl,
 )
 from model import Critic, Policy, add_lora, compile_blocks, load_model
+from packing import pack
 from rollout import (
     Chat,
     Trajectory,
     make_episode,
-    pack,
     split_by_context,
     summarize,
     unmask,
@@ -157,7 +157,7 @@ def collect_rollouts(learner: Learner, engine, chat: Chat) -> list[Trajectory]:
     envs = np.repeat(
         rng.choice(specs, size=config.num_groups, p=weights), config.group_size
     ).tolist()
-    parallel.synchronize(engine, learner.policy)
+    parallel.sync_weights(engine, learner.policy)
     options = dict(
         split="train",
         temperature=config.temperature,
@@ -581,7 +581,7 @@ def iterate(
 
 def main(argv: list[str]) -> None:
     config, options, sources = load_config(argv, extra={"take_config": False})
-    machine = parallel.set_up(config)
+    machine = parallel.init_distributed(config)
     check_installed(config)
     for env in (*mixture_at(config.env, 0), *scored_envs(config)):
         make_episode(config, env)  # what is wrong with it is said before the long part
@@ -716,7 +716,7 @@ def run(
         if evaluated != learner.step:  # everything was done before an interruption but the report
             stages["after RL"] = evaluate_all(config, engine, chat, learner.policy)
         finish(learner, stages)
-    parallel.tear_down(engine)
+    parallel.shut_down(engine)
     return interrupted
 
 
