@@ -1,8 +1,8 @@
-"""Where tokens come from: engines that continue token histories, many at once, and tell the log-prob of every sample.
+"""Engines sample responses: they continue many token histories at once and return log-probs.
 
-An engine has `add` (ask for a response to this token history), `step` (advance; returns what finished), `busy`,
-`release` (a trajectory ended), `close`, and `load` (take new weights). It keeps weights of its own, in the trainer's
-compute type, and `version` says which: rollouts on other weights than the policy's are refused (parallel.py).
+`VLLMEngine` runs vLLM in this process. `TorchEngine` needs nothing but PyTorch, and shows how
+continuous batching with a KV cache works. Both keep a copy of the policy's weights in the type
+that the trainer computes in, and both sample from softmax(logits / temperature).
 """
 
 from configurator import Config, UserError
@@ -14,156 +14,193 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import Qwen2ForCausalLM
 
 from model import pick_dtype
 
-ENVIRONMENT = dict(
-    VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_CPU_OMP_THREADS_BIND="nobind"
+VLLM_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+VLLM_HINT = (
+    "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
+    "--engine=torch; on a laptop add config/tiny.py, a model that needs no vLLM"
 )
-NEEDS_VLLM = (
-    "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use --engine=torch; "
-    "on a laptop add config/tiny.py, which has all that it needs"
-)
+
+
+Seed = Sequence[int]  # entropy of a numpy random stream
 
 
 class Sample(NamedTuple):
-    """A finished response: `key` as given to `add`, sampled ids, their log-probs."""
+    """A finished response."""
 
-    key: int
-    ids: list[int]
-    logprobs: list[float]
+    key: int  # the trajectory, as given to `Engine.add`
+    ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
+    logprobs: list[float]  # of these tokens after temperature, nats
+
+
+class Engine(Protocol):
+    """What rollouts need of an engine. A trajectory is known by its `key`."""
+
+    version: int | None  # `Policy.version` of the weights that it holds; None before a `load`
+    dtype: torch.dtype  # of the weights and of the computation
+    num_steps: int  # forwards so far
+
+    @property
+    def busy(self) -> bool:
+        """True while a request is waiting or under way."""
+
+    def add(
+        self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
+    ) -> None:
+        """Request one response.
+
+        Args:
+            key: the trajectory. It has one request at a time.
+            ids: its token history so far. It begins with the history of the request before, the
+                sampled tokens included, unless the key was released in between.
+            max_tokens: the response ends after this many tokens, or with the end-of-turn token.
+            temperature: of the softmax; 0 takes the most probable token.
+            seed: of the sampling. The response depends on nothing else that the engine runs.
+        """
+
+    def step(self) -> list[Sample]:
+        """Advance all requests by about one token. Returns: the responses that are finished."""
+
+    def release(self, key: int) -> None:
+        """Forget a trajectory: its next request, if any, begins with another history."""
+
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights while nothing is under way, and drop every cached key and value.
+
+        Args:
+            weights: pairs of Hugging Face name and full tensor, a tied head included.
+            version: the policy's version that they belong to.
+        """
+
+    def close(self) -> None:
+        """Free what the engine holds. No other method may follow."""
 
 
 def check_installed(config: Config) -> None:
-    """Raises: UserError where the config wants vLLM and there is none; before anything that takes long."""
+    """Check early that vLLM is installed if the config wants it. Raises: UserError."""
     if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(f"engine='vllm', but vLLM is not installed; {NEEDS_VLLM}")
+        raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
 
 
-def make_engine(config: Config, model, chat) -> "TorchEngine | VLLMEngine":
-    """The engine that the config names, for models of the shape of `model`. Under torchrun all ranks call it together.
+def make_engine(config: Config, model: Qwen2ForCausalLM, chat) -> Engine:
+    """Start the engine that the config names. Under torchrun all ranks call this together.
 
-    Raises: UserError when the context is longer than the model's, or the engine cannot start."""
-    wanted, longest = config.max_context_tokens, model.config.max_position_embeddings
-    if wanted > longest:
+    Args:
+        model: gives the architecture and the device; `Engine.load` brings the policy's weights.
+        chat: the `rollout.Chat` of the model; its token `end` ends a response.
+
+    Raises: UserError if the context is longer than the model's, or the engine cannot start.
+    """
+    max_tokens = config.max_context_tokens
+    num_positions = model.config.max_position_embeddings
+    if max_tokens > num_positions:
         raise UserError(
-            f"max_context_tokens is {wanted} and the model has {longest} positions; lower it"
+            f"max_context_tokens is {max_tokens} and the model has {num_positions} positions; "
+            "lower it"
         )
-    engine = VLLMEngine if config.engine == "vllm" else TorchEngine
+    engine_class = VLLMEngine if config.engine == "vllm" else TorchEngine
+    dtype = pick_dtype(config.dtype, model.device)
     try:
-        return engine(model, config, eos_id=chat.end, dtype=pick_dtype(config.dtype, model.device))
+        return engine_class(model, config, eos_id=chat.end, dtype=dtype)
     except ImportError as error:
-        raise UserError(f"engine='vllm': {error}; {NEEDS_VLLM}") from error
-    except (
-        RuntimeError,
-        ValueError,
-        AssertionError,
-    ) as error:  # torch.OutOfMemoryError is a RuntimeError
-        why = f"the {config.engine} engine could not start ({_first_line(error)})"
+        raise UserError(f"engine='vllm': {error}; {VLLM_HINT}") from error
+    except (RuntimeError, ValueError, AssertionError) as error:  # out of memory: a RuntimeError
         raise UserError(
-            f"{why}; lower max_running or max_context_tokens, which size its KV cache"
+            f"the {config.engine} engine could not start ({_first_line(error)}); "
+            "lower max_running or max_context_tokens, which size its KV cache"
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 # ---------- vLLM
 
 
-@contextmanager
-def _undisturbed():
-    """vLLM reseeds the generators of the process when it is constructed, and on a CPU overwrites a word of torchrun."""
-    states, environment = (np.random.get_state(), random.getstate()), dict(os.environ)
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        yield
-    np.random.set_state(states[0]), random.setstate(states[1])
-    os.environ.update(environment)
-
-
 class VLLMEngine:
-    """vLLM 0.32 in this process, one independent engine per rank. It starts with dummy weights. Every response has a
-    seed of its own, so what is sampled does not depend on what else runs."""
+    """vLLM 0.32 in this process, one independent engine on each rank.
 
-    def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
-        self.version, self.dtype, self.eos_id, self.num_steps = None, dtype, eos_id, 0
-        # room for all that may run, and some: the cache is handed out in blocks
-        tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
-        shape, head_dim = model.config, model.model.layers[0].self_attn.head_dim
-        cache = (
-            2
-            * shape.num_hidden_layers
-            * shape.num_key_value_heads
-            * head_dim
-            * dtype.itemsize
-            * tokens
-        )  # bytes
-        options = dict(
-            gpu_memory_utilization=0.1
-        )  # only checked against what is free: the cache has its own size
-        if on_cpu := model.device.type == "cpu":
-            # blocks of 128 tokens, the default on a CPU, lose most cache hits; chunks of a seeded prompt crash there
-            options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
-        os.environ.update(
-            ENVIRONMENT | dict(RANK="0", LOCAL_RANK="0") | os.environ
-        )  # what is set stays
-        with _undisturbed():
+    It starts with dummy weights. Each response has its own seed, so its tokens do not depend on
+    the other requests. See `Engine` for the methods.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
+        self.version: int | None = None
+        self.dtype = dtype
+        self.num_steps = 0
+        self.eos_id = eos_id
+        is_cpu = model.device.type == "cpu"
+        if is_cpu:
+            # 128-token blocks, the default on a CPU, miss most prefixes in the cache. Chunked
+            # prefill of a request with a seed crashes on a CPU.
+            device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
+        else:
+            # vLLM only compares this with the free memory; the cache has its own size below
+            device_options = dict(gpu_memory_utilization=0.1)
+        for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
+            os.environ.setdefault(name, value)
+        with _process_state_kept():
             from vllm import LLM
             from vllm.platforms import current_platform
 
-            if current_platform.is_cpu() != on_cpu:
-                raise ImportError(f"the installed one is not for device {model.device.type!r}")
-            if on_cpu:
-                current_platform.simple_compile_backend = (
-                    "eager"  # no compiler needed, and a start in seconds
-                )
+            if current_platform.is_cpu() != is_cpu:
+                raise ImportError(f"the installed vLLM is not for device {model.device.type!r}")
+            if is_cpu:
+                current_platform.simple_compile_backend = "eager"  # a start in seconds
             self.llm = LLM(
                 model=model.name_or_path,
                 load_format="dummy",
                 generation_config="vllm",
-                dtype=str(dtype)[6:],
+                dtype=str(dtype).removeprefix("torch."),
                 seed=config.seed + int(os.environ["RANK"]),
                 distributed_executor_backend="external_launcher",
                 max_model_len=config.max_context_tokens,
                 max_num_seqs=config.max_running,
                 max_num_batched_tokens=max(8192, config.max_context_tokens, config.max_running),
-                kv_cache_memory_bytes=cache,
+                kv_cache_memory_bytes=_cache_bytes(model, config, dtype),
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",
-                **options,
+                **device_options,
             )
         self.engine = self.llm.llm_engine
-        reloading = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-        reloading.setLevel(logging.WARNING)
-        reloading.addFilter(_refuse_unloaded)
+        logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        logger.setLevel(logging.WARNING)
+        logger.addFilter(_raise_if_not_loaded)
 
-    busy = property(lambda self: self.engine.has_unfinished_requests())
+    @property
+    def busy(self) -> bool:
+        return self.engine.has_unfinished_requests()
 
     def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: Sequence[int],
+        self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Ask for a response to the token history `ids`; what earlier requests computed comes from the prefix cache."""
+        """Request one response. The prefix cache has what earlier requests computed."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        number = int(
-            np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1
-        )  # vLLM wants a signed one
-        # no top_p, no top_k, no penalty: the log-probs are those of softmax(logits / temperature)
-        how = SamplingParams(
+        random_bits = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
+        # no top_p, top_k or penalty: the log-probs are those of softmax(logits / temperature)
+        params = SamplingParams(
             temperature=temperature,
             max_tokens=max_tokens,
-            seed=number,
+            seed=int(random_bits >> 1),  # vLLM takes 63 bits
             logprobs=0,
             ignore_eos=True,
             flat_logprobs=True,
@@ -171,253 +208,391 @@ class VLLMEngine:
             stop_token_ids=[self.eos_id],
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self.engine.add_request(str(key), tokens_input(list(ids)), how)
+        self.engine.add_request(str(key), tokens_input(list(ids)), params)
 
     def step(self) -> list[Sample]:
-        """One forward of everything that runs; returns what finished. Raises: UserError when vLLM fails."""
+        """One forward for all running requests. Raises: UserError if vLLM fails."""
         self.num_steps += 1
         try:
-            finished = [
-                (int(request.request_id), request.outputs[0]) for request in self.engine.step()
-            ]
-        except Exception as error:  # its own kinds, those of CUDA, failed assertions
-            advice = "lower max_running or max_context_tokens; started again, a run continues from its checkpoint"
+            outputs = self.engine.step()
+            finished = [(int(output.request_id), output.outputs[0]) for output in outputs]
+        except Exception as error:  # vLLM's own errors, CUDA's, failed assertions
             raise UserError(
-                f"vLLM failed while sampling ({_first_line(error)}); {advice}"
+                f"vLLM failed while sampling ({_first_line(error)}); lower max_running or "
+                "max_context_tokens; started again, a run continues from its checkpoint"
             ) from error
-        return [
-            Sample(key, list(out.token_ids), list(out.logprobs.logprobs)) for key, out in finished
-        ]
+        samples = []
+        for key, response in finished:
+            logprobs = list(response.logprobs.logprobs)
+            samples.append(Sample(key, list(response.token_ids), logprobs))
+        return samples
 
     def release(self, key: int) -> None:
-        """Nothing to do: a finished request holds no memory that others need."""
+        """Do nothing: a finished request holds no memory that others need."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights by their Hugging Face names, a tied head included, and forget everything cached."""
-        self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
-        if (
-            not self.llm.reset_prefix_cache()
-        ):  # it refuses while requests run, and stale keys would stay
+        """Take new weights and reset the prefix cache. Raises: RuntimeError if vLLM does not."""
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        has_reset = self.llm.reset_prefix_cache()
+        if not has_reset:  # the keys and values of the old weights would stay in use
             raise RuntimeError(
                 "vLLM did not reset its prefix cache: a trajectory is still under way"
             )
         self.version = version
 
     def close(self) -> None:
-        """Also destroys the process group of torch.distributed: the last thing a run does."""
+        """Shut vLLM down. This also destroys the process group of torch.distributed."""
         self.engine.engine_core.shutdown()
 
 
-def _refuse_unloaded(record: logging.LogRecord) -> bool:
-    """Log filter: vLLM only warns where a layer got no weights, such as a tied head that was not named."""
+def _cache_bytes(model: Qwen2ForCausalLM, config: Config, dtype: torch.dtype) -> int:
+    """Memory for the keys and values of all running requests, with a margin for partial blocks."""
+    num_tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
+    num_heads = model.config.num_hidden_layers * model.config.num_key_value_heads
+    head_dim = model.model.layers[0].self_attn.head_dim
+    return 2 * num_heads * head_dim * dtype.itemsize * num_tokens
+
+
+@contextmanager
+def _process_state_kept():
+    """Restore random states and environment variables, which vLLM changes when it starts."""
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    environment = dict(os.environ)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        yield
+    np.random.set_state(numpy_state)
+    random.setstate(python_state)
+    os.environ.update(environment)  # on a CPU vLLM overwrites a variable of torchrun
+
+
+def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
+    """Log filter: vLLM only logs that a layer got no weights, for example an unnamed tied head."""
     message = record.getMessage()
-    if (
-        "Failed to load weights" in message and "RotaryEmbedding" not in message
-    ):  # which has none to get
+    has_failed = "Failed to load weights" in message
+    if has_failed and "RotaryEmbedding" not in message:  # a rotary embedding has no weights
         raise RuntimeError(f"vLLM did not take all weights ({message})")
     return False
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+# ---------- plain PyTorch
 
 
-# ---------- in plain PyTorch
+class _Request(NamedTuple):
+    """A response that was requested and has no row yet. The fields are those of `Engine.add`."""
+
+    key: int
+    ids: list[int]
+    max_tokens: int
+    temperature: float
+    seed: Seed
+
+
+@dataclass
+class _Response:
+    """A response under way."""
+
+    temperature: float
+    noise: list[float]  # uniform in [0, 1), one for each token that the response may have
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class _Prefill(NamedTuple):
+    """Prompt tokens whose keys and values go to cache[row] at positions start, start + 1, ..."""
+
+    row: int
+    start: int
+    ids: list[int]
+
+
+class _PrefixCopy(NamedTuple):
+    """The first `num_tokens` positions of row `source` hold what row `target` needs."""
+
+    source: int
+    target: int
+    num_tokens: int
 
 
 class TorchEngine:
-    """Batched decoding with a static KV cache that persists over turns, in plain PyTorch.
+    """Continuous batching with a static KV cache, in plain PyTorch.
 
-    Live rows are the first `len(self.rows)` of the cache, so a decode step works on contiguous views; a row that is
-    released is overwritten by the last one. A token depends on the request's seed and its position only."""
+    A trajectory has a row of the cache from its first request until `release`, so a later turn
+    computes its new tokens only. One step is one forward over all rows:
 
-    def __init__(self, model, config: Config, *, eos_id: int, dtype: torch.dtype):
-        self.model = copy.deepcopy(model).requires_grad_(
-            False
-        )  # its own: the trainer's may be sharded
-        for p in (
-            self.model.parameters()
-        ):  # not self.model.to, which would round the rotary frequencies as well
-            p.data = p.data.to(dtype)
-        self.version, self.dtype, self.eos_id, self.max_running = (
-            None,
-            dtype,
-            eos_id,
-            config.max_running,
-        )
-        shape, head_dim = model.config, model.model.layers[0].self_attn.head_dim
-        sizes = (config.max_running, shape.num_key_value_heads, config.max_context_tokens, head_dim)
+        row 0   prompt response prompt respo_          decodes its next token
+        row 1   prompt response                        waits for its environment, decodes in vain
+        row 2   prompt                                 new: prefills the prompt and decodes
+        row 3   (free until the engine has more trajectories, up to max_running)
+
+    A response that ends does not wait for the others, and a request joins the next step. The last
+    token of a history has no keys and values yet: it is the input of the next decode step.
+
+    The rows in use are the first ones, so a decode step works on contiguous views; when a row is
+    released, the last one moves into its place. Trajectories of a group have the same first
+    prompt: one row computes it, the others copy it. See `Engine` for the methods.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
+        self.version: int | None = None
+        self.dtype = dtype
+        self.num_steps = 0
+        self.num_prefilled = 0  # prompt tokens computed so far
+        self.eos_id = eos_id
+        self.max_running = config.max_running
+        self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its own
+        for parameter in self.model.parameters():
+            # self.model.to(dtype) would also round the rotary frequencies, which are buffers
+            parameter.data = parameter.data.to(dtype)
         self.cache = torch.zeros(
-            2, shape.num_hidden_layers, *sizes, dtype=dtype, device=model.device
-        )  # keys, values
-        self.rows: list[int] = []  # key of every live row
-        self.ids: dict[
-            int, list[int]
-        ] = {}  # history of a live row by key; all but its last token are in the cache
-        self.turns: dict[
-            int, tuple[Sample, float, list[float]]
-        ] = {}  # by key: response so far, temperature, noise
-        self.first_prompt: dict[
-            tuple[int, ...], int
-        ] = {}  # first prompt -> key of a live row that has it cached
-        self.waiting: list[tuple] = []
-        self.num_prefilled = self.num_steps = 0  # prompt tokens computed and forwards made so far
+            2,  # keys, values
+            model.config.num_hidden_layers,
+            config.max_running,
+            model.config.num_key_value_heads,
+            config.max_context_tokens,
+            model.model.layers[0].self_attn.head_dim,
+            dtype=dtype,
+            device=model.device,
+        )
+        self.row_keys: list[int] = []  # the trajectory of each row in use
+        self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
+        self.responses: dict[int, _Response] = {}  # under way, by trajectory
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt: who computed it
+        self.waiting: list[_Request] = []
 
-    busy = property(lambda self: bool(self.turns or self.waiting))
+    @property
+    def busy(self) -> bool:
+        return bool(self.responses or self.waiting)
+
+    def add(
+        self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
+    ) -> None:
+        """Request one response. It joins the next step in which a row is free."""
+        self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
+
+    def release(self, key: int) -> None:
+        """Forget a trajectory; the last row moves into its place."""
+        row = self.row_keys.index(key)
+        last_key = self.row_keys.pop()
+        num_tokens = len(self.histories[last_key])
+        last = self.cache[:, :, len(self.row_keys)]  # (2, layers, kv_heads, positions, D)
+        self.cache[:, :, row, :, :num_tokens] = last[..., :num_tokens, :]
+        if last_key != key:
+            self.row_keys[row] = last_key
+        del self.histories[key]
+        owners = self.prompt_owner.items()
+        self.prompt_owner = {prompt: owner for prompt, owner in owners if owner != key}
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights by their Hugging Face names; cached keys and values must all have been released."""
-        assert not self.rows and not self.waiting, "new weights while a trajectory is under way"
+        """Take new weights. All trajectories must have been released."""
+        is_idle = not self.row_keys and not self.waiting
+        assert is_idle, "new weights while a trajectory is under way"
         own = dict(self.model.named_parameters(remove_duplicate=False))
         for name, weight in weights:
             own[name].copy_(weight)
         self.version = version
 
-    def add(
-        self,
-        key: int,
-        ids: Sequence[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: Sequence[int],
-    ) -> None:
-        """Ask for a response to the token history `ids`. A key that was added before must extend its own history."""
-        self.waiting.append((key, list(ids), max_tokens, temperature, seed))
-
     def close(self) -> None:
-        """Nothing to do."""
-
-    def release(self, key: int) -> None:
-        """Forget a trajectory; the last live row moves into its place."""
-        row, last = self.rows.index(key), len(self.rows) - 1
-        self.first_prompt = {
-            prompt: owner for prompt, owner in self.first_prompt.items() if owner != key
-        }
-        used = len(self.ids[self.rows[last]])
-        self.cache[:, :, row, :, :used] = self.cache[:, :, last, :, :used]
-        self.rows[row] = self.rows[last]
-        del self.rows[last], self.ids[key]
+        """Do nothing: memory is freed with the engine."""
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
-        """Admit what waits, prefill its new tokens and draw a token for every live row; returns what finished."""
-        segments, copies = self._admit()
-        self.num_steps += 1
-        n, device, histories = (
-            len(self.rows),
-            self.cache.device,
-            [self.ids[key] for key in self.rows],
-        )
-        new = [(token, start + i) for _, start, ids in segments for i, token in enumerate(ids)]
-        tokens, places = torch.tensor(
-            [(ids[-1], len(ids) - 1) for ids in histories] + new, device=device
-        ).T  # (T,)
-        self.num_prefilled += len(new)
-        options = dict(
-            use_cache=False, layout=_CacheLayout(self.cache, places[:n], segments, copies)
-        )
-        hidden = self.model.model(
-            tokens[None], position_ids=places[None], **options
-        ).last_hidden_state[0]
-        # rows without a turn wait for their environments, and what is drawn for them is not kept
-        turns = [
-            self.turns[key] if key in self.turns else (Sample(key, [], []), 1.0, [0.0])
-            for key in self.rows
-        ]
-        choice = [(temperature, noise[len(sample.ids)]) for sample, temperature, noise in turns]
-        drawn = draw(self.model.lm_head(hidden[:n]).float(), *torch.tensor(choice, device=device).T)
-        finished = []
-        for (sample, _, noise), ids, token, logprob in zip(
-            turns, histories, *(x.tolist() for x in drawn), strict=True
-        ):
-            if sample.key in self.turns:
-                sample.ids.append(token), sample.logprobs.append(logprob), ids.append(token)
-                if token == self.eos_id or len(sample.ids) == len(noise):
-                    finished.append(self.turns.pop(sample.key)[0])
-        return finished
+        """Admit waiting requests, make one forward and draw a token for each row."""
+        prefills, copies = self._admit()
+        hidden = self._forward(prefills, copies)  # (rows, H)
+        logits = self.model.lm_head(hidden).float()  # (rows, V)
+        temperatures = []
+        noise = []
+        for key in self.row_keys:
+            response = self.responses.get(key)
+            # a row without a response draws as well; nobody reads its token
+            temperatures.append(response.temperature if response else 1.0)
+            noise.append(response.noise[len(response.ids)] if response else 0.0)
+        settings = torch.tensor([temperatures, noise], device=self.cache.device)  # (2, rows)
+        tokens, logprobs = draw(logits, settings[0], settings[1])
+        return self._append(tokens.tolist(), logprobs.tolist())
 
-    def _admit(self) -> tuple[list[tuple], list[tuple]]:
-        """Give rows to waiting requests. Returns: their new tokens but the last as (row, first place, ids), and where
-        another row has the whole first prompt: (that row, row, tokens to copy)."""
-        requests, self.waiting, segments, copies = self.waiting, [], [], []
+    def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
+        """Move requests from `waiting` to rows while there are any.
+
+        Returns: the prompt tokens to compute, and the prompts to copy from other rows. The last
+            token of a history is in neither, because the decode step computes it.
+        """
+        prefills = []
+        copies = []
+        requests = self.waiting
+        self.waiting = []
         for request in requests:
-            key, ids, max_tokens, temperature, seed = request
-            if key not in self.ids and len(self.rows) == self.max_running:
+            key = request.key
+            end = len(request.ids) - 1
+            if key in self.histories:
+                known = self.histories[key]
+                is_extended = request.ids[: len(known)] == known
+                assert is_extended, "a trajectory's history must extend what was sampled"
+                owner = key
+                start = len(known) - 1  # the last known token has no keys and values yet
+            elif len(self.row_keys) < self.max_running:
+                self.row_keys.append(key)
+                owner = self.prompt_owner.setdefault(tuple(request.ids), key)
+                start = 0
+            else:
                 self.waiting.append(request)
                 continue
-            if key not in self.ids:
-                self.rows.append(key)
-            row, known = self.rows.index(key), self.ids.get(key, [])
-            assert ids[: len(known)] == known, "a trajectory's history must extend what was sampled"
-            donor, start = (
-                key if known else self.first_prompt.setdefault(tuple(ids), key),
-                len(known[:-1]),
-            )
-            if donor != key:
-                copies.append((self.rows.index(donor), row, len(ids) - 1))
-            elif len(ids) - 1 > start:
-                segments.append((row, start, ids[start:-1]))
-            self.ids[key] = ids
-            noise = np.random.default_rng(seed).random(max_tokens, np.float32).tolist()
-            self.turns[key] = Sample(key, [], []), temperature, noise
-        return segments, copies
+            row = self.row_keys.index(key)
+            if owner != key:
+                copies.append(_PrefixCopy(self.row_keys.index(owner), row, end))
+            elif end > start:
+                prefills.append(_Prefill(row, start, request.ids[start:end]))
+            self.histories[key] = request.ids
+            generator = np.random.default_rng(request.seed)
+            noise = generator.random(request.max_tokens, np.float32).tolist()
+            self.responses[key] = _Response(request.temperature, noise)
+        return prefills, copies
+
+    def _forward(self, prefills: list[_Prefill], copies: list[_PrefixCopy]) -> Tensor:
+        """One forward: the last token of each row, then the tokens to prefill, T in all.
+
+        Returns: the last hidden state of each row's last token, (rows, H).
+        """
+        tokens = []
+        positions = []
+        for key in self.row_keys:
+            history = self.histories[key]
+            tokens.append(history[-1])
+            positions.append(len(history) - 1)
+        num_rows = len(tokens)
+        for prefill in prefills:
+            tokens += prefill.ids
+            positions += range(prefill.start, prefill.start + len(prefill.ids))
+        self.num_steps += 1
+        self.num_prefilled += len(tokens) - num_rows
+        input_ids = torch.tensor(tokens, device=self.cache.device)  # (T,)
+        position_ids = torch.tensor(positions, device=self.cache.device)  # (T,)
+        output = self.model.model(
+            input_ids[None],
+            position_ids=position_ids[None],
+            use_cache=False,
+            layout=_CacheLayout(self.cache, position_ids[:num_rows], prefills, copies),
+        )
+        return output.last_hidden_state[0, :num_rows]
+
+    def _append(self, tokens: list[int], logprobs: list[float]) -> list[Sample]:
+        """Append one token to each response under way. Returns: the finished responses."""
+        finished = []
+        for key, token, logprob in zip(self.row_keys, tokens, logprobs, strict=True):
+            response = self.responses.get(key)
+            if response is None:
+                continue
+            response.ids.append(token)
+            response.logprobs.append(logprob)
+            self.histories[key].append(token)
+            if token == self.eos_id or len(response.ids) == len(response.noise):
+                del self.responses[key]
+                finished.append(Sample(key, response.ids, response.logprobs))
+        return finished
 
 
 def draw(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (n,) from softmax(logits (n, V) / temperature (n,)) by inverse CDF of `noise` (n,), uniform in [0, 1), arg
-    max at temperature 0; and their log-probs (n,)."""
+    """Draw tokens from softmax(logits / temperature) by the inverse of the CDF.
+
+    Args:
+        logits: (N, V) float32.
+        temperature: (N,); 0 takes the most probable token.
+        noise: (N,), uniform in [0, 1).
+
+    Returns: tokens (N,) int64 and their log-probs (N,), nats.
+    """
     temperature = temperature[:, None]
-    logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (n, V)
+    logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)
     cdf = logp.exp().cumsum(-1)
-    tokens = torch.searchsorted(cdf, noise[:, None] * cdf[:, -1:], right=True).clamp_max(
-        logits.shape[-1] - 1
-    )  # (n, 1)
+    threshold = noise[:, None] * cdf[:, -1:]  # the last value of the CDF is 1 but for rounding
+    tokens = torch.searchsorted(cdf, threshold, right=True)  # (N, 1)
+    tokens = tokens.clamp_max(logits.shape[-1] - 1)
     tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))
     return tokens[:, 0], logp.gather(1, tokens)[:, 0]
 
 
 class _CacheLayout:
-    """The tokens of one forward: the newest of each of the first n rows, then the segments that are to be prefilled.
-    All keys and values are stored before anything attends to them, so a row may begin to decode at once."""
+    """Attention of `TorchEngine`: one decode token for each of N rows, then the prefills.
 
-    def __init__(self, cache: Tensor, at: Tensor, segments: list[tuple], copies: list[tuple]):
-        self.cache, self.at, self.segments, self.copies = cache, at, segments, copies
-        self.rows, places = (
-            torch.arange(size, device=at.device) for size in (len(at), int(at.max()) + 1)
-        )
-        self.seen = (places <= at[:, None])[
-            :, None, None
-        ]  # (n, 1, 1, span), the shortest span that all rows need
-        self.sizes = [len(at), *(len(ids) for _, _, ids in segments)]
-        self.masks = [
-            torch.ones(len(ids), start + len(ids), dtype=torch.bool, device=at.device).tril(start)
-            if start
-            else None
-            for _, start, ids in segments
-        ]
+    A layer stores all new keys and values before any token attends to them, so a row can prefill
+    its prompt and decode its first token in one forward. All layers share this object.
+    """
+
+    def __init__(
+        self, cache: Tensor, positions: Tensor, prefills: list[_Prefill], copies: list[_PrefixCopy]
+    ):
+        self.cache = cache  # (2, layers, rows, kv_heads, positions, D)
+        self.positions = positions  # (N,), where the decode tokens are in their histories
+        self.prefills = prefills
+        self.copies = copies
+        device = positions.device
+        self.rows = torch.arange(len(positions), device=device)
+        self.span = int(positions.max()) + 1  # longest history
+        visible = torch.arange(self.span, device=device) <= positions[:, None]  # (N, span)
+        self.decode_mask = visible[:, None, None]  # (N, 1, 1, span)
+        self.sizes = [len(positions), *(len(prefill.ids) for prefill in prefills)]  # they sum to T
+        self.prefill_masks = []
+        for _, start, ids in prefills:
+            if start == 0:  # a causal kernel needs no mask
+                self.prefill_masks.append(None)
+                continue
+            mask = torch.ones(len(ids), start + len(ids), dtype=torch.bool, device=device)
+            self.prefill_masks.append(mask.tril(start))
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        n, cache = len(self.rows), self.cache[:, layer_idx]  # (2, rows, kv_heads, positions, D)
-        newest, *pieces = torch.stack([k, v]).split(self.sizes, dim=2)  # (2, kv_heads, tokens, D)
-        cache[:, self.rows, :, self.at] = newest.permute(2, 0, 1, 3)
-        for (row, start, ids), piece in zip(self.segments, pieces, strict=True):
-            cache[:, row, :, start : start + len(ids)] = piece
-        for source, row, used in self.copies:
-            cache[:, row, :, :used] = cache[:, source, :, :used]
-        newest, *pieces = q.split(self.sizes, dim=1)
-        # query heads that share a key head form one small batch
-        newest = newest.transpose(0, 1).reshape(
-            n, k.shape[0], -1, q.shape[-1]
-        )  # (n, kv_heads, group, D)
-        held = cache[:, :n, :, : self.seen.shape[-1]]
-        newest = F.scaled_dot_product_attention(newest, *held, attn_mask=self.seen, scale=scale)
-        out = [newest.reshape(n, -1, q.shape[-1])]  # (n, heads, D)
-        for (row, start, ids), piece, mask in zip(self.segments, pieces, self.masks, strict=True):
-            held = cache[:, None, row, :, : start + len(ids)]
-            options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
-            out.append(
-                F.scaled_dot_product_attention(piece[None], *held, **options)[0].transpose(0, 1)
-            )
-        return torch.cat(out)  # (T, heads, D)
+        """Attention of one layer.
+
+        Args:
+            q: (heads, T, D).
+            k, v: (kv_heads, T, D).
+
+        Returns: (T, heads, D).
+        """
+        cache = self.cache[:, layer_idx]  # (2, rows, kv_heads, positions, D)
+        self._store(cache, k, v)
+        decode_queries, *prefill_queries = q.split(self.sizes, dim=1)
+        outputs = [self._decode(cache, decode_queries, scale)]
+        for i, queries in enumerate(prefill_queries):
+            outputs.append(self._prefill(cache, i, queries, scale))
+        return torch.cat(outputs)
+
+    def _store(self, cache: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the new keys and values into the cache, then copy shared prompts."""
+        new = torch.stack([k, v])  # (2, kv_heads, T, D)
+        decoded, *prefilled = new.split(self.sizes, dim=2)
+        cache[:, self.rows, :, self.positions] = decoded.permute(2, 0, 1, 3)
+        for (row, start, ids), part in zip(self.prefills, prefilled, strict=True):
+            cache[:, row, :, start : start + len(ids)] = part
+        for source, target, num_tokens in self.copies:
+            cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
+
+    def _decode(self, cache: Tensor, queries: Tensor, scale: float) -> Tensor:
+        """One query for each row: (heads, N, D) -> (N, heads, D)."""
+        num_rows = len(self.rows)
+        kv_heads = cache.shape[2]
+        head_dim = queries.shape[-1]
+        # the query heads that share a key head become the queries of one small batch
+        grouped = queries.transpose(0, 1).reshape(num_rows, kv_heads, -1, head_dim)
+        keys, values = cache[:, :num_rows, :, : self.span]
+        output = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=self.decode_mask, scale=scale
+        )  # (N, kv_heads, group, D)
+        return output.reshape(num_rows, -1, head_dim)
+
+    def _prefill(self, cache: Tensor, i: int, queries: Tensor, scale: float) -> Tensor:
+        """The queries of the i-th prefill: (heads, P, D) -> (P, heads, D)."""
+        row, start, ids = self.prefills[i]
+        mask = self.prefill_masks[i]
+        keys, values = cache[:, None, row, :, : start + len(ids)]  # (1, kv_heads, start + P, D)
+        output = F.scaled_dot_product_attention(
+            queries[None],
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=True,
+        )
+        return output[0].transpose(0, 1)

@@ -31,11 +31,11 @@ from envs import mixture_at
 from model import Policy, load_model
 from parallel import (
     collect_all,
+    init_distributed,
     rank,
     score_tokens,
-    set_up,
-    synchronize,
-    tear_down,
+    shut_down,
+    sync_weights,
     world_size,
 )
 from rollout import (
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
         if arg.split("=")[0] in MOVED:
             raise UserError(f"{arg} moved to another command: {MOVED[arg.split('=')[0]]}")
     job = read_arguments(argv, OPTIONS)
-    set_up(job.config)
+    init_distributed(job.config)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
     for row in score_rows(job):
         report.add(row)
@@ -140,14 +140,16 @@ def score_rows(job: Job) -> Iterator[Row]:
     config = job.config
     samples = job.options["samples"]
     for name in job.models:
-        device, _ = set_up(config)  # again, because vLLM destroys the process group at its end
+        device, _ = init_distributed(
+            config
+        )  # again, because vLLM destroys the process group at its end
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)
         scores_of = evaluate_all(config, engine, chat, Policy(model), samples)
         for env, scores in scores_of.items():
             yield Row(env, name, scores, tokenizer)
-        tear_down(engine)
+        shut_down(engine)
     if job.options["player"]:
         players = job.options["player"].split(",")
         for env in scored_envs(config):
@@ -183,7 +185,7 @@ def evaluate(
     Returns: the metrics of `score` with entropy (nats per response token, at the evaluation
         temperature), and the trajectories in the order of the prompts."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
-    synchronize(engine, policy)
+    sync_weights(engine, policy)
     name = f"eval {config.eval_split}"
     with progress_bar(total=len(starts), desc=name, unit="traj", leave=False) as bar:
         trajectories = collect_all(

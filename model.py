@@ -1,251 +1,47 @@
-"""Policy and critic: loading, the tiny default and its tokenizer, the packed forward, log-probs without full logits.
+"""Policy and critic: Hugging Face Qwen2 models that run on packed sequences.
 
-Both are Hugging Face Qwen2 models that run our attention function. A forward gets its tokens packed: the sequences of a
-micro-batch stand one after the other in one row, a prompt that several share stands there once, and a *layout* object
-does the attention so that it never crosses a sequence: `PackedLayout` in training, the KV cache of `engine.py` in
-decoding. T tokens of a packed micro-batch, R of them sampled (response) tokens, H hidden size, V vocabulary.
+A forward gets the sequences of a micro-batch in one row (packing.py) and a *layout* object that
+computes attention: `PackedLayout` in training, the KV cache of engine.py while decoding. The
+policy's log-probs are computed without the full logits, a part of the vocabulary at a time.
+
+Shapes: T tokens of a packed row, R of them sampled (response) tokens, H hidden size, V vocabulary.
 """
 
-import inspect
+from configurator import UserError
+
 import itertools
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerFast,
-    Qwen2Config,
     Qwen2ForCausalLM,
 )
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
-try:
-    from flash_attn import flash_attn_varlen_func
-except ImportError:
-    flash_attn_varlen_func = None
+from packing import PackedBatch, PackedLayout
 
-from configurator import Config, UserError
-
-from dialogue import Episode, format_response
-from envs import OBSERVATIONS, Bandit, make_env
-
-disable_progress_bar()  # of transformers, for loading and saving: seconds at most
-IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>"
-    "\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-TINY_VOCAB = 768
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
+disable_progress_bar()  # transformers shows one for loading and saving, which take seconds
 
 
-# ---------- attention
-
-
-@dataclass
-class Batch:
-    """Token sequences in one row, cut into pieces. A piece continues the earlier pieces that its context names, in that
-    order: its tokens attend to all of these and causally to each other. T tokens, R of them sampled."""
-
-    ids: Tensor  # (T,) int64
-    position_ids: Tensor  # (T,) int64, places in the sequence
-    lengths: list[int]  # tokens of each piece, sum T
-    contexts: list[tuple[int, ...]]  # of each piece
-    response_index: Tensor  # (R,) int64, places in the row of the sampled tokens, never the first token of a piece
-
-
-def _attention(module, query, key, value, attention_mask, *, layout, scaling, **_):
-    """What every layer calls: q (1, heads, T, D), k and v (1, kv_heads, T, D) -> (1, T, heads, D)."""
-    return layout.attend(module.layer_idx, query[0], key[0], value[0], scaling).unsqueeze(0), None
-
-
-AttentionInterface.register("layout", _attention)
-
-
-def has_varlen_kernel(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-class PackedLayout:
-    """Attention inside the sequences of a pack: one varlen kernel on CUDA, a loop of SDPA calls over pieces on CPU and
-    on GPUs too old for it. A piece has its queries at the end of its keys."""
-
-    def __init__(self, batch: Batch):
-        self.lengths, self.contexts, device = batch.lengths, batch.contexts, batch.ids.device
-        self.has_kernel = has_varlen_kernel(device)
-        totals = [
-            n + sum(self.lengths[i] for i in c)
-            for n, c in zip(self.lengths, self.contexts, strict=True)
-        ]
-        self.sizes = list(zip(self.lengths, totals, strict=True))
-        places = torch.arange(sum(self.lengths), device=device).split(self.lengths)
-        self.keys_of = torch.cat([places[j] for i, c in enumerate(self.contexts) for j in (*c, i)])
-        ends = (torch.tensor(counts, device=device).cumsum(0) for counts in (self.lengths, totals))
-        self.bounds = [*(F.pad(end, (1, 0)).int() for end in ends), max(self.lengths), max(totals)]
-
-    @cached_property
-    def masks(self) -> list[Tensor | None]:
-        """Of the loop, shared by all layers; None where the context's queries are prepended and their outputs dropped:
-        beside a short context (1.4: measured) a causal kernel, which computes half, costs less than a mask."""
-        ones = partial(torch.ones, dtype=torch.bool, device=self.keys_of.device)
-        return [
-            None if total < 1.4 * n else ones(n, total).tril(total - n) for n, total in self.sizes
-        ]
-
-    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        if self.has_kernel and q.dtype != torch.float32:  # the kernels take 16 bits only
-            return self.attend_varlen(q, k, v, scale)
-        # split and not slices, whose backward would fill a whole tensor each
-        qs, ks, vs = (
-            x[None].split(self.lengths, dim=2) for x in (q, k, v)
-        )  # 4-D, or the fused kernel is not taken
-        pieces = []
-        for i, (context, mask) in enumerate(zip(self.contexts, self.masks, strict=True)):
-            whole = (*context, i)
-            parts = (qs, whole if mask is None else (i,)), (ks, whole), (vs, whole)
-            inputs = (
-                torch.cat([x[j] for j in part], dim=2) if len(part) > 1 else x[i]
-                for x, part in parts
-            )
-            options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
-            pieces.append(
-                F.scaled_dot_product_attention(*inputs, **options)[:, :, -self.lengths[i] :]
-            )
-        return torch.cat(pieces, dim=2)[0].transpose(0, 1)  # (T, heads, D)
-
-    def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """flash-attn's varlen kernel where it is installed, else torch's, whose arguments changed in 2.12."""
-        q, k, v = (
-            x.transpose(0, 1) for x in (q, k[:, self.keys_of], v[:, self.keys_of])
-        )  # (T, heads, D)
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        if flash_attn_varlen_func:
-            return flash_attn_varlen_func(q, k, v, *self.bounds, softmax_scale=scale, causal=True)
-        from torch.nn.attention.varlen import varlen_attn
-
-        if "window_size" in inspect.signature(varlen_attn).parameters:
-            return varlen_attn(
-                q, k, v, *self.bounds, scale=scale, window_size=(-1, 0), enable_gqa=True
-            )
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        return varlen_attn(q, k, v, *self.bounds, scale=scale, is_causal=True)
-
-
-# ---------- log-probs
-
-
-def _logits(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
-) -> Iterator[tuple]:
-    """By parts of W: its rows, W there, logits (R, chunk), place of each target (R, 1), whether it is there (R,)."""
-    for first in range(0, weight.shape[0], chunk):
-        rows, places = slice(first, first + chunk), targets - first
-        part = weight[rows].to(hidden.dtype)
-        inside = (places >= 0) & (places < len(part))
-        yield (
-            rows,
-            part,
-            (hidden @ part.T).float().div_(temperature),
-            places.where(inside, 0)[:, None],
-            inside,
-        )
-
-
-class _ChunkedLogProbs(torch.autograd.Function):
-    """Log-prob of the target and entropy per position, from the logits of a part of the vocabulary at a time: they stay
-    in the cache of a CPU, and the gradient of the head is written once. Logits are recomputed backward.
-
-    With z = W h / temperature, p = softmax(z), H = -sum p log p: d logp/dz = onehot - p and dH/dz = -p (log p + H)."""
-
-    @staticmethod
-    def forward(
-        ctx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
-    ):
-        top = torch.full(
-            targets.shape, torch.finfo(torch.float32).min, device=hidden.device
-        )  # (R,) largest z so far
-        total, moment, chosen = (
-            torch.zeros_like(top) for _ in range(3)
-        )  # sums of e^d, d e^d, d = z - top; target's z
-        for *_, z, places, inside in _logits(hidden, weight, targets, temperature, chunk):
-            chosen += z.gather(1, places)[:, 0] * inside
-            before, top = top, torch.maximum(top, z.amax(1))
-            shift = before - top  # (R,)
-            exp = z.sub_(top[:, None]).exp()  # (R, chunk)
-            moment = shift.exp() * (moment + shift * total) + z.mul_(exp).sum(1)
-            total = shift.exp() * total + exp.sum(1)
-            del z, exp  # before the next ones are made
-        log_total = total.log()
-        entropy = log_total - moment / total
-        ctx.save_for_backward(hidden, weight, targets, top, log_total, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
-        return chosen - top - log_total, entropy
-
-    @staticmethod
-    def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
-        hidden, weight, targets, top, log_total, entropy = ctx.saved_tensors
-        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
-        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        for rows, part, z, places, inside in _logits(
-            hidden, weight, targets, ctx.temperature, ctx.chunk
-        ):
-            p = (
-                z.sub_(top[:, None]).sub_(log_total[:, None]).exp()
-            )  # and z is log p; from here on in place
-            grad_z = (
-                z.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None])
-            )
-            grad_z = (
-                grad_z.mul_(p).neg_().scatter_add_(1, places, (grad_logprobs * inside)[:, None])
-            )
-            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)
-            grad_hidden += grad_z @ part
-            if grad_weight is not None:
-                grad_weight[rows] = grad_z.T @ hidden
-            del p, z, grad_z
-        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
-
-
-def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 1024
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature), by columns of the logits.
-
-    Args: hidden (R, H) float; weight (V, H) float; targets (R,) int64; chunk: columns of logits held at a time.
-    Returns: logprobs (R,) and entropy (R,), float32, nats, both differentiable."""
-    if torch.is_autocast_enabled(
-        hidden.device.type
-    ):  # which the backward, outside of it, would not know
-        hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-    return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk)
+# ---------- policy and critic
 
 
 class Policy(nn.Module):
-    """A causal language model that scores the sampled tokens of packed sequences. `version` is unique to its present
-    weights: every optimizer step calls `changed`, and an engine that has other weights is noticed (parallel.py)."""
+    """A causal language model that scores the sampled tokens of packed sequences.
+
+    `version` is a number that only its present weights have. Every optimizer step calls
+    `bump_version`, so parallel.py notices an engine that holds other weights.
+    """
 
     _versions = itertools.count(1)
 
@@ -255,20 +51,23 @@ class Policy(nn.Module):
         self.bump_version()
 
     def bump_version(self) -> None:
+        """Mark the weights as changed."""
         self.version = next(self._versions)
 
-    def forward(self, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Returns: logprobs (R,) of the sampled tokens and entropy (R,) of the distributions they came from, nats."""
+    def forward(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Score the sampled tokens.
+
+        Returns: logprobs (R,) of the sampled tokens and entropy (R,) of the distributions that
+            they were drawn from, both float32, in nats.
+        """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        states, targets = (
-            hidden[batch.response_index - 1],
-            batch.ids[batch.response_index],
-        )  # place t - 1 scores t
+        states = hidden[batch.response_index - 1]  # (R, H): the token before predicts the token
+        targets = batch.ids[batch.response_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
 
 
 class Critic(nn.Module):
-    """The same backbone with a scalar head: V(state in which each sampled token was chosen)."""
+    """The same backbone with a scalar head: the value of the state before each sampled token."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -277,200 +76,277 @@ class Critic(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Returns: values (R,), reward units."""
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Returns: values (R,), float32, in the units of the reward."""
         hidden = packed_hidden(self.backbone, batch)  # (T, H)
-        return (
-            self.value_head(hidden[batch.response_index - 1]).float().sum(-1)
-        )  # not a view, which FSDP2 forbids
+        values = self.value_head(hidden[batch.response_index - 1])  # (R, 1)
+        return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
 
 
-def packed_hidden(backbone: nn.Module, batch: Batch) -> Tensor:
+def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     """Last hidden states (T, H) of packed sequences."""
-    ids, position_ids, layout = batch.ids[None], batch.position_ids[None], PackedLayout(batch)
-    return backbone(
-        input_ids=ids, position_ids=position_ids, use_cache=False, layout=layout
-    ).last_hidden_state[0]
+    output = backbone(
+        input_ids=batch.ids[None],
+        position_ids=batch.position_ids[None],
+        use_cache=False,
+        layout=PackedLayout(batch),
+    )
+    return output.last_hidden_state[0]
 
 
-def compile_blocks(layers) -> None:
-    """torch.compile MLPs and norms in place; not attention, whose sizes change with every pack."""
+def _attention(module, query, key, value, attention_mask, *, layout, scaling, **_):
+    """The attention function of every layer; the layout object computes it.
+
+    Args: query (1, heads, T, D); key and value (1, kv_heads, T, D).
+    Returns: output (1, T, heads, D), and None in place of the attention weights.
+    """
+    output = layout.attend(module.layer_idx, query[0], key[0], value[0], scaling)
+    return output.unsqueeze(0), None
+
+
+AttentionInterface.register("layout", _attention)  # for attn_implementation="layout"
+
+
+def compile_blocks(layers: Sequence[nn.Module]) -> None:
+    """torch.compile the MLPs and norms in place. Attention stays: its sizes differ in each pack."""
     for layer in layers:
         for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
             part.compile(dynamic=False)
+
+
+# ---------- log-probs without full logits
+
+
+def chunked_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int = 1024,
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature).
+
+    Args:
+        hidden: (R, H) float.
+        weight: (V, H) float, the head.
+        targets: (R,) int64.
+        chunk_size: tokens of the vocabulary whose logits are held at a time.
+
+    Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
+    """
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):  # the backward runs outside of autocast
+        hidden = hidden.to(torch.get_autocast_dtype(device_type))
+    return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk_size)
+
+
+class _VocabChunk(NamedTuple):
+    """A part of the vocabulary, C tokens, and its logits."""
+
+    rows: slice  # these tokens in the vocabulary
+    weight: Tensor  # (C, H), their rows of the head in the type of the hidden states
+    logits: Tensor  # (R, C) float32, divided by the temperature
+    target_column: Tensor  # (R, 1) int64, 0 if the target is in another chunk
+    has_target: Tensor  # (R,) bool
+
+
+def _vocab_chunks(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_size: int
+) -> Iterator[_VocabChunk]:
+    for first in range(0, weight.shape[0], chunk_size):
+        rows = slice(first, first + chunk_size)
+        chunk_weight = weight[rows].to(hidden.dtype)
+        columns = targets - first
+        has_target = (columns >= 0) & (columns < len(chunk_weight))
+        yield _VocabChunk(
+            rows=rows,
+            weight=chunk_weight,
+            logits=(hidden @ chunk_weight.T).float().div_(temperature),
+            target_column=columns.where(has_target, 0)[:, None],
+            has_target=has_target,
+        )
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """Log-prob of the target and entropy at each position, with O(R) memory for what is saved.
+
+    Only the logits of one chunk of the vocabulary exist at a time, so they stay in the cache of a
+    CPU. The backward computes them again and writes the gradient of the head once. With
+
+        z = W h / temperature,   p = softmax(z),   logp = log p[target],   H = -sum_j p_j log p_j
+
+    the derivatives are  d logp / d z = onehot(target) - p  and  d H / d z = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Online softmax: the sums refer to the largest logit so far.
+
+        A chunk that raises this maximum from m to m' multiplies the sums of earlier chunks by
+        e^(m - m'). All tensors that outlive a chunk are (R,).
+        """
+        lowest = torch.finfo(torch.float32).min
+        maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m = max z
+        total = torch.zeros_like(maximum)  # sum of e^(z - m)
+        moment = torch.zeros_like(maximum)  # sum of (z - m) e^(z - m)
+        target_logit = torch.zeros_like(maximum)
+        for chunk in _vocab_chunks(hidden, weight, targets, temperature, chunk_size):
+            z = chunk.logits  # (R, C)
+            target_logit += z.gather(1, chunk.target_column)[:, 0] * chunk.has_target
+            previous = maximum
+            maximum = torch.maximum(previous, z.amax(1))
+            shift = previous - maximum  # (R,), 0 or negative
+            distance = z.sub_(maximum[:, None])  # (R, C), z - m in the memory of z
+            exp = distance.exp()  # (R, C)
+            moment = shift.exp() * (moment + shift * total) + distance.mul_(exp).sum(1)
+            total = shift.exp() * total + exp.sum(1)
+            del chunk, z, distance, exp  # free the memory before the next chunk takes it
+        log_total = total.log()
+        entropy = log_total - moment / total
+        ctx.save_for_backward(hidden, weight, targets, maximum, log_total, entropy)
+        ctx.temperature = temperature
+        ctx.chunk_size = chunk_size
+        return target_logit - maximum - log_total, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
+        """With a = grad_logprobs and b = grad_entropy, both (R,):
+
+        dL/dz = a onehot(target) - p (a + b (log p + H))
+        """
+        hidden, weight, targets, maximum, log_total, entropy = ctx.saved_tensors
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # (R, H)
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
+        chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
+        for chunk in chunks:
+            # names change, memory does not: the in-place steps need two tensors (R, C) in all
+            logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
+            p = logp.exp()
+            grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
+            grad_z = grad_z.add_(grad_logprobs[:, None]).mul_(p).neg_()
+            at_target = grad_logprobs * chunk.has_target  # (R,)
+            grad_z = grad_z.scatter_add_(1, chunk.target_column, at_target[:, None])
+            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)  # now of the raw logits W h
+            grad_hidden += grad_z @ chunk.weight
+            if grad_weight is not None:
+                grad_weight[chunk.rows] = grad_z.T @ hidden
+            del chunk, logp, p, grad_z  # free the memory before the next chunk takes it
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
 # ---------- LoRA
 
 
 def add_lora(model: nn.Module, rank: int, seed: int) -> None:
-    """LoRA (Hu et al., arXiv 2106.09685) in place, by peft: the linear layers of the blocks compute W x + B A x with
-    trainable A (rank, in), drawn from `seed`, and B (out, rank), zero at first; W and all else is frozen, and lm_head,
-    whose weight `Policy` takes, stays plain. alpha = rank: alpha / rank, the factor of B A, is 1 as in the paper."""
-    from peft import LoraConfig, inject_adapter_in_model  # only here: it takes a second
+    """Add LoRA adapters (Hu et al., arXiv 2106.09685) in place, with peft.
 
-    torch.manual_seed(seed)  # every rank must draw the same
-    options = dict(
+    The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is drawn from
+    `seed`, B (out, rank) starts at zero, and both are trained. Everything else is frozen. alpha is
+    equal to rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads its weight.
+    """
+    from peft import LoraConfig, inject_adapter_in_model  # takes a second, so only if needed
+
+    torch.manual_seed(seed)  # every rank must draw the same A
+    settings = LoraConfig(
+        r=rank,
+        lora_alpha=rank,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
         base_model_name_or_path=model.name_or_path,
     )
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, **options), model)
+    inject_adapter_in_model(settings, model)
 
 
 def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
-    """Write `weights`, the A and B of a model with LoRA by its own names, for PeftModel.from_pretrained."""
+    """Write an adapter that PeftModel.from_pretrained loads.
+
+    Args:
+        model: a model with LoRA.
+        weights: its matrices A and B by the names of its parameters.
+    """
     model.peft_config["default"].save_pretrained(folder)
-    named = {
-        f"base_model.model.{name.replace('.default', '')}": weight
-        for name, weight in weights.items()
-    }
-    save_file(named, folder / "adapter_model.safetensors")
+    renamed = {}
+    for name, weight in weights.items():
+        renamed[f"base_model.model.{name.replace('.default', '')}"] = weight
+    save_file(renamed, folder / "adapter_model.safetensors")
 
 
-# ---------- loading and building
+# ---------- loading
 
 
 def pick_device(name: str) -> torch.device:
-    """For a config's "auto", "cpu" or "cuda". Raises: UserError where cuda is wanted and missing."""
-    if name == "cuda" and not torch.cuda.is_available():
+    """The device for the setting "auto" (cuda if there is a GPU), "cpu" or "cuda".
+
+    Raises: UserError if the setting is "cuda" and torch finds no GPU.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
         raise UserError(
-            "device='cuda', but torch sees no GPU; use --device=cpu, with config/tiny.py for its speed"
+            "device='cuda', but torch sees no GPU; use --device=cpu, and config/tiny.py for a "
+            "model that is fast enough there"
         )
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if name != "cpu" and has_gpu else "cpu")
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type to compute in for a config's "auto" (bfloat16 on cuda), "float32" or "bfloat16"."""
-    low = name == "bfloat16" or (name == "auto" and device.type == "cuda")
-    return torch.bfloat16 if low else torch.float32
+    """The type to compute in for the setting "auto" (bfloat16 on cuda), "float32" or "bfloat16"."""
+    is_bfloat16 = name == "bfloat16" or (name == "auto" and device.type == "cuda")
+    return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
 def load_model(
     name: str, *, device: torch.device | str = "cpu"
 ) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """Load a Qwen2-family model (float32 master weights) and its tokenizer from a folder or the hub.
+    """Load a Qwen2-family model (float32 weights) and its tokenizer.
 
-    Raises: UserError in one sentence when the folder is missing, the download fails or the architecture is another."""
-    name = str(Path(__file__).with_name("base")) if name == "base" else name
-    if name == "tiny":
-        raise UserError(
-            "model='tiny' has random weights, which only sft.py trains; give base, a run, or --model=PATH"
-        )
-    local = name.startswith((".", "/", "~", "out/")) or "/" not in name or Path(name).is_dir()
-    name = os.path.expanduser(name) if local else name
-    if local and not (Path(name) / "config.json").is_file():
-        raise UserError(f"model={name!r} is not a model folder: it has no config.json")
-    for inner in ("policy", "best", "model") if local else ():
-        if Path(name, inner, "config.json").is_file():
-            raise UserError(
-                f"model={name!r} is the folder of a run; give its model, {name}/{inner}"
-            )
+    Args: name: "base", a folder, or a name on the Hugging Face hub.
+    Raises: UserError if the folder is missing or broken, the download fails, or the model is not
+        of the Qwen2 family.
+    """
+    path = _folder_or_hub_name(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, attn_implementation="layout"
+            path, dtype=torch.float32, attn_implementation="layout"
         )
     except (OSError, SafetensorError) as error:
-        why = f"model={name!r} could not be loaded or downloaded ({str(error).splitlines()[0]})"
-        advice = "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model of this project."
-        raise UserError(f"{why}. {advice}") from error
-    if model.config.model_type != "qwen2":
+        reason = str(error).splitlines()[0]
         raise UserError(
-            f"model={name!r} is of type {model.config.model_type!r}; expected the Qwen2 family"
-        )
+            f"model={path!r} could not be loaded or downloaded ({reason}). Give a folder with "
+            "--model=PATH, or add config/tiny.py to run with the tiny model of this project."
+        ) from error
+    kind = model.config.model_type
+    if kind != "qwen2":
+        raise UserError(f"model={path!r} is of type {kind!r}; expected the Qwen2 family")
     return model.to(device), tokenizer
 
 
-def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """A Qwen2 with random weights and a tokenizer made from the environments' text. `shape`: layers x width, such as
-    "4x128" (0.85 million parameters), in heads of width 32, one of keys and values. Raises: UserError for others."""
-    layers, _, width = shape.partition("x")
-    if not (
-        layers.isdecimal()
-        and width.isdecimal()
-        and int(layers)
-        and int(width)
-        and int(width) % 32 == 0
-    ):
+def _folder_or_hub_name(name: str) -> str:
+    """The folder of a local model, checked, or the name of a model on the hub as given."""
+    if name == "tiny":
         raise UserError(
-            f"tiny_shape must be layers x width, the width a multiple of 32, such as 4x128; got {shape!r}"
+            "model='tiny' has random weights, which only tools/sft.py trains; "
+            "give --model=base, the model of a run, or --model=PATH"
         )
-    tokenizer = build_tiny_tokenizer()
-    config = Qwen2Config(
-        num_hidden_layers=int(layers),
-        hidden_size=int(width),
-        intermediate_size=3 * int(width),
-        num_attention_heads=int(width) // 32,
-        num_key_value_heads=1,
-        max_position_embeddings=4096,
-        # distances of tens of tokens can be told apart, and attention is not flat at the start: with Qwen2's own 10,000
-        # and 0.02 a model of this size had not learned to copy a board in 250 steps, with these it had in 150
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        initializer_range=0.09,
-        vocab_size=TINY_VOCAB,
-        tie_word_embeddings=True,
-        attn_implementation="layout",
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(config)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(
-            0.02 / config.initializer_range
-        )  # the tied embedding: logits of the usual size
-    return model, tokenizer
-
-
-def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE on text of all environments; a merge never crosses a word, a digit or a cell of a grid.
-
-    Those finer borders are used while merges are learned. The tokenizer itself splits by Qwen2's pattern, because
-    transformers puts that pattern into every tokenizer of a Qwen2 model that AutoTokenizer loads: ids are the same."""
-    borders = Regex(r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer, tokenizer.decoder = normalizers.NFC(), decoders.ByteLevel()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(borders, "isolated"), to_bytes]
-    )
-    units = [
-        *(f"<{slash}{tag}>" for tag in ("think", "answer") for slash in ("", "/")),
-        *(f" {d}" for d in range(10)),
-    ]
-    options = dict(
-        vocab_size=TINY_VOCAB - len(units), special_tokens=[END_OF_TEXT, IM_START, IM_END]
-    )
-    options |= dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator(_environment_text(), trainers.BpeTrainer(**options))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"), to_bytes]
-    )
-    tokenizer.add_tokens([AddedToken(unit, normalized=False) for unit in units])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT
-    )
-    fast.chat_template = CHATML
-    return fast
-
-
-def _environment_text() -> list[str]:
-    """Opening messages and plain replies of the environments of the corpus in every observation mode, the same on every
-    machine. `base` was trained with these: text of one more environment would make another tokenizer."""
-    specs = [
-        *(f"bandit:pair={pair}" for pair in Bandit.PAIRS),
-        "frozenlake",
-        "sokoban",
-        "sokoban:symbols=newvocab",
-    ]
-    texts = ["system\nuser\nassistant\n_√_√#√"] * 500
-    for spec, observation in itertools.product(specs, OBSERVATIONS):
-        env = make_env(spec, observation=observation)
-        episode = Episode(env, Config())
-        for seed in range(10):
-            system, user = episode.reset([0, seed])
-            reply = format_response(" ".join(env.statements()), env.plan(3, 5))
-            texts += [system, user, reply, episode.step(reply).user]
-    return texts
+    if name == "base":
+        name = str(Path(__file__).with_name("base"))
+    looks_local = name.startswith((".", "/", "~", "out/")) or "/" not in name
+    if not looks_local and not Path(name).is_dir():
+        return name
+    folder = os.path.expanduser(name)
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"model={folder!r} is not a model folder: it has no config.json")
+    for inner in ("policy", "best", "model"):
+        if Path(folder, inner, "config.json").is_file():
+            raise UserError(
+                f"model={folder!r} is the folder of a run; give its model, {folder}/{inner}"
+            )
+    return folder

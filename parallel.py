@@ -1,8 +1,12 @@
-"""Ranks: process groups under torchrun, FSDP2, and who computes what.
+"""Several processes (ranks) under torchrun: process groups, FSDP2, and the division of work.
 
-Every rank plays its groups of trajectories on an engine of its own; then all trajectories are gathered, so that every
-rank filters and computes advantages on the same global batch, and takes its share of the micro-batches. One process is
-the case of one rank. Collectives must be met by all ranks: forwards of a sharded module, `stream_weights`, `gather`.
+Every rank samples its groups of trajectories on its own engine. All ranks then exchange their
+trajectories, so each one filters the same global batch and computes the same advantages. For the
+update each rank takes its part of the micro-batches. One process is the case of one rank.
+
+A *collective* is a call that all ranks must make in the same order, because each waits for the
+data of the others. A rank that skips one blocks the others. Collectives are every forward and
+backward of a sharded module, `full_tensor`, `stream_weights` and every function below that says so.
 """
 
 from configurator import Config, UserError
@@ -11,6 +15,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,167 +24,204 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from engine import Engine
 from model import Policy, pick_device, pick_dtype
-from rollout import Chat, Trajectory, collect, micro_batches, pack
+from packing import micro_batches, pack
+from rollout import Chat, Trajectory, collect
 
-ATTENTION_CROSSOVER_TOKENS = 16_640  # tokens at which attention costs as much as the matrices of Qwen2.5-0.5B; it balances the ranks
+# length at which attention costs as much as the matrix products of Qwen2.5-0.5B
+ATTENTION_CROSSOVER_TOKENS = 16_640
+
+T = TypeVar("T")
+
+
+# ---------- processes
 
 
 def rank() -> int:
+    """The number of this process, 0 if there is only one."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
+    """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def rendezvous() -> tuple[dist.Store, int, int]:
-    """Where ranks find each other, this rank, and their number.
+def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
+    """Set threads and device, and join the process group. After this only rank 0 prints.
 
-    torchrun keeps one store over its restarts (pytorch issue 135712), so a started rank may call the address of a dead
-    one. A prefix per attempt hides it; only the agent of a single node counts attempts in a way that all ranks share.
+    Returns: the device of this rank and the type to compute in.
+    Raises: UserError if a GPU is missing.
     """
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
-        return dist.HashStore(), 0, 1
-    store, place, ranks = next(dist.rendezvous("env://"))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return (
-        (dist.PrefixStore(attempt, store) if os.environ.get("GROUP_WORLD_SIZE") == "1" else store),
-        place,
-        ranks,
-    )
-
-
-def set_up(config: Config) -> tuple[torch.device, torch.dtype]:
-    """Threads, device, compute type and process group; only rank 0 prints. Raises: UserError for a missing GPU."""
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    device, backend = pick_device(config.device), "gloo"
+    device = pick_device(config.device)
     torch.use_deterministic_algorithms(device.type == "cpu")
+    backend = "gloo"
     if device.type == "cuda":
-        local, found = (
-            int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else 0,
-            torch.cuda.device_count(),
-        )
-        if local >= found:
-            raise UserError(
-                f"this is local rank {local} and torch sees {found} GPUs; lower --nproc_per_node"
-            )
-        device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
+        device = _gpu_of_this_rank()
         torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
-        store, place, ranks = rendezvous()
-        dist.init_process_group(backend, store=store, rank=place, world_size=ranks)
-    if rank():
+        store, this_rank, num_ranks = rendezvous()
+        dist.init_process_group(backend, store=store, rank=this_rank, world_size=num_ranks)
+    if rank() > 0:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     return device, pick_dtype(config.dtype, device)
 
 
-def peak_memory(device: torch.device) -> float:
-    """Largest memory of this process so far, GiB: what torch had allocated on a GPU, else what was resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+def _gpu_of_this_rank() -> torch.device:
+    local_rank = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else 0
+    num_gpus = torch.cuda.device_count()
+    if local_rank >= num_gpus:
+        raise UserError(
+            f"this is local rank {local_rank} and torch sees {num_gpus} GPUs; "
+            "lower --nproc_per_node"
+        )
+    return torch.device("cuda", local_rank)
 
 
-def tear_down(engine) -> None:
-    """End a run: vLLM destroys the process group as it goes, so it goes when all ranks are done."""
-    dist.barrier()
+def rendezvous() -> tuple[dist.Store, int, int]:
+    """The store in which the ranks find each other, this rank, and the number of ranks.
+
+    torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
+    read the address of a dead one. Keys with the number of the attempt avoid this. They need one
+    node: the agents of several nodes count their attempts independently.
+    """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        return dist.HashStore(), 0, 1
+    store, this_rank, num_ranks = next(dist.rendezvous("env://"))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(attempt, store)
+    return store, this_rank, num_ranks
+
+
+def shut_down(engine: Engine) -> None:
+    """Close the engine and leave the process group, when all ranks have come here (collective)."""
+    dist.barrier()  # vLLM destroys the process group, which the other ranks may still need
     engine.close()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def peak_memory(device: torch.device) -> float:
+    """Largest memory of this process so far, GiB: torch's on a GPU, else the resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit / 2**30
+
+
+# ---------- exchange between ranks
+
+
+def all_gather_lists(items: Sequence[T]) -> list[list[T]]:
+    """The items of every rank, in the order of the ranks, on every rank (collective)."""
+    if world_size() == 1:
+        return [list(items)]
+    lists: list = [None] * world_size()
+    dist.all_gather_object(lists, list(items))
+    return lists
+
+
+def all_reduce_sum(*tensors: Tensor) -> None:
+    """Replace each tensor by its sum over the ranks, in place (collective).
+
+    The tensors are on one device. They travel as one: each call costs gloo 2 ms.
+    """
+    if world_size() == 1:
+        return
+    joined = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(joined)
+    parts = joined.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 # ---------- weights
 
 
 def make_mesh(device: torch.device) -> DeviceMesh:
-    """One dimension for one node; for several, replicas over the nodes, which meet once a step, and shards inside."""
-    local = (
-        int(os.environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in os.environ else world_size()
-    )
-    if local < world_size() and world_size() % local == 0:
-        return init_device_mesh(
-            device.type, (world_size() // local, local), mesh_dim_names=("replicate", "shard")
-        )
-    return init_device_mesh(device.type, (world_size(),), mesh_dim_names=("shard",))
+    """Arrange the ranks for FSDP2.
+
+    One node shards the weights over its ranks. Several nodes use HSDP: each node shards the
+    weights inside, and the nodes average gradients once a step.
+    """
+    ranks = world_size()
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    else:
+        ranks_per_node = ranks
+    if ranks_per_node < ranks and ranks % ranks_per_node == 0:
+        sizes = (ranks // ranks_per_node, ranks_per_node)
+        return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
 
 
 def shard(
     module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype
 ) -> nn.Module:
-    """FSDP2 in place, per block and at the root: float32 master weights and reductions, `dtype` to compute in. By
-    default FSDP2 does not reshard the root after a forward: one without gradient would leave the old embedding, norm
-    and head to the forward after the next optimizer step."""
+    """Apply FSDP2 in place, to each layer and to the rest.
+
+    The weights and the sums of gradients are float32; the computation runs in `dtype`.
+    """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
+    # By default FSDP2 keeps the root's weights gathered after a forward. After a forward without
+    # gradient they would stay until the next one, and miss the optimizer step in between.
     return fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
 
 
-def full_tensor(x: Tensor) -> Tensor:
-    """The full tensor of a sharded one (a collective)."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+def full_tensor(tensor: Tensor) -> Tensor:
+    """All shards of a tensor in one (collective), or the tensor as given if it is not sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def stream_weights(
     policy: Policy, dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[str, Tensor]]:
-    """Full weights by Hugging Face name, one at a time; a tied head is named as well, because vLLM keeps a copy of it.
-    Every rank must exhaust it. Shards are cast before they are gathered, which halves the traffic in bfloat16.
+    """The policy's full weights, one tensor at a time (collective: exhaust it on every rank).
 
-    LoRA is merged on the way, W + alpha / rank * B A: in float32, each rank for its shard, the model's own W stays."""
+    Shards are cast before they are gathered, so bfloat16 halves the traffic. LoRA is merged,
+    W + (alpha / rank) B A, in float32 and by each rank for its shard; the model's W stays.
+
+    Yields: Hugging Face name and tensor. A tied head gets a name of its own, because vLLM keeps a
+        copy of it.
+    """
     if isinstance(policy, FSDPModule):
         policy.reshard()
-    for name, p in policy.model.named_parameters():
+    is_tied = policy.model.config.tie_word_embeddings
+    for name, parameter in policy.model.named_parameters():
         if ".lora_" in name:
             continue
         if name.endswith(".base_layer.weight"):
-            lora = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
-            p = torch.addmm(
-                p,
-                lora.lora_B.default.weight,
-                lora.lora_A.default.weight,
-                alpha=lora.scaling["default"],
+            linear = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
+            parameter = torch.addmm(
+                parameter,
+                linear.lora_B.default.weight,
+                linear.lora_A.default.weight,
+                alpha=linear.scaling["default"],
             )
-        weight = full_tensor(p.detach().to(dtype))
+        weight = full_tensor(parameter.detach().to(dtype))
         yield name.replace(".base_layer", ""), weight
-        if name == "model.embed_tokens.weight" and policy.model.config.tie_word_embeddings:
+        if is_tied and name == "model.embed_tokens.weight":
             yield "lm_head.weight", weight
 
 
-def synchronize(engine, policy: Policy) -> None:
-    """Hand the policy's weights to the engine, unless it has them already."""
+def sync_weights(engine: Engine, policy: Policy) -> None:
+    """Load the policy's weights into the engine, unless it has them already (collective)."""
     if engine.version != policy.version:
         engine.load(stream_weights(policy, engine.dtype), policy.version)
 
 
-# ---------- work
-
-
-def gather(mine: Sequence) -> list[list]:
-    """Every rank's list, in the order of ranks, on every rank."""
-    if world_size() == 1:
-        return [list(mine)]
-    lists: list = [None] * world_size()
-    dist.all_gather_object(lists, list(mine))
-    return lists
-
-
-def all_reduce_sum(*tensors: Tensor) -> None:
-    """Sum over the ranks, in place and in one message, for each takes gloo 2 ms. All on one device."""
-    if world_size() > 1:
-        total = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(total)
-        for tensor, part in zip(
-            tensors, total.split([tensor.numel() for tensor in tensors]), strict=True
-        ):
-            tensor.copy_(part.view_as(tensor))
+# ---------- division of work
 
 
 def collect_all(
-    engine,
+    engine: Engine,
     policy: Policy,
     chat: Chat,
     config: Config,
@@ -189,72 +231,111 @@ def collect_all(
     group_size: int,
     **options,
 ) -> list[Trajectory]:
-    """`rollout.collect` with the groups of `starts` dealt out to the ranks; all trajectories, in order, on every rank.
+    """`rollout.collect` on all ranks: each plays whole groups, in turn (collective).
 
-    Raises: RuntimeError if the engine does not have the policy's weights of this moment."""
+    Args: options: more arguments of `rollout.collect`.
+    Returns: the trajectories of all ranks in the order of `starts`, on every rank.
+    Raises: RuntimeError if the engine does not hold the present weights of the policy.
+    """
     if engine.version != policy.version:
         raise RuntimeError(
-            f"the engine has weights {engine.version}, the policy is at {policy.version}: synchronize"
+            f"the engine has weights {engine.version}, the policy is at {policy.version}: "
+            "call sync_weights first"
         )
-    owners, envs = (
-        [i // group_size % world_size() for i in range(len(starts))],
-        envs or [config.env] * len(starts),
-    )
-    mine = [i for i, owner in enumerate(owners) if owner == rank()]
-    options |= dict(envs=[envs[i] for i in mine])
-    played = [
-        *map(iter, gather(collect(engine, chat, config, [starts[i] for i in mine], **options)))
-    ]
-    return [next(played[owner]) for owner in owners]
+    envs = envs or [config.env] * len(starts)
+    indices_by_rank: list[list[int]] = [[] for _ in range(world_size())]
+    for i in range(len(starts)):
+        group = i // group_size
+        indices_by_rank[group % world_size()].append(i)
+    mine = indices_by_rank[rank()]
+    my_starts = [starts[i] for i in mine]
+    my_envs = [envs[i] for i in mine]
+    played = collect(engine, chat, config, my_starts, envs=my_envs, **options)
+    by_index: dict[int, Trajectory] = {}
+    for indices, trajectories in zip(indices_by_rank, all_gather_lists(played), strict=True):
+        by_index.update(zip(indices, trajectories, strict=True))
+    return [by_index[i] for i in range(len(starts))]
 
 
-def local_micro_batches(
-    trajectories: Sequence[Trajectory], max_tokens: int
-) -> list[tuple[list[int], float]]:
-    """This rank's micro-batches of a batch that all ranks have: (indices, weight). All ranks get equally many, because
-    each is a collective; who has fewer repeats the shortest trajectory with weight 0."""
-    costs, loads = (
-        [n * (ATTENTION_CROSSOVER_TOKENS + n) for n in (len(t.ids) for t in trajectories)],
-        [0] * world_size(),
-    )
-    dealt: list[list[int]] = [[] for _ in loads]
-    for i in sorted(
-        range(len(costs)), key=costs.__getitem__, reverse=True
-    ):  # the longest first, to whom has least
+class MicroBatch(NamedTuple):
+    """Trajectories that one forward and backward of this rank works on."""
+
+    indices: list[int]
+    weight: float  # 1, or 0 for a micro-batch that only keeps the collectives of the ranks equal
+
+
+def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[MicroBatch]:
+    """This rank's micro-batches of a batch that all ranks have.
+
+    Every micro-batch is a collective, so all ranks get the same number. Ranks with fewer repeat
+    the shortest trajectory with weight 0.
+    """
+    costs = [_compute_cost(len(trajectory.ids)) for trajectory in trajectories]
+    packs_by_rank = []
+    for indices in _assign_to_ranks(costs):
+        packs_by_rank.append(_micro_batches_among(trajectories, indices, max_tokens))
+    mine = packs_by_rank[rank()]
+    num_missing = max(len(packs) for packs in packs_by_rank) - len(mine)
+    shortest = min(range(len(costs)), key=costs.__getitem__)
+    real = [MicroBatch(indices, 1.0) for indices in mine]
+    return real + [MicroBatch([shortest], 0.0)] * num_missing
+
+
+def _compute_cost(num_tokens: int) -> int:
+    """Matrix products are linear in the length and attention is quadratic; arbitrary units."""
+    return num_tokens * (ATTENTION_CROSSOVER_TOKENS + num_tokens)
+
+
+def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
+    """Balance the ranks: the most expensive first, each to the rank with the least so far.
+
+    Returns: for each rank the indices of its trajectories, ascending.
+    """
+    loads = [0] * world_size()
+    indices_by_rank: list[list[int]] = [[] for _ in loads]
+    for i in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
         lightest = loads.index(min(loads))
-        dealt[lightest].append(i)
+        indices_by_rank[lightest].append(i)
         loads[lightest] += costs[i]
-    packs = [
-        [
-            [part[j] for j in micro]
-            for micro in micro_batches([trajectories[i] for i in part], max_tokens)
-        ]
-        for part in map(sorted, dealt)
-    ]
-    mine, filler = packs[rank()], [min(range(len(costs)), key=costs.__getitem__)]
-    return [(p, 1.0) for p in mine] + [(filler, 0.0)] * (max(map(len, packs)) - len(mine))
+    return [sorted(indices) for indices in indices_by_rank]
+
+
+def _micro_batches_among(
+    trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
+) -> list[list[int]]:
+    """`micro_batches` of the trajectories with these indices, as indices of the whole batch."""
+    chosen = [trajectories[i] for i in indices]
+    packs = []
+    for places in micro_batches(chosen, max_tokens):
+        packs.append([indices[place] for place in places])
+    return packs
 
 
 @torch.no_grad()
 def score_tokens(
     module: nn.Module, trajectories: Sequence[Trajectory], config: Config, *args
 ) -> tuple[Tensor, ...]:
-    """Outputs of `module` for the sampled tokens, each (R,) float32 in the order of the trajectories, on every rank."""
-    lengths, device = (
-        [t.num_response_tokens for t in trajectories],
-        next(module.parameters()).device,
-    )
-    places, results = torch.arange(sum(lengths), device=device).split(lengths), ()
+    """Run the policy or the critic on all sampled tokens of the trajectories (collective).
+
+    Args: args: arguments of the module besides the batch, such as the temperature.
+    Returns: each output of the module, (R,) float32 in the order of the trajectories, on every
+        rank.
+    """
+    lengths = [trajectory.num_response_tokens for trajectory in trajectories]
+    num_tokens = sum(lengths)
+    device = next(module.parameters()).device
+    places = torch.arange(num_tokens, device=device).split(lengths)  # of each trajectory's tokens
+    pad_to = config.micro_batch_tokens if config.compile else 0
+    results: list[Tensor] = []  # each rank fills in its tokens, the others are 0 until the sum
     for indices, weight in local_micro_batches(trajectories, config.micro_batch_tokens):
-        batch = pack(
-            [trajectories[i] for i in indices],
-            device,
-            pad_to=config.compile * config.micro_batch_tokens,
-        )
+        batch = pack([trajectories[i] for i in indices], device, pad_to=pad_to)
         outputs = module(batch, *args)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        results = results or tuple(torch.zeros(sum(lengths), device=device) for _ in outputs)
+        if isinstance(outputs, Tensor):
+            outputs = (outputs,)
+        if not results:
+            results = [torch.zeros(num_tokens, device=device) for _ in outputs]
+        index = torch.cat([places[i] for i in indices])
         for result, output in zip(results, outputs, strict=True):
-            result[torch.cat([places[i] for i in indices])] += output * weight
+            result[index] += output * weight
     all_reduce_sum(*results)
-    return results
+    return tuple(results)

@@ -23,7 +23,6 @@ from itertools import product
 import numpy as np
 import torch
 import torch.distributed as dist
-from packing import PackedBatch, pack
 from support.metrics import metric_names
 from torch import Tensor
 from tqdm import tqdm
@@ -34,6 +33,7 @@ from dialogue import Chat
 from engine import Engine, check_installed
 from envs import mixture_at
 from eval import evaluate_all, scored_envs
+from packing import PackedBatch, pack
 from rollout import (
     Trajectory,
     make_episode,
@@ -63,7 +63,7 @@ MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 def main(argv: list[str]) -> None:
     config, options, sources = load_config(argv, extra={"take_config": False})
-    device, dtype = parallel.set_up(config)
+    device, dtype = parallel.init_distributed(config)
     check_installed(config)
     for env in (*mixture_at(config.env, 0), *scored_envs(config)):
         make_episode(config, env)  # A wrong environment fails here, before the long part.
@@ -87,7 +87,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     if run.is_over() and not run.scores:  # an earlier process made the last iteration
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish()
-    parallel.tear_down(engine)
+    parallel.shut_down(engine)
 
 
 # ---------- one iteration
@@ -183,7 +183,7 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     env_of_group = rng.choice(
         list(mixture.keys()), size=config.num_groups, p=list(mixture.values())
     )
-    parallel.synchronize(engine, learner.policy)
+    parallel.sync_weights(engine, learner.policy)
     return parallel.collect_all(
         engine,
         learner.policy,

@@ -285,7 +285,7 @@ def newest(out_dir: Path) -> Path | None:
         != FORMAT
     ):
         raise UserError(f"{found} has format {given}, this code reads format {FORMAT}")
-    return parallel.gather([found])[0][0]
+    return parallel.all_gather_lists([found])[0][0]
 
 
 # ---------- one process in a folder, until it is told to go

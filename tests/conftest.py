@@ -15,7 +15,7 @@ import model
 import rollout
 import train
 from engine import make_engine
-from tools import sft
+from tools import sft, tiny_model
 
 torch.set_num_threads(1)  # one order of additions, and a core for others
 
@@ -55,7 +55,7 @@ def small_config(**changes) -> Config:
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tiny model's own tokenizer; building it draws boards, so it is built once."""
-    return model.build_tiny_tokenizer()
+    return tiny_model.build_tiny_tokenizer()
 
 
 @pytest.fixture(scope="session")
@@ -65,14 +65,14 @@ def chat(tokenizer):
 
 @pytest.fixture
 def small_tokenizer(monkeypatch, tokenizer):
-    """`model.build_tiny` takes the tokenizer that is there."""
-    monkeypatch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
+    """`build_tiny` takes the tokenizer that is there."""
+    monkeypatch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
 
 
 @pytest.fixture
 def random_model(small_tokenizer):
     """Small, with weights large enough that a token depends visibly on everything before it."""
-    built = model.build_tiny(0, "2x64")[0]
+    built = tiny_model.build_tiny(0, "2x64")[0]
     with torch.no_grad():
         for name, weight in built.named_parameters():
             if weight.ndim == 2:
@@ -88,8 +88,8 @@ def trained_folder(tmp_path_factory, tokenizer):
     if "NANORAGEN_TEST_START" in os.environ:  # made by the test that runs this one under torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "build_tiny_tokenizer", lambda: tokenizer)
-        built = model.build_tiny(0, "2x64")[0]
+        patch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
+        built = tiny_model.build_tiny(0, "2x64")[0]
     config = small_config(
         sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30
     )

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from dialogue import format_response, parse_response
 from engine import Sample
 from envs import ENVS, make_env
-from model import build_tiny_tokenizer
-from rollout import Chat, collect, pack, split_by_context
+from packing import pack
+from rollout import Chat, collect, split_by_context
+from tools.tiny_model import build_tiny_tokenizer
 
 TURNS = 3  # of an episode
 OURS = sorted(

@@ -23,7 +23,7 @@ from support import checkpoint
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     dist.barrier()
 
@@ -210,7 +210,7 @@ def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
     config, chat = learner.config, Chat(learner.tokenizer)
     starts = [((9, group), member) for group in range(3) for member in range(4)]
     options = dict(split="train", temperature=1.0, noise_seed=(5,))
-    parallel.synchronize(learner.engine, learner.policy)
+    parallel.sync_weights(learner.engine, learner.policy)
     asked = []
     add = learner.engine.add
     learner.engine.add = lambda key, *args, **kwargs: (asked.append(key), add(key, *args, **kwargs))
@@ -236,7 +236,7 @@ def test_an_engine_with_old_weights_is_refused(trained_folder):
         parallel.collect_all(
             learner.engine, learner.policy, chat, learner.config, starts, **options
         )
-    parallel.synchronize(learner.engine, learner.policy)
+    parallel.sync_weights(learner.engine, learner.policy)
     assert (
         len(
             parallel.collect_all(
@@ -246,7 +246,7 @@ def test_an_engine_with_old_weights_is_refused(trained_folder):
         == 1
     )
     learner.policy.bump_version()
-    with pytest.raises(RuntimeError, match="synchronize"):
+    with pytest.raises(RuntimeError, match="call sync_weights first"):
         parallel.collect_all(
             learner.engine, learner.policy, chat, learner.config, starts, **options
         )
@@ -298,7 +298,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
 def test_the_engine_plays_the_same_on_every_rank(trained_folder):
     """One rank playing alone does not wait for the other."""
     learner = make_learner(trained_folder)
-    parallel.synchronize(learner.engine, learner.policy)
+    parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))
     starts = [((9,), member) for member in range(4 + 4 * rank())]
     played = rollout.collect(

@@ -38,7 +38,7 @@ def chat(trained_folder):
 
 @pytest.fixture(scope="module")
 def vllm(trained_folder, chat):
-    parallel.set_up(CONFIG)
+    parallel.init_distributed(CONFIG)
     torch.manual_seed(1)
     before = states()
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
@@ -46,7 +46,7 @@ def vllm(trained_folder, chat):
         isinstance(engine, VLLMEngine) and states() == before
     )  # vLLM reseeds; what was there is put back
     yield engine
-    parallel.tear_down(engine)
+    parallel.shut_down(engine)
     assert not dist.is_initialized()
 
 
@@ -76,7 +76,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
     cached = spy_on_requests(vllm, monkeypatch)
     starts, last = [((5, g), m) for g in range(2) for m in range(4)], None
     for _ in range(4):  # before, and after each of three updates
-        parallel.synchronize(vllm, learner.policy)
+        parallel.sync_weights(vllm, learner.policy)
         for temperature in (1.0, 0.5):
             cached.clear()
             played = parallel.collect_all(
@@ -135,11 +135,11 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
             samples = vllm.step()
         return samples[0]
 
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     first = ask()
     assert ask() == first and cached[0] == 0 and cached[1] >= 64
     policy.bump_version()
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     assert ask() == first and cached[2] == 0  # nothing was left of before
     vllm.add(0, prompt, max_tokens=4, temperature=1.0, seed=(0,))
     vllm.step()
@@ -153,7 +153,7 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
 
 def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
     """One prompt, on both ranks: another member is another sample, the same member the same one."""
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
     starts = [((8,), member) for member in (0, 1, 2, 3, 0, 1, 2, 3)]  # in turn to rank 0 and rank 1
     starts = starts[:4] + starts[5:] + starts[4:5]
@@ -169,7 +169,7 @@ def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
 def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):
     """128 trajectories whose replies differ in length."""
     config = replace(CONFIG, max_response_tokens=150)
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     counts, played = [], []
     for engine in (vllm, Barrier(vllm)):
         before = vllm.num_steps
@@ -192,7 +192,7 @@ def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
         replace(CONFIG, engine="torch"), load_model(str(trained_folder))[0], chat
     )
     assert isinstance(torch_engine, TorchEngine)
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     starts = [((6, i), 0) for i in range(64)]
     one, two = (
         collect(e, chat, CONFIG, starts, temperature=0.0, **OPTIONS) for e in (vllm, torch_engine)
@@ -212,7 +212,7 @@ def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
 
 
 def test_samples_do_not_depend_on_what_else_runs(vllm, policy, chat):
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     together = collect(vllm, chat, CONFIG, STARTS[:24], temperature=1.0, **OPTIONS)
     reverse = collect(vllm, chat, CONFIG, STARTS[:24][::-1], temperature=1.0, **OPTIONS)[::-1]
     alone = [
@@ -225,7 +225,7 @@ def test_samples_do_not_depend_on_what_else_runs(vllm, policy, chat):
 
 
 def test_a_full_context_ends_the_trajectory(vllm, policy, chat):
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     played = collect(vllm, chat, CONFIG, STARTS, temperature=1.0, **OPTIONS)
     start, free = next((s, t) for s, t in zip(STARTS, played, strict=True) if len(t.turns) > 1)
     limit = len(free.turns[0].prompt_ids) + len(free.turns[0].response_ids)
@@ -235,7 +235,7 @@ def test_a_full_context_ends_the_trajectory(vllm, policy, chat):
 
 
 def test_a_rank_alone_does_not_wait(vllm, policy, chat):
-    parallel.synchronize(vllm, policy)
+    parallel.sync_weights(vllm, policy)
     if rank() == 1:
         collect(vllm, chat, CONFIG, STARTS[:4], temperature=1.0, **OPTIONS)
     assert gather([rank()]) == [[0], [1]]

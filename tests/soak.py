@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_train import assert_same_checkpoint, rows_of, untimed
 
 import train
-from engine import ENVIRONMENT, TorchEngine, VLLMEngine
+from engine import VLLM_ENVIRONMENT, TorchEngine, VLLMEngine
 
 MOMENTS = {  # whose n-th call in a life is the last, and how many there are in an iteration
     "rollout": (VLLMEngine, "step", 8),
@@ -105,7 +105,7 @@ def main(num_kills, num_iterations, ranks=1):
         max(2, 1.6 * num_iterations / num_kills),
     )  # iterations of the longest lives
     if ranks > 1:
-        os.environ.update(ENVIRONMENT)
+        os.environ.update(VLLM_ENVIRONMENT)
         for name in (
             "entrypoints.llm",
             "v1.engine.llm_engine",

@@ -10,7 +10,8 @@ from conftest import small_config
 from transformers import AutoModelForCausalLM
 
 from engine import make_engine
-from model import Batch, load_model
+from model import load_model
+from packing import PackedBatch
 from rollout import Chat, collect
 from support.run_folder import read_rows
 from tools import bench
@@ -112,7 +113,7 @@ def test_flop_by_hand():
     shape = dict(vocab_size=10, hidden_size=4, num_hidden_layers=2)
     zeros = torch.zeros(5, dtype=torch.long)
     # pieces of 2 and 3 tokens, the second after the first: 2 * 1 + 3 * 3.5 keys; one sampled token
-    batch = Batch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
+    batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     assert bench.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + 12 * 2 * 4 * 12.5
     assert bench.flop_of(batch, shape, 100, 40) == 6 * (100 * 5 + 40) + 12 * 2 * 4 * 12.5
 
@@ -131,11 +132,11 @@ def test_the_gpu_bench_runs_on_a_cpu_where_it_is_allowed_to(monkeypatch):
     cases = [("W2", 150_000, "SDPA", False, what) for what in ("policy", "critic")]
     monkeypatch.setattr(bench, "product", lambda *_: cases)
     monkeypatch.setattr(
-        bench.model, "has_varlen_kernel", bench.model.has_varlen_kernel
+        bench.packing, "has_varlen_kernel", bench.packing.has_varlen_kernel
     )  # put back afterwards
     workload = bench.workload
     monkeypatch.setattr(bench, "workload", lambda *arguments: workload(*arguments)[:32])
-    bench.parallel.set_up(small_config())
+    bench.parallel.init_distributed(small_config())
     rows = bench.gpu(small_config(), 1, shape=shape)
     assert list(rows) == ["W2 policy, 150000 tokens, SDPA", "W2 critic, 150000 tokens, SDPA"]
     # 2 groups of 16: 400 tokens of a first prompt but its last shared, then 1 + 4 * 80 + 5 * 150 tokens a member

@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 import parallel
 from model import Policy
-from rollout import Chat, Trajectory, Turn, pack
+from packing import pack
+from rollout import Chat, Trajectory, Turn
 from support import collapse as diagnostics
 from support.collapse import (
     KEYS,

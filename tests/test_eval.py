@@ -26,7 +26,7 @@ from conftest import small_config
 import eval as evaluation
 import model
 import parallel
-from engine import ENVIRONMENT, make_engine
+from engine import VLLM_ENVIRONMENT, make_engine
 from eval import (
     pass_at_k,
     play_served,
@@ -503,7 +503,7 @@ def vllm_url(tmp_path_factory):
     with socket.socket() as free, socket.socket() as other:
         free.bind(("127.0.0.1", 0)), other.bind(("127.0.0.1", 0))
         port, master = free.getsockname()[1], other.getsockname()[1]
-    parallel.set_up(load_config(LAKE)[0])
+    parallel.init_distributed(load_config(LAKE)[0])
     weights, tokenizer = model.load_model("base")
     folder = tmp_path_factory.mktemp("exported") / "policy"
     checkpoint.export(folder, model.Policy(weights), tokenizer)
@@ -513,7 +513,7 @@ def vllm_url(tmp_path_factory):
         --max-num-batched-tokens 8192 --no-enable-chunked-prefill --distributed-executor-backend external_launcher"""
     environment = (
         os.environ
-        | ENVIRONMENT
+        | VLLM_ENVIRONMENT
         | dict(
             OMP_NUM_THREADS="1",
             VLLM_CPU_KVCACHE_SPACE="1",

@@ -39,7 +39,7 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def one_rank():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -56,7 +56,7 @@ def frozen_of(module):
 def updated(trained_folder, tmp_path_factory):
     """A learner after two optimizer steps, what it learned from, and its checkpoint."""
     folder = tmp_path_factory.mktemp("lora")
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)
     kept, targets = played_and_targets(learner)
     train.update(learner, kept, targets)

@@ -44,6 +44,7 @@ import pytest
 import torch
 from conftest import small_config
 
+import packing
 import rollout
 from dialogue import Episode, parse_response, shape_rewards
 from engine import make_engine
@@ -81,7 +82,7 @@ def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
     def logprobs(prompt_ids):
         changed = replace(t, turns=[replace(t.turns[0], prompt_ids=prompt_ids)])
         with torch.no_grad():
-            return Policy(random_model)(rollout.pack([changed]), 1.0)[0]
+            return Policy(random_model)(packing.pack([changed]), 1.0)[0]
 
     prompt = t.turns[0].prompt_ids
     assert len(prompt) > 40

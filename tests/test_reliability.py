@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def one_rank():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -54,7 +54,7 @@ def one_rank():
 def whole(trained_folder, tmp_path_factory):
     """Three iterations, each evaluated and saved, without a fault."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)
 
 
@@ -406,7 +406,7 @@ def test_a_signal_ends_a_run_after_the_iteration(
     assert "interrupted at iteration 2; started again, the run continues" in said.out
     assert untimed(rows_of(tmp_path / "out")) == untimed(whole[1][:2])
     monkeypatch.undo()
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     assert untimed(run(tmp_path / "out", trained_folder, num_iterations=3, **EACH)) == untimed(
         whole[1]
     )

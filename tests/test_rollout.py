@@ -28,8 +28,6 @@ from rollout import (
     Trajectory,
     Turn,
     collect,
-    micro_batches,
-    pack,
     split_by_context,
     summarize,
     unmask,
@@ -236,7 +234,7 @@ def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context
     )
     spy = Spy(make_engine(config, trained_model, chat))
     played = collect(spy, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
-    assert max(len(t.turns) for t in played) == 4 and not spy.engine.rows
+    assert max(len(t.turns) for t in played) == 4 and not spy.engine.row_keys
     assert sorted(spy.released) == sorted(i for i, t in enumerate(played) for _ in t.turns)
     closed = set()
     for i, t in enumerate(played):
@@ -533,7 +531,7 @@ def test_only_new_tokens_are_prefilled(trained_model, chat):
     # later: the last sampled token and the new prompt, less its last token
     later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
     assert later > 0 and engine.num_prefilled == first + later
-    assert not engine.busy and engine.ids == engine.first_prompt == {}
+    assert not engine.busy and engine.histories == engine.prompt_owner == {}
 
 
 # ---------- limits
@@ -752,62 +750,3 @@ def test_summarize_by_hand():
 def test_rewards_sit_on_the_last_token_of_their_turn():
     first, second = two_trajectories()  # turns of 1 and 3 tokens, a turn of 2
     assert len(first.rollout_logprobs) == first.num_response_tokens == 4
-
-
-def test_pack_by_hand():
-    batch = pack(two_trajectories())
-    assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
-    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
-    # the opening without its last token, then the rest; an opening of one token is not cut
-    assert batch.lengths == [2, 7, 3] and batch.contexts == [(), (0,), ()]
-    assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
-    assert {x.dtype for x in (batch.ids, batch.position_ids, batch.response_index)} == {torch.int64}
-
-
-def opened(*openings):
-    """Trajectories of one turn: prompt as given, response [50 + i]."""
-    return [
-        Trajectory((i,), 0, [Turn(list(prompt), [50 + i], [-0.5])])
-        for i, prompt in enumerate(openings)
-    ]
-
-
-def test_pack_shares_what_prompts_have_in_common():
-    # all begin with 1 2; the first two have the same opening; the last token of an opening is never shared
-    batch = pack(opened([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 7]))
-    assert batch.ids.tolist() == [1, 2, 3, 4, 50, 4, 51, 7, 52]
-    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4, 2, 3]
-    assert batch.lengths == [2, 1, 2, 2, 2]
-    assert batch.contexts == [(), (0,), (0, 1), (0, 1), (0,)]
-    assert batch.response_index.tolist() == [4, 6, 8]
-
-
-def test_micro_batches_keep_equal_openings_together_and_count_them_once():
-    a, b = list(range(10)), list(range(20, 30))
-    trajectories = opened(
-        a, b, a, b, a
-    )  # 10 + 1 tokens each; a second member brings its last prompt token again
-    assert micro_batches(trajectories, 26) == [
-        [0, 2, 4, 1],
-        [3],
-    ]  # 11 + 2 + 2 and 11; the next one would be 28
-    assert micro_batches(trajectories, 25) == [[0, 2, 4], [1, 3]]
-    assert micro_batches([], 10) == []
-
-
-def test_micro_batches_never_exceed_the_budget():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        openings, budget = (
-            [[first] * int(rng.integers(1, 60)) for first in range(8)],
-            int(rng.integers(20, 120)),
-        )
-        trajectories = opened(*(openings[i] for i in rng.integers(8, size=rng.integers(1, 30))))
-        packs = micro_batches(trajectories, budget)
-        assert sorted(i for p in packs for i in p) == list(range(len(trajectories)))
-        tokens = [len(pack([trajectories[i] for i in p]).ids) for p in packs]
-        assert all(len(p) == 1 or n <= budget for p, n in zip(packs, tokens, strict=True))
-        for p, after in zip(
-            packs, packs[1:], strict=False
-        ):  # a pack is closed only when the next one does not fit
-            assert len(pack([trajectories[i] for i in (*p, after[0])]).ids) > budget

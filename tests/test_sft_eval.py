@@ -27,7 +27,7 @@ from engine import make_engine
 from eval import paired_bootstrap, play_reference, table, trajectory_record, wilson_interval
 from rollout import Trajectory, Turn, make_episode, summarize
 from support.run_folder import save_config
-from tools import sft
+from tools import sft, tiny_model
 
 ROOT = sft.Path(sft.__file__).parent
 EXPERIMENTS = ["frozenlake_ppo", "sokoban_ppo", "bandit_ppo"]
@@ -51,7 +51,7 @@ def loss_of(policy, demos):
 def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
     config = small_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8)
     demos = [sft.demonstration(config, chat, i) for i in range(8)]
-    policy = model.Policy(model.build_tiny(0, "2x64")[0])
+    policy = model.Policy(tiny_model.build_tiny(0, "2x64")[0])
     before = loss_of(policy, demos)
     assert before == pytest.approx(
         math.log(768), abs=0.2
@@ -250,7 +250,7 @@ def test_one_environment_at_a_time(env, tmp_path):
 
 def test_a_step_needs_work_for_every_process(monkeypatch, tmp_path):
     monkeypatch.setattr(sft.parallel, "world_size", lambda: 3)
-    monkeypatch.setattr(sft.parallel, "set_up", lambda _: (torch.device("cpu"), torch.float32))
+    monkeypatch.setattr(sft.parallel, "init_distributed", lambda _: (torch.device("cpu"), torch.float32))
     with pytest.raises(
         ValueError, match=r"sft_batch_size \(2\) is less than the number of processes \(3\)"
     ):
@@ -320,7 +320,7 @@ def test_two_processes_train_like_one(tmp_path):
     one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in "12")
     assert one["totals"]["tokens"] == two["totals"]["tokens"]
     assert one["totals"]["losses"] == pytest.approx(two["totals"]["losses"], abs=1e-5)
-    start = model.Policy(model.build_tiny(0, "2x64")[0]).state_dict()
+    start = model.Policy(tiny_model.build_tiny(0, "2x64")[0]).state_dict()
     assert all((weight - start[name]).abs().max() > 1e-3 for name, weight in one["policy"].items())
     for name, weight in one["policy"].items():
         torch.testing.assert_close(weight, two["policy"][name], rtol=1e-4, atol=1e-4)
@@ -670,7 +670,8 @@ def test_eval_of_a_player(tmp_path, capsys):
         (["--eval_split=train"], "eval_split must be one of eval, heldout, got 'train'"),
         (
             ["--model=tiny"],
-            "model='tiny' has random weights, which only sft.py trains; give base, a run, or --model=PATH",
+            "model='tiny' has random weights, which only tools/sft.py trains; give --model=base, "
+            "the model of a run, or --model=PATH",
         ),
         (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
         (

@@ -25,7 +25,8 @@ import parallel
 import rollout
 import starpo
 import train
-from rollout import Trajectory, Turn, pack
+from packing import pack
+from rollout import Trajectory, Turn
 from support import collapse as diagnostics
 from support.checkpoint import Saver, find_corruption
 
@@ -51,7 +52,7 @@ UNKNOWN = {
 
 @pytest.fixture(autouse=True)
 def one_rank():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -426,12 +427,12 @@ def test_a_folder_with_something_else_is_refused(trained_folder, tmp_path):
 def test_a_missing_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device='cuda', but torch sees no GPU"):
-        parallel.set_up(small_config(device="cuda"))
-    assert parallel.set_up(small_config(device="auto", dtype="bfloat16")) == (
+        parallel.init_distributed(small_config(device="cuda"))
+    assert parallel.init_distributed(small_config(device="auto", dtype="bfloat16")) == (
         torch.device("cpu"),
         torch.bfloat16,
     )
-    assert parallel.set_up(small_config(device="auto")) == (torch.device("cpu"), torch.float32)
+    assert parallel.init_distributed(small_config(device="auto")) == (torch.device("cpu"), torch.float32)
 
 
 # ---------- targets
@@ -844,7 +845,7 @@ class Update:
 @pytest.fixture(scope="module")
 def neutral(trained_folder):
     """GRPO with nothing else switched on."""
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     return Update(trained_folder)
 
 

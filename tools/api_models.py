@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 
 from eval import OPTIONS, SEED_EVAL, Job, progress_bar, read_arguments, score_rows, scored_envs
-from parallel import set_up
+from parallel import init_distributed
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.scores import Row, ScoreReport, Scores, score
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     job = read_arguments(argv, options, default_model=False)
     if not job.options["api_base"] or not job.options["api_model"]:
         raise UserError(f"api_base and api_model must be given together; got {argv}")
-    set_up(job.config)
+    init_distributed(job.config)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
     for row in score_rows(job):
         report.add(row)

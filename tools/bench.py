@@ -33,12 +33,15 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen2Config, Qwen2ForCausalLM
 
 import model
+import packing
 import parallel
 from engine import Sample, make_engine
-from model import Batch, Critic, PackedLayout, Policy, build_tiny, chunked_logprobs, load_model
-from rollout import Chat, Trajectory, Turn, collect, make_episode, micro_batches, pack
+from model import Critic, Policy, chunked_logprobs, load_model
+from packing import PackedBatch, PackedLayout, micro_batches, pack
+from rollout import Chat, Trajectory, Turn, collect, make_episode
 from starpo import policy_loss
 from support.run_folder import read_rows
+from tools.tiny_model import build_tiny
 
 FOLDER = "out/bench_model"  # of the random weights
 STARTS = [((71, i // 16), i % 16) for i in range(128)]  # 8 instances of 16 members
@@ -200,7 +203,7 @@ def rollout(config: Config, repeats: int) -> dict:
         engines["vLLM, continuous"] = make_engine(replace(config, engine="vllm"), model, chat)
         engines["vLLM, a barrier a turn"] = Barrier(engines["vLLM, continuous"])
     for name in list(engines)[:2]:
-        parallel.synchronize(engines[name], policy)
+        parallel.sync_weights(engines[name], policy)
 
     def play(name: str) -> dict:
         engine = engines.get(name) or HuggingFace(theirs, chat.end, keep="kept" in name)
@@ -373,7 +376,7 @@ def measure_head(chunk: int, rows: int = 2048, vocabulary: int = 151_936) -> Non
     )
     weight.grad, targets = torch.zeros_like(weight).fill_(0), torch.randint(vocabulary, (rows, 1))
     before, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    ours = chunked_logprobs(hidden, weight, targets[:, 0], chunk=chunk)[0] if chunk else None
+    ours = chunked_logprobs(hidden, weight, targets[:, 0], chunk_size=chunk)[0] if chunk else None
     (ours if chunk else (hidden @ weight.T).log_softmax(-1).gather(1, targets)).sum().backward()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
     print(json.dumps({"cpu_s": time.process_time() - cpu, "peak_mib": peak / 1024}))
@@ -510,9 +513,11 @@ def workload(rng: np.random.Generator, observation: int, vocabulary: int) -> lis
     return [Trajectory((i,), 0, [turn(i, j) for j in range(5)]) for i in range(128)]
 
 
-def flop_of(batch: Batch, shape: dict, body: int, head: int) -> float:
+def flop_of(batch: PackedBatch, shape: dict, body: int, head: int) -> float:
     """Forward and backward: 6 a weight and token, of the head for sampled tokens only, 12 layers width a key seen."""
-    keys = sum(n * (total - n / 2) for n, total in PackedLayout(batch).sizes)
+    layout = PackedLayout(batch)
+    sizes = zip(layout.lengths, layout.key_lengths, strict=True)
+    keys = sum(n * (total - n / 2) for n, total in sizes)
     attention = 12.0 * shape["num_hidden_layers"] * shape["hidden_size"] * keys
     return 6.0 * (body * len(batch.ids) + head * len(batch.response_index)) + attention
 
@@ -527,7 +532,7 @@ def gpu(config: Config, repeats: int, *, shape: dict = QWEN, sizes=(16_384, 32_7
         f"MFU = (6 x (body x tokens + head x sampled) + 12 x layers x width x keys seen) / s / {PEAK:.3g}"
     )
     for name, size, kernel, compiled, what in cases:
-        model.has_varlen_kernel = lambda _, kernel=kernel: kernel == "varlen"
+        packing.has_varlen_kernel = lambda _, kernel=kernel: kernel == "varlen"
         network = Qwen2ForCausalLM(Qwen2Config(**shape, attn_implementation="layout")).to(device)
         model.compile_blocks(network.model.layers if compiled else ())
         head = network.lm_head.weight.numel()
@@ -578,7 +583,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
     if argv[0] == "gpu":
         config = replace(config, device="cuda", num_threads=0)
-    parallel.set_up(config)
+    parallel.init_distributed(config)
     for part in build_tiny(config.seed, config.tiny_shape):
         part.save_pretrained(FOLDER)
     rows = benches[argv[0]](config, options["repeats"])

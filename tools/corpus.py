@@ -24,8 +24,8 @@ import numpy as np
 from dialogue import Episode, Outcome, format_response
 from envs import Bandit, make_env, reserved_keys
 from grids import FrozenLake, Grid, Sokoban
-from model import build_tiny_tokenizer
 from rollout import Chat, Trajectory, Turn, make_episode, next_prompt
+from tools.tiny_model import build_tiny_tokenizer
 
 COMMIT_ONE = 0.75  # a turn of a demonstration means to commit one action in 75 % of cases, two in 19 %, more in 6 %
 SEED_DEMOS, SEED_CORPUS = 11, 14  # purposes of the random streams

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from eval import OPTIONS, Job, read_arguments, reference_settings, scored_envs
-from parallel import set_up
+from parallel import init_distributed
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.records import trajectory_record
 from support.scores import Row, ScoreReport, Scores, score
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--record=PATH is missing; got {argv}")
     if job.models or job.options["player"] or job.options["samples"] > 1:
         raise UserError("replay plays a record and nothing else: without model, player and samples")
-    set_up(job.config)
+    init_distributed(job.config)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
     for row in replayed_rows(job):
         report.add(row)

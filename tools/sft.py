@@ -32,20 +32,20 @@ from tqdm import tqdm
 import parallel
 from engine import make_engine
 from envs import env_specs, make_env
-from model import Policy, build_tiny, load_model
+from model import Policy, load_model
+from packing import micro_batches, pack
 from rollout import (
     Chat,
     Trajectory,
     Turn,
     collect,
-    micro_batches,
     next_prompt,
-    pack,
     split_by_context,
     summarize,
 )
 from support.run_folder import check_out_dir, save_config
 from tools.corpus import Drill, as_played, demonstration, documents, num_demonstrations
+from tools.tiny_model import build_tiny
 
 SEED_PROBE = 13  # purpose of a random stream
 BASE_PROBES = {  # config files: observation modes
@@ -253,7 +253,7 @@ def base_report(model, chat: Chat) -> dict[str, dict]:
         task = load_config([*paths, *PROBE_SETTINGS, f"--observation={mode}"])[0]
         reading = {} if task.env.startswith("bandit") else probe_reading(model, chat, task)
         rows[f"{task.env} {mode}"] = probe(model, chat, task) | reading
-    return dict(sorted(chain(*parallel.gather(list(rows.items())))))
+    return dict(sorted(chain(*parallel.all_gather_lists(list(rows.items())))))
 
 
 # ---------- demonstrations as text
@@ -346,7 +346,7 @@ def main(argv: list[str]) -> None:
         count = write_demonstrations(options["export"], config, Chat(load_model(config.model)[1]))
         print(f"wrote {options['export']}: {count} demonstrations")
         return
-    device, _ = parallel.set_up(config)
+    device, _ = parallel.init_distributed(config)
     if config.sft_batch_size < (ranks := parallel.world_size()):
         raise UserError(
             f"sft_batch_size ({config.sft_batch_size}) is less than the number of processes ({ranks})"

@@ -1,0 +1,301 @@
+"""Packing: many token sequences in one row of T tokens, without padding.
+
+The row is cut into *pieces*. A piece continues the earlier pieces that its context names: its
+tokens attend to these pieces and, causally, to each other. So a prompt that several sequences
+share is computed once. Two responses A and B to one prompt P, of which the last token `p` is not
+shared because its state scores the first sampled token of each response:
+
+    row        P P P p A A p B
+    piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
+    position   0 1 2 3 4 5 3 4
+    sampled            x x   x
+
+`micro_batches` decides which sequences share a row, `pack` builds the row, and `PackedLayout`
+keeps attention inside the sequences.
+"""
+
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, groupby
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+try:
+    from flash_attn import flash_attn_varlen_func
+except ImportError:
+    flash_attn_varlen_func = None
+
+# below this ratio of keys to queries a causal kernel over the whole context is faster than a mask
+MAX_CAUSAL_RATIO = 1.4
+
+
+class TokenSequence(Protocol):
+    """The attributes of a trajectory that packing reads."""
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens, prompts and responses."""
+
+    @property
+    def response_mask(self) -> list[bool]:
+        """One flag for each token: True if the policy sampled it."""
+
+    @property
+    def first_prompt_ids(self) -> list[int]:
+        """The tokens before the first response. They are the beginning of `ids`."""
+
+
+@dataclass
+class PackedBatch:
+    """One row of T tokens, R of them sampled, for `Policy` and `Critic`."""
+
+    ids: Tensor  # (T,) int64
+    position_ids: Tensor  # (T,) int64, positions in the sequences
+    lengths: list[int]  # tokens of each piece; they sum to T
+    contexts: list[tuple[int, ...]]  # for each piece the pieces that it continues, in their order
+    response_index: Tensor  # (R,) int64, where the sampled tokens are; no piece begins with one
+
+
+# ---------- which sequences share a row
+
+
+def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
+    """Divide sequences into packs of at most `max_tokens` tokens.
+
+    Sequences with the same first prompt are neighbours, because `pack` computes that prompt once.
+    A sequence that is longer than `max_tokens` gets a pack of its own.
+
+    Returns: the indices of the sequences of each pack.
+    """
+    packs: list[list[int]] = []
+    num_packed = 0  # tokens of the last pack
+    previous_prompt = None
+    for i in sorted(range(len(sequences)), key=lambda i: sequences[i].first_prompt_ids):
+        prompt = sequences[i].first_prompt_ids
+        num_tokens = len(sequences[i].ids)
+        num_new = num_tokens
+        if prompt == previous_prompt:
+            num_new -= len(prompt) - 1  # already in the pack
+        if packs and num_packed + num_new <= max_tokens:
+            packs[-1].append(i)
+            num_packed += num_new
+        else:
+            packs.append([i])
+            num_packed = num_tokens
+        previous_prompt = prompt
+    return packs
+
+
+# ---------- the row
+
+
+def pack(
+    sequences: Sequence[TokenSequence],
+    device: torch.device | str = "cpu",
+    *,
+    pad_to: int = 0,
+) -> PackedBatch:
+    """Put sequences into one row. Prompt tokens that they share are computed once.
+
+    The first piece holds the tokens that all first prompts begin with. Neighbours with the same
+    first prompt (members of a group) continue one piece with the rest of that prompt. Then every
+    sequence has a piece with its own tokens.
+
+    Args:
+        sequences: at least one.
+        pad_to: the row is filled up to this length with a piece that no other piece attends to.
+            Compiled modules need rows of one length.
+    """
+    common_length = len(os.path.commonprefix([_shareable(sequence) for sequence in sequences]))
+    row = _Row()
+    common = row.append(sequences[0], 0, common_length, context=())
+    for prompt, group in groupby(sequences, key=_shareable):
+        members = list(group)
+        context = row.append(members[0], common_length, len(prompt), context=common)
+        for member in members:
+            row.append(member, len(prompt), len(member.ids), context=context)
+    row.pad(pad_to)
+    return row.to_batch(device)
+
+
+def _shareable(sequence: TokenSequence) -> list[int]:
+    """The first prompt without its last token: that token's state scores the first sampled one."""
+    return sequence.first_prompt_ids[:-1]
+
+
+@dataclass
+class _Piece:
+    ids: list[int]
+    response_mask: list[bool]
+    start: int  # position of the first token in its sequence
+    context: tuple[int, ...]  # numbers of the pieces that this one continues
+
+
+@dataclass
+class _Row:
+    """The pieces of a row under construction."""
+
+    pieces: list[_Piece] = field(default_factory=list)
+
+    def append(
+        self, sequence: TokenSequence, start: int, end: int, context: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Append the tokens start to end of a sequence as a piece, unless there are none.
+
+        Returns: the context for a piece that continues these tokens.
+        """
+        if start == end:
+            return context
+        ids = sequence.ids[start:end]
+        response_mask = sequence.response_mask[start:end]
+        self.pieces.append(_Piece(ids, response_mask, start, context))
+        return (*context, len(self.pieces) - 1)
+
+    def pad(self, length: int) -> None:
+        """Append a piece of zeros if the row is shorter than `length`."""
+        num_missing = length - sum(len(piece.ids) for piece in self.pieces)
+        if num_missing > 0:
+            ids = [0] * num_missing
+            self.pieces.append(_Piece(ids, [False] * num_missing, start=0, context=()))
+
+    def to_batch(self, device: torch.device | str) -> PackedBatch:
+        ids: list[int] = []
+        positions: list[int] = []
+        response_mask: list[bool] = []
+        for piece in self.pieces:
+            ids += piece.ids
+            positions += range(piece.start, piece.start + len(piece.ids))
+            response_mask += piece.response_mask
+        response_index = torch.tensor(response_mask).nonzero()[:, 0]  # (R,)
+        return PackedBatch(
+            ids=torch.tensor(ids, device=device),
+            position_ids=torch.tensor(positions, device=device),
+            lengths=[len(piece.ids) for piece in self.pieces],
+            contexts=[piece.context for piece in self.pieces],
+            response_index=response_index.to(device),
+        )
+
+
+# ---------- attention inside the sequences
+
+
+def has_varlen_kernel(device: torch.device) -> bool:
+    """True for GPUs that run the kernels for sequences of various lengths (Ampere and newer)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+class PackedLayout:
+    """Attention for one packed batch, shared by all layers.
+
+    Newer GPUs run one varlen kernel for the whole row. A CPU, an older GPU and float32 run a loop
+    of SDPA calls, one for each piece. The keys of a piece are those of its context followed by its
+    own, so its queries belong to the last of its keys.
+    """
+
+    def __init__(self, batch: PackedBatch):
+        self.lengths = batch.lengths  # queries of each piece
+        self.contexts = batch.contexts
+        self.device = batch.ids.device
+        self.has_kernel = has_varlen_kernel(self.device)
+        self.key_lengths = []  # keys of each piece
+        for length, context in zip(self.lengths, self.contexts, strict=True):
+            self.key_lengths.append(length + sum(self.lengths[i] for i in context))
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            q: (heads, T, D).
+            k, v: (kv_heads, T, D).
+
+        Returns: (T, heads, D).
+        """
+        if self.has_kernel and q.dtype != torch.float32:  # the kernels take 16 bits only
+            return self.attend_varlen(q, k, v, scale)
+        return self.attend_pieces(q, k, v, scale)
+
+    def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """One SDPA call for each piece."""
+        # SDPA takes its fused kernel for 4-D inputs only. `split` has one backward for all parts;
+        # the backward of a slice would fill a tensor of the size of the row.
+        query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
+        key_parts = k[None].split(self.lengths, dim=2)
+        value_parts = v[None].split(self.lengths, dim=2)
+        outputs = []
+        for i, (context, mask) in enumerate(zip(self.contexts, self.masks, strict=True)):
+            key_pieces = (*context, i)
+            query_pieces = key_pieces if mask is None else (i,)
+            output = F.scaled_dot_product_attention(
+                _join(query_parts, query_pieces),
+                _join(key_parts, key_pieces),
+                _join(value_parts, key_pieces),
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scale,
+                enable_gqa=True,
+            )
+            outputs.append(output[:, :, -self.lengths[i] :])
+        return torch.cat(outputs, dim=2)[0].transpose(0, 1)  # (T, heads, D)
+
+    @cached_property
+    def masks(self) -> list[Tensor | None]:
+        """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
+
+        A causal kernel computes half of the scores but needs as many queries as keys. So the
+        queries of the context come along and their outputs are dropped, where that is faster.
+        """
+        masks: list[Tensor | None] = []
+        for length, key_length in zip(self.lengths, self.key_lengths, strict=True):
+            if key_length < MAX_CAUSAL_RATIO * length:
+                masks.append(None)
+                continue
+            ones = torch.ones(length, key_length, dtype=torch.bool, device=self.device)
+            masks.append(ones.tril(key_length - length))
+        return masks
+
+    def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """One kernel for all pieces: flash-attn's if it is installed, else torch's."""
+        q = q.transpose(0, 1).contiguous()  # (T, heads, D)
+        k = k[:, self.key_index].transpose(0, 1).contiguous()  # (sum of key_lengths, kv_heads, D)
+        v = v[:, self.key_index].transpose(0, 1).contiguous()
+        max_lengths = (max(self.lengths), max(self.key_lengths))
+        arguments = (q, k, v, *self.cumulative_lengths, *max_lengths)
+        if flash_attn_varlen_func:
+            return flash_attn_varlen_func(*arguments, softmax_scale=scale, causal=True)
+        from torch.nn.attention.varlen import varlen_attn
+
+        if "window_size" in inspect.signature(varlen_attn).parameters:  # torch 2.12 and newer
+            return varlen_attn(*arguments, scale=scale, window_size=(-1, 0), enable_gqa=True)
+        group_size = q.shape[1] // k.shape[1]  # query heads for each key head
+        k = k.repeat_interleave(group_size, dim=1)
+        v = v.repeat_interleave(group_size, dim=1)
+        return varlen_attn(
+            q, k, v, *self.cumulative_lengths, *max_lengths, scale=scale, is_causal=True
+        )
+
+    @cached_property
+    def key_index(self) -> Tensor:
+        """Indices into the row of the keys of every piece, one piece after the other."""
+        row = torch.arange(sum(self.lengths), device=self.device).split(self.lengths)
+        pieces = chain.from_iterable((*context, i) for i, context in enumerate(self.contexts))
+        return torch.cat([row[i] for i in pieces])
+
+    @cached_property
+    def cumulative_lengths(self) -> tuple[Tensor, Tensor]:
+        """Where the queries and the keys of each piece begin and end: (pieces + 1,) int32 each."""
+        query_ends = torch.tensor(self.lengths, device=self.device).cumsum(0)
+        key_ends = torch.tensor(self.key_lengths, device=self.device).cumsum(0)
+        return F.pad(query_ends, (1, 0)).int(), F.pad(key_ends, (1, 0)).int()
+
+
+def _join(parts: Sequence[Tensor], pieces: tuple[int, ...]) -> Tensor:
+    """The parts of these pieces, concatenated: (1, heads, tokens, D)."""
+    if len(pieces) == 1:
+        return parts[pieces[0]]
+    return torch.cat([parts[i] for i in pieces], dim=2)

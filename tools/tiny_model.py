@@ -1,0 +1,150 @@
+"""A tiny Qwen2 with random weights, and its tokenizer. `tools/sft.py` trains it to make `base`.
+
+The tokenizer is learned from the texts of the environments, so that a board needs few tokens.
+"""
+
+from configurator import Config, UserError
+
+from itertools import product
+
+import torch
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from dialogue import IM_END, IM_START, Episode, format_response
+from envs import OBSERVATIONS, Bandit, make_env
+
+END_OF_TEXT = "<|endoftext|>"
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+VOCAB_SIZE = 768
+HEAD_DIM = 32
+# how Qwen2's tokenizer splits text before it merges bytes
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# finer borders while merges are learned: words, digits, "||" and the cells of a grid
+LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
+# tokens besides the learned ones: the tags of a reply, and digits with the space before them
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+SPACED_DIGITS = tuple(f" {digit}" for digit in range(10))
+
+
+def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """A Qwen2 with random weights and its tokenizer.
+
+    Args:
+        seed: of the weights.
+        shape: layers x width, such as "4x128" (0.85 million parameters). Query heads are 32 wide
+            and share one head of keys and values.
+
+    Raises: UserError for other shapes.
+    """
+    num_layers, width = _parse_shape(shape)
+    tokenizer = build_tiny_tokenizer()
+    config = Qwen2Config(
+        num_hidden_layers=num_layers,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_attention_heads=width // HEAD_DIM,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        # With Qwen2's own values (10,000 and 0.02) a model of this size cannot copy a board after
+        # 250 steps; with these it can after 150. The small theta separates distances of tens of
+        # tokens, and the larger weights make attention less flat at the start.
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        initializer_range=0.09,
+        vocab_size=VOCAB_SIZE,
+        tie_word_embeddings=True,
+        attn_implementation="layout",
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():  # the embedding is also the head; this gives logits of the usual size
+        model.lm_head.weight.mul_(0.02 / config.initializer_range)
+    return model, tokenizer
+
+
+def _parse_shape(shape: str) -> tuple[int, int]:
+    """Layers and width. Raises: UserError unless both are positive and heads fit the width."""
+    layers, _, width = shape.partition("x")
+    if layers.isdecimal() and width.isdecimal():
+        num_layers = int(layers)
+        hidden_size = int(width)
+        if num_layers > 0 and hidden_size > 0 and hidden_size % HEAD_DIM == 0:
+            return num_layers, hidden_size
+    raise UserError(
+        "tiny_shape must be layers x width, with a width that is a multiple of 32, "
+        f"such as 4x128; got {shape!r}"
+    )
+
+
+def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE on text of all environments. No merge crosses a word, a digit or a cell.
+
+    These fine borders apply while merges are learned. The tokenizer itself splits by Qwen2's
+    pattern, because AutoTokenizer puts that pattern into the tokenizer of every Qwen2 model. The
+    ids are the same with both.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = _split_into_bytes(LEARNING_SPLIT)
+    added = (*TAGS, *SPACED_DIGITS)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - len(added),
+        special_tokens=[END_OF_TEXT, IM_START, IM_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(environment_texts(), trainer)
+    tokenizer.pre_tokenizer = _split_into_bytes(QWEN2_SPLIT)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT
+    )
+    fast.chat_template = CHATML
+    return fast
+
+
+def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """Cut text where the pattern says, then write each part in bytes."""
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, to_bytes])
+
+
+def environment_texts() -> list[str]:
+    """First messages and plain replies of the environments in every observation mode.
+
+    The texts are the same on every machine. They determine the tokenizer that `base` was trained
+    with: another environment here would change the meaning of its ids.
+    """
+    texts = ["system\nuser\nassistant\n_√_√#√"] * 500
+    bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
+    specs = [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]
+    for spec, observation in product(specs, OBSERVATIONS):
+        env = make_env(spec, observation=observation)
+        episode = Episode(env, Config())
+        for instance in range(10):
+            system, user = episode.reset([0, instance])
+            reply = format_response(" ".join(env.statements()), env.plan(3, 5))
+            texts += [system, user, reply, episode.step(reply).user]
+    return texts
