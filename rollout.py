@@ -149,7 +149,7 @@ class Conversation:
         """Start the episode. If that fails, its first turn will end it with status error."""
         trajectory = self.trajectory
         try:
-            trajectory.system, self.user = call_with_timeout(
+            opening = call_with_timeout(
                 self.config.step_timeout_s,
                 self.episode.reset,
                 trajectory.seed,
@@ -158,6 +158,13 @@ class Conversation:
             )
         except EnvError as error:
             self.failure = failed_outcome(error)
+        else:
+            self.open(*opening)
+
+    def open(self, system: str, user: str) -> None:
+        """Take up the first messages of an episode that the caller started."""
+        self.trajectory.system = system
+        self.user = user
 
     def respond(self, text: str) -> TurnOutcome:
         """Let the environment answer a reply. Every failure of the environment is an outcome."""

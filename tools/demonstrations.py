@@ -1,0 +1,176 @@
+"""Scripted players whose dialogues SFT imitates, and files of such demonstrations.
+
+A demonstration states what is true and follows a shortest path (`Env.demonstrate`), mostly with one
+action a turn. What RL should find out, such as the danger of slipping, it does not show.
+"""
+
+from configurator import Config, UserError
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from dialogue import Chat, Episode, format_response
+from rollout import Conversation, Reply, Trajectory, Turn, make_episode, next_prompt, play
+
+SEED_DEMOS = 11  # purpose number of the random streams
+COMMIT_ONE = 0.75  # chance that a turn wants one action; two: 19 %, more: 6 %
+
+
+def recite(
+    chat: Chat, conversation: Conversation, write_reply: Callable[[], str], config: Config
+) -> Trajectory:
+    """Play an opened conversation with scripted replies, as tokens that a policy would sample.
+
+    Raises: UserError if the environment fails."""
+
+    def player(conversation: Conversation) -> Reply | None:
+        prompt = conversation.next_prompt(chat)
+        trajectory = conversation.trajectory
+        # With context_turns the prompt holds all earlier tokens that count.
+        used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
+        if trajectory.turns and used + len(prompt) > config.max_context_tokens:
+            return None
+        text = write_reply()
+        return Reply(text, prompt_ids=prompt, response_ids=[*chat.encode(text), chat.end])
+
+    trajectory = play(conversation, player)
+    if trajectory.error:
+        raise UserError(f"a demonstration in {trajectory.env} failed: {trajectory.error}")
+    return trajectory
+
+
+def num_demonstrations(config: Config) -> int:
+    """How many different demonstrations a run shows."""
+    shown = config.sft_steps * config.sft_batch_size
+    return min(config.sft_demos or shown, shown)
+
+
+def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
+    """Demonstration `index`: a scripted player on a training instance of its own.
+
+    With probability `sft_noise` a turn has a random number of random actions, but not in the first
+    `sft_clean` of all demonstrations."""
+    path = (config.seed, SEED_DEMOS, index)
+    episode = make_episode(config)
+    conversation = Conversation(episode, path)
+    conversation.open(*episode.reset(path))
+    is_clean = index < round(config.sft_clean * num_demonstrations(config))
+    noise = 0.0 if is_clean else config.sft_noise
+    # The 1 keeps this stream apart from the instance's: numpy seeds [a, b] and [a, b, 0] alike.
+    rng = np.random.default_rng([*path, 1])
+    trajectory = recite(chat, conversation, lambda: scripted_reply(episode, noise, rng), config)
+    return cut_to_context(trajectory, config)
+
+
+def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> str:
+    """A true thought, and steps of a shortest path or, with chance `noise`, random actions."""
+    config = episode.config
+    env = episode.env
+    most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
+    is_noisy = rng.random() < noise
+    wanted = int(rng.integers(1, most + 1)) if is_noisy else int(rng.geometric(COMMIT_ONE))
+    count = min(wanted, most)
+    actions = [] if is_noisy else env.demonstrate(count, rng)
+    if not actions:
+        actions = env.random(count, rng)
+    return format_response(" ".join(env.statements()), actions, think=config.think)
+
+
+def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
+    """Drop the last turns that do not fit into the context.
+
+    Raises: UserError for a reply that is longer than a policy may give, and if not even one turn
+        fits."""
+    longest = max(len(turn.response_ids) for turn in trajectory.turns)
+    if longest > config.max_response_tokens:
+        raise UserError(
+            f"a demonstration in {config.env} has a reply of {longest} tokens and "
+            f"max_response_tokens is {config.max_response_tokens}; raise it"
+        )
+    turns = trajectory.turns
+    if not config.context_turns:
+        while turns and len(replace(trajectory, turns=turns).ids) > config.max_context_tokens:
+            turns = turns[:-1]
+    if not turns:
+        raise UserError(
+            f"one turn of a demonstration in {config.env} is longer than max_context_tokens, "
+            f"{config.max_context_tokens}; raise it"
+        )
+    if len(turns) == len(trajectory.turns):
+        return trajectory
+    return replace(trajectory, turns=turns, status="out_of_tokens")
+
+
+# ---------- files of demonstrations
+
+
+def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
+    """Write the demonstrations of a run with these settings as lines of JSON.
+
+    The keys are those that eval.py --jsonl writes. Returns: the number of lines."""
+    count = num_demonstrations(config)
+    with Path(path).open("w", encoding="utf-8") as file:
+        for index in range(count):
+            trajectory = demonstration(config, chat, index)
+            turns = []
+            for turn in trajectory.turns:
+                turns.append({"observation": turn.observation, "response": turn.text})
+            record = {
+                "env": config.env,
+                "seed": trajectory.seed,
+                "status": trajectory.status,
+                "system": trajectory.system,
+                "turns": turns,
+            }
+            file.write(json.dumps(record) + "\n")
+    return count
+
+
+@lru_cache(maxsize=1)
+def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajectory]:
+    """Read demonstrations back as tokens. The same tokenizer gives the tokens that were written.
+
+    Raises: UserError that names the first line that is no demonstration or breaks a limit of
+        rollouts, and if there is no line."""
+    if not Path(path).is_file():
+        raise UserError(f"sft_file={path!r} does not exist")
+    demonstrations = []
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            trajectory = demonstration_of(json.loads(line), chat, config)
+            demonstrations.append(cut_to_context(trajectory, config))
+        except (ValueError, LookupError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{path}:{number} is no demonstration ({reason})") from error
+    if not demonstrations:
+        raise UserError(
+            f"{path} holds no demonstrations; python -m tools.sft --export={path} writes some"
+        )
+    return demonstrations
+
+
+def demonstration_of(record: dict, chat: Chat, config: Config) -> Trajectory:
+    """The trajectory of one line. Raises: LookupError or TypeError for another kind of record."""
+    trajectory = Trajectory(
+        tuple(record["seed"]), member=0, status=record["status"], system=record["system"]
+    )
+    for turn in record["turns"]:
+        user = turn["observation"]
+        text = turn["response"]
+        if trajectory.turns:
+            prompt = next_prompt(chat, trajectory, user, config.context_turns)
+        else:
+            prompt = chat.opening(trajectory.system, user)
+        response = [*chat.encode(text), chat.end]
+        trajectory.turns.append(Turn(prompt, response, [], text=text, observation=user))
+    if not trajectory.turns:
+        raise LookupError("it has no turns")
+    return trajectory
