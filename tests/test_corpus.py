@@ -57,16 +57,16 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
                 == chat.decode(turn.response_ids)
             )
             assert len(turn.response_ids) <= config.max_response_tokens
-            info = turn.info
-            assert info["statements_true"] == info["statements_checked"] > 0 and info["format_ok"]
+            info = turn.record
+            assert info.statements_true == info.statements_checked > 0 and info.format_ok
             assert (
                 1
-                <= info["num_actions"]
-                <= len(info["actions"])
+                <= info.num_actions
+                <= len(info.actions)
                 <= min(config.sft_actions, config.actions_per_turn)
             )
             outcome = episode.step(turn.text)
-            assert (outcome.reward, outcome.info) == (turn.reward, info)
+            assert (outcome.reward, outcome.record) == (turn.reward, info)
             user, status = outcome.user, outcome.status
             prompt = chat.following(user, closed=True)
         assert demo.status == status in ("success", "failure", "out_of_turns")
@@ -107,7 +107,7 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
     for noise, least, most in ((0.0, 0.75, 0.95), (1.0, 0.25, 0.45)):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
-        counts = [len(turn.info["actions"]) for demo in demos for turn in demo.turns]
+        counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
         # drawn: 0.75 and 1/3; a near goal makes plans shorter, so a few more
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
@@ -285,14 +285,14 @@ def test_documents_are_right_and_of_every_kind(chat):
             assert len(document.ids) <= 1024
             for turn in document.turns:
                 assert chat.decode(turn.response_ids) == turn.text
-                if "question" in turn.info:
+                if "question" in turn.record:
                     assert turn.reward == 1
                 else:
                     assert (
-                        turn.info["format_ok"]
-                        and turn.info["statements_true"] == turn.info["statements_checked"]
+                        turn.record.format_ok
+                        and turn.record.statements_true == turn.record.statements_checked
                     )
-                    num_actions.add(turn.info["num_actions"])
+                    num_actions.add(turn.record.num_actions)
     for part in (
         "Answer questions",
         "<think>",
@@ -316,7 +316,7 @@ def test_skill_spoils_the_actions_and_not_the_thought(chat):
             status = None
             while status is None:
                 outcome = episode.step(corpus.random_reply(episode, skill, rng))
-                assert outcome.info["statements_true"] == outcome.info["statements_checked"] == 3
+                assert outcome.record.statements_true == outcome.record.statements_checked == 3
                 status = outcome.status
             wins += status == "success"
         return wins
@@ -357,9 +357,9 @@ def test_answers_of_games_are_parsed_as_written(chat):
     for i in range(40):
         for document in read(chat, (0, i, 0), 1):
             for turn in document.turns:
-                if "actions" in turn.info:
+                if "actions" in turn.record:
                     parsed = parse_response(turn.text, think="<think>" in document.system)
-                    assert parsed.actions == turn.info["actions"]
+                    assert parsed.actions == turn.record.actions
 
 
 def test_players_get_worse_towards_the_end(chat):
@@ -380,7 +380,7 @@ def test_both_arms_of_a_bandit_are_shown(chat):
     assert bandits
     for first, second in (pack[i : i + 2] for pack in bandits for i in (0, 2, 4)):
         assert first.turns[0].observation == second.turns[0].observation
-        arms = [document.turns[0].info["actions"][0] for document in (first, second)]
+        arms = [document.turns[0].record.actions[0] for document in (first, second)]
         assert first.turns[0].observation.endswith(f"Arms: {arms[0]}, {arms[1]}")
 
 

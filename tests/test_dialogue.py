@@ -54,7 +54,7 @@ ROOT = Path(__file__).resolve().parent.parent
     ],
 )
 def test_shape_by_hand(rewards, success, density, most, expected):
-    assert shape_rewards(rewards, success, density, most=most) == pytest.approx(expected, abs=1e-12)
+    assert shape_rewards(rewards, success, density, max_reward=most) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_shape_by_hand(rewards, success, density, most, expected):
     ],
 )
 def test_plan_density_by_hand(remaining, success, expected):
-    found = shape_rewards([0.0] * (len(remaining) - 1), success, "plan", remaining=remaining)
+    found = shape_rewards([0.0] * (len(remaining) - 1), success, "plan", plan_lengths=remaining)
     assert found == pytest.approx(expected, abs=1e-12)
 
 
@@ -84,7 +84,7 @@ def test_every_win_pays_one_and_every_loss_less(density):
         turns, success = rng.randint(1, 6), rng.random() < 0.5
         rewards = [rng.choice([-1.0, -0.1, 0.0, 0.5, 1.0, 10.0]) for _ in range(turns)]
         remaining = [rng.choice([None, 0, 1, 2, 5]) for _ in range(turns + 1)]
-        shaped = shape_rewards(rewards, success, density, most=2.0, remaining=remaining)
+        shaped = shape_rewards(rewards, success, density, max_reward=2.0, plan_lengths=remaining)
         assert len(shaped) == turns
         assert (sum(shaped) == pytest.approx(1.0)) if success else (sum(shaped) < 0.995)
         sums.add(round(sum(shaped), 6))
@@ -109,10 +109,10 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 def bonus(thought, most=0.6, **options):
     """What the thought adds to the reward where all true facts are worth `most`."""
     with_it, without = (outcome_of(thought, think_reward=x, **options) for x in (most, 0.0))
-    assert (with_it.user, with_it.status, with_it.info) == (
+    assert (with_it.user, with_it.status, with_it.record) == (
         without.user,
         without.status,
-        without.info,
+        without.record,
     )  # never shown
     return with_it.reward - without.reward
 
@@ -166,7 +166,7 @@ def test_facts_are_a_set_and_may_be_none(monkeypatch):
 
 
 def play(*arguments, typed=""):
-    command = [sys.executable, "envs.py", *arguments]
+    command = [sys.executable, "-m", "tools.play", *arguments]
     return subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True)
 
 

@@ -396,7 +396,7 @@ def test_a_server_is_asked_what_the_policy_is_asked(server, monkeypatch):
             assert (turn.observation, turn.text, len(turn.response_ids)) == (user, GOOD, 7)
             messages.append({"role": "assistant", "content": GOOD})
             user, reward, status, info = episode.step(GOOD)
-            assert (turn.reward, turn.info) == (reward, info)
+            assert (turn.reward, turn.record) == (reward, info)
         assert t.status == status
     assert len({body["seed"] for _, body, _ in server.seen}) == len(server.seen)
     for path, body, key in server.seen:
@@ -455,7 +455,7 @@ def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
         f"1 of 3 trajectories of m ended in an error, the first by {where}; they count as failures"
     )
     assert capsys.readouterr().out.strip() == sentence
-    assert score(played)["success"] <= 2 / 3 and played[1].turns[0].info["error"] == where
+    assert score(played)["success"] <= 2 / 3 and played[1].turns[0].record.error == where
     evaluation.write_jsonl(tmp_path / "lines.jsonl", {"m": (score(played), played)})
     ((_, _, (metrics, again), _),) = evaluation.repeat(config, str(tmp_path / "lines.jsonl"))
     assert again == played and metrics == score(played)

@@ -124,8 +124,8 @@ def test_a_lost_game_is_worth_less_than_a_won_one(density):
         episode.open(env.observe())
         outcomes = [episode.step(f"<answer>{name}</answer>") for name in ["cook"] * 9 + [end]]
         assert outcomes[-1].status == ("success" if end == "cook" else "failure")
-        rewards, won = [outcome.info["env_reward"] for outcome in outcomes], end == "cook"
-        totals[end] = sum(shape_rewards(rewards, won, density, most=env.max_reward))
+        rewards, won = [outcome.record.env_reward for outcome in outcomes], end == "cook"
+        totals[end] = sum(shape_rewards(rewards, won, density, max_reward=env.max_reward))
     assert totals["cook"] == pytest.approx(1)
     assert totals["eat"] == totals["wait"] == pytest.approx(0.0 if density == "sparse" else 0.9)
 

@@ -339,12 +339,12 @@ def test_densities_replace_the_rewards_of_the_environment_only(chat, density, sp
         for pair in pairs[: len(old.turns)]:
             rewards.append(sum(env.step(action).reward for action in pair if not env.terminated))
             remaining.append(env.optimal_length())
-        penalties = [-0.1 * (not turn.info["format_ok"]) for turn in old.turns]
+        penalties = [-0.1 * (not turn.record.format_ok) for turn in old.turns]
         assert [turn.reward for turn in old.turns] == pytest.approx(
             np.add(rewards, penalties).tolist(), abs=1e-12
         )
         expected = np.add(
-            dialogue.shape_rewards(rewards, old.success, density, most=most, remaining=remaining),
+            dialogue.shape_rewards(rewards, old.success, density, max_reward=most, plan_lengths=remaining),
             penalties,
         )
         assert [turn.reward for turn in new.turns] == pytest.approx(expected.tolist(), abs=1e-12)

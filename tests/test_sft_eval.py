@@ -420,12 +420,12 @@ def test_players_rank_as_they_should():
         played = play_reference(config, player)
         assert [t.seed for t in played] == [(i,) for i in range(64)]
         assert all(
-            turn.info["format_ok"] and turn.info["num_actions"] == 1
+            turn.record.format_ok and turn.record.num_actions == 1
             for t in played
             for turn in t.turns
         )
         assert {t.status for t in played} <= {"success", "failure", "out_of_turns"}
-        assert all(sum(turn.info["num_actions"] for turn in t.turns) <= 10 for t in played)
+        assert all(sum(turn.record.num_actions for turn in t.turns) <= 10 for t in played)
         rates[player] = summarize(played)["success"]
     assert (
         rates["optimal"] >= rates["greedy"] >= rates["random"]
@@ -458,7 +458,7 @@ def test_reference_rows():
         "optimal, 5 a turn",
     ]
     most = [
-        max(turn.info["num_actions"] for t in rows[f"optimal, {k} a turn"] for turn in t.turns)
+        max(turn.record.num_actions for t in rows[f"optimal, {k} a turn"] for turn in t.turns)
         for k in (1, 2, 5)
     ]
     assert most[0] == 1 and most[1] == 2 < most[2] <= 5
