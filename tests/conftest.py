@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import model
-import rollout
 import train
 from engine import make_engine
-from tools import sft, tiny_model
+from support.learner import Learner
+from dialogue import Chat
+from tools import demonstrations, sft, tiny_model
 
 torch.set_num_threads(1)  # one order of additions, and a core for others
 
@@ -60,7 +61,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def chat(tokenizer):
-    return rollout.Chat(tokenizer)
+    return Chat(tokenizer)
 
 
 @pytest.fixture
@@ -93,8 +94,8 @@ def trained_folder(tmp_path_factory, tokenizer):
     config = small_config(
         sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30
     )
-    chat = rollout.Chat(tokenizer)
-    demos = [sft.demonstration(config, chat, i) for i in range(128)]
+    chat = Chat(tokenizer)
+    demos = [demonstrations.demonstration(config, chat, i) for i in range(128)]
     packs_of = lambda step: [[demos[(8 * step + i) % 128] for i in range(8)]]  # noqa: E731
     sft.imitate(model.Policy(built), packs_of, config)
     folder = tmp_path_factory.mktemp("small_start")
@@ -113,8 +114,8 @@ def make_learner(start, *, bias=False, **changes):
     config = small_config(**(dict(num_groups=4) | changes))
     weights, tokenizer = model.load_model(str(start))
     reference = model.load_model(str(start))[0] if config.kl_coef else None
-    engine = make_engine(config, weights, rollout.Chat(tokenizer))
-    learner = train.Learner(
+    engine = make_engine(config, weights, Chat(tokenizer))
+    learner = Learner(
         config, weights, tokenizer, torch.device("cpu"), torch.float32, reference
     )
     learner.engine = engine
@@ -125,3 +126,19 @@ def make_learner(start, *, bias=False, **changes):
         local = learner.critic.value_head.weight.detach().to_local()
         local.copy_(head[: len(local)])
     return learner
+
+
+def backward(learner, kept, targets):
+    """Gradients of these trajectories as one mini-batch, aggregated by the token mean."""
+    groups = train.train_samples(kept, targets, learner.config)
+    samples = [sample for group in groups for sample in group]
+    num_tokens = len(targets.advantages)
+    return train.backward(learner, samples, torch.ones(num_tokens), num_tokens)
+
+
+def both_losses(learner, batch, targets):
+    """The policy's loss and, with a critic, the critic's: (loss, metrics) each, not yet backward."""
+    num_tokens = len(targets.advantages)
+    yield train.policy_loss(learner, batch, targets, torch.ones(num_tokens), num_tokens)
+    if learner.critic:
+        yield train.critic_loss(learner, batch, targets, num_tokens)

@@ -68,10 +68,10 @@ def played_and_pieces(learner, count):
     kept = played[:count]
     for i, t in enumerate(played):
         t.turns[-1].reward += 0.1 * i  # never all the same
-    targets = train.token_targets(learner, played)
-    targets["weights"] = torch.ones_like(targets["advantages"])
-    targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(
-        torch.arange(len(targets["old_logprobs"]))
+    targets = train.compute_targets(learner, played)
+    targets.weights = torch.ones_like(targets.advantages)
+    targets.old_logprobs = targets.old_logprobs + 0.1 * torch.sin(
+        torch.arange(len(targets.old_logprobs))
     )
     pieces = {
         key: value.split([t.num_response_tokens for t in played])[:count]

@@ -85,10 +85,7 @@ def test_lora_starts_as_the_base(trained_folder):
 def test_only_adapters_and_value_head_get_gradients(trained_folder):
     learner = make_learner(trained_folder, lora_rank=RANK)
     kept, targets = played_and_targets(learner)
-    pieces = {
-        key: value.split([t.num_response_tokens for t in kept]) for key, value in targets.items()
-    }
-    train.backward(learner, kept, pieces)
+    backward(learner, kept, targets)
     wanted = {
         "policy": {f"model.model.{name}" for name in NAMES},
         "critic": {f"backbone.{name}" for name in NAMES} | {"value_head.weight", "value_head.bias"},

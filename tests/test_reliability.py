@@ -576,7 +576,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     monkeypatch.setattr(
         train, "choose", lambda config, t, scores: (seen.append(t), choose(config, t, scores))[1]
     )
-    shares, targets = [], train.token_targets
+    shares, targets = [], train.compute_targets
     monkeypatch.setattr(
         train, "token_targets", lambda *args: (shares.append(args[2]), targets(*args))[1]
     )

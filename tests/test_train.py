@@ -8,7 +8,7 @@ import copy
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -92,13 +92,12 @@ def assert_same_checkpoint(first, second):
 
 def played_and_targets(learner):
     """Two groups with variance, and their targets."""
-    played = train.collect_rollouts(learner, learner.engine, rollout.Chat(learner.tokenizer))
+    played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     scores = torch.tensor([t.score for t in played], dtype=torch.float64)
     groups = train.select_groups(learner.config, played, scores)
     assert len(groups) == 2
     kept = [played[4 * group + i] for group in groups.tolist() for i in range(4)]
-    targets = train.token_targets(learner, kept)
-    return kept, targets | {"weights": torch.ones_like(targets["advantages"])}
+    return kept, train.compute_targets(learner, kept)
 
 
 # ---------- whole runs
@@ -450,28 +449,23 @@ def test_targets_by_hand(trained_folder):
     kept = [small_trajectory([-0.1, 1.0], [2, 1]), small_trajectory([0.0], [2])]
     old = [-0.5, -1.0, -0.5, -0.5, -1.0]
 
-    targets = train.token_targets(make_learner(trained_folder), kept)
-    assert targets.keys() == {
-        "rollout_logprobs",
-        "old_logprobs",
-        "old_values",
-        "advantages",
-        "returns",
-    }
-    assert targets["rollout_logprobs"].tolist() == old
-    assert targets["old_logprobs"].tolist() == old and targets["old_values"].tolist() == [0.0] * 5
+    targets = train.compute_targets(make_learner(trained_folder), kept)
+    assert targets.ref_logprobs is None
+    assert targets.rollout_logprobs.tolist() == old
+    assert targets.old_logprobs.tolist() == old and targets.old_values.tolist() == [0.0] * 5
     # gamma = lam = 1 and values 0: what is still to come, (0.9, 0.9, 1, 0, 0): mean 0.56, unbiased variance 0.271333...
-    torch.testing.assert_close(targets["returns"], torch.tensor([0.9, 0.9, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(targets.returns, torch.tensor([0.9, 0.9, 1.0, 0.0, 0.0]))
     spread = math.sqrt((2 * 0.34**2 + 0.44**2 + 2 * 0.56**2) / 4)
     expected = torch.tensor([0.34, 0.34, 0.44, -0.56, -0.56]) / spread
-    torch.testing.assert_close(targets["advantages"], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(targets.advantages, expected, rtol=1e-5, atol=1e-6)
 
     learner = make_learner(trained_folder, estimator="grpo", group_size=2, batch_size=2)
-    targets = train.token_targets(learner, kept)
-    assert targets.keys() == {"rollout_logprobs", "old_logprobs", "advantages"}
+    targets = train.compute_targets(learner, kept)
+    assert targets.ref_logprobs is targets.old_values is targets.returns is None
+    assert targets.rollout_logprobs.tolist() == targets.old_logprobs.tolist() == old
     # mean 0.45, unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2): +-1 / sqrt(2)
     expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
-    torch.testing.assert_close(targets["advantages"], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(targets.advantages, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
@@ -495,8 +489,8 @@ def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder
     )
     learner = make_learner(trained_folder, bias=True, estimator=estimator, **neutral)
     kept, targets = played_and_targets(learner)
-    assert targets["old_logprobs"].tolist() == targets["rollout_logprobs"].tolist()
-    expected, values = [], iter(targets.get("old_values", torch.zeros(10_000)).tolist())
+    assert targets.old_logprobs.tolist() == targets.rollout_logprobs.tolist()
+    expected, values = [], iter(targets.old_values.tolist() if learner.critic else ())
     for i, t in enumerate(kept):
         scores = torch.tensor([member.score for member in kept[i // 4 * 4 : i // 4 * 4 + 4]])
         for k, each in enumerate(
@@ -510,10 +504,10 @@ def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder
     expected = torch.tensor(expected)
     if estimator == "gae":
         torch.testing.assert_close(
-            targets["returns"], expected + targets["old_values"], rtol=1e-5, atol=1e-5
+            targets.returns, expected + targets.old_values, rtol=1e-5, atol=1e-5
         )
         expected = (expected - expected.mean()) / expected.std()
-    torch.testing.assert_close(targets["advantages"], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(targets.advantages, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
@@ -536,7 +530,7 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
                 torch.testing.assert_close(scores, torch.cat(alone), rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
         torch.testing.assert_close(
-            logprobs, targets["old_logprobs"], rtol=1e-4, atol=1e-4
+            logprobs, targets.old_logprobs, rtol=1e-4, atol=1e-4
         )  # the sampler's
 
 
@@ -547,10 +541,10 @@ def captured_update(start, monkeypatch, **changes):
     """One update; returns its metrics and the gradients of its first optimizer step."""
     learner = make_learner(start, bias=True, **changes)
     kept, targets = played_and_targets(learner)
-    if "ref_logprobs" in targets:
-        targets["ref_logprobs"] = targets["ref_logprobs"] - 0.3  # a reference that differs
-    targets["old_logprobs"] = targets["old_logprobs"] + 0.1 * torch.sin(
-        torch.arange(len(targets["old_logprobs"]))
+    if targets.ref_logprobs is not None:
+        targets.ref_logprobs = targets.ref_logprobs - 0.3  # a reference that differs
+    targets.old_logprobs = targets.old_logprobs + 0.1 * torch.sin(
+        torch.arange(len(targets.old_logprobs))
     )
     steps, step = [], train.optimizer_step
 
@@ -616,18 +610,18 @@ def test_micro_batches_change_nothing_for_windows_and_other_means(trained_folder
 def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatch):
     learner = make_learner(trained_folder, num_epochs=3)
     kept, targets = played_and_targets(learner)
-    packs, losses = [], train.losses
+    packs, policy_loss = [], train.policy_loss
 
-    def spy(learner, batch, t, num_tokens):
-        packs.append((batch, num_tokens, t))
-        return losses(learner, batch, t, num_tokens)
+    def spy(learner, batch, targets, weights, num_tokens):
+        packs.append((batch, num_tokens, targets))
+        return policy_loss(learner, batch, targets, weights, num_tokens)
 
-    monkeypatch.setattr(train, "losses", spy)
+    monkeypatch.setattr(train, "policy_loss", spy)
     train.update(learner, kept, targets)
     names = {tuple(t.ids): i for i, t in enumerate(kept)}
     assert len(names) == 8 and len(packs) == 3 * 2
     lengths = [t.num_response_tokens for t in kept]
-    pieces = {key: value.split(lengths) for key, value in targets.items()}
+    pieces = targets.split(lengths)
     orders = []
     for batch, num_tokens, t in packs:
         parts, inner = (
@@ -641,8 +635,13 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
         ]
         chosen = [names[tuple(ids.tolist())] for ids in whole]
         assert num_tokens == sum(lengths[i] for i in chosen)
-        for key, value in t.items():  # targets belong to the trajectories of the pack
-            assert torch.equal(value, torch.cat([pieces[key][i] for i in chosen]))
+        for field in fields(train.Targets):  # targets belong to the trajectories of the pack
+            value = getattr(t, field.name)
+            expected = [getattr(pieces[i], field.name) for i in chosen]
+            if value is None:
+                assert expected == [None] * len(chosen)
+            else:
+                assert torch.equal(value, torch.cat(expected))
         orders.append(chosen)
     epochs = [[set(orders[2 * e]), set(orders[2 * e + 1])] for e in range(3)]
     assert all(a | b == set(range(8)) for a, b in epochs)
@@ -668,7 +667,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 
     monkeypatch.setattr(model, "packed_hidden", spy)
     batch = pack(kept)
-    for loss, _ in train.losses(learner, batch, targets, len(targets["advantages"])):
+    for loss, _ in both_losses(learner, batch, targets):
         loss.backward()
     sampled = [token for t in kept for turn in t.turns for token in turn.response_ids]
     assert batch.ids[batch.response_index].tolist() == sampled
@@ -692,9 +691,9 @@ def test_prompt_text_is_not_trained(trained_folder):
     weight = learner.policy.model.lm_head.weight
     untied = torch.nn.Parameter(weight.detach().clone())
     learner.policy.model.lm_head.weight = untied
-    targets["advantages"] = torch.ones_like(targets["advantages"])
+    targets.advantages = torch.ones_like(targets.advantages)
     learner.config = replace(learner.config, entropy_coef=0.0)
-    for loss, _ in train.losses(learner, batch, targets, len(targets["advantages"])):
+    for loss, _ in both_losses(learner, batch, targets):
         loss.backward()
     # by hand at ratio 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
     with torch.no_grad():
@@ -711,7 +710,7 @@ def test_the_loss_moves_probability_towards_advantage(trained_folder):
     before = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0]
     train.update(learner, kept, targets)
     gain = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0] - before
-    assert (gain * targets["advantages"]).mean() > 0
+    assert (gain * targets.advantages).mean() > 0
 
 
 def test_compiled_parts_on_packs_of_one_size_change_nothing(trained_folder, monkeypatch):
@@ -739,28 +738,28 @@ def test_compiled_parts_on_packs_of_one_size_change_nothing(trained_folder, monk
 
 def test_recomputed_log_probs_are_the_trainers(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
-    kept = train.collect_rollouts(learner, learner.engine, rollout.Chat(learner.tokenizer))
+    kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for t in kept:
         for each in t.turns:
             each.rollout_logprobs = [
                 lp - 0.5 for lp in each.rollout_logprobs
             ]  # an engine that is off
-    targets = train.token_targets(learner, kept)
+    targets = train.compute_targets(learner, kept)
     expected, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
-    assert torch.equal(targets["old_logprobs"], expected)
+    assert torch.equal(targets.old_logprobs, expected)
     metrics = train.update(learner, kept, targets)
     assert metrics["logprob_diff_mean"] == pytest.approx(0.5, abs=1e-3)
     assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-2)
 
 
 def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, capsys, monkeypatch):
-    targets = train.token_targets
+    targets = train.compute_targets
 
     def drifted(*args):
         found = targets(*args)
-        return found | {"rollout_logprobs": found["rollout_logprobs"] - 0.01}
+        return replace(found, rollout_logprobs=found.rollout_logprobs - 0.01)
 
-    monkeypatch.setattr(train, "token_targets", drifted)
+    monkeypatch.setattr(train, "compute_targets", drifted)
     rows = run(tmp_path / "out", trained_folder, num_iterations=1)
     assert rows[0]["logprob_diff_mean"] == pytest.approx(0.01, abs=1e-4)
     assert (
@@ -779,7 +778,7 @@ class Update:
     def __init__(self, start, prepare=None, change=None, **changes):
         self.start, settings = start, dict(estimator="grpo", batch_size=8, entropy_coef=0.0)
         learner = make_learner(start, bias=True, **settings | changes)
-        self.learner, self.config, chat = learner, learner.config, rollout.Chat(learner.tokenizer)
+        self.learner, self.config, chat = learner, learner.config, Chat(learner.tokenizer)
         self.played = train.collect_rollouts(learner, learner.engine, chat)
         scores = torch.tensor([t.score for t in self.played], dtype=torch.float64)
         self.groups = train.select_groups(self.config, self.played, scores).tolist()
@@ -790,7 +789,7 @@ class Update:
         )
         if prepare:
             prepare(learner)
-        self.targets = train.token_targets(
+        self.targets = train.compute_targets(
             learner, self.kept, len(self.groups) / self.config.num_groups
         )
         if change:
@@ -812,7 +811,7 @@ class Update:
 
     def advantages(self):
         """Of tokens, by trajectory and turn."""
-        each = iter(self.targets["advantages"].tolist())
+        each = iter(self.targets.advantages.tolist())
         return [[[next(each) for _ in turn.response_ids] for turn in t.turns] for t in self.kept]
 
     def plain_gradient(self):
@@ -881,7 +880,7 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
     "gae": (dict(estimator="gae"), lambda u, n: spread(u) > 0 and u.of_critic.abs().max() > 0),
     "bi_level_gae": (
         dict(estimator="bi_level_gae", turn_gamma=0.5),
-        lambda u, n: abs(u.targets["advantages"].mean()) < 1e-5 and u.of_critic.abs().max() > 0,
+        lambda u, n: abs(u.targets.advantages.mean()) < 1e-5 and u.of_critic.abs().max() > 0,
     ),
     "dr_grpo": (
         dict(estimator="dr_grpo"),
@@ -895,11 +894,11 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
     ),
     "reinforce_plus_plus": (
         dict(estimator="reinforce_plus_plus", turn_gamma=0.5),
-        lambda u, n: spread(u) > 0 and abs(u.targets["advantages"].std() - 1) < 1e-3,
+        lambda u, n: spread(u) > 0 and abs(u.targets.advantages.std() - 1) < 1e-3,
     ),
     "reinforce_plus_plus_baseline": (
         dict(estimator="reinforce_plus_plus_baseline"),
-        lambda u, n: spread(u) == 0 and abs(u.targets["advantages"].std() - 1) < 1e-3,
+        lambda u, n: spread(u) == 0 and abs(u.targets.advantages.std() - 1) < 1e-3,
     ),
     "grpo, turn level": (
         dict(turn_level=True),
@@ -932,11 +931,11 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
     ),
     "seq_mean_token_sum": (
         dict(aggregation="seq_mean_token_sum"),
-        lambda u, n: same(u.gradient, n.gradient * len(u.targets["advantages"]) / 8),
+        lambda u, n: same(u.gradient, n.gradient * len(u.targets.advantages) / 8),
     ),
     "constant": (
         dict(aggregation="constant"),
-        lambda u, n: same(u.gradient, n.gradient * len(u.targets["advantages"]) / 8 / 36),
+        lambda u, n: same(u.gradient, n.gradient * len(u.targets.advantages) / 8 / 36),
     ),
     # filters
     "count": (
@@ -1020,7 +1019,7 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
     "two turns, all tokens": (
         dict(context_turns=2, mask_observations=False),
         lambda u, n: (
-            len(u.targets["advantages"]) > 2 * sum(t.num_response_tokens for t in u.original)
+            len(u.targets.advantages) > 2 * sum(t.num_response_tokens for t in u.original)
         ),
     ),
     "all tokens": (
@@ -1044,7 +1043,8 @@ METHODS = {  # settings, what holds for the update `u` and the neutral one `n`
 def test_every_method_makes_the_update_that_it_names(trained_folder, neutral, method):
     settings, holds = METHODS[method]
     update = Update(trained_folder, **settings)
-    assert all(torch.isfinite(values).all() for values in update.targets.values())
+    for values in vars(update.targets).values():
+        assert values is None or torch.isfinite(values).all()
     assert update.metrics["logprob_diff_max"] < 1e-3 and update.metrics["approx_kl"] < 1e-6
     assert update.gradient.norm() > 1e-4 and holds(update, neutral)
     assert same(update.gradient, update.plain_gradient())
@@ -1063,7 +1063,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
         kl_coef=0.1, kl_in="reward", kl_estimator=kl_estimator, estimator="reinforce_plus_plus"
     )
     update = Update(trained_folder, prepare=shaken, **changes)
-    d = (update.targets["old_logprobs"] - update.targets["ref_logprobs"]).double()
+    d = (update.targets.old_logprobs - update.targets.ref_logprobs).double()
     kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[kl_estimator]
     assert kl.abs().mean() > 0.01
     turns = [turn for t in update.kept for turn in t.turns]
@@ -1075,7 +1075,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
     to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
     expected = (to_go - to_go.mean()) / to_go.std()
     torch.testing.assert_close(
-        update.targets["advantages"].double(), expected, rtol=1e-4, atol=1e-4
+        update.targets.advantages.double(), expected, rtol=1e-4, atol=1e-4
     )
     assert same(update.gradient, update.plain_gradient())  # nothing of it is left in the loss
     assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
@@ -1093,19 +1093,19 @@ def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
             0.0,
             [lp + 1e-3 * (i % 2) for i, lp in enumerate(turn.rollout_logprobs)],
         )
-    targets = train.token_targets(learner, kept)
+    targets = train.compute_targets(learner, kept)
     assert (
-        torch.equal(targets["old_logprobs"], targets["ref_logprobs"])
-        and targets["advantages"].abs().max() == 0.0
+        torch.equal(targets.old_logprobs, targets.ref_logprobs)
+        and targets.advantages.abs().max() == 0.0
     )
 
 
 @pytest.mark.parametrize("kl_estimator", ["k2", "k3"])
 def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
     update = Update(trained_folder, prepare=shaken, kl_coef=0.1, kl_estimator=kl_estimator)
-    assert torch.equal(update.targets["advantages"], neutral.targets["advantages"])
-    d = update.targets["old_logprobs"] - update.targets["ref_logprobs"]
-    update.targets["advantages"] -= 0.1 * (
+    assert torch.equal(update.targets.advantages, neutral.targets.advantages)
+    d = update.targets.old_logprobs - update.targets.ref_logprobs
+    update.targets.advantages -= 0.1 * (
         d if kl_estimator == "k2" else 1 - (-d).exp()
     )  # derivatives of the two
     assert same(update.gradient, update.plain_gradient()) and not same(
@@ -1117,12 +1117,12 @@ def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
     """All ratios are e^2 = 7.4: good tokens are clipped, bad ones only by a dual clip below that."""
 
     def far(targets):
-        targets["old_logprobs"] = targets["old_logprobs"] - 2.0
+        targets.old_logprobs = targets.old_logprobs - 2.0
 
     single, loose, tight = (
         Update(trained_folder, change=far, dual_clip=c) for c in (0.0, 8.0, 3.0)
     )
-    single.targets["advantages"].clamp_(max=0.0)
+    single.targets.advantages.clamp_(max=0.0)
     assert same(single.gradient, single.plain_gradient()) and single.gradient.norm() > 1e-3
     assert torch.equal(loose.gradient, single.gradient) and tight.gradient.abs().max() == 0.0
 
