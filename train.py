@@ -10,7 +10,7 @@ take clipped policy-gradient steps. How this differs from the paper (arXiv 2504.
 
 A run continues from its newest checkpoint when it is started again with the same out_dir; with other settings it is
 refused, unless --take_config=True says that they are meant. SIGTERM, SIGUSR1 and Ctrl-C end it after the iteration
-under way, with exit code 75 (docs/reliability.md).
+under way, with exit code 75 (docs/faults.md).
 """
 
 from configurator import Config, UserError, describe, load_config, run_main
@@ -61,10 +61,20 @@ from rollout import (
     without_errors,
 )
 from support import checkpoint
-from support.checkpoint import Interruption, Saver, locked, states_of, trained
-from support.collapse import KEYS, measure, regime, stop_reason, warnings_of
-from support.log import METRICS_OF_UPDATE, Log, write_rows
-from support.run_folder import check_out_dir, read_rows, save_config, write_whole
+from support.checkpoint import Saver, trainable_parameters, training_state
+from support.collapse import measure_collapse
+from support.echo_trap import classify_regime, early_stop_reason, new_warnings
+from support.log import Log
+from support.metrics import metric_names
+from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
+from support.run_folder import (
+    DISK_ADVICE,
+    check_out_dir,
+    read_rows,
+    save_config,
+    write_atomically,
+    write_rows,
+)
 
 # purposes of the random streams
 SEED_INSTANCES, SEED_SAMPLING, SEED_SHUFFLE, SEED_MIXTURE, SEED_COLLAPSE = 31, 32, 33, 34, 35
@@ -116,7 +126,7 @@ class Learner:
         )
         adam = partial(torch.optim.AdamW, fused=device.type == "cuda", **options)
         self.optimizers = {
-            name: adam(trained(module).values(), rates[name])
+            name: adam(trainable_parameters(module).values(), rates[name])
             for name, module in self.modules.items()
         }
         self.step = self.bad_steps = 0
@@ -129,7 +139,7 @@ class Learner:
     def save(self, saver: Saver) -> None:
         """Have a checkpoint written, see checkpoint.py."""
         saver.save(
-            states_of(self.modules, self.optimizers),
+            training_state(self.modules, self.optimizers),
             {"step": self.step, "bad_steps": self.bad_steps},
         )
 
@@ -446,7 +456,7 @@ def write_trajectories(
 
 def stopped(config: Config, history: Sequence[dict]) -> str | None:
     """Why the run ends early, if it does."""
-    return stop_reason(history) if config.early_stop else None
+    return early_stop_reason(history) if config.early_stop else None
 
 
 def eval_metrics(config: Config, results: dict[str, tuple] | None) -> dict[str, float | None]:
@@ -478,8 +488,8 @@ def finish(learner: Learner, stages: dict[str, dict[str, tuple]]) -> None:
             name: [int(t.success) for t in played] for name, (_, played) in rows.items()
         }
     text = "\n".join(texts)
-    write_whole(out_dir / "scores.json", json.dumps(successes) + "\n")
-    write_whole(out_dir / "scores.md", text)  # the last: with it the run is over
+    write_atomically(out_dir / "scores.json", json.dumps(successes) + "\n")
+    write_atomically(out_dir / "scores.md", text)  # the last: with it the run is over
     print(f"\n{text}")
     files = ", ".join(sorted(p.name for p in out_dir.iterdir() if p.name != "lock"))
     print(f"wrote {out_dir}/: {files}; policy and best are Hugging Face folders")
@@ -511,7 +521,7 @@ def set_up(
     for name, module in learner.modules.items():
         counts = (
             sum(p.numel() for p in group)
-            for group in (trained(module).values(), module.parameters())
+            for group in (trainable_parameters(module).values(), module.parameters())
         )
         print("{}: {:,} of {:,} parameters are trained".format(name, *counts), flush=True)
     return learner, engine, chat
@@ -528,12 +538,14 @@ def iterate(
     rollout_s, rollout_cpu_s = time.perf_counter() - clock, time.process_time() - cpu
     error_frac = sum(t.status == "error" for t in trajectories) / len(trajectories)
     trajectories = without_errors(trajectories, config, config.group_size)
-    collapse = dict.fromkeys(KEYS)
+    collapse = {}
     if (
         config.collapse_every and learner.step % config.collapse_every == 0
     ):  # with the weights that sampled
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
-        collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
+        collapse = measure_collapse(
+            learner.policy, trajectories, chat, config, rng=rng, history=history
+        )
     clock, cpu = (
         time.perf_counter(),
         time.process_time() - rollout_cpu_s,
@@ -550,9 +562,9 @@ def iterate(
     ]
 
     # -- advantages and update; a filter that keeps nothing leaves nothing to learn from
-    step_metrics = dict.fromkeys(METRICS_OF_UPDATE.split())
+    step_metrics = {}
     if kept:
-        step_metrics |= update(
+        step_metrics = update(
             learner, kept, token_targets(learner, kept, len(kept) / len(trajectories))
         )
         if (drift := step_metrics["logprob_diff_mean"]) > MAX_LOGPROB_DIFF[learner.dtype]:
@@ -564,7 +576,7 @@ def iterate(
             f"iteration {learner.step + 1}: scores differ in no group that the filter picks; update skipped"
         )
     learner.step += 1
-    row = {
+    row = dict.fromkeys(metric_names(config)) | {
         "step": learner.step,
         "error_frac": error_frac,
         "kept_groups": len(groups),
@@ -585,10 +597,10 @@ def main(argv: list[str]) -> None:
     check_installed(config)
     for env in (*mixture_at(config.env, 0), *scored_envs(config)):
         make_episode(config, env)  # what is wrong with it is said before the long part
-    check_out_dir(config, take=options["take_config"])
+    check_out_dir(config, accept_changes=options["take_config"], flag="--take_config=True")
     out_dir, keep = Path(config.out_dir), config.keep_checkpoints
     with (
-        locked(out_dir),
+        lock_folder(out_dir),
         Saver(out_dir, keep) as saver,
         Interruption(config.grace_s) as interruption,
     ):
@@ -597,10 +609,9 @@ def main(argv: list[str]) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
-            advice = "what was saved before is whole: make room, and start again to go on from it"
-            raise UserError(f"{out_dir} could not be written ({error}); {advice}") from error
+            raise UserError(f"{out_dir} could not be written ({error}); {DISK_ADVICE}") from error
         if interrupted:
-            sys.exit(checkpoint.EXIT_INTERRUPTED)
+            sys.exit(EXIT_INTERRUPTED)
 
 
 def is_finished(config: Config, history: Sequence[dict]) -> bool:
@@ -655,7 +666,7 @@ def run(
         log, played = Log(out_dir, history, config), out_dir / "trajectories.jsonl"
         write_rows(played, read_rows(played, learner.step))
 
-    evaluated, told, began, first = -1, interruption.wanted(), time.perf_counter(), learner.step
+    evaluated, told, began, first = -1, interruption.requested(), time.perf_counter(), learner.step
     bar = progress(total=config.num_iterations, initial=learner.step, desc="starpo", unit="it")
     while learner.step < config.num_iterations and not stopped(config, history) and not told:
         row, trajectories = iterate(learner, engine, chat, history)
@@ -671,13 +682,13 @@ def run(
             key: None if isinstance(x, float) and not math.isfinite(x) else x
             for key, x in row.items()
         }
-        row["regime"] = regime(row, history)
+        row["regime"] = classify_regime(row, history)
         best = max(
             (old["eval_success"] for old in history if old["eval_success"] is not None),
             default=-1.0,
         )
         history.append(row)
-        for sentence in warnings_of(history):
+        for sentence in new_warnings(history):
             tqdm.write(f"iteration {learner.step}: {sentence}")
         if due and row["eval_success"] > best:
             saver.wait()
@@ -687,7 +698,7 @@ def run(
             log.write(row, trajectories[: config.num_samples] if due else ())
             if due:
                 write_trajectories(played, learner.step, trajectories, config, learner.tokenizer)
-        told = interruption.wanted()
+        told = interruption.requested()
         if (
             last
             or told
