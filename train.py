@@ -23,7 +23,6 @@ from itertools import product
 import numpy as np
 import torch
 import torch.distributed as dist
-from support.metrics import metric_names
 from torch import Tensor
 from tqdm import tqdm
 
@@ -42,8 +41,9 @@ from rollout import (
     unmask,
     without_errors,
 )
-from support.collapse import measure
+from support.collapse import measure_collapse
 from support.learner import Learner, build_learner
+from support.metrics import metric_names
 from support.run import Run, open_run
 from support.timer import Timer
 
@@ -113,7 +113,9 @@ def iterate(
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
-        collapse = measure(learner.policy, trajectories, chat, config, rng=rng, history=history)
+        collapse = measure_collapse(
+            learner.policy, trajectories, chat, config, rng=rng, history=history
+        )
 
     # -- filter: keep the groups whose raw scores vary most
     update_timer = Timer()

@@ -58,7 +58,7 @@ class Learner:
 
     def _adamw(self, module, learning_rate: float) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            checkpoint.trained(module).values(),
+            checkpoint.trainable_parameters(module).values(),
             lr=learning_rate,
             betas=(self.config.adam_beta1, self.config.adam_beta2),
             weight_decay=self.config.weight_decay,
@@ -67,7 +67,7 @@ class Learner:
 
     def save(self, saver: Saver) -> None:
         """Start writing a checkpoint."""
-        states = checkpoint.states_of(self.modules, self.optimizers)
+        states = checkpoint.training_state(self.modules, self.optimizers)
         saver.save(states, {"step": self.step, "bad_steps": self.bad_steps})
 
     def load(self, folder: Path) -> None:
@@ -95,7 +95,7 @@ def build_learner(
         mesh = ", ".join(f"{name}={size}" for name, size in sizes)
         print(f"{parallel.world_size()} ranks as {mesh}", flush=True)
     for name, module in learner.modules.items():
-        num_trained = sum(p.numel() for p in checkpoint.trained(module).values())
+        num_trained = sum(p.numel() for p in checkpoint.trainable_parameters(module).values())
         num_all = sum(p.numel() for p in module.parameters())
         print(f"{name}: {num_trained:,} of {num_all:,} parameters are trained", flush=True)
     return learner, engine, chat

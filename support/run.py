@@ -1,7 +1,9 @@
 """A run in its folder: what it continues from, its rows of metrics, its checkpoints, its report."""
 
-from configurator import Config, describe
+from configurator import Config, UserError, describe
 
+import errno
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -15,15 +17,14 @@ from parallel import rank
 from rollout import Trajectory
 from support import checkpoint, report
 from support.checkpoint import Saver
-from support.collapse import regime, stop_reason, warnings_of
+from support.echo_trap import classify_regime, early_stop_reason, new_warnings
 from support.learner import Learner
 from support.log import Log
-from support.metrics import nan_to_none
-from support.process import EXIT_INTERRUPTED, Interruption, locked
+from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.records import write_jsonl, write_samples
 from support.run_folder import (
+    DISK_ADVICE,
     check_out_dir,
-    explain_full_disk,
     read_rows,
     save_config,
     write_rows,
@@ -37,10 +38,10 @@ def open_run(config: Config, sources: dict[str, str], *, take_config: bool) -> I
 
     A run that a signal interrupted exits with EXIT_INTERRUPTED.
     Raises: UserError if the folder is in use, or holds something else than this run."""
-    check_out_dir(config, take_config=take_config)
+    check_out_dir(config, accept_changes=take_config, flag="--take_config=True")
     out_dir = Path(config.out_dir)
     with (
-        locked(out_dir),
+        lock_folder(out_dir),
         Saver(out_dir, config.keep_checkpoints) as saver,
         Interruption(config.grace_s) as interruption,
         explain_full_disk(out_dir),
@@ -70,7 +71,7 @@ class Run:
         self.was_interrupted = False
         self.saved = checkpoint.newest(self.out_dir)
         print(describe(config, sources), flush=True)
-        last_step = checkpoint.step_of(self.saved) if self.saved else 0
+        last_step = step_of(self.saved) if self.saved else 0
         self.history = read_rows(self.out_dir / "metrics.jsonl", last_step)
 
     def is_finished(self) -> bool:
@@ -90,7 +91,7 @@ class Run:
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
-        self.stop_requested = self.interruption.wanted()
+        self.stop_requested = self.interruption.requested()
         self.first_step = learner.step
         self.start_time = time.perf_counter()
         self.bar = progress_bar(
@@ -125,10 +126,10 @@ class Run:
         self.scores = scores
         is_last = self._is_over([*self.history, row])
         row = nan_to_none({**row, **report.eval_metrics(config, scores)})
-        row["regime"] = regime(row, self.history)
+        row["regime"] = classify_regime(row, self.history)
         improved = scores and row["eval_success"] > best_success(self.history)
         self.history.append(row)
-        for sentence in warnings_of(self.history):
+        for sentence in new_warnings(self.history):
             tqdm.write(f"iteration {learner.step}: {sentence}")
         if improved:
             self.saver.wait()
@@ -141,7 +142,7 @@ class Run:
             write_samples(
                 self.samples_path, learner.step, samples, config.group_size, learner.tokenizer
             )
-        self.stop_requested = self.interruption.wanted()
+        self.stop_requested = self.interruption.requested()
         is_last = is_last or self._is_over(self.history)
         if is_last or self.stop_requested or is_due(config.save_every, learner.step):
             learner.save(self.saver)
@@ -182,7 +183,32 @@ class Run:
         return out_of_iterations or self._early_stop_reason(history) is not None
 
     def _early_stop_reason(self, history: list[dict]) -> str | None:
-        return stop_reason(history) if self.config.early_stop else None
+        return early_stop_reason(history) if self.config.early_stop else None
+
+
+@contextmanager
+def explain_full_disk(out_dir: Path) -> Iterator[None]:
+    """Turn the error of a full or read-only disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise UserError(f"{out_dir} could not be written ({error}); {DISK_ADVICE}") from error
+
+
+def step_of(folder: Path) -> int:
+    """The iteration after which a checkpoint was written."""
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def nan_to_none(row: dict) -> dict:
+    """A row with None in place of every number that is not finite."""
+    clean = {}
+    for key, value in row.items():
+        is_bad = isinstance(value, float) and not math.isfinite(value)
+        clean[key] = None if is_bad else value
+    return clean
 
 
 def is_due(every: int, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""The folder of a run: its settings, its rows of metrics, and files that are whole or absent."""
+"""The folder of a run: settings, JSON-lines files, and writing that survives a crash."""
 
 from configurator import FIELD_TYPES, Config, UserError, check_type, lookup_type
 
@@ -7,10 +7,12 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-MAY_CHANGE = [
+# settings that a run may change when it continues
+MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
     "save_every",
@@ -20,11 +22,57 @@ MAY_CHANGE = [
     "grace_s",
     "step_timeout_s",
     "max_error_frac",
-]  # when a run is continued
+)
+
+# the advice in errors about a full or read-only disk
+DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
+
+
+# ---------- settings
+
+
+def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "") -> None:
+    """Check that a run with these settings may use its out_dir.
+
+    Args:
+        accept_changes: continue a run even if its settings differ from those of `config`.
+        flag: the command-line option that accepts changes, for the message; "" if there is none.
+    Raises: UserError if out_dir holds other files, or a run with other settings.
+    """
+    out_dir = Path(config.out_dir)
+    if (out_dir / "config.json").is_file():
+        differences = _changed_settings(load_saved(out_dir), config)
+        if differences and not accept_changes:
+            advice = "give another --out_dir"
+            if flag:
+                advice += f", or {flag} to continue with the new settings"
+            raise UserError(
+                f"out_dir={config.out_dir!r} holds a run with other settings "
+                f"({', '.join(differences)}); {advice}"
+            )
+    elif out_dir.is_dir():
+        names = {path.name for path in out_dir.iterdir()}
+        if names - {"lock", "config.json.partial"}:
+            raise UserError(
+                f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir"
+            )
+
+
+def _changed_settings(saved: Config, wanted: Config) -> list[str]:
+    """A phrase for each setting that differs and that a run may not change when it continues."""
+    phrases = []
+    for key, value in asdict(wanted).items():
+        before = getattr(saved, key)
+        if value != before and key not in MAY_CHANGE_ON_RESUME:
+            phrases.append(f"{key} was {before!r} and is now {value!r}")
+    return phrases
 
 
 def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) -> Path:
-    """Writes out_dir/config.json: the settings, their sources, the git commit and the command; returns its path."""
+    """Write out_dir/config.json: settings, their sources, git commit and command line.
+
+    Returns: the path of the file.
+    """
     path = Path(out_dir, "config.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
@@ -33,84 +81,80 @@ def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) ->
         "git_commit": git_commit(),
         "launch": sys.argv,
     }
-    write_whole(path, json.dumps(record, indent=1) + "\n")
+    write_atomically(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
-def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before going on."""
-    number = os.open(path, os.O_RDONLY)
-    os.fsync(number)
-    os.close(number)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there with all of the text or not at all: beside, synced, then renamed."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    sync(partial)
-    partial.replace(path)
-
-
-def read_rows(path: Path, last: float = math.inf) -> list[dict]:
-    """The rows of a JSON-lines file up to the step `last`, [] where there is none. A line that was cut off is none."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    return [row for row in map(json.loads, lines) if row.get("step", 0) <= last]
-
-
 def load_saved(path: str | Path) -> Config:
-    """Reads back a config.json (or the one in a folder); fields that it lacks take their defaults."""
-    path = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    """Read the settings of a run.
+
+    Args: path: a config.json, or the folder of a run. Settings that the file lacks get their
+        defaults.
+    Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "config.json"
     try:
         saved = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} is not a saved config ({type(error).__name__}: {error})"
         ) from error
-    return Config(
-        **{
-            k: check_type(k, v, lookup_type(k, FIELD_TYPES, str(path)), str(path))
-            for k, v in saved.items()
-        }
-    )
-
-
-def check_out_dir(config: Config, *, take: bool | None = None) -> None:
-    """Raises: UserError unless out_dir is free or holds a run to continue: of these settings, with `take` of any; a
-    script without that option gives None."""
-    out_dir = Path(config.out_dir)
-    if (out_dir / "config.json").is_file():
-        saved, wanted = asdict(load_saved(out_dir)), asdict(config)
-        changed = [k for k in wanted if wanted[k] != saved[k] and k not in MAY_CHANGE]
-        if changed and not take:
-            differences = ", ".join(
-                f"{k} is {saved[k]!r} there and {wanted[k]!r} here" for k in changed
-            )
-            advice = "give another --out_dir" + ", or --take_config=True to go on with these" * (
-                take is not None
-            )
-            raise UserError(
-                f"out_dir={config.out_dir!r} holds another run ({differences}); {advice}"
-            )
-    elif out_dir.is_dir() and {path.name for path in out_dir.iterdir()} - {
-        "lock",
-        "config.json.partial",
-    }:
-        raise UserError(
-            f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir"
-        )
+    settings = {}
+    for key, value in saved.items():
+        wanted = lookup_type(key, FIELD_TYPES, str(path))
+        settings[key] = check_type(key, value, wanted, str(path))
+    return Config(**settings)
 
 
 def git_commit() -> str | None:
-    """Commit of this code, with "-dirty" if tracked files other than results differ from it; None without git."""
+    """Commit of this code, with "-dirty" if a tracked file outside docs/results/ has changed.
+
+    Returns: None without git.
+    """
     git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
+    head = [*git, "rev-parse", "HEAD"]
+    diff = [*git, "diff", "--name-only", "HEAD", "--", ":/", ":!/docs/results"]
     try:
-        commit = subprocess.check_output(
-            [*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL, text=True
-        ).strip()
-        changed = subprocess.check_output(
-            [*git, "diff", "--name-only", "HEAD", "--", ":/", ":!/docs/results"]
-        )
+        commit = subprocess.check_output(head, stderr=subprocess.DEVNULL, text=True).strip()
+        changed = subprocess.check_output(diff)
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{commit}-dirty" if changed else commit
+
+
+# ---------- files
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old content or the new one, never a part."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    fsync_path(partial)
+    partial.replace(path)
+
+
+def read_rows(path: Path, last_step: float = math.inf) -> list[dict]:
+    """The rows of a JSON-lines file up to a step; [] if there is no file.
+
+    A last line without line break is left out: a crash cut it off.
+    """
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if row.get("step", 0) <= last_step]
+
+
+def write_rows(path: Path, rows: Sequence[dict]) -> None:
+    """Replace a JSON-lines file."""
+    lines = [json.dumps(row) + "\n" for row in rows]
+    write_atomically(path, "".join(lines))

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from eval import paired_bootstrap, wilson_interval
-from support.run_folder import load_saved, read_rows, write_whole
+from support.run_folder import load_saved, read_rows, write_atomically
 
 
 def knobs(**settings) -> tuple[str, ...]:
@@ -344,9 +344,9 @@ def finished_rows() -> dict[Config, dict]:
 
 def first_warning(steps: list[dict]) -> list | None:
     """Iteration and sentence of the first warning, judged at every iteration by the metrics up to it."""
-    from support.collapse import warnings_of
+    from support.echo_trap import new_warnings
 
-    said = ((step["step"], warnings_of(steps[:n])) for n, step in enumerate(steps, 1))
+    said = ((step["step"], new_warnings(steps[:n])) for n, step in enumerate(steps, 1))
     return next(([step, sentences[0]] for step, sentences in said if sentences), None)
 
 
@@ -416,7 +416,7 @@ def run(words: tuple[str, ...], scale: str, seed: int) -> tuple[bool, str]:
     }
     target = RESULTS / "runs" / f"{out_dir.name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, json.dumps(row) + "\n")
+    write_atomically(target, json.dumps(row) + "\n")
     return True, f"{target}: written"
 
 

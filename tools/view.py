@@ -164,7 +164,7 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
 
 def draw_panel(runs: Sequence[Path], path: Path) -> None:
     """Figure 6 of arXiv 2504.20073: what moves before a run collapses, with a line where an early sign appears."""
-    from support.collapse import warnings_of
+    from support.echo_trap import new_warnings
 
     figure, notes = Figure(figsize=(9, 6), layout="constrained"), []
     plots = figure.subplots(2, 2, sharex=True)
@@ -172,7 +172,7 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
         if not (rows := read_rows(run / "metrics.jsonl")):
             raise UserError(f"{run} has no iteration yet")
         signs = [
-            (row["step"], text) for i, row in enumerate(rows) for text in warnings_of(rows[: i + 1])
+            (row["step"], text) for i, row in enumerate(rows) for text in new_warnings(rows[: i + 1])
         ]
         notes += [f"{run.name}, iteration {step}: {text}" for step, text in signs]
         for axes, key in zip(plots.flat, PANEL, strict=True):

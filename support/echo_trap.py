@@ -1,0 +1,149 @@
+"""The Echo Trap, seen from the rows of metrics.jsonl: the regime, early signs, and early stops.
+
+In the Echo Trap an agent repeats itself: rewards inside a group stop varying, so there is nothing
+left to learn from. Source: https://arxiv.org/abs/2504.20073; regimes and early stops as in RAGEN-2,
+https://github.com/mll-lab-nu/RAGEN. All functions take the rows and keep no state.
+docs/diagnostics.md explains the thresholds.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+WINDOW = 5  # iterations; the level of a metric is its median over them
+PERIOD = 10  # iterations of the first level, and between two levels that are compared
+
+# Regimes. Models that read their prompt had over 0.9 of H(X), those that did not under 0.01.
+LOW_MI_SHARE = 0.25  # of H(X)
+LOW_ENTROPY = 0.05  # nats per token; a choice of two at 99 : 1
+LOW_ENTROPY_SHARE = 0.25  # of the first entropy
+
+# Early signs. In eleven healthy runs of the tiny model entropy changed up to 2.9-fold within PERIOD
+# iterations, and levels of gradient norms reached 4.8 times the first level. Single norms reached
+# 98 times the median before them, hence medians.
+STD_DROP = 0.5  # the std of rewards falls to less than this share of its level
+SOLVED = 0.5  # from this success rate on, success itself lowers the std of rewards
+ENTROPY_JUMP = 4  # times, up or down
+GRAD_NORM_SPIKE = 10  # times the first level
+
+# Early stops, as in RAGEN-2
+STALE_STD_SHARE = 0.1  # of the early std of rewards, for PERIOD iterations
+DEAD_SUCCESS = 0.01  # success, for WINDOW evaluations
+
+
+def early_stop_reason(history: Sequence[dict]) -> str | None:
+    """Why a run should end after its last row; None if it should go on."""
+    stds = _known_values(history, "in_group_reward_std")
+    if len(stds) >= 2 * PERIOD and max(stds[-PERIOD:]) < STALE_STD_SHARE * fmean(stds[:PERIOD]):
+        return (
+            f"the std of rewards inside groups was below {STALE_STD_SHARE:.0%} of its first level "
+            f"for {PERIOD} iterations"
+        )
+    successes = _known_values(history, "eval_success")
+    if len(successes) >= WINDOW and max(successes[-WINDOW:]) < DEAD_SUCCESS:
+        return f"success was below {DEAD_SUCCESS:.0%} in {WINDOW} evaluations in a row"
+    if len(history) >= WINDOW and not any(row["kept_groups"] for row in history[-WINDOW:]):
+        return f"the filter kept no group in {WINDOW} iterations in a row"
+    return None
+
+
+def new_warnings(history: Sequence[dict]) -> list[str]:
+    """Sentences about the early signs of collapse that appear with the last row.
+
+    A sign is reported once, when it begins.
+    """
+    before = early_signs(history[:-1])
+    return [
+        f"early sign of collapse: {name} went {change}"
+        for name, change in early_signs(history).items()
+        if name not in before
+    ]
+
+
+def early_signs(history: Sequence[dict]) -> dict[str, str]:
+    """The early signs that the last rows show: name -> "from OLD to NEW"."""
+    signs = {}
+    std = _levels(history, "in_group_reward_std")
+    success = _levels(history, "success")
+    if std.now < STD_DROP * std.before and success.now < SOLVED:
+        signs["std of rewards inside groups"] = _change(std.before, std.now)
+
+    entropy = _levels(history, "entropy")
+    high = max(entropy.before, entropy.now)
+    low = min(entropy.before, entropy.now)
+    if high > ENTROPY_JUMP * low and high > LOW_ENTROPY:
+        signs["entropy per token"] = _change(entropy.before, entropy.now)
+
+    norm = _levels(history, "grad_norm")
+    if norm.now > GRAD_NORM_SPIKE * norm.first:
+        signs["gradient norm"] = _change(norm.first, norm.now)
+    return signs
+
+
+def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
+    """RAGEN-2's regime after an iteration, by entropy and mutual information of thoughts.
+
+        diverse     both high: healthy
+        template    thoughts vary, but not with the prompt
+        compressed  thoughts are certain and depend on the prompt; a trained policy may look so
+        collapsed   both low
+
+    The last measurement of first turns counts. Without one, or with a single prompt, for which
+    mutual information is always 0, the policy's entropy and the traces of the Echo Trap decide.
+
+    Args: row: the metrics of the iteration. history: the rows before it.
+    Returns: None if neither entropy is known.
+    """
+    rows = [*history, row]
+    measured = [past for past in rows if past["mi_bound_first"]]
+    entropies = _known_values(measured, "conditional_entropy_first")
+    if not entropies:
+        entropies = _known_values(rows, "entropy")
+    if not entropies:
+        return None
+    if measured:
+        last = measured[-1]
+        reads_prompt = last["mi_seq_first"] >= LOW_MI_SHARE * last["mi_bound_first"]
+    else:
+        reads_prompt = not _shows_trap(rows)
+    certain = entropies[-1] < max(LOW_ENTROPY, LOW_ENTROPY_SHARE * entropies[0])
+    if certain:
+        return "compressed" if reads_prompt else "collapsed"
+    return "diverse" if reads_prompt else "template"
+
+
+def _shows_trap(rows: Sequence[dict]) -> bool:
+    """Rewards vary less than half as much as at first while most trajectories fail, or gradient
+    norms stay high."""
+    std = _levels(rows, "in_group_reward_std")
+    success = _levels(rows, "success")
+    flat = std.now < STD_DROP * std.first and success.now < SOLVED
+    return flat or "gradient norm" in early_signs(rows)
+
+
+class Levels(NamedTuple):
+    """Medians of a metric; NaN if there are too few rows, which makes every comparison false."""
+
+    first: float  # over the first PERIOD iterations
+    before: float  # over WINDOW iterations, PERIOD iterations ago
+    now: float  # over the last WINDOW iterations
+
+
+def _levels(history: Sequence[dict], name: str) -> Levels:
+    values = _known_values(history, name)
+    if len(values) < WINDOW + PERIOD:
+        return Levels(math.nan, math.nan, math.nan)
+    return Levels(
+        first=median(values[:PERIOD]),
+        before=median(values[-WINDOW - PERIOD : -PERIOD]),
+        now=median(values[-WINDOW:]),
+    )
+
+
+def _known_values(history: Sequence[dict], name: str) -> list[float]:
+    return [row[name] for row in history if row[name] is not None]
+
+
+def _change(before: float, now: float) -> str:
+    return f"from {before:.3g} to {now:.3g}"

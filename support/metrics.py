@@ -1,0 +1,321 @@
+"""Every metric of a training run, defined once: name, group, unit and meaning.
+
+A row of metrics.jsonl has exactly the keys of `metric_names(config)`. TensorBoard shows each
+metric in its group. docs/metrics.md is the same list as a page:
+
+    python -m support.metrics > docs/metrics.md
+"""
+
+from configurator import Config
+
+from itertools import product
+from typing import NamedTuple
+
+from envs import mixture_at
+
+RETRIEVAL_RANKS = (1, 2, 4, 8)  # K of retrieval@K
+
+
+class Metric(NamedTuple):
+    """A metric, or several if its name has placeholders in braces."""
+
+    name: str
+    group: str
+    unit: str
+    meaning: str
+
+
+PLACEHOLDERS = {
+    "N": "`group_size`",
+    "ENV": "an environment that is scored, without the first one",
+    "SAMPLING": "`first` for thoughts of first turns, `sampled` for one random turn per trajectory",
+    "K": ", ".join(str(k) for k in RETRIEVAL_RANKS),
+}
+
+GROUPS = {
+    "rollout": "The training trajectories of the iteration, sampled at `temperature`.",
+    "update": "The filter of groups and the optimizer steps, means over sampled tokens. Losses, "
+    "norms and differences are null if the filter keeps no group.",
+    "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. Null in iterations "
+    "without an evaluation (`eval_every`).",
+    "collapse": "Whether thoughts still depend on their prompts; [diagnostics.md](diagnostics.md) "
+    "explains how they are measured. Null in iterations without a measurement (`collapse_every`), "
+    "except `regime`. A pair is a thought with its prompt.",
+    "cost": "Time and memory of rank 0.",
+}
+
+METRICS = [
+    # ---------- rollout
+    Metric("step", "rollout", "iterations", "Iterations so far."),
+    Metric("success", "rollout", "fraction", "Trajectories that solved the task."),
+    Metric(
+        "pass@{N}",
+        "rollout",
+        "fraction",
+        "Groups in which at least one trajectory solved the task.",
+    ),
+    Metric(
+        "reward",
+        "rollout",
+        "reward",
+        "Score of a trajectory, the sum of its rewards and penalties; mean over trajectories.",
+    ),
+    Metric("in_group_reward_mean", "rollout", "reward", "Mean score of a group; mean over groups."),
+    Metric(
+        "in_group_reward_std",
+        "rollout",
+        "reward",
+        "Standard deviation of the scores in a group; mean over groups. It falls when a policy "
+        "collapses.",
+    ),
+    Metric(
+        "in_group_reward_max", "rollout", "reward", "Highest score of a group; mean over groups."
+    ),
+    Metric("zero_std_frac", "rollout", "fraction", "Groups in which all scores are equal."),
+    Metric(
+        "error_frac",
+        "rollout",
+        "fraction",
+        "Trajectories whose environment failed. Their groups are left out of all other metrics.",
+    ),
+    Metric("num_turns", "rollout", "turns", "Turns per trajectory."),
+    Metric("num_actions", "rollout", "actions", "Executed actions per trajectory."),
+    Metric("response_length", "rollout", "tokens", "Sampled tokens per trajectory."),
+    Metric("valid_frac", "rollout", "fraction", "Turns whose reply has the required format."),
+    Metric(
+        "effective_frac",
+        "rollout",
+        "fraction",
+        "Executed actions of a turn that changed the state; mean over turns.",
+    ),
+    Metric(
+        "thoughts_per_turn",
+        "rollout",
+        "sentences",
+        "Sentences in `<think>` that can be checked against the state, per turn.",
+    ),
+    Metric(
+        "thought_true_frac",
+        "rollout",
+        "fraction",
+        "True sentences among those that can be checked; 0 if there are none.",
+    ),
+    # ---------- update
+    Metric("kept_groups", "update", "groups", "Groups that the filter kept."),
+    Metric("kept_trajectories", "update", "trajectories", "Trajectories that the filter kept."),
+    Metric("pg_loss", "update", "advantage", "Policy loss, without entropy bonus and KL."),
+    Metric("clipfrac", "update", "fraction", "Tokens at which the clipped ratio is active."),
+    Metric(
+        "approx_kl",
+        "update",
+        "nats per token",
+        "KL(old policy, new policy), estimated with k3 from the sampled tokens.",
+    ),
+    Metric(
+        "entropy",
+        "update",
+        "nats per token",
+        "Entropy of the policy's distribution over all tokens, at `temperature`.",
+    ),
+    Metric(
+        "kl_ref",
+        "update",
+        "nats per token",
+        "KL to the starting model, estimated with `kl_estimator`; null if `kl_coef` is 0.",
+    ),
+    Metric(
+        "vf_loss",
+        "update",
+        "reward squared",
+        "Value loss; the four metrics of the critic are null for estimators without one.",
+    ),
+    Metric("vf_clipfrac", "update", "fraction", "Tokens at which the clipped value is active."),
+    Metric(
+        "explained_variance",
+        "update",
+        "none",
+        "1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one.",
+    ),
+    Metric("grad_norm", "update", "norm", "Gradient norm of the policy before clipping."),
+    Metric("grad_norm_critic", "update", "norm", "Gradient norm of the critic before clipping."),
+    Metric(
+        "bad_steps",
+        "update",
+        "steps",
+        "Optimizer steps in a row that were skipped because of NaN or Inf.",
+    ),
+    Metric(
+        "logprob_diff_mean",
+        "update",
+        "nats per token",
+        "Mean absolute difference between the log-probs of engine and trainer, in the first "
+        "optimizer step. Tokens that no engine sampled (`mask_observations=False`) count as 0.",
+    ),
+    Metric("logprob_diff_max", "update", "nats", "Largest such difference."),
+    # ---------- evaluation
+    Metric(
+        "eval_success",
+        "eval",
+        "fraction",
+        "Solved prompts of the first environment that is scored (`eval_env`).",
+    ),
+    Metric("eval_success/{ENV}", "eval", "fraction", "Solved prompts of the other environments."),
+    Metric("eval_reward", "eval", "reward", "Like `reward`, on the prompts of `eval_success`."),
+    Metric("eval_valid_frac", "eval", "fraction", "Like `valid_frac`."),
+    Metric(
+        "eval_entropy",
+        "eval",
+        "nats per token",
+        "Like `entropy`, at `eval_temperature`; at temperature 1 if that is 0.",
+    ),
+    Metric("eval_response_length", "eval", "tokens", "Like `response_length`."),
+    # ---------- collapse
+    Metric(
+        "regime",
+        "collapse",
+        "word",
+        "diverse, template, compressed or collapsed; null until the entropy is known.",
+    ),
+    Metric(
+        "valid_thinking_rate",
+        "collapse",
+        "fraction",
+        "Turns with a thought that is closed and not empty; the metrics below leave out others.",
+    ),
+    Metric("pairs_{SAMPLING}", "collapse", "pairs", "Pairs that were compared."),
+    Metric(
+        "mi_bound_{SAMPLING}",
+        "collapse",
+        "nats",
+        "H(X), the entropy of the prompts of the pairs: the largest mutual information possible. "
+        "log n for n different prompts.",
+    ),
+    Metric(
+        "mi_seq_{SAMPLING}",
+        "collapse",
+        "nats per thought",
+        "Mutual information of thought and prompt, H(Z) - H(Z given X).",
+    ),
+    Metric(
+        "mi_{SAMPLING}",
+        "collapse",
+        "nats per token",
+        "The same, with the mean log-prob of a thought's tokens in place of their sum. Comparable "
+        "with RAGEN-2, but not a true mutual information.",
+    ),
+    Metric(
+        "conditional_entropy_seq_{SAMPLING}",
+        "collapse",
+        "nats per thought",
+        "H(Z given X): how varied thoughts are for one prompt.",
+    ),
+    Metric("conditional_entropy_{SAMPLING}", "collapse", "nats per token", "The same, per token."),
+    Metric(
+        "marginal_entropy_seq_{SAMPLING}",
+        "collapse",
+        "nats per thought",
+        "H(Z): how varied thoughts are over all prompts.",
+    ),
+    Metric("marginal_entropy_{SAMPLING}", "collapse", "nats per token", "The same, per token."),
+    Metric(
+        "mi_zscore_seq_{SAMPLING}",
+        "collapse",
+        "none",
+        "`mi_seq` / (standard deviation over pairs of the marginal log-prob + 0.001).",
+    ),
+    Metric("mi_zscore_{SAMPLING}", "collapse", "none", "The same, with log-probs per token."),
+    Metric(
+        "mi_zscore_ema_{SAMPLING}",
+        "collapse",
+        "none",
+        "Moving average of `mi_zscore` over measurements, decay 0.9.",
+    ),
+    Metric(
+        "retrieval@{K}_{SAMPLING}",
+        "collapse",
+        "fraction",
+        "Thoughts whose own prompt is among the K prompts that make them likeliest. A tie counts "
+        "as the average over its orders.",
+    ),
+    Metric(
+        "retrieval_chance@{K}_{SAMPLING}",
+        "collapse",
+        "fraction",
+        "The same for a policy that ignores its prompts: min(K, J) / J for J different prompts.",
+    ),
+    Metric(
+        "retrieval_above@{K}_{SAMPLING}", "collapse", "fraction", "The difference of these two."
+    ),
+    # ---------- cost
+    Metric("rollout_s", "cost", "seconds", "Wall time of the rollouts."),
+    Metric("update_s", "cost", "seconds", "Wall time of filter, advantages and update."),
+    Metric("cpu_s", "cost", "seconds", "CPU time of the process for both parts."),
+    Metric(
+        "memory_gib",
+        "cost",
+        "GiB",
+        "Largest memory so far: allocated by torch on a GPU, resident memory on a CPU.",
+    ),
+]
+
+
+def metric_names(config: Config) -> list[str]:
+    """The keys of a row of metrics.jsonl, in order."""
+    return list(metric_groups(config))
+
+
+def metric_groups(config: Config) -> dict[str, str]:
+    """The metrics of a row and their groups, in order: name -> group."""
+    scored_envs = list(mixture_at(config.eval_env or config.env, None))
+    values = {
+        "N": [str(config.group_size)],
+        "ENV": scored_envs[1:],
+        "SAMPLING": ["first", "sampled"],
+        "K": [str(k) for k in RETRIEVAL_RANKS],
+    }
+    groups = {}
+    for metric in METRICS:
+        for name in _expand(metric.name, values):
+            groups[name] = metric.group
+    return groups
+
+
+def _expand(name: str, values: dict[str, list[str]]) -> list[str]:
+    """All names that a name with placeholders stands for.
+
+    >>> _expand("mi_{SAMPLING}", {"SAMPLING": ["first", "sampled"]})
+    ['mi_first', 'mi_sampled']
+    """
+    used = [placeholder for placeholder in values if f"{{{placeholder}}}" in name]
+    names = []
+    for choice in product(*(values[placeholder] for placeholder in used)):
+        names.append(name.format(**dict(zip(used, choice, strict=True))))
+    return names
+
+
+def glossary() -> str:
+    """The page docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "A run writes one JSON object per iteration to `metrics.jsonl` in its folder. TensorBoard",
+        "(`tensorboard --logdir out`) shows the same numbers in one group per heading, and their",
+        "moving averages (decay 0.9) in `rollout_ema` and so on. A fraction counts the things that",
+        "its meaning names. Rewards have the unit of the environment. Null means not measured.",
+        "This page is printed by `python -m support.metrics`.",
+        "",
+    ]
+    for placeholder, meaning in PLACEHOLDERS.items():
+        lines.append(f"- {placeholder} in a name is {meaning}.")
+    for group, description in GROUPS.items():
+        lines += ["", f"## {group}", "", description, ""]
+        lines += ["| metric | unit | meaning |", "|---|---|---|"]
+        for metric in METRICS:
+            if metric.group == group:
+                name = metric.name.replace("{", "").replace("}", "")
+                lines.append(f"| `{name}` | {metric.unit} | {metric.meaning} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(glossary())

@@ -1,0 +1,135 @@
+"""One process per run folder, and a graceful end: the folder's lock, signals, exit codes."""
+
+from configurator import UserError
+
+import fcntl
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+import parallel
+
+# Exit code after a signal, EX_TEMPFAIL of sysexits.h: start the run again and it continues.
+EXIT_INTERRUPTED = 75
+EXIT_CTRL_C = 130  # exit code of shells after Ctrl-C
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+CONTINUES = "started again, the run continues from its checkpoint"
+
+
+# ---------- the lock of a run folder
+
+
+@contextmanager
+def lock_folder(out_dir: Path) -> Iterator[None]:
+    """Reserve the folder for this run; rank 0 holds the lock for all ranks.
+
+    The kernel ties the lock to the process, so a killed process leaves no lock. A folder that is
+    still empty at the end is removed.
+
+    Raises: UserError if another process holds the lock, or the folder cannot be written.
+    """
+    if parallel.rank() > 0:
+        yield
+        return
+    path = out_dir / "lock"
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"out_dir={str(out_dir)!r} cannot be written ({error})") from error
+    with file:
+        _take_lock(file, path)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if not any(out_dir.iterdir()):
+                out_dir.rmdir()
+
+
+def _take_lock(file, path: Path) -> None:
+    given = f"out_dir={str(path.parent)!r}"
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read()
+        raise UserError(f"{given} is in use by {holder}; give another --out_dir") from error
+    # Between our open() and flock(), the other process may have ended and removed its file.
+    same_file = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
+    if not same_file:
+        raise UserError(f"{given} was in use by a process that has just ended; start again")
+
+
+# ---------- signals
+
+
+class Interruption:
+    """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
+
+    After a signal the current iteration has `grace_s` seconds to end and to be saved. If it takes
+    longer, the process exits with EXIT_INTERRUPTED. A second Ctrl-C exits at once.
+    """
+
+    def __init__(self, grace_s: float):
+        self.grace_s = grace_s
+        self.timer: threading.Timer | None = None  # runs from the first signal on
+        self.previous_handlers: dict = {}
+
+    def __enter__(self) -> "Interruption":
+        for number in SIGNALS:
+            self.previous_handlers[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop_timer()
+        for number, handler in self.previous_handlers.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        """Whether any rank received a signal: a collective, to be called between iterations.
+
+        True stops the timer: saving may take longer than the grace period.
+        """
+        received = torch.tensor(float(self.timer is not None))
+        parallel.all_reduce_sum(received)
+        if received > 0:
+            self._stop_timer()
+        return bool(received)
+
+    def _handle(self, number: int, _) -> None:
+        if self.timer:
+            if number == signal.SIGINT:
+                exit_now(f"interrupted twice: ended at once; {CONTINUES}", EXIT_CTRL_C)
+            return
+        sentence = f"no iteration ended within grace_s ({self.grace_s:g} s); {CONTINUES}"
+        self.timer = threading.Timer(self.grace_s, exit_now, [sentence, EXIT_INTERRUPTED])
+        self.timer.daemon = True
+        self.timer.start()
+        name = signal.Signals(number).name
+        _write_to_stderr(f"{name}: ending after this iteration, in {self.grace_s:g} s at most")
+
+    def _stop_timer(self) -> None:
+        if self.timer:
+            self.timer.cancel()
+
+
+def exit_now(sentence: str, code: int) -> None:
+    """End the process at once, without cleaning up."""
+    _write_to_stderr(sentence)
+    os._exit(code)
+
+
+def _write_to_stderr(sentence: str) -> None:
+    """Write a line from a signal handler. print() may be interrupted by itself and then raises."""
+    os.write(2, f"\n{sentence}\n".encode())
