@@ -252,7 +252,7 @@ def newest(out_dir: Path) -> Path | None:
     Raises: UserError if all checkpoints are damaged, or the format is another one.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
-    return parallel.gather([found])[0][0]
+    return parallel.all_gather_lists([found])[0][0]
 
 
 def _newest_on_rank_0(out_dir: Path) -> Path | None:
