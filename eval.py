@@ -18,7 +18,6 @@ matter. Intervals are 95 % Wilson; instances and transition noise are the same f
 from configurator import Config, UserError, load_config, run_main
 
 import json
-import math
 import os
 import time
 from collections import Counter, defaultdict
@@ -51,6 +50,7 @@ from rollout import (
     without_errors,
 )
 from support.run_folder import load_saved
+from support.statistics import paired_bootstrap, pass_at_k, wilson_interval
 
 SEED_EVAL = 21
 PLAYERS = ("random", "greedy", "optimal")
@@ -78,38 +78,6 @@ COLUMNS = (
     "entropy",
     "response_length",
 )
-
-
-def wilson_interval(num_success: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % interval of a success rate (Wilson 1927).
-
-    >>> tuple(round(x, 3) for x in wilson_interval(8, 10))
-    (0.49, 0.943)
-    """
-    p, zz = num_success / n, z * z / n
-    centre, half = (p + zz / 2) / (1 + zz), z * math.sqrt(p * (1 - p) / n + zz / (4 * n)) / (1 + zz)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def paired_bootstrap(
-    a: np.ndarray, b: np.ndarray, *, draws: int = 10_000, seed: int = 0
-) -> tuple[float, float, float]:
-    """Mean of a - b with a 95 % bootstrap interval over instances (columns) and, where there are several, seeds (rows).
-
-    Args: a, b: (S, n) successes on the same instances; b may be (1, n), a player without seeds."""
-    difference = np.asarray(a, float) - np.asarray(b, float)  # (S, n)
-    (num_seeds, n), rng = difference.shape, np.random.default_rng(seed)
-    means = []
-    for _ in range(draws):
-        rows = rng.integers(num_seeds, size=num_seeds)
-        means.append(difference[rows][:, rng.integers(n, size=n)].mean())
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(difference.mean()), float(low), float(high)
-
-
-def pass_at_k(n: int, num_right: int, k: int) -> float:
-    """Chance that one of k samples is right, unbiased from n of them: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374)."""
-    return 1 - math.comb(n - num_right, k) / math.comb(n, k)
 
 
 def wins_of(played: Sequence[Trajectory]) -> dict[tuple[int, ...], list[bool]]:
