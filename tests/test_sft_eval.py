@@ -14,7 +14,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from conftest import small_config

@@ -1,6 +1,6 @@
 """Tests of support/statistics.py: intervals by hand and by their equations, pass@k by counting.
 
-    python -m pytest -q tests/test_statistics.py
+python -m pytest -q tests/test_statistics.py
 """
 
 import doctest
