@@ -23,14 +23,21 @@ def wilson_interval(num_success: float, n: int, z: float = Z_95) -> tuple[float,
     (0.49, 0.943)
     """
     rate = num_success / n
-    z_squared = z * z / n
-    centre = (rate + z_squared / 2) / (1 + z_squared)
-    half_width = z * math.sqrt(rate * (1 - rate) / n + z_squared / (4 * n)) / (1 + z_squared)
-    return max(0.0, centre - half_width), min(1.0, centre + half_width)
+    correction = z * z / n
+    variance = rate * (1 - rate) / n + correction / (4 * n)
+    centre = (rate + correction / 2) / (1 + correction)
+    half_width = z * math.sqrt(variance) / (1 + correction)
+    low = max(0.0, centre - half_width)
+    high = min(1.0, centre + half_width)
+    return low, high
 
 
 def paired_bootstrap(
-    a: np.ndarray, b: np.ndarray, *, draws: int = 10_000, seed: int = 0
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    draws: int = 10_000,
+    seed: int = 0,
 ) -> tuple[float, float, float]:
     """Mean of a - b with its 95 % bootstrap interval over instances and, if there are several, seeds.
 
@@ -53,9 +60,11 @@ def paired_bootstrap(
     for _ in range(draws):
         rows = rng.integers(num_seeds, size=num_seeds)
         columns = rng.integers(n, size=n)
-        means.append(difference[rows][:, columns].mean())
+        resampled = difference[rows][:, columns]  # (S, n)
+        means.append(resampled.mean())
     low, high = np.quantile(means, [0.025, 0.975])
-    return float(difference.mean()), float(low), float(high)
+    mean = difference.mean()
+    return float(mean), float(low), float(high)
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:
@@ -66,4 +75,5 @@ def pass_at_k(n: int, num_right: int, k: int) -> float:
     >>> pass_at_k(4, 1, 2)
     0.5
     """
-    return 1 - math.comb(n - num_right, k) / math.comb(n, k)
+    all_wrong = math.comb(n - num_right, k)
+    return 1 - all_wrong / math.comb(n, k)

@@ -263,7 +263,7 @@ FIGURES = {
         compare(GRIDS, ["ppo"], {f"online-{k}": online_k(k) for k in (1, 2, 5, 10)}),
     ),
     "fig11": Figure(
-        "does reasoning fade, also where true thoughts are paid",
+        "does reasoning fade, and does a reward for true thoughts keep it",
         THOUGHTS + EVALUATION,
         compare(
             ENVS,
@@ -327,7 +327,7 @@ FIGURES = {
         {f"quest PPO {turns} turns": quest_turns(turns) for turns in (6, 8, 12, 16)},
     ),
     "density": Figure(
-        "reward density by estimator; of trajectories, or by turn from returns-to-go",
+        "reward density by estimator; these compare trajectories, or turns by returns-to-go",
         TRAINING,
         reward_densities(),
     ),
@@ -337,7 +337,7 @@ FIGURES = {
         {f"quest PPO {share:.0%} SFT": split_budget(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)},
     ),
     "ratio": Figure(
-        "reward for a repair that passes all tests, or for the share that it mends",
+        "reward for a repair that passes all tests, or for the share of tests that it mends",
         TRAINING,
         {
             f"repair GRPO {reward}": curve(sft=REPAIR_SFT, env=f"repair:reward={reward}")
@@ -356,15 +356,15 @@ SCALES = {
             "quest": Seconds(9, 3),
             "repair": Seconds(16, 18),
         },
-        estimate="CPU time of finished rows, else of groups of 16 (smaller take more); "
+        estimate="CPU times of finished rows, or else of groups of 16; smaller groups take longer; "
         "evaluations and SFT come on top",
     ),
     "full": Scale(
         files=(),
         jobs=1,
         seconds=dict.fromkeys((*ENVS, "quest", "repair"), Seconds(9.3, 14.7)),
-        estimate="finished rows, else the paper's 24 s (25 % kept) to 68 s (all) per step of "
-        "Sokoban on one GPU",
+        estimate="finished rows, or else the paper's 24 s (25 % kept) to 68 s (all kept) per step "
+        "of Sokoban on one GPU",
     ),
 }
 

@@ -13,8 +13,13 @@ from matplotlib.lines import Line2D
 
 from support.statistics import wilson_interval
 from tools.experiments import Panel
-from tools.tables import series, wins_at_home
+from tools.tables import Curves, Rows, Wins, series, wins_of_run
 
+CAPTION = """\
+In the picture, the band around evaluations is that Wilson interval and any other band is the range
+of the seeds. A triangle marks a first warning."""
+SUCCESS_CAPTION = """\
+In the picture, a line is the mean of the seeds and the band around it their range."""
 SUCCESS = "success on 256 fixed prompts, %"
 BAND = "range of the seeds (line: mean)"
 COLORS = {"PPO": "#1f6fb4", "GRPO": "#d9662b"}
@@ -43,13 +48,13 @@ LABEL_GAP = 5  # smallest distance of two labels, in % of success
 # ---------- success compared with reference players
 
 
-def plot_success(path: Path, panels: Sequence[Panel], curves: dict[str, list[dict]]) -> None:
+def plot_success(path: Path, panels: Sequence[Panel], curves: Curves) -> None:
     """Draw success in % over the iterations: mean and range of the seeds, and reference players.
 
     Args:
         path: PNG to write.
         panels: One pair of axes each, and a legend in the place of one more.
-        curves: Label of a curve -> one row for each seed, none if it was not run.
+        curves: The rows of every curve.
     """
     num_lines = math.ceil((len(panels) + 1) / NUM_COLUMNS)
     figure = Figure(figsize=(9.5, 2.9 * num_lines), layout="constrained")
@@ -69,7 +74,7 @@ def plot_success(path: Path, panels: Sequence[Panel], curves: dict[str, list[dic
     figure.savefig(path, dpi=150)
 
 
-def plot_flagship(path: Path, panel: Panel, curves: dict[str, list[dict]]) -> None:
+def plot_flagship(path: Path, panel: Panel, curves: Curves) -> None:
     """Draw one panel with the names of the players next to their lines."""
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     axes = figure.subplots()
@@ -79,8 +84,8 @@ def plot_flagship(path: Path, panel: Panel, curves: dict[str, list[dict]]) -> No
     name_players([handles[player.label] for player in PLAYERS if player.label in handles])
     policies = [handles[name] for name in panel.curves if name in handles]
     for line in policies:
-        start, *_, end = line.get_ydata()
-        line.set_label(f"{line.get_label()}, from {start:.0f} to {end:.0f} %")
+        percent = line.get_ydata()
+        line.set_label(f"{line.get_label()}, from {percent[0]:.0f} to {percent[-1]:.0f} %")
     bands = [handles[BAND]] if policies else []
     axes.legend(handles=[*policies, *bands], loc=(0.5, 0.3), frameon=False)
     figure.savefig(path, dpi=150)
@@ -100,7 +105,7 @@ def name_players(lines: Sequence[Line2D]) -> None:
         )
 
 
-def draw_panel(axes: Axes, panel: Panel, curves: dict[str, list[dict]]) -> None:
+def draw_panel(axes: Axes, panel: Panel, curves: Curves) -> None:
     axes.set(title=panel.title, xlabel="iteration", ylim=(0, 103))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e8e8e8", linewidth=0.8)
@@ -108,21 +113,22 @@ def draw_panel(axes: Axes, panel: Panel, curves: dict[str, list[dict]]) -> None:
     for name, rows in finished.items():
         draw_seeds(axes, name, rows)
     for rows in list(finished.values())[:1]:  # the players are the same for all curves
-        draw_players(axes, wins_at_home(rows))
+        draw_players(axes, wins_of_run(rows))
 
 
-def draw_seeds(axes: Axes, name: str, rows: Sequence[dict]) -> None:
+def draw_seeds(axes: Axes, name: str, rows: Rows) -> None:
     """Mean over the seeds, and a band from the lowest to the highest of them."""
     iterations, values = stack_seeds(rows, "eval_success")
     percent = 100 * values  # (S, number of evaluations)
     color = COLORS[name]
     mean = np.nanmean(percent, 0)
-    low, high = np.nanmin(percent, 0), np.nanmax(percent, 0)
+    low = np.nanmin(percent, 0)
+    high = np.nanmax(percent, 0)
     axes.plot(iterations, mean, color=color, linewidth=2.2, label=name, zorder=3)
     axes.fill_between(iterations, low, high, color=color, alpha=0.3, linewidth=0, label=BAND)
 
 
-def draw_players(axes: Axes, wins: dict[str, np.ndarray]) -> None:
+def draw_players(axes: Axes, wins: Wins) -> None:
     for player in PLAYERS:
         success = 100 * wins[player.name][0].mean()
         axes.axhline(success, color=GRAY, linewidth=1.2, linestyle=player.style, label=player.label)
@@ -150,7 +156,7 @@ def spread(heights: Sequence[float]) -> list[float]:
 # ---------- all other figures
 
 
-def plot(path: Path, title: str, metrics: Sequence[str], curves: dict[str, list[dict]]) -> None:
+def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
     """Draw a column of panels for every environment and a line of panels for every metric.
 
     Gray lines are players that score the same for all curves of a panel.
@@ -172,9 +178,9 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: dict[str, list[
     figure.savefig(path, dpi=100)
 
 
-def split_by_env(curves: dict[str, list[dict]]) -> dict[str, dict[str, list[dict]]]:
+def split_by_env(curves: Curves) -> dict[str, Curves]:
     """The curves that were run by the first word of their labels, which is taken off."""
-    columns: dict[str, dict[str, list[dict]]] = {}
+    columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
         if rows:
@@ -182,7 +188,7 @@ def split_by_env(curves: dict[str, list[dict]]) -> dict[str, dict[str, list[dict
     return columns or {"nothing was run": {}}
 
 
-def draw_curve(axes: Axes, metric: str, label: str, rows: Sequence[dict]) -> None:
+def draw_curve(axes: Axes, metric: str, label: str, rows: Rows) -> None:
     """Mean of the seeds over the passes made over trajectories, which are iterations x epochs.
 
     The band of evaluations is a Wilson interval over prompts, any other the range of the seeds.
@@ -194,9 +200,10 @@ def draw_curve(axes: Axes, metric: str, label: str, rows: Sequence[dict]) -> Non
     num_epochs = rows[0]["settings"]["num_epochs"]
     passes = num_epochs * iterations
     mean = np.nanmean(values, 0)
-    low, high = np.nanmin(values, 0), np.nanmax(values, 0)
+    low = np.nanmin(values, 0)
+    high = np.nanmax(values, 0)
     if metric == "eval_success":
-        num_prompts = wins_at_home(rows)["after RL"].shape[1]
+        num_prompts = wins_of_run(rows)["after RL"].shape[1]
         intervals = [wilson_interval(rate * num_prompts, num_prompts) for rate in mean]
         low, high = np.array(intervals).T
     color = axes.plot(passes, mean, label=label)[0].get_color()
@@ -205,17 +212,19 @@ def draw_curve(axes: Axes, metric: str, label: str, rows: Sequence[dict]) -> Non
     axes.plot(warned, np.interp(warned, passes, mean), "v", color=color)
 
 
-def draw_shared_players(axes: Axes, curves: dict[str, list[dict]]) -> None:
-    wins = [wins_at_home(rows) for rows in curves.values()]
+def draw_shared_players(axes: Axes, curves: Curves) -> None:
+    wins = [wins_of_run(rows) for rows in curves.values()]
     for player, style in STYLES.items():
         rates = {players[f"{player}, closed loop"][0].mean() for players in wins}
         if len(rates) == 1:
             axes.axhline(rates.pop(), color="gray", linestyle=style, label=player)
 
 
-def stack_seeds(rows: Sequence[dict], metric: str) -> tuple[np.ndarray, np.ndarray]:
+def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Iterations (I,) at which any seed has a value, and values (S, I) with NaN for the others."""
     seeds = [series(row).get(metric, {}) for row in rows]
     iterations = sorted(set().union(*seeds))
-    values = [[seed.get(iteration, np.nan) for iteration in iterations] for seed in seeds]
+    values = []
+    for seed in seeds:
+        values.append([seed.get(iteration, np.nan) for iteration in iterations])
     return np.array(iterations), np.array(values)

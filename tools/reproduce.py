@@ -188,18 +188,20 @@ def show(name: str, scale: str, seeds: Sequence[int]) -> str:
     """Write table, points and pictures of the finished runs of a figure; returns the table."""
     figure = FIGURES[name]
     found = rows_of(figure.curves, scale, seeds)
-    stem = name if scale == "tiny" else f"{name}_{scale}"
+    suffix = "" if scale == "tiny" else f"_{scale}"
     title = f"{name}, {scale}: {figure.title}"
-    text = f"{title}.\n\n{tables.table(found)}"
-    (runs.RESULTS / f"{stem}.md").write_text(text, encoding="utf-8")
-    tables.write_points(runs.RESULTS / f"{stem}.csv", found)
-    picture = runs.RESULTS / f"{stem}.png"
+    picture = runs.RESULTS / f"{name}{suffix}.png"
     if figure.panels:
+        caption = plots.SUCCESS_CAPTION
         plots.plot_success(picture, figure.panels, found)
-        flagship = figure.panels[0]
-        plots.plot_flagship(picture.with_stem(stem.replace(name, "frozenlake")), flagship, found)
+        flagship = runs.RESULTS / f"frozenlake{suffix}.png"
+        plots.plot_flagship(flagship, figure.panels[0], found)
     else:
+        caption = plots.CAPTION
         plots.plot(picture, title, figure.metrics, found)
+    tables.write_points(picture.with_suffix(".csv"), found)
+    text = f"{title}.\n\n{tables.table(found, caption)}"
+    picture.with_suffix(".md").write_text(text, encoding="utf-8")
     return text
 
 

@@ -161,8 +161,8 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
 
 
 def evaluations_of(steps: Sequence[dict]) -> dict[int, float]:
-    evaluated = [step for step in steps if step["eval_success"] is not None]
-    return {step["step"]: step["eval_success"] for step in evaluated}
+    values = {step["step"]: step["eval_success"] for step in steps}
+    return {iteration: value for iteration, value in values.items() if value is not None}
 
 
 def rounded(values: Sequence[float | None]) -> list[float | None]:
