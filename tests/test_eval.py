@@ -28,31 +28,23 @@ import model
 import parallel
 from engine import VLLM_ENVIRONMENT, make_engine
 from eval import (
-    pass_at_k,
     play_served,
     score,
     success_interval,
     table,
     trajectory_record,
-    wilson_interval,
 )
 from grids import FrozenLake
 from rollout import Chat, Trajectory, Turn, make_episode, summarize
 from support import checkpoint
 from support.run_folder import save_config
+from support.statistics import wilson_interval
 
 ROOT = evaluation.Path(evaluation.__file__).parent
 LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
 
 
 # ---------- several samples of a prompt
-
-
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
-    for n, c in [(1, 0), (1, 1), (5, 0), (5, 2), (6, 5), (6, 6)]:
-        for k in range(1, n + 1):
-            subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
-            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
 def samples_by_hand(wins):

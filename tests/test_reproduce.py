@@ -1,12 +1,16 @@
-"""Tests of reproduce.py: every experiment is a valid run, matched but for what it names; tables, points and pictures by
-hand; finished, shared and failed runs; one short real run for every figure."""
+"""Tests of tools/reproduce.py and the modules that it is made of.
 
-from configurator import Config, load_config
+Every experiment is a valid run and differs from its neighbours only in what it names. Tables,
+points and pictures by hand. Finished, shared and failed runs. One short real run for every figure.
+
+    python -m pytest -q tests/test_reproduce.py
+"""
+
+from configurator import Config
 
 import json
 import re
 import shutil
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,31 +19,37 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure as Canvas
 
+import support.collapse
 import train
 from envs import make_env
-from eval import paired_bootstrap
 from support.run_folder import save_config
-from tools import reproduce, sft
+from support.statistics import paired_bootstrap, wilson_interval
+from tools import experiments, plots, reproduce, runs, sft, tables
+from tools.experiments import Curve, Figure, curve, settings_of, sft_command, train_command
 
-ROOT = Path(reproduce.__file__).parent
-PLAYERS = ("random", "greedy", "optimal")
-# four instances: the start solves the first, RL all but the last, the greedy player the first two
-SUCCESSES = {f"{player}, closed loop": [1, 1, 0, 0] for player in PLAYERS} | {
-    "optimal, 1 a turn": [1, 1, 0, 1]
+ROOT = Path(reproduce.__file__).resolve().parent.parent
+# four instances: the start solves the first, RL all but the last, the players the first two
+SUCCESSES = {
+    "random, closed loop": [1, 1, 0, 0],
+    "greedy, closed loop": [1, 1, 0, 0],
+    "optimal, closed loop": [1, 1, 0, 0],
+    "optimal, 1 a turn": [1, 1, 0, 1],
+    "start": [1, 0, 0, 0],
+    "after RL": [1, 1, 1, 0],
 }
-SUCCESSES |= {"start": [1, 0, 0, 0], "after RL": [1, 1, 1, 0]}
 COSTS = {"demonstrations": 0, "rollouts": 256}
 FLAT = [0.5, None]  # a metric of two iterations, the second one skipped
-EVERY = [(name, label) for name, (_, _, curves) in reproduce.FIGURES.items() for label in curves]
+QUESTS = ("quest", "turns", "density", "split")
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """An empty docs/results, with the configs beside it; bootstrap intervals from few draws."""
+    """An empty docs/results next to the configs; bootstrap intervals from few draws."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
-    monkeypatch.setattr(reproduce, "paired_bootstrap", partial(paired_bootstrap, draws=20))
+    monkeypatch.setattr(tables, "paired_bootstrap", partial(paired_bootstrap, draws=20))
     (tmp_path / "docs/results/runs").mkdir(parents=True)
     return tmp_path / "docs/results"
 
@@ -49,51 +59,17 @@ def at_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch, capsys):
-    """Table, points and README of this repository, from the rows in docs/results alone."""
-    (tmp_path / "config").symlink_to(ROOT / "config")
-    shutil.copytree(
-        ROOT / "docs/results",
-        tmp_path / "docs/results",
-        ignore=shutil.ignore_patterns("*.md", "*.csv"),
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduce, "launch", None)  # nothing is run
-    reproduce.main(["learning", "--draw=True"])
-    for name in ("learning.md", "learning.csv"):
-        assert (tmp_path / "docs/results" / name).read_bytes() == (
-            ROOT / "docs/results" / name
-        ).read_bytes()
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert all(
-        line in lines for line in capsys.readouterr().out.splitlines() if line.startswith("| ")
-    )
+def curve_of(name, label):
+    return reproduce.FIGURES[name].curves[label]
 
 
-def test_environments_that_are_scored_stand_apart():
-    one = {"random, closed loop": [0, 0], "start": [1, 0], "after RL": [1, 1]}
-    rows = [{"successes": {"bandit": one, "bandit:pair=jobs": dict.fromkeys(one, [0, 0])}}]
-    found = {
-        env: {name: wins.tolist() for name, wins in inside.items()}
-        for env, inside in reproduce.scored(rows)
-    }
-    assert found == {
-        "bandit": {k: [v] for k, v in one.items()},
-        "bandit:pair=jobs": {k: [[0, 0]] for k in one},
-    }
-    assert reproduce.series(rows[0] | {"curve": {"2": 0.75}, "series": {}})["eval_success"] == {
-        0: 0.5,
-        2: 0.75,
-    }
+def all_curves():
+    return [curve for figure in reproduce.FIGURES.values() for curve in figure.curves.values()]
 
 
-def words_of(name, label):
-    return reproduce.FIGURES[name][2][label]
-
-
-def write_row(results, words, seed=0, successes=SUCCESSES, **changes):
-    """A row as `run` writes it, of two iterations."""
-    settings = asdict(load_config(reproduce.command(words, "tiny", seed)[1:])[0])
+def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
+    """A row as `runs.run` writes it, of two iterations."""
+    settings = asdict(train_command(trained, "tiny", seed).config())
     row = {
         "command": "python train.py config/tiny.py",
         "git_commit": "0123456789",
@@ -102,18 +78,34 @@ def write_row(results, words, seed=0, successes=SUCCESSES, **changes):
         "cpu_s_per_iteration": 1.5,
         "curve": {"2": 0.75},
         "settings": settings,
-        "base": reproduce.base_of(["config/tiny.py"]),
-        "series": dict.fromkeys(reproduce.SERIES, FLAT),
+        "base": runs.base_of(["config/tiny.py"]),
+        "series": dict.fromkeys(runs.SERIES, FLAT),
         "first_warning": None,
         "costs": COSTS,
         "successes": {settings["env"]: successes},
     }
-    name = "-".join(words).replace("--", "")
-    (results / "runs" / f"{name}_s{seed}.json").write_text(json.dumps(row | changes))
+    path = results / "runs" / f"{name}_s{seed}.json"
+    path.write_text(json.dumps(row | changes))
 
 
 def launch_with(monkeypatch, run):
-    monkeypatch.setattr(reproduce, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
+
+
+def refuse_to_launch(monkeypatch):
+    launch_with(monkeypatch, lambda *_, **__: pytest.fail("was run"))
+
+
+def record_launches(monkeypatch, exit_code=0):
+    """Launch nothing; returns the list of the commands, without the interpreter."""
+    launched = []
+
+    def record(words, **_):
+        launched.append(words[1:])
+        return SimpleNamespace(returncode=exit_code)
+
+    launch_with(monkeypatch, record)
+    return launched
 
 
 def cells(line):
@@ -125,52 +117,57 @@ def cells(line):
 
 @pytest.mark.parametrize("scale", reproduce.SCALES)
 def test_every_experiment_is_a_valid_run(scale):
-    names = {}
-    for name, label in EVERY:
-        config = reproduce.settings_of(words_of(name, label), scale, 1)
-        first = reproduce.sft_command(words_of(name, label), scale, 1)
-        start = (
-            f"{reproduce.out_dir_of(first)}/model"
-            if first
-            else "base"
-            if scale == "tiny"
-            else Config.model
-        )
-        assert config.model == start and config.seed == 1
-        assert (
-            not first
-            or config.sft_steps > 0
-            and asdict(load_config(first[1:])[0])["sft_steps"] == config.sft_steps
-        )
-        for stage in re.split(r" \+ | @\d+ > ", f"{config.env} + {config.eval_env or config.env}"):
-            make_env(stage)
-        assert label.startswith(config.env.split(":")[0])
-        names.setdefault(config, set()).add(reproduce.command(words_of(name, label), scale, 1)[-1])
-    assert all(len(folder) < 200 for folders in names.values() for folder in folders)
-    assert all(
-        len(folders) == 1 for folders in names.values()
-    )  # one run has one name in all figures
-    assert len({folder for folders in names.values() for folder in folders}) == len(
-        names
-    )  # and a name one run
+    folders = {}
+    for name, figure in reproduce.FIGURES.items():
+        for label in figure.curves:
+            trained = curve_of(name, label)
+            config = settings_of(trained, scale, 1)
+            check_start(config, sft_command(trained, scale, 1), scale)
+            for stage in re.split(r" \+ | @\d+ > ", config.env):
+                make_env(stage)
+            for env in re.split(r" \+ ", config.eval_env or "bandit"):
+                make_env(env)
+            assert label.startswith(config.env.split(":")[0])
+            out_dir = train_command(trained, scale, 1).out_dir
+            folders.setdefault(config, set()).add(str(out_dir))
+    names = [name for found in folders.values() for name in found]
+    assert all(len(f"--out_dir={name}") < 200 for name in names)
+    # one run has one name in all figures, and a name belongs to one run
+    assert len(names) == len(folders)
+    assert len(set(names)) == len(folders)
 
 
-def differences(a, b, scale="tiny"):
-    a, b = (asdict(reproduce.settings_of(words_of(*x), scale, 0)) for x in (a, b))
+def check_start(config, sft_stage, scale):
+    """A run starts from the model of its SFT stage, else from that of the scale."""
+    assert config.seed == 1
+    if sft_stage:
+        assert config.model == f"{sft_stage.out_dir}/model"
+        assert config.sft_steps > 0
+        assert sft_stage.config().sft_steps == config.sft_steps
+    else:
+        assert config.model == ("base" if scale == "tiny" else Config.model)
+
+
+def differences(one, other, scale="tiny"):
+    """Settings in which two curves differ, each given as figure and label."""
+    a = asdict(settings_of(curve_of(*one), scale, 0))
+    b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}
 
 
 @pytest.mark.parametrize("scale", reproduce.SCALES)
-@pytest.mark.parametrize("env", reproduce.ENVS)
+@pytest.mark.parametrize("env", experiments.ENVS)
 def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
-    for kind in ("PPO", "GRPO"):
-        pair = [("fig9", f"{env} {kind} {name}") for name in ("StarPO", "StarPO-S")]
-        assert differences(*pair, scale) == {"filter_keep", "clip_high", "kl_coef"}
-        assert differences(("fig5", f"{env} {kind} StarPO"), pair[0], scale) == set()
+    three = {"filter_keep", "clip_high", "kl_coef"}
+    for algorithm in ("PPO", "GRPO"):
+        starpo = ("fig9", f"{env} {algorithm} StarPO")
+        starpo_s = ("fig9", f"{env} {algorithm} StarPO-S")
+        assert differences(starpo, starpo_s, scale) == three
+        assert differences(("fig5", f"{env} {algorithm} StarPO"), starpo, scale) == set()
     for name in ("StarPO", "StarPO-S"):
-        assert differences(
-            ("fig9", f"{env} PPO {name}"), ("fig9", f"{env} GRPO {name}"), scale
-        ) == {"estimator"}
+        ppo = ("fig9", f"{env} PPO {name}")
+        grpo = ("fig9", f"{env} GRPO {name}")
+        assert differences(ppo, grpo, scale) == {"estimator"}
 
 
 @pytest.mark.parametrize(
@@ -194,130 +191,190 @@ def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
     ],
 )
 def test_curves_differ_in_what_they_name(name, a, b, fields):
-    start = "quest PPO" if name in ("quest", "turns", "density", "split") else "sokoban PPO"
+    start = "quest PPO" if name in QUESTS else "sokoban PPO"
     assert differences((name, f"{start} {a}"), (name, f"{start} {b}")) == fields
 
 
 def test_estimators_and_rewards_differ_in_what_they_name():
-    density, by_turn = ("density", "quest GRPO sparse"), ("density", "quest GRPO by turn sparse")
-    assert differences(("density", "quest PPO sparse"), density) == {"estimator"}
-    assert differences(density, by_turn) == {"turn_level"}
-    assert differences(("density", "quest RLOO by turn sparse"), by_turn) == {"estimator"}
+    ppo = ("density", "quest PPO sparse")
+    grpo = ("density", "quest GRPO sparse")
+    grpo_by_turn = ("density", "quest GRPO by turn sparse")
+    rloo_by_turn = ("density", "quest RLOO by turn sparse")
+    assert differences(ppo, grpo) == {"estimator"}
+    assert differences(grpo, grpo_by_turn) == {"turn_level"}
+    assert differences(rloo_by_turn, grpo_by_turn) == {"estimator"}
     assert differences(("ratio", "repair GRPO binary"), ("ratio", "repair GRPO ratio")) == {"env"}
-    # the longest reply of a demonstration has 36 tokens of the tiny tokenizer, and Qwen thinks as well
-    words = reproduce.FIGURES["ratio"][2]["repair GRPO ratio"]
-    assert [reproduce.settings_of(words, s, 0).max_response_tokens for s in ("tiny", "full")] == [
-        400,
-        400,
-    ]
 
 
-@pytest.mark.parametrize("label", reproduce.FIGURES["split"][2])
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+def test_replies_to_repair_fit(scale):
+    """The longest reply of a demonstration has 36 tokens of the tiny tokenizer, and Qwen thinks."""
+    config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
+    assert config.max_response_tokens == 400
+
+
+@pytest.mark.parametrize("label", reproduce.FIGURES["split"].curves)
 def test_every_split_costs_the_budget(label):
-    words = words_of("split", label)
-    c = reproduce.settings_of(words, "tiny", 0)
-    demonstrations = c.sft_demos if ">" in words else 0
-    rollouts = c.num_iterations * c.num_groups * c.group_size
-    assert c.num_groups * c.group_size == 64
-    assert 10 * demonstrations + rollouts == pytest.approx(reproduce.BUDGET, rel=0.02)
-    share = 10 * demonstrations / reproduce.BUDGET
+    trained = curve_of("split", label)
+    config = settings_of(trained, "tiny", 0)
+    demonstrations = config.sft_demos if trained.sft else 0
+    rollouts = config.num_iterations * config.num_groups * config.group_size
+    assert config.num_groups * config.group_size == 64
+    assert 10 * demonstrations + rollouts == pytest.approx(experiments.BUDGET, rel=0.02)
+    share = 10 * demonstrations / experiments.BUDGET
     assert share == pytest.approx(float(label.split()[2].rstrip("%")) / 100, abs=0.02)
 
 
 def test_an_sft_stage_is_shared_and_has_a_folder_of_its_own():
-    sparse, dense = (words_of("density", f"quest PPO {density}") for density in ("sparse", "dense"))
-    first = reproduce.sft_command(sparse, "tiny", 3)
-    assert (
-        first == reproduce.sft_command(dense, "tiny", 3) != reproduce.sft_command(dense, "tiny", 4)
+    sparse = curve_of("density", "quest PPO sparse")
+    dense = curve_of("density", "quest PPO dense")
+    stage = sft_command(sparse, "tiny", 3)
+    assert stage == sft_command(dense, "tiny", 3)
+    assert stage != sft_command(dense, "tiny", 4)
+    assert stage.script == ("-m", "tools.sft")
+    assert str(stage).startswith("python -m tools.sft config/quest_ppo.py ")
+    assert not any("density" in word for word in stage.arguments)
+    commands = (train_command(sparse, "tiny", 3), train_command(dense, "tiny", 3), stage)
+    assert len({command.out_dir for command in commands}) == 3
+
+
+def test_the_last_override_wins_and_defaults_are_left_out():
+    stage = curve("quest_ppo", sft_steps=5, seed=0, max_turns=3)
+    assert stage.overrides == {"sft_steps": 5, "max_turns": 3}
+    assert curve("bandit_ppo", sft=stage, max_turns=4).combined() == Curve(
+        ("quest_ppo", "bandit_ppo"), {"sft_steps": 5, "max_turns": 4}
     )
-    assert first[0] == "sft.py" and not any("density" in word for word in first)
-    folders = {reproduce.command(words, "tiny", 3)[-1] for words in (sparse, dense)} | {first[-1]}
-    assert len(folders) == 3
 
 
 def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
-    for label, words in reproduce.FIGURES["table2"][2].items():
-        c = reproduce.settings_of(words, "tiny", 0)
-        kept = int(c.filter_keep * c.num_groups) * c.group_size
-        assert c.num_groups * c.group_size == 128 and kept == c.batch_size, (
-            label
-        )  # one optimizer step an iteration
-    for words in reproduce.FIGURES["fig10"][2].values():
-        c = reproduce.settings_of(words, "tiny", 0)
-        assert c.num_iterations * c.num_epochs == 200 and c.eval_every >= 1
+    for label, trained in reproduce.FIGURES["table2"].curves.items():
+        config = settings_of(trained, "tiny", 0)
+        assert config.num_groups * config.group_size == 128
+        kept = int(config.filter_keep * config.num_groups) * config.group_size
+        assert kept == config.batch_size, label  # one optimizer step an iteration
+    for trained in reproduce.FIGURES["fig10"].curves.values():
+        config = settings_of(trained, "tiny", 0)
+        assert config.num_iterations * config.num_epochs == 200
+        assert config.eval_every >= 1
 
 
-# ---------- tables, points, pictures
+# ---------- tables and points
+
+
+@pytest.mark.slow
+def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch, capsys):
+    """Table, points and README of this repository, from the rows in docs/results alone."""
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    ignored = shutil.ignore_patterns("*.md", "*.csv")
+    shutil.copytree(ROOT / "docs/results", tmp_path / "docs/results", ignore=ignored)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "launch", None)  # nothing is run
+    reproduce.main(["learning", "--draw=True"])
+    for name in ("learning.md", "learning.csv"):
+        drawn = (tmp_path / "docs/results" / name).read_bytes()
+        assert drawn == (ROOT / "docs/results" / name).read_bytes()
+    readme = (ROOT / "README.md").read_text().splitlines()
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert all(line in readme for line in table)
+
+
+def test_environments_that_are_scored_stand_apart():
+    one = {"random, closed loop": [0, 0], "start": [1, 0], "after RL": [1, 1]}
+    other = dict.fromkeys(one, [0, 0])
+    rows = [{"successes": {"bandit": one, "bandit:pair=jobs": other}}]
+    found = tables.wins_by_env(rows)
+    assert list(found) == ["bandit", "bandit:pair=jobs"]
+    for env, expected in rows[0]["successes"].items():
+        assert {name: wins.tolist() for name, wins in found[env].items()} == {
+            name: [wins] for name, wins in expected.items()
+        }
+    assert tables.wins_of_run(rows)["start"].tolist() == [[1, 0]]
+    points = tables.series(rows[0] | {"curve": {"2": 0.75}, "series": {}})
+    assert points == {"eval_success": {0: 0.5, 2: 0.75}}
+    assert list(tables.names_of_envs("jobs", rows)) == ["jobs", "jobs on bandit:pair=jobs"]
 
 
 def test_table_by_hand(results):
-    words = words_of("learning", "frozenlake_ppo")
-    write_row(results, words, 0)
+    trained = curve_of("learning", "frozenlake_ppo")
     second = SUCCESSES | {"after RL": [1] * 4}
+    write_row(results, "lake", trained, 0)
     write_row(
         results,
-        words,
+        "lake",
+        trained,
         2,
         git_commit=None,
         successes=second,
         cpu_s_per_iteration=2.5,
         first_warning=[2, "low"],
     )
-    head, _, first, *rest = reproduce.show("learning", "tiny", [0, 1, 2]).splitlines()[2:]
+    found = reproduce.rows_of(reproduce.FIGURES["learning"].curves, "tiny", [0, 1, 2])
+    head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
-    # of 8: RL solves 3 + 4; the start, one and the same for both seeds, 1 of 4; Wilson by eval.py's own test
-    assert row["start"] == reproduce.percent(0.25, *reproduce.wilson_interval(1, 4))
+    # of 8: RL solves 3 + 4; the start, one and the same for both seeds, 1 of 4
+    assert row["start"] == tables.percent(0.25, *wilson_interval(1, 4))
     assert row["after RL"] == "87.5 [39.6, 98.7]"  # Wilson's formula with n = 4
-    a, b = (np.array([SUCCESSES[key], second[key]]) for key in ("after RL", "start"))
-    assert row["RL - start"] == reproduce.percent(*paired_bootstrap(a, b, draws=20))
+    ends = np.array([SUCCESSES["after RL"], second["after RL"]])
+    starts = np.array([SUCCESSES["start"], second["start"]])
+    assert row["RL - start"] == tables.percent(*paired_bootstrap(ends, starts, draws=20))
     assert row["RL - start"].startswith("62.5 [")
-    assert row["RL - greedy"].startswith("37.5 [") and row["RL - optimal, 1 a turn"].startswith(
-        "12.5 ["
-    )
-    assert (row["first warning"], row["CPU-s/iteration"], row["commit"]) == (
-        "-, 2",
-        "2.00",
-        "0123456, None",
-    )
-    assert any(
-        line.startswith("- frozenlake_ppo: random, closed loop 50.0 [15.0, 85.0]; greedy")
-        for line in rest
-    )
+    assert row["RL - greedy"].startswith("37.5 [")
+    assert row["RL - optimal, 1 a turn"].startswith("12.5 [")
+    assert row["first warning"] == "-, 2"
+    assert row["CPU-s/iteration"] == "2.00"
+    assert row["commit"] == "0123456, None"
+    players = "- frozenlake_ppo: random, closed loop 50.0 [15.0, 85.0]; greedy"
+    assert any(line.startswith(players) for line in rest)
     assert any(line.startswith("Not run yet: frozenlake_grpo, ") for line in rest)
+    assert "About the picture." in rest
 
 
-def test_every_scored_environment_has_a_row():
-    found = list(reproduce.scored([{"successes": {"lake": SUCCESSES, "room": SUCCESSES}}]))
-    assert [env for env, _ in found] == ["lake", "room"]
-    assert all({key: list(w[0]) for key, w in scores.items()} == SUCCESSES for _, scores in found)
+def test_costs_are_shown_where_there_are_demonstrations():
+    paid = {"costs": {"demonstrations": 128, "rollouts": 5120}}
+    again = {"costs": {"demonstrations": 128, "rollouts": 5121}}
+    free = {"costs": {"demonstrations": 0, "rollouts": 6400}}
+    assert tables.cost_lines({"0 % SFT": [free]}) == []
+    assert tables.cost_lines({"0 % SFT": [free], "20 % SFT": [paid, again]}) == [
+        "",
+        "| mean costs of | demonstrations | rollouts |",
+        "|---|---|---|",
+        "| 0 % SFT | 0 | 6,400 |",
+        "| 20 % SFT | 128 | 5,120 |",  # 5,120.5 rounded to even
+    ]
 
 
-def test_points_and_picture_of_two_seeds(results):
-    words = words_of("fig6", "bandit GRPO StarPO")
-    write_row(results, words, 0)
-    write_row(
-        results, words, 1, curve={"2": 1.0}, series={"reward": [1.0, 2.0]}, first_warning=[2, "low"]
-    )
+def test_points_of_two_seeds(results, monkeypatch):
+    trained = curve_of("fig6", "bandit GRPO StarPO")
+    changes = {"curve": {"2": 1.0}, "series": {"reward": [1.0, 2.0]}, "first_warning": [2, "low"]}
+    write_row(results, "bandit", trained, 0)
+    write_row(results, "bandit", trained, 1, **changes)
+    drawn = []
+    monkeypatch.setattr(plots, "plot", lambda path, *_: drawn.append(path.name))
     reproduce.show("fig6", "tiny", [0, 1])
     lines = (results / "fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # seed 0: start, one evaluation, and the first of two iterations of each metric; seed 1: reward twice
-    assert len(lines) == 1 + (2 + len(reproduce.SERIES)) + (2 + 2)
+    # seed 0: start, one evaluation, and the first of two iterations of each metric
+    # seed 1: start, one evaluation, and two iterations of the reward
+    assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
         "bandit GRPO StarPO,1,2,eval_success,1.0",
         "bandit GRPO StarPO,0,1,entropy,0.5",
         "bandit GRPO StarPO,1,2,reward,2.0",
     } <= set(lines)
-    assert (results / "fig6.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn == ["fig6.png"]
 
 
-class Canvas:
-    """What `draw` asks of matplotlib's axes, written down."""
+# ---------- pictures
+
+
+class Pencil:
+    """What `draw_curve` draws on matplotlib's axes, written down."""
 
     def __init__(self):
-        self.lines, self.bands = [], []
+        self.lines = []
+        self.bands = []
 
     def plot(self, x, y, *_, **__):
         self.lines.append((list(x), list(y)))
@@ -327,151 +384,177 @@ class Canvas:
         self.bands.append((list(low), list(high)))
 
 
+def row_by_hand(rate, reward, warning):
+    return {
+        "settings": {"num_epochs": 5},
+        "successes": {"lake": SUCCESSES},
+        "curve": {"2": rate},
+        "series": {"reward": reward},
+        "first_warning": warning,
+    }
+
+
+ROWS = [row_by_hand(0.5, [1.0, None], [1, "low"]), row_by_hand(1.0, [3.0, 4.0], None)]
+
+
 def test_a_curve_is_the_mean_of_its_seeds():
-    rows = [
-        {
-            "settings": {"num_epochs": 5},
-            "successes": {"lake": SUCCESSES},
-            "curve": {"2": rate},
-            "series": {"reward": reward},
-            "first_warning": warning,
-        }
-        for rate, reward, warning in ((0.5, [1.0, None], [1, "low"]), (1.0, [3.0, 4.0], None))
-    ]
-    canvas = Canvas()
-    reproduce.draw(canvas, "reward", "", rows)
-    assert canvas.lines == [
-        ([5, 10], [2.0, 4.0]),
-        ([5], [2.0]),
-    ]  # five epochs an iteration; the mark lies on the mean
-    assert canvas.bands == [([1.0, 4.0], [3.0, 4.0])]  # smallest and largest seed
-    canvas = Canvas()
-    reproduce.draw(canvas, "eval_success", "", rows)
-    assert canvas.lines[0] == ([0, 10], [0.25, 0.75])
-    low, high = reproduce.wilson_interval(3, 4)  # of four prompts that both seeds play
-    assert canvas.bands[0][0][1] == low and canvas.bands[0][1][1] == high
+    pencil = Pencil()
+    plots.draw_curve(pencil, "reward", "", ROWS)
+    # five epochs an iteration; the mark lies on the mean
+    assert pencil.lines == [([5, 10], [2.0, 4.0]), ([5], [2.0])]
+    assert pencil.bands == [([1.0, 4.0], [3.0, 4.0])]  # smallest and largest seed
+    pencil = Pencil()
+    plots.draw_curve(pencil, "eval_success", "", ROWS)
+    assert pencil.lines[0] == ([0, 10], [0.25, 0.75])
+    low, high = wilson_interval(3, 4)  # of four prompts that both seeds play
+    assert pencil.bands[0][0][1] == low and pencil.bands[0][1][1] == high
+
+
+def test_a_panel_has_seeds_in_percent_and_players():
+    axes = Canvas().subplots()
+    panel = experiments.Panel("Lake", {"PPO": "lake_ppo", "GRPO": "lake_grpo"})
+    plots.draw_panel(axes, panel, {"lake_ppo": ROWS, "lake_grpo": []})
+    policy, *players = axes.get_lines()
+    assert policy.get_label() == "PPO" and axes.get_xlabel() == "iteration"
+    assert policy.get_xdata().tolist() == [0, 2] and policy.get_ydata().tolist() == [25, 75]
+    assert [line.get_label() for line in players] == [player.label for player in plots.PLAYERS]
+    assert [line.get_ydata()[0] for line in players] == [50, 75, 50, 50]
+    corners = axes.collections[0].get_paths()[0].vertices.tolist()
+    assert [2, 50] in corners and [2, 100] in corners  # lowest and highest seed
+
+
+def test_names_of_players_are_moved_apart():
+    assert plots.spread([94.0, 77.0, 73.0]) == [94.0, 77.5, 72.5]
+
+
+def test_all_pictures_are_drawn(tmp_path):
+    curves = {"lake_ppo": ROWS, "lake_grpo": []}
+    panel = experiments.Panel("Lake", {"PPO": "lake_ppo", "GRPO": "lake_grpo"})
+    plots.plot_success(tmp_path / "panels.png", [panel], curves)
+    plots.plot_flagship(tmp_path / "flagship.png", panel, curves)
+    plots.plot(tmp_path / "metrics.png", "title", ("eval_success", "reward"), curves)
+    plots.plot(tmp_path / "nothing.png", "title", ("reward",), {"lake_grpo": []})
+    plots.plot_flagship(tmp_path / "nothing_yet.png", panel, dict.fromkeys(curves, []))
+    pictures = list(tmp_path.iterdir())
+    assert len(pictures) == 5
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
+# ---------- runs
 
 
 def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
-    warnings_of = lambda steps: (
-        [f"reward fell {len(steps)}"] if min(s["reward"] for s in steps) < 0 else []
-    )  # noqa: E731
-    monkeypatch.setitem(sys.modules, "diagnostics", SimpleNamespace(warnings_of=warnings_of))
+    def warnings_of(steps):
+        fell = min(step["reward"] for step in steps) < 0
+        return [f"reward fell {len(steps)}"] if fell else []
+
+    monkeypatch.setattr(support.collapse, "warnings_of", warnings_of)
     steps = [{"step": 7 + i, "reward": reward} for i, reward in enumerate((1.0, 0.5, -1.0, 2.0))]
-    assert reproduce.first_warning(steps) == [9, "reward fell 3"]
-    assert reproduce.first_warning(steps[:2]) is None
-
-
-# ---------- what is run
+    assert runs.first_warning(steps) == [9, "reward fell 3"]
+    assert runs.first_warning(steps[:2]) is None
 
 
 def test_rows_of_this_repository_are_found():
     """Rows from before a setting existed count as having its default."""
-    rows = reproduce.finished_rows()
+    rows = runs.finished_rows()
+    assert len(rows) == len(list((ROOT / "docs/results/runs").iterdir()))
     for label in ("frozenlake_ppo", "frozenlake_grpo", "frozenlake_det_ppo", "bandit_ppo"):
-        assert reproduce.settings_of(words_of("learning", label), "tiny", 0) in rows
-    assert (
-        reproduce.settings_of(words_of("fig9", "bandit PPO StarPO-S"), "tiny", 0) in rows
-    )  # under another name
-    assert reproduce.settings_of(words_of("fig5", "bandit PPO StarPO"), "tiny", 99) not in rows
+        assert settings_of(curve_of("learning", label), "tiny", 0) in rows
+    # a run of another figure, under another name
+    assert settings_of(curve_of("fig9", "bandit PPO StarPO-S"), "tiny", 0) in rows
+    assert settings_of(curve_of("fig5", "bandit PPO StarPO"), "tiny", 99) not in rows
+    wanted = {settings_of(trained, "tiny", seed) for trained in all_curves() for seed in range(3)}
+    unused = [row["command"] for config, row in rows.items() if config not in wanted]
+    assert unused == []  # every row belongs to a figure
 
 
 def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
-    launch_with(monkeypatch, lambda *_, **__: pytest.fail("was run"))
-    words = words_of("learning", "bandit_ppo")
-    old = asdict(replace(reproduce.settings_of(words, "tiny", 0), out_dir="out/learning/bandit"))
-    old = {
-        key: value for key, value in old.items() if key not in ("think_reward", "mask_observations")
-    }
-    write_row(results, words, 0, settings=old)
-    write_row(results, words, 1)
+    refuse_to_launch(monkeypatch)
+    trained = curve_of("learning", "bandit_ppo")
+    old = asdict(replace(settings_of(trained, "tiny", 0), out_dir="out/learning/bandit"))
+    del old["think_reward"], old["mask_observations"]
+    write_row(results, "bandit", trained, 0, settings=old)
+    write_row(results, "bandit", trained, 1)
+    monkeypatch.setattr(plots, "plot_success", lambda *_: None)
+    monkeypatch.setattr(plots, "plot_flagship", lambda *_: None)
     reproduce.main(["learning", "--only=bandit", "--seeds=0,1"])
     assert "2 runs, 2 of them finished" in capsys.readouterr().out
     assert "| bandit_ppo | 0, 1 | 8 |" in (results / "learning.md").read_text()
 
 
 def test_rows_of_other_settings_or_weights_do_not_count(results):
-    write_row(results, ("bandit_ppo",), settings={"seed": 0, "chess": 1, "env": "bandit"})
-    write_row(results, ("sokoban_ppo",), base="0" * 12)
-    assert reproduce.finished_rows() == {}
-    write_row(results, ("sokoban_ppo",))
-    assert len(reproduce.finished_rows()) == 1
+    bandit, sokoban = curve("bandit_ppo"), curve("sokoban_ppo")
+    write_row(results, "bandit", bandit, settings={"seed": 0, "chess": 1, "env": "bandit"})
+    write_row(results, "sokoban", sokoban, base="0" * 12)
+    assert runs.finished_rows() == {}
+    write_row(results, "sokoban", sokoban)
+    assert len(runs.finished_rows()) == 1
 
 
 def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkeypatch):
-    words, launched = words_of("learning", "bandit_ppo"), []
-    launch_with(
-        monkeypatch,
-        lambda arguments, **_: launched.append(arguments) or SimpleNamespace(returncode=0),
-    )
-    arguments = reproduce.command(words, "tiny", 0)
-    config, out_dir = load_config(arguments[1:])[0], reproduce.out_dir_of(arguments)
-    assert reproduce.launch(arguments) == ""
-    save_config(replace(config, num_iterations=199), {}, out_dir)
-    there, line = reproduce.run(words, "tiny", 0)  # finished with another number than asked for now
-    assert not there and line == f"{out_dir} holds a run of other settings; remove it"
-    monkeypatch.setattr(reproduce, "base_of", lambda _: "another")
-    assert reproduce.run(words, "tiny", 0) == (
-        False,
-        f"{out_dir} is not known to have begun with the weights in base/; remove it",
-    )
+    launched = record_launches(monkeypatch)
+    trained = curve_of("learning", "bandit_ppo")
+    command = train_command(trained, "tiny", 0)
+    out_dir = command.out_dir
+    assert runs.launch(command) == ""
+    save_config(replace(command.config(), num_iterations=199), {}, out_dir)
+    expected = f"{out_dir} holds a run of other settings; remove it"
+    assert runs.run(trained, "tiny", 0) == expected
+    monkeypatch.setattr(runs, "base_of", lambda _: "another")
+    expected = f"{out_dir} is not known to have begun with the weights in base/; remove it"
+    assert runs.run(trained, "tiny", 0) == expected
     assert len(launched) == 2 and not list((results / "runs").iterdir())
 
 
 def test_no_run_starts_from_a_refused_sft_stage(results, monkeypatch):
-    words, launched = words_of("split", "quest PPO 40% SFT"), []
-    launch_with(
-        monkeypatch,
-        lambda arguments, **_: launched.append(arguments) or SimpleNamespace(returncode=0),
-    )
+    launched = record_launches(monkeypatch)
     monkeypatch.setattr(reproduce, "show", lambda name, *_: name)
-    folder = reproduce.out_dir_of(reproduce.sft_command(words, "tiny", 0))
+    folder = sft_command(curve_of("split", "quest PPO 40% SFT"), "tiny", 0).out_dir
     folder.mkdir(parents=True)
     Path(f"{folder}.base").write_text("another")
-    with pytest.raises(
-        ValueError, match="is not known to have begun with the weights in base/; remove it"
-    ):
+    message = "is not known to have begun with the weights in base/; remove it"
+    with pytest.raises(ValueError, match=message):
         reproduce.main(["split", "--only=40% SFT", "--seeds=0"])
     assert not launched
 
 
 def test_what_figures_share_is_run_once(results, monkeypatch):
-    commands = []
-
-    def fail(arguments, **_):
-        commands.append(arguments[1:])
-        return SimpleNamespace(returncode=2)
-
-    launch_with(monkeypatch, fail)
+    launched = record_launches(monkeypatch, exit_code=2)
     monkeypatch.setattr(reproduce, "show", lambda name, *_: name)
-    write_row(results, words_of("fig9", "sokoban PPO StarPO-S"))
-    with pytest.raises(
-        ValueError,
-        match="sokoban_ppo-starpo_vanilla-tiny_s0: failed with exit code 2, see out/runs/s",
-    ):
+    write_row(results, "sokoban", curve_of("fig9", "sokoban PPO StarPO-S"))
+    message = "sokoban_ppo-starpo_vanilla-tiny_s0: failed with exit code 2, see out/runs/s"
+    with pytest.raises(ValueError, match=message):
         reproduce.main(["fig5", "fig6", "fig9", "--only=sokoban PPO", "--seeds=0", "--jobs=1"])
-    assert commands == [reproduce.command(("sokoban_ppo", "starpo_vanilla"), "tiny", 0)]
+    expected = train_command(curve("sokoban_ppo", "starpo_vanilla"), "tiny", 0)
+    assert launched == [[*expected.script, *expected.arguments]]
     assert not list((results / "runs").glob("*vanilla*"))  # a failed run leaves no row
 
 
+# ---------- commands and estimates
+
+
 def test_dry_run(results, capsys, monkeypatch):
-    launch_with(monkeypatch, lambda *_, **__: pytest.fail("was run"))
-    write_row(results, words_of("fig5", "frozenlake PPO StarPO"), 1, cpu_s_per_iteration=36.0)
+    refuse_to_launch(monkeypatch)
+    starpo = curve_of("fig5", "frozenlake PPO StarPO")
+    write_row(results, "starpo", starpo, 1, cpu_s_per_iteration=36.0)
     reproduce.main(["fig5", "fig6", "--only=PPO StarPO", "--seeds=0,1", "--dry_run=True"])
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "6 runs, 1 of them finished" and len(lines) == 5 + 1
-    # 200 iterations: of 36 s in the other seed; of 0.4 + 4 * 0.3 s, as four optimizer steps follow a rollout
-    assert lines[1].endswith(
-        "--seed=0 --out_dir=out/runs/frozenlake_ppo-starpo_vanilla-tiny_s0  # 2.00 h"
-    )
-    assert lines[0].startswith(
-        "python train.py config/bandit_ppo.py config/starpo_vanilla.py config/tiny.py"
-    )
-    assert lines[0].endswith("# 0.09 h")
+    bandit, lake = lines[:2]
+    # 200 iterations of 0.4 + 4 * 0.3 s, because four optimizer steps follow a rollout
+    configs = "config/bandit_ppo.py config/starpo_vanilla.py config/tiny.py"
+    assert bandit.startswith(f"python train.py {configs}") and bandit.endswith("# 0.09 h")
+    # 200 iterations of 36 s, as in the other seed
+    out_dir = "out/runs/frozenlake_ppo-starpo_vanilla-tiny_s0"
+    assert lake.endswith(f"--seed=0 --out_dir={out_dir}  # 2.00 h")
+    assert lines[2].count("config/sokoban_ppo.py") and lines[2].count("--seed=0")
     assert lines[-1].startswith("about ") and "evaluations and SFT come on top" in lines[-1]
-    reproduce.main(
-        ["fig7", "--only=sokoban PPO keep", "--seeds=0", "--dry_run=True", "--scale=full"]
-    )
+
+
+def test_dry_run_at_full_scale(results, capsys, monkeypatch):
+    refuse_to_launch(monkeypatch)
+    only = "--only=sokoban PPO keep"
+    reproduce.main(["fig7", only, "--seeds=0", "--dry_run=True", "--scale=full"])
     quarter, *_, every, total = capsys.readouterr().out.splitlines()[1:]
     assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 24 s, as the paper
     assert every.endswith("# 3.78 h") and "on one GPU" in total  # 68 s
@@ -479,11 +562,14 @@ def test_dry_run(results, capsys, monkeypatch):
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
     """Its model lies in a folder with the seed in the name."""
-    words = words_of("split", "quest PPO 40% SFT")
-    write_row(results, words, 1, cpu_s_per_iteration=120.0)
+    write_row(
+        results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
+    )
     reproduce.main(["split", "--only=40%", "--seeds=0", "--dry_run=True"])
-    _, first, rest, total = capsys.readouterr().out.splitlines()
-    assert first.endswith("# before those that start from it") and "and SFT come on top" in total
+    _, stage, rest, total = capsys.readouterr().out.splitlines()
+    assert stage.startswith("python -m tools.sft config/quest_ppo.py ")
+    assert stage.endswith("# before those that start from it")
+    assert "and SFT come on top" in total
     assert rest.endswith("# 2.00 h")  # 60 iterations of 120 s
 
 
@@ -509,58 +595,67 @@ def test_messages(argv, message, results):
 
 # ---------- real runs
 
-SMALL = reproduce.knobs(
-    env="bandit",
-    num_groups=4,
-    group_size=2,
-    batch_size=2,
-    eval_size=2,
-    max_response_tokens=8,
-)
+SMALL = {
+    "env": "bandit",
+    "num_groups": 4,
+    "group_size": 2,
+    "batch_size": 2,
+    "eval_size": 2,
+    "max_response_tokens": 8,
+}
+ENV_SETTINGS = ("env", "max_turns", "actions_per_traj", "max_context_tokens", "sft_clean")
 
 
+def shortened(trained):
+    """The curve with two iterations on the bandit, one SFT step and small groups."""
+    if trained.sft:
+        stage = Curve(trained.sft.files, SMALL | small(trained.sft.overrides))
+        return Curve((), small(trained.overrides) | {"num_iterations": 2}, stage)
+    files = tuple(name for name in trained.files if not name.endswith("_transfer"))
+    return Curve(files, SMALL | small(trained.overrides) | {"num_iterations": 2})
+
+
+def small(overrides):
+    kept = {key: value for key, value in overrides.items() if key not in ENV_SETTINGS}
+    for key, value in kept.items():
+        if key == "sft_steps":
+            kept[key] = 1
+        elif value == 128:  # prompts of table 2
+            kept[key] = 4
+    return kept
+
+
+@pytest.mark.slow
 def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
-    """The last curve of every figure through sft.py and train.py, in this process and on the bandit."""
+    """The last curve of every figure through sft.py and train.py, in this process."""
 
-    def train_here(arguments, **_):
-        {"sft.py": sft, "train.py": train}[arguments[1]].main(arguments[2:])
+    def run_here(words, **_):
+        if words[1] == "train.py":
+            train.main(words[2:])
+        else:
+            assert words[1:3] == ["-m", "tools.sft"]
+            sft.main(words[3:])
         return SimpleNamespace(returncode=0)
 
+    launch_with(monkeypatch, run_here)
     nobody = nullcontext(SimpleNamespace(wanted=lambda: False))  # signals are for a main thread
     monkeypatch.setattr(train, "Interruption", lambda _: nobody)
-    # names stay short
-    short, large = (
-        {},
-        ("--env=", "--max_turns=", "--actions_per_traj=", "--max_context_tokens=", "--sft_clean="),
-    )
-    for name, (what, metrics, curves) in reproduce.FIGURES.items():
-        label, words = list(curves.items())[-1]
-        rest = [
-            word.replace("128", "4") for word in words[1:] if not word.endswith("_transfer")
-        ]  # N=1: four prompts
-        rest = [
-            re.sub(r"sft_steps=\d+", "sft_steps=1", word)
-            for word in rest
-            if not word.startswith(large)
-        ]
-        short[name] = what, metrics, {label: (words[0], *SMALL, *rest, "--num_iterations=2")}
-    monkeypatch.setattr(reproduce, "FIGURES", short)
-    launch_with(monkeypatch, train_here)
-    monkeypatch.setattr(reproduce, "plot", lambda *_: None)
-    reproduce.main([*short, "--seeds=0", "--jobs=1"])
-    rows = reproduce.finished_rows()
+    figures = {}
+    for name, figure in reproduce.FIGURES.items():
+        label, trained = list(figure.curves.items())[-1]
+        figures[name] = Figure(figure.title, figure.metrics, {label: shortened(trained)})
+    monkeypatch.setattr(reproduce, "FIGURES", figures)
+    monkeypatch.setattr(plots, "plot", lambda *_: None)
+    reproduce.main([*figures, "--seeds=0", "--jobs=1"])
+    rows = runs.finished_rows()
     assert len(rows) == len(list((results / "runs").iterdir()))
     for config, row in rows.items():
         assert row["iterations"] == 2 and "2" in row["curve"], config
-        assert all(len(row["series"][key]) == 2 for key in reproduce.SERIES)
-        demonstrations, played = (
-            8 * ("/sft-" in config.model),
-            2 * config.num_groups * config.group_size,
-        )
-        assert (row["costs"]["demonstrations"], row["costs"]["rollouts"]) == (
-            demonstrations,
-            played,
-        )
-    for name, (_, _, curves) in short.items():
-        assert all(f"| {label} " in (results / f"{name}.md").read_text() for label in curves)
-        assert f"{next(iter(curves))},0,1,reward," in (results / f"{name}.csv").read_text()
+        assert all(len(row["series"][key]) == 2 for key in runs.SERIES)
+        demonstrations = 8 if "/sft-" in config.model else 0
+        assert row["costs"]["demonstrations"] == demonstrations
+        assert row["costs"]["rollouts"] == 2 * config.num_groups * config.group_size
+    for name, figure in figures.items():
+        for label in figure.curves:
+            assert f"| {label} " in (results / f"{name}.md").read_text()
+            assert f"{label},0,1,reward," in (results / f"{name}.csv").read_text()

@@ -6,7 +6,6 @@ Tests of sft.py and eval.py: demonstrations replayed, the warm start and its cac
 
 from configurator import load_config
 
-import doctest
 import json
 import math
 import re
@@ -15,7 +14,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from conftest import small_config
@@ -24,9 +22,10 @@ from transformers import AutoModelForCausalLM
 import eval as evaluation
 import model
 from engine import make_engine
-from eval import paired_bootstrap, play_reference, table, trajectory_record, wilson_interval
+from eval import play_reference, table, trajectory_record
 from rollout import Trajectory, Turn, make_episode, summarize
 from support.run_folder import save_config
+from support.statistics import wilson_interval
 from tools import sft, tiny_model
 
 ROOT = sft.Path(sft.__file__).parent
@@ -359,52 +358,6 @@ def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
     )  # answers are paid one by one
     scores = sft.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}
-
-
-# ---------- intervals
-
-
-def test_doctests():
-    results = doctest.testmod(evaluation)
-    assert results.attempted > 0 and results.failed == 0
-
-
-def test_wilson_interval_by_hand():
-    # z^2 = 3.841459; k = 0: (0, z^2 / (n + z^2)) = 3.841459 / 13.841459; k = n mirrors it
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
-    assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
-    # k = n / 2: 0.5 -+ z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256) = 0.5 -+ 0.0617067 / 1.0150057
-    assert wilson_interval(128, 256) == pytest.approx((0.439206, 0.560794), abs=1e-6)
-
-
-@pytest.mark.parametrize("k, n", [(1, 7), (5, 7), (40, 256), (200, 256)])
-def test_wilson_interval_solves_its_equation(k, n):
-    # both ends p lie 1.96 standard errors sqrt(p (1 - p) / n) away from k / n
-    for p in wilson_interval(k, n):
-        assert abs(k / n - p) == pytest.approx(1.959964 * math.sqrt(p * (1 - p) / n), rel=1e-9)
-
-
-def test_bootstrap_of_equal_and_shifted_scores():
-    b = np.random.default_rng(1).integers(2, size=(3, 50))
-    assert paired_bootstrap(b, b, draws=200) == (0.0, 0.0, 0.0)  # unpaired, this would be wide
-    assert paired_bootstrap(b + 0.25, b, draws=200) == pytest.approx((0.25, 0.25, 0.25))
-    assert paired_bootstrap(np.ones((2, 50)), np.zeros((1, 50)), draws=200) == (1.0, 1.0, 1.0)
-
-
-def test_bootstrap_interval_of_one_seed_is_nearly_normal():
-    rng = np.random.default_rng(2)
-    difference = rng.choice([-1, 0, 1], p=[0.1, 0.5, 0.4], size=(1, 400))
-    mean, low, high = paired_bootstrap(difference, np.zeros((1, 400)), draws=3000)
-    half = 1.96 * difference.std() / 20
-    assert mean == difference.mean()
-    assert (mean - low, high - mean) == (pytest.approx(half, rel=0.1), pytest.approx(half, rel=0.1))
-    assert paired_bootstrap(difference, np.zeros((1, 400)), draws=3000) == (mean, low, high)
-
-
-def test_bootstrap_draws_seeds_too():
-    # seeds differ, instances do not: means of 2 draws from (0, 1) are 0, 0.5, 1 with probability 1/4, 1/2, 1/4
-    a = np.array([[0.0] * 30, [1.0] * 30])
-    assert paired_bootstrap(a, np.zeros((1, 30)), draws=1000) == (0.5, 0.0, 1.0)
 
 
 # ---------- reference players

@@ -123,7 +123,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
 
 def draw_curves(runs: Sequence[Path], path: Path) -> None:
     """Success on the fixed prompts over iterations, the start included, and reference players as lines."""
-    from eval import wilson_interval
+    from support.statistics import wilson_interval
 
     figure, players, place = Figure(figsize=(8, 4.5), layout="constrained"), set(), -1.0
     axes = figure.subplots()

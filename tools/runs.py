@@ -1,0 +1,184 @@
+"""Runs of the figures: train one seed of a curve and keep its results as a row.
+
+A row is one JSON file in docs/results/runs/. It holds the settings of the run, its commit and
+machine, what it cost, its metrics over the iterations and, for every prompt, whether the policy
+and the reference players succeed. A run is known by its settings: a row that has them all is found
+again whatever its file is called.
+"""
+
+from configurator import FIELD_TYPES, Config
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from support.run_folder import load_saved, read_rows, write_whole
+from tools.experiments import (
+    COLLAPSE_SIGNS,
+    THOUGHTS,
+    TRAINING,
+    Command,
+    Curve,
+    sft_command,
+    train_command,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path("docs/results")
+SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS)  # metrics that a row keeps of every iteration
+
+
+def finished_rows() -> dict[Config, dict]:
+    """The rows in docs/results/runs/ by their settings.
+
+    A setting that did not exist when a row was written has its default. Rows with settings that no
+    longer exist and rows of runs that started from other weights in base/ are left out.
+    """
+    found = {}
+    for path in sorted((RESULTS / "runs").glob("*.json")):
+        row = json.loads(path.read_text())
+        same_base = row.get("base") == base_of(row["command"].split())
+        if same_base and row["settings"].keys() <= FIELD_TYPES.keys():
+            found[Config(**{**row["settings"], "out_dir": ""})] = row
+    return found
+
+
+def base_of(arguments: Sequence[str]) -> str:
+    """Digest of the weights in base/ if a run starts from them, else ''."""
+    if "config/tiny.py" not in arguments:
+        return ""
+    weights = (ROOT / "base" / "model.safetensors").read_bytes()
+    return hashlib.sha256(weights).hexdigest()[:12]
+
+
+def run(curve: Curve, scale: str, seed: int) -> str:
+    """Train one seed of a curve and write its row.
+
+    Returns:
+        A sentence about the failure, or '' after success.
+    """
+    command = train_command(curve, scale, seed)
+    config = command.config()
+    out_dir = command.out_dir
+    if failure := launch(command):
+        return failure
+    if load_saved(out_dir) != config:
+        return f"{out_dir} holds a run of other settings; remove it"
+    row = make_row(command, config, sft_command(curve, scale, seed))
+    path = RESULTS / "runs" / f"{out_dir.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(row) + "\n")
+    print(f"{path}: written", flush=True)
+    return ""
+
+
+def launch(command: Command) -> str:
+    """Run a script to its end, or continue it; its output goes to a log next to its folder.
+
+    Returns:
+        A sentence about the failure, or '' after success.
+    """
+    out_dir = command.out_dir
+    log = Path(f"{out_dir}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    base = base_of(command.arguments)
+    started_from = Path(f"{out_dir}.base")  # digest of the weights at the first launch
+    if base and out_dir.exists():
+        same_base = started_from.is_file() and started_from.read_text() == base
+        if not same_base:
+            return f"{out_dir} is not known to have begun with the weights in base/; remove it"
+    started_from.write_text(base)
+    with log.open("a") as output:
+        words = [sys.executable, *command.script, *command.arguments]
+        code = subprocess.run(words, stdout=output, stderr=output).returncode
+    return f"{out_dir.name}: failed with exit code {code}, see {log}" if code else ""
+
+
+# ---------- what a row holds
+
+
+def make_row(command: Command, config: Config, sft: Command | None) -> dict:
+    """The row of a finished run, read from the files in its folder."""
+    out_dir = command.out_dir
+    steps = read_rows(out_dir / "metrics.jsonl")
+    num_steps = max(1, len(steps))
+    wall_s = sum(step["rollout_s"] + step["update_s"] for step in steps)
+    return {
+        "command": str(command),
+        "settings": asdict(config),
+        "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
+        "base": base_of(command.arguments),
+        "machine": describe_machine(),
+        "iterations": len(steps),
+        "cpu_s_per_iteration": sum(step["cpu_s"] for step in steps) / num_steps,
+        "wall_s_per_iteration": wall_s / num_steps,
+        "costs": costs_of(config, sft, steps),
+        "curve": evaluations_of(steps),
+        "series": {key: rounded([step[key] for step in steps]) for key in SERIES},
+        "first_warning": first_warning(steps),
+        "successes": json.loads((out_dir / "scores.json").read_text()),
+    }
+
+
+def describe_machine() -> str:
+    import torch  # imported late: tables are drawn without it
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    cores = f"{os.cpu_count()} cores"
+    return ", ".join([cores, platform.machine(), gpu, f"Python {platform.python_version()}"])
+
+
+def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
+    """What went into a run.
+
+    Demonstrations and instances are counted once even though they are shown and played several
+    times. Tokens are those of replies: the expert's as often as they are shown, and the policy's.
+    CPU seconds are without evaluations.
+    """
+    shown = 0
+    sft_totals = {"response_tokens": 0, "cpu_s": 0.0}
+    if sft:
+        shown = config.sft_steps * config.sft_batch_size
+        lines = (sft.out_dir / "curve.jsonl").read_text().splitlines()
+        sft_totals = json.loads(lines[-1])
+    rollouts = config.num_groups * config.group_size  # of an iteration
+    return {
+        "demonstrations": min(shown, config.sft_demos or shown),
+        "times shown": shown,
+        "instances": config.num_groups * len(steps),
+        "rollouts": rollouts * len(steps),
+        "tokens, expert": sft_totals["response_tokens"],
+        "tokens, policy": rollouts * sum(step["response_length"] for step in steps),
+        "CPU-s, SFT": sft_totals["cpu_s"],
+        "CPU-s, RL": sum(step["cpu_s"] for step in steps),
+    }
+
+
+def evaluations_of(steps: Sequence[dict]) -> dict[int, float]:
+    values = {step["step"]: step["eval_success"] for step in steps}
+    return {iteration: value for iteration, value in values.items() if value is not None}
+
+
+def rounded(values: Sequence[float | None]) -> list[float | None]:
+    """Five significant digits, to keep rows small."""
+    return [value if value is None else float(f"{value:.5g}") for value in values]
+
+
+def first_warning(steps: Sequence[dict]) -> list | None:
+    """Iteration and sentence of the first warning of collapse, None without one.
+
+    Every iteration is judged by the metrics up to it.
+    """
+    from support.collapse import warnings_of  # imported late: tables are drawn without it
+
+    for num_steps, step in enumerate(steps, 1):
+        sentences = warnings_of(steps[:num_steps])
+        if sentences:
+            return [step["step"], sentences[0]]
+    return None

@@ -1,0 +1,194 @@
+"""Rows of finished runs as a Markdown table and as points for a spreadsheet (CSV)."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from support.statistics import paired_bootstrap, wilson_interval
+
+Rows = list[dict]  # of one curve, one for each seed; see tools/runs.py
+Curves = dict[str, Rows]  # by label; a curve that was not run has no rows
+Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (S, n) of 0 and 1
+
+HEADINGS = (
+    "curve",
+    "seeds",
+    "n",
+    "start",
+    "after RL",
+    "RL - start",
+    "RL - greedy",
+    "RL - optimal, 1 a turn",
+    "first warning",
+    "CPU-s/iteration",
+    "commit",
+)
+POLICIES = ("start", "after RL")
+COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # what RL is compared with
+LEGEND = """\
+Success in % of n games. Its 95 % Wilson interval counts each prompt once, because all seeds play
+the same prompts. Differences are paired by prompt. Their 95 % bootstrap interval draws seeds and
+prompts; it is too narrow if fewer than six games differ. First warning: for each seed, the
+iteration of the first early sign of collapse (support/collapse.py), - if there is none."""
+
+
+# ---------- what rows hold
+
+
+def wins_by_env(rows: Rows) -> dict[str, Wins]:
+    """Successes in every environment that was scored; the environment of the run comes first."""
+    return {env: wins_in(env, rows) for env in rows[0]["successes"]}
+
+
+def wins_in(env: str, rows: Rows) -> Wins:
+    wins = {}
+    for name in rows[0]["successes"][env]:
+        seeds = [row["successes"][env][name] for row in rows]
+        wins[name] = np.array(seeds)  # (S, n)
+    return wins
+
+
+def wins_of_run(rows: Rows) -> Wins:
+    """Successes in the environment of the run."""
+    env = next(iter(rows[0]["successes"]))
+    return wins_in(env, rows)
+
+
+def series(row: dict) -> dict[str, dict[int, float]]:
+    """Metric -> iteration -> value, without iterations that lack a value; 0 is the start."""
+    start = wins_of_run([row])["start"]
+    success = {0: float(start.mean())}
+    for iteration, value in row["curve"].items():
+        success[int(iteration)] = value
+    found = {"eval_success": success}
+    for metric, values in row["series"].items():
+        found[metric] = {i: value for i, value in enumerate(values, 1) if value is not None}
+    return found
+
+
+# ---------- CSV
+
+
+def write_points(path: Path, curves: Curves) -> None:
+    """Write a line for every value of every metric, seed and curve."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("curve", "seed", "iteration", "metric", "value"))
+        for label, rows in curves.items():
+            for row in rows:
+                writer.writerows(points_of(label, row))
+
+
+def points_of(label: str, row: dict) -> Iterator[tuple]:
+    seed = row["settings"]["seed"]
+    for metric, values in series(row).items():
+        for iteration, value in values.items():
+            yield label, seed, iteration, metric, value
+
+
+# ---------- Markdown
+
+
+def table(curves: Curves, caption: str) -> str:
+    """Success of every curve, its costs if it has demonstrations, a legend and reference players.
+
+    Args:
+        curves: The rows of every curve.
+        caption: What the picture of the figure shows.
+    """
+    finished = {label: rows for label, rows in curves.items() if rows}
+    missing = [label for label, rows in curves.items() if not rows]
+    lines = success_lines(finished)
+    lines += cost_lines(finished)
+    lines += ["", LEGEND, caption]
+    if missing:
+        lines += ["", f"Not run yet: {', '.join(missing)}."]
+    lines += ["", "Reference players on the same instances, success in %:", ""]
+    lines += player_lines(finished)
+    return "\n".join(lines) + "\n"
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [line_of(headings), "|---" * len(headings) + "|"]
+    for cells in rows:
+        lines.append(line_of(cells))
+    return lines
+
+
+def line_of(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
+    """`wins_by_env` under the names of table rows: the label, then "label on ENV"."""
+    named = {}
+    for env, wins in wins_by_env(rows).items():
+        named[f"{label} on {env}" if named else label] = wins
+    return named
+
+
+def success_lines(curves: Curves) -> list[str]:
+    """One line per curve and scored environment: all seeds together, differences paired."""
+    lines = []
+    for label, rows in curves.items():
+        seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
+        warnings = ", ".join(str((row["first_warning"] or "-")[0]) for row in rows)
+        cpu_s = np.mean([row["cpu_s_per_iteration"] for row in rows])
+        commits = dict.fromkeys(short_commit(row["git_commit"]) for row in rows)
+        for name, wins in names_of_envs(label, rows).items():
+            end = wins["after RL"]  # (S, n)
+            cells = [name, seeds, str(end.size)]
+            cells += [rate(wins["start"]), rate(end)]
+            for other in COMPARED:
+                difference = paired_bootstrap(end, wins[other])
+                cells.append(percent(*difference))
+            cells += [warnings, f"{cpu_s:.2f}", ", ".join(commits)]
+            lines.append(cells)
+    return markdown(HEADINGS, lines)
+
+
+def cost_lines(curves: Curves) -> list[str]:
+    """Mean costs of every curve; nothing unless a curve has demonstrations."""
+    all_rows = [row for rows in curves.values() for row in rows]
+    if not any(row["costs"]["demonstrations"] for row in all_rows):
+        return []
+    keys = list(all_rows[0]["costs"])
+    lines = []
+    for label, rows in curves.items():
+        cells = [label]
+        for key in keys:
+            mean = np.mean([row["costs"][key] for row in rows])
+            cells.append(f"{mean:,.0f}")
+        lines.append(cells)
+    return ["", *markdown(["mean costs of", *keys], lines)]
+
+
+def player_lines(curves: Curves) -> list[str]:
+    """One line for every set of reference players, after the curves which play its instances."""
+    labels: dict[str, list[str]] = {}
+    for label, rows in curves.items():
+        for name, wins in names_of_envs(label, rows).items():
+            players = [player for player in wins if player not in POLICIES]
+            rates = [f"{player} {rate(wins[player][0])}" for player in players]
+            labels.setdefault("; ".join(rates), []).append(name)
+    return [f"- {', '.join(names)}: {text}" for text, names in labels.items()]
+
+
+def percent(mean: float, low: float, high: float) -> str:
+    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def rate(wins: np.ndarray) -> str:
+    """Success rate with its Wilson interval; n is the number of prompts, which all seeds share."""
+    n = wins.shape[-1]
+    mean = wins.mean()
+    low, high = wilson_interval(mean * n, n)
+    return percent(mean, low, high)
+
+
+def short_commit(commit: str | None) -> str:
+    """Seven digits of a commit, and "-dirty" if it is marked so."""
+    text = str(commit)
+    return text[:7] + text[40:]
