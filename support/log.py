@@ -19,7 +19,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from rollout import Trajectory
 from support.collapse import KEYS
-from support.pictures import strip
+from tools.pictures import strip
 from support.run_folder import sync, write_whole
 
 METRICS_OF_UPDATE = """pg_loss clipfrac approx_kl entropy kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic
