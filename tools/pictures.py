@@ -184,25 +184,26 @@ def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> 
     """Draw a board in the light theme.
 
     Args:
-        axes: gets a unit square per cell; row `i` of the board covers y from -i - 1 to -i.
+        axes: shows nothing but the board afterwards, a unit square per cell.
         board: lines of symbols, of equal length.
         cells: symbol -> names of layers, from `cells_of`.
     """
+    rows = board.split("\n")
+    axes.set(xlim=(0, len(rows[0])), ylim=(len(rows), 0), aspect="equal")  # y grows downwards
     axes.axis("off")
-    for y, row in enumerate(board.split("\n")):
+    for y, row in enumerate(rows):
         for x, symbol in enumerate(row):
             for layer in cells[symbol]:
                 for shape in LAYERS[layer]:
                     axes.add_patch(make_patch(shape, x, y))
-    axes.axis("scaled")
 
 
 def make_patch(shape: Circle | Polygon, x: int, y: int) -> patches.Patch:
     """Make a matplotlib patch of a shape in the cell at column x, row y."""
     color = COLORS[shape.color].light
     if isinstance(shape, Circle):
-        return patches.Circle((x + shape.x, -y - shape.y), shape.radius, color=color)
-    corners = [(x + dx, -y - dy) for dx, dy in shape.corners]
+        return patches.Circle((x + shape.x, y + shape.y), shape.radius, color=color)
+    corners = [(x + dx, y + dy) for dx, dy in shape.corners]
     return patches.Polygon(corners, color=color)
 
 

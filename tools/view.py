@@ -1,7 +1,7 @@
 """Look at what an agent did: a page of trajectories, an animation of one, plots of runs.
 
-    python -m tools.view out/frozenlake_ppo                      # the page, as view.html
-    python -m tools.view out/frozenlake_ppo --gif=12             # trajectory 12 of the page as a GIF
+    python -m tools.view out/frozenlake_ppo                      # the page: view.html
+    python -m tools.view out/frozenlake_ppo --gif=12             # trajectory 12 of it, as a GIF
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 

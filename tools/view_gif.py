@@ -22,11 +22,11 @@ DPI = 200  # 1400 pixels wide: sharp at a width of 700 on dense screens
 WIDTH = 7.0
 BOARD_SIZE = 3.2
 MARGIN = 0.15
-TEXT_LEFT = 3.6
-LINE_CHARACTERS = 40  # that fit between TEXT_LEFT and the right margin
-FONT_SIZE = 10.5  # points
-LABEL_SIZE = 8.5
-LINE_HEIGHT = 0.2
+TEXT_LEFT = 3.65
+LINE_CHARACTERS = 36  # that fit between TEXT_LEFT and the right margin
+FONT_SIZE = 12  # points
+LABEL_SIZE = 9.5
+LINE_HEIGHT = 0.23
 BLOCK_GAP = 0.14  # below a block of text
 INK = "#24282c"
 GRAY = "#6f757b"
@@ -159,7 +159,7 @@ def write_blocks(page: Axes, blocks: list[Block]) -> None:
             size=FONT_SIZE,
             color=block.color,
             weight=block.weight,
-            linespacing=1.15,
+            linespacing=1.2,
             parse_math=False,
         )
         y += block.height()
