@@ -177,13 +177,13 @@ def test_the_template_has_one_placeholder():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "expected folders of runs"),
-        (["{}", "--gif"], "expected folders"),
+        ([], "expected run folders"),
+        (["{}", "--gif"], "expected run folders"),
         (["{}", "--gif=2", "--panel"], "got"),
         (["{}", "--pannel"], "got '.*--pannel'"),
         (["{}", "--gif=4"], "from 0 to 3, got 4"),
         (["{}", "--png=4"], "got '.*--png=4'"),
-        (["{}", "{}", "--gif=1"], "expected folders"),
+        (["{}", "{}", "--gif=1"], "expected run folders"),
         (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
         (["{}/empty", "{}/empty"], "empty has no evaluation yet"),
         (["{}/empty", "--panel"], "empty has no iteration yet"),
@@ -472,7 +472,7 @@ def test_filters_leave_what_fits(page):
 def test_members_of_a_group_stand_side_by_side(page):
     page.select_option("#outcome", "success")
     page.keyboard.press("ArrowRight")
-    assert texts_of(page, "members") == ["2 of this group, turn 2"]
+    assert texts_of(page, "members") == ["Group of 2, turn 2"]
     assert boards_of(page, ".card svg") == ["_P\nOG", "P_\nOG"]
     second = page.locator(".card").nth(1)
     assert "ended" in second.get_attribute("class")  # a turn before

@@ -32,7 +32,7 @@ STAGES = {  # file of a run -> what its trajectories are; None: training, an ite
 
 @dataclass(frozen=True)
 class Command:
-    """What the command line asks for."""
+    """A parsed command line."""
 
     runs: list[Path]
     gif: int | None = None  # number of the trajectory to animate
@@ -70,7 +70,7 @@ def parse_command(argv: list[str]) -> Command:
         if name == "--gif" and value.isdecimal():
             return Command(runs, gif=int(value))
     raise UserError(
-        "expected folders of runs, and then --panel, --gif=NUMBER (for one run) or no option, "
+        "expected run folders and at most one option (--panel, or --gif=NUMBER for a single run), "
         f"got {' '.join(argv)!r}"
     )
 
@@ -101,14 +101,15 @@ def load_run(run: Path) -> dict:
             f"{run} holds no trajectories; expected a folder with one of {', '.join(STAGES)}"
         )
     envs = {trajectory["env"] for trajectory in trajectories}
-    layers = {name: [asdict(shape) for shape in shapes] for name, shapes in LAYERS.items()}
-    colors = {name: color._asdict() for name, color in COLORS.items()}
+    layers = {}
+    for name, shapes in LAYERS.items():
+        layers[name] = [asdict(shape) for shape in shapes]
     return {
         "name": run.name,
         "texts": list(text_ids),
         "cells": {env: cells_of(env) for env in envs},
         "layers": layers,
-        "colors": colors,
+        "colors": {name: color._asdict() for name, color in COLORS.items()},
         "trajectories": trajectories,
     }
 

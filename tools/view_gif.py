@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a frame shows."""
+    """The content of a frame."""
 
     board: str  # empty for an environment without boards
     blocks: list[Block]
@@ -86,7 +86,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
 
 
 def turn_frame(turn: dict) -> Frame:
-    """Show a turn: the board before its actions, and the reward that they earn."""
+    """Describe a turn: the board before its actions, and the reward that they earn."""
     blocks = [
         make_block("", turn["budget"], weight="bold"),
         *response_blocks(turn),
@@ -96,7 +96,7 @@ def turn_frame(turn: dict) -> Frame:
 
 
 def end_frame(trajectory: dict) -> Frame:
-    """Show how the trajectory ended: the board after the last action, and the score."""
+    """Describe how the trajectory ended: the board after the last action, and the score."""
     last = trajectory["turns"][-1]
     status = trajectory["status"].replace("_", " ").capitalize()
     color = COLORS["goal"].light if trajectory["success"] else FAILED
@@ -109,7 +109,7 @@ def end_frame(trajectory: dict) -> Frame:
 
 
 def response_blocks(turn: dict) -> list[Block]:
-    """Show what the policy read besides the board, thought and answered; skip what is empty."""
+    """List the observation besides the board, the thought and the answer, without empty ones."""
     actions = [f"{ARROWS.get(name.lower(), '')} {name}".strip() for name in turn["actions"]]
     parts = [
         make_block("Observation", turn["text"]),
@@ -120,7 +120,7 @@ def response_blocks(turn: dict) -> list[Block]:
 
 
 def make_block(label: str, text: str, *, color: str = INK, weight: str = "normal") -> Block:
-    """Make a block of any text: wrap its lines, and replace what UTF-8 cannot encode."""
+    """Wrap the lines of a text, and replace characters that UTF-8 cannot encode."""
     wrapped = "\n".join(fill(line, LINE_CHARACTERS) for line in text.split("\n"))
     return Block(label, wrapped.encode(errors="replace").decode(), color, weight)
 
@@ -159,7 +159,7 @@ def write_blocks(page: Axes, blocks: list[Block]) -> None:
             size=FONT_SIZE,
             color=block.color,
             weight=block.weight,
-            linespacing=1.2,
+            linespacing=1.3,  # about LINE_HEIGHT
             parse_math=False,
         )
         y += block.height()
