@@ -13,9 +13,9 @@ import torch
 
 import model
 import train
+from dialogue import Chat
 from engine import make_engine
 from support.learner import Learner
-from dialogue import Chat
 from tools import demonstrations, sft, tiny_model
 
 torch.set_num_threads(1)  # one order of additions, and a core for others

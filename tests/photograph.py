@@ -1,8 +1,8 @@
-"""Photograph the page of view.py at the last turn of a trajectory; docs/view.png came from this.
+"""Take a screenshot of the page of tools/view.py at the last turn of a trajectory.
 
     python tests/photograph.py out/frozenlake_ppo/view.html 41 docs/view.png
 
-Wants playwright (requirements-dev.txt) and Chromium.
+Needs playwright (requirements-dev.txt) and Chromium.
 """
 
 import shutil
@@ -11,26 +11,28 @@ from pathlib import Path
 
 
 def open_browser(playwright):
-    """Headless Chromium of playwright's or of the system. Raises: ValueError where there is none."""
-    installed = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    paths = [
-        path
-        for path in (playwright.chromium.executable_path, *installed)
-        if path and Path(path).is_file()
-    ]
-    if not paths:
-        raise ValueError(
-            "no Chromium here; .venv/bin/playwright install chromium, or apt-get install chromium"
-        )
-    return playwright.chromium.launch(executable_path=paths[0])
+    """Start headless Chromium, of playwright or of the system.
+
+    Raises:
+        ValueError: neither is installed.
+    """
+    names = ("chromium", "chromium-browser", "google-chrome")
+    candidates = [playwright.chromium.executable_path, *map(shutil.which, names)]
+    for path in candidates:
+        if path and Path(path).is_file():
+            return playwright.chromium.launch(executable_path=path)
+    raise ValueError(
+        "found no Chromium; run .venv/bin/playwright install chromium, or apt-get install chromium"
+    )
 
 
 def photograph(browser, html: Path, index: int, path: Path) -> None:
-    opened = browser.new_page(viewport={"width": 1280, "height": 860})
-    opened.goto(html.resolve().as_uri())
-    opened.evaluate(f"go({index}, 99)")
-    opened.screenshot(path=path)
-    opened.close()
+    """Save the last turn of trajectory `index` as a PNG of 1280 by 860 pixels."""
+    page = browser.new_page(viewport={"width": 1280, "height": 860})
+    page.goto(html.resolve().as_uri())
+    page.evaluate(f"show({index}, Infinity)")
+    page.screenshot(path=path)
+    page.close()
 
 
 if __name__ == "__main__":

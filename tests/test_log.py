@@ -19,8 +19,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 import train
 from rollout import Trajectory, Turn
 from support.log import Log, group_of
-from support.pictures import COLORS
 from support.run_folder import load_saved, read_rows
+from tools.pictures import COLORS
 
 
 def rows_of(out_dir):
@@ -89,7 +89,7 @@ def test_an_episode_on_a_grid_is_a_strip_of_boards(tmp_path):
     assert event.step == 7 and picture.shape == (260, 400, 3)
     goal, you = (
         [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-        for color in (COLORS["goal"][0], COLORS["you"][0])
+        for color in (COLORS["goal"][0], COLORS["player"][0])
     )
     where = [np.argwhere((picture == color).all(-1))[:, 1] for color in (goal, you)]
     # a goal in the right half of each board; the agent in the left half of the first and the right half of the second

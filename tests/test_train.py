@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL_RUN, make_learner, small_config
+from conftest import SMALL_RUN, both_losses, make_learner, small_config
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
@@ -25,6 +25,7 @@ import parallel
 import rollout
 import starpo
 import train
+from dialogue import Chat
 from packing import pack
 from rollout import Trajectory, Turn
 from support import collapse as diagnostics

@@ -1,12 +1,13 @@
 """
-Tests of view.py: records and boards by hand, the page in a browser, hostile text, figures by what is drawn.
+Tests of tools/view.py: its data and figures by hand; the page in a browser, with hostile text.
 
     python -m pytest -q tests/test_view.py
+    python -m pytest -q tests/test_view.py -m "not slow"    # without the browser
 
-The browser is playwright's Chromium, or one that is installed; without any, those tests are skipped.
+The browser is playwright's Chromium or an installed one. Without any, its tests are skipped.
 """
 
-from configurator import Config
+from configurator import Config, UserError
 
 import doctest
 import json
@@ -20,13 +21,16 @@ from PIL import Image
 
 from dialogue import Episode
 from envs import make_env
-from support import collapse as diagnostics
-from support import pictures
-from tools import view
+from support import collapse
+from tools import pictures, view, view_gif
+from tools.pictures import COLORS, LAYERS, cells_of, split_message
 
 LAKE = "frozenlake:size=2,success_rate=1"
 ROOM = "sokoban:symbols=newvocab"
-HOSTILE = '</script><script>window.hacked = 1</script><!-- <img src="x" onerror="window.hacked = 2"> & \u2028 \ud800'
+HOSTILE = (
+    "</script><script>window.hacked = 1</script><!-- "
+    '<img src="x" onerror="window.hacked = 2"> & \u2028 \ud800'
+)
 
 
 def turn_record(
@@ -42,56 +46,58 @@ def turn_record(
         "reward": reward,
         "tokens": list(tokens),
         "surprise": list(surprise),
-    } | more
+        **more,
+    }
 
 
 def record(env, turns, status="failure", member=0, **row):
-    score = sum(turn["reward"] for turn in turns)
-    return row | {
+    return {
+        **row,
         "env": env,
         "seed": [7],
         "member": member,
         "status": status,
         "success": status == "success",
-        "score": score,
+        "score": sum(turn["reward"] for turn in turns),
         "system": f"rules of {env}",
         "turns": turns,
     }
 
 
+def to_lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A player's game as text, then two members of a group on the lake, and a room in other symbols."""
+    """A text game before RL; then two members of a group on a lake, and a room in other symbols."""
     folder = tmp_path_factory.mktemp("runs") / "a_run"
     folder.mkdir()
-    first, tokens = "Turn 1 of 5, 10 actions left.\nP_\nOG", ["<think>", "\ufffd", "<|im_end|>"]
-    winner = [
-        turn_record(first, "Go right.", ["Right"], -0.1, tokens, [0.0, 1.5, 3.004], ok=False),
-        turn_record(
-            "Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG",
-            "Go down.",
-            ["Down"],
-            1.0,
-            ["a"],
-            [0.25],
-            closing="__\nO√",
-        ),
-    ]
-    loser = [turn_record(first, HOSTILE, ["constructor"], 0.0, ["a", HOSTILE], [0, 1])]
+    first = "Turn 1 of 5, 10 actions left.\nP_\nOG"
+    tokens = ["<think>", "\ufffd", "<|im_end|>"]
+    go_right = turn_record(first, "Go right.", ["Right"], -0.1, tokens, [0.0, 1.5, 3.004], ok=False)
+    second = "Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG"
+    go_down = turn_record(second, "Go down.", ["Down"], 1.0, ["a"], [0.25], closing="__\nO√")
+    lose = turn_record(first, HOSTILE, ["constructor"], 0.0, ["a", HOSTILE], [0, 1])
     room = "Turn 1 of 5, 10 actions left.\nWWWW\nW.AW\nWGCW\nWB@W"
-    rows = [
-        record(LAKE, winner, "success", step=1, group=0),
-        record(LAKE, loser, member=1, step=1, group=0),
-        record(ROOM, [turn_record(room, "", ["Up", "Left"])], "out_of_turns", step=2, group=0),
+    push = turn_record(room, "", ["Up", "Left"])
+    text = turn_record("Turn 1 of 1, 1 action left.\nArms: Phoenix, Dragon")
+    trained = [
+        record(LAKE, [go_right, go_down], "success", step=1, group=0),
+        record(LAKE, [lose], member=1, step=1, group=0),
+        record(ROOM, [push], "out_of_turns", step=2, group=0),
     ]
-    text = "Turn 1 of 1, 1 action left.\nArms: Phoenix, Dragon"
-    (folder / "eval_start.jsonl").write_text(
-        json.dumps(record("bandit", [turn_record(text)])) + "\n"
-    )
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = to_lines(trained)
+    (folder / "eval_start.jsonl").write_text(to_lines([record("bandit", [text])]))
     (folder / "trajectories.jsonl").write_text(lines + lines[:99])  # the last line was cut off
     (folder / "config.json").write_text('{"config": {"eval_size": 10}}')
     return folder
+
+
+def near(picture, color, tolerance):
+    """Mask of the pixels of an RGB picture whose color is about `color`, such as #e2733a."""
+    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return np.abs(picture - wanted).sum(-1) < tolerance
 
 
 # ---------- records
@@ -107,31 +113,31 @@ def test_doctests():
 def test_the_board_is_found_in_what_the_environment_writes(spec, observation):
     env = make_env(spec, observation=observation)
     _, message = Episode(env, Config()).reset(3)
-    parts = pictures.take_apart(message, pictures.symbols(spec))
-    assert parts["board"] == env.render() and parts["budget"] == "Turn 1 of 5, 10 actions left"
-    assert parts["text"] == env.observe().removeprefix(env.render()).lstrip("\n")
-    assert (parts["text"] == "") == (observation == "grid")
+    parts = split_message(message, cells_of(spec))
+    assert parts.board == env.render()
+    assert parts.budget == "Turn 1 of 5, 10 actions left"
+    assert parts.text == env.observe().removeprefix(env.render()).lstrip("\n")
+    assert (parts.text == "") == (observation == "grid")
 
 
 def test_symbols_have_pictures():
-    for known in map(pictures.symbols, ("frozenlake", "sokoban", ROOM)):
-        assert known and all(
-            layer in pictures.LAYERS for cell in known.values() for layer in cell.split()
-        )
-    assert (
-        pictures.symbols(ROOM)["@"] == pictures.symbols("sokoban:boxes=2")["S"] == "floor ring you"
-    )  # on a target
-    assert pictures.symbols("bandit") == {}
-    assert {
-        color for shapes in pictures.LAYERS.values() for color, *_ in shapes
-    } <= pictures.COLORS.keys()
+    for spec in ("frozenlake", "sokoban", ROOM):
+        cells = cells_of(spec)
+        assert cells
+        for layers in cells.values():
+            assert set(layers) <= LAYERS.keys()
+    on_target = ("floor", "target", "player")
+    assert cells_of(ROOM)["@"] == cells_of("sokoban:boxes=2")["S"] == on_target
+    assert cells_of("bandit") == {}
+    for shapes in LAYERS.values():
+        assert {shape.color for shape in shapes} <= COLORS.keys()
 
 
 def test_records_by_hand(run_folder):
-    data = view.load(run_folder)
+    data = view.load_run(run_folder)
     trajectories, texts = data["trajectories"], data["texts"]
-    assert [(t["group"], t["who"], t["when"]) for t in trajectories] == [
-        ("prompt 7", "start", "start"),
+    assert [(t["group"], t["member"], t["when"]) for t in trajectories] == [
+        ("prompt 7", "before RL", "before RL"),
         ("iteration 1, group 0", "member 0", "iteration 1"),
         ("iteration 1, group 0", "member 1", "iteration 1"),
         ("iteration 2, group 0", "member 0", "iteration 2"),
@@ -143,39 +149,41 @@ def test_records_by_hand(run_folder):
         "budget": "Turn 1 of 5, 10 actions left",
         "board": "P_\nOG",
         "text": "",
-        "closing": "",
+        "final_board": "",
         "thought": "Go right.",
-        "ok": False,
+        "well_formed": False,
         "actions": ["Right"],
         "reward": -0.1,
         "surprise": [0, 150, 300],
     }
-    player = trajectories[0]["turns"][
-        0
-    ]  # samples nothing: its answer is one piece without surprise
+    player = trajectories[0]["turns"][0]  # sampled no tokens: its response is one
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
     assert [texts[i] for i in player["tokens"]] == ["<think></think><answer></answer>"]
 
 
 def test_no_text_ends_the_script_tag(run_folder):
-    data = view.load(run_folder)
-    html = view.page(data)
+    data = view.load_run(run_folder)
+    html = view.fill_template(data)
     text = html.partition('id="data">')[2].partition("</script>")[0]
     assert json.loads(text)["trajectories"] == data["trajectories"]
     assert json.loads(text)["texts"] == data["texts"] and HOSTILE in data["texts"]
     assert text.isascii() and "<" not in text
 
 
+def test_the_template_has_one_placeholder():
+    assert view.TEMPLATE.read_text(encoding="utf-8").count(view.PLACEHOLDER) == 1
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "expected folders of runs"),
-        (["{}", "--gif"], "expected folders"),
+        ([], "expected run folders"),
+        (["{}", "--gif"], "expected run folders"),
         (["{}", "--gif=2", "--panel"], "got"),
         (["{}", "--pannel"], "got '.*--pannel'"),
         (["{}", "--gif=4"], "from 0 to 3, got 4"),
         (["{}", "--png=4"], "got '.*--png=4'"),
-        (["{}", "{}", "--gif=1"], "expected folders"),
+        (["{}", "{}", "--gif=1"], "expected run folders"),
         (["{}/empty"], "holds no trajectories; expected a folder with one of eval_start.jsonl"),
         (["{}/empty", "{}/empty"], "empty has no evaluation yet"),
         (["{}/empty", "--panel"], "empty has no iteration yet"),
@@ -184,40 +192,86 @@ def test_no_text_ends_the_script_tag(run_folder):
 def test_mistakes_are_answered(run_folder, arguments, said):
     (run_folder / "empty").mkdir(exist_ok=True)
     shutil.copy(run_folder / "config.json", run_folder / "empty")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UserError, match=said):
         view.main([argument.format(run_folder) for argument in arguments])
 
 
 # ---------- figures
 
 
-def test_gif_has_a_frame_a_turn_and_the_end(run_folder):
+@pytest.fixture
+def coarse(monkeypatch):
+    """GIFs 350 pixels wide, because large ones take a second each."""
+    monkeypatch.setattr(view_gif, "DPI", 50)
+
+
+def read_frames(path):
+    with Image.open(path) as gif:
+        frames = []
+        for k in range(gif.n_frames):
+            gif.seek(k)
+            frames.append(np.asarray(gif.convert("RGB"), int))
+    return frames
+
+
+def test_gif_has_a_frame_a_turn_and_the_end(run_folder, coarse):
     view.main([str(run_folder), "--gif=1"])
-    with Image.open(run_folder / "trajectory_1.gif") as gif:
-        assert gif.n_frames == 3
-        frames = [np.asarray(gif.convert("RGB"), int) for k in range(3) if gif.seek(k) is None]
-    players = [np.abs(f - (0xE2, 0x73, 0x3A)).sum(-1) < 30 for f in frames]  # pixels of its colour
+    frames = read_frames(run_folder / "trajectory_1.gif")
+    assert len(frames) == 3
+    players = [near(frame, COLORS["player"].light, 30) for frame in frames]
     assert all(mask.sum() > 200 for mask in players)
-    assert players[1].nonzero()[1].mean() > players[0].nonzero()[1].mean() + 50  # it went right
-    assert (
-        players[2].nonzero()[0].mean() > players[1].nonzero()[0].mean() + 50
-    )  # and down, to the goal
+    (_, first_x), (second_y, second_x), (end_y, _) = [
+        [indices.mean() for indices in mask.nonzero()] for mask in players
+    ]
+    assert second_x > first_x + 50  # it went right
+    assert end_y > second_y + 50  # and down, to the goal
 
 
-def test_gif_wraps_the_text_of_a_board_that_is_none(run_folder, monkeypatch):
-    shown = []
-    monkeypatch.setattr("matplotlib.axes.Axes.text", lambda _, x, y, text, **__: shown.append(text))
-    data = view.load(run_folder)
+@pytest.fixture
+def written(monkeypatch):
+    """The texts that are written into frames."""
+    texts = []
+    monkeypatch.setattr(Axes, "text", lambda _, x, y, text, **__: texts.append(text))
+    return texts
+
+
+def test_frames_show_thought_answer_reward_and_outcome(run_folder, coarse, written):
+    view.main([str(run_folder), "--gif=1"])
+    thought, answer, reward = "Thought", "Answer", "Reward"
+    first = [
+        "Turn 1 of 5, 10 actions left",
+        thought,
+        "Go right.",
+        answer,
+        "→ Right",
+        reward,
+        "-0.1",
+    ]
+    second = ["Turn 2 of 5, 9 actions left", thought, "Go down.", answer, "↓ Down", reward, "1"]
+    end = ["Success", thought, "Go down.", answer, "↓ Down", "Sum of rewards", "0.9"]
+    assert written == first + second + end
+
+
+def test_gif_wraps_the_text_of_an_environment_without_boards(run_folder, coarse, written):
+    data = view.load_run(run_folder)
     data["trajectories"][0]["turns"][0]["text"] = "Task: " + "go west, " * 20 + "\nRoom kitchen."
-    view.draw_gif(data, 0, run_folder / "text.gif")
-    assert (
-        all(len(line) <= 44 for text in shown for line in text.split("\n"))
-        and "\nRoom kitchen." in shown[0]
-    )
-    assert " ".join(shown[0].split()).count("go west,") == 20
+    view_gif.draw_gif(data, 0, run_folder / "text.gif")
+    for text in written:
+        assert all(len(line) <= view_gif.LINE_CHARACTERS for line in text.split("\n"))
+    (observation, _) = [text for text in written if "Task" in text]  # in the turn and at the end
+    assert "\nRoom kitchen." in observation
+    assert " ".join(observation.split()).count("go west,") == 20
 
 
-def test_gif_shows_text_that_no_font_can(run_folder):
+def test_a_frame_is_as_high_as_its_text(run_folder, coarse):
+    data = view.load_run(run_folder)
+    data["trajectories"][0]["turns"][0]["text"] = "line\n" * 20
+    view_gif.draw_gif(data, 0, run_folder / "long.gif")
+    with Image.open(run_folder / "long.gif") as gif:
+        assert gif.width == 350 and gif.height > 20 * view_gif.LINE_HEIGHT * 50
+
+
+def test_gif_shows_text_that_no_font_can(run_folder, coarse):
     view.main([str(run_folder), "--gif=2"])  # a lone surrogate in the thought
 
 
@@ -243,9 +297,7 @@ def test_learning_curves(tmp_path, drawn):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"config": {"eval_size": 10}}')
         rows = [{"step": 1, "eval_success": None}, {"step": 2, "eval_success": rate}]
-        (tmp_path / name / "metrics.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows)
-        )
+        (tmp_path / name / "metrics.jsonl").write_text(to_lines(rows))
     scores = {"greedy": [1, 0], "optimal": [1, 1], "start": [0] * 10, "after RL": [1] * 10}
     scores = {"frozenlake": scores, "bandit": {"greedy": [0]}}
     (tmp_path / "a" / "scores.json").write_text(json.dumps(scores))
@@ -253,7 +305,7 @@ def test_learning_curves(tmp_path, drawn):
     assert Image.open(tmp_path / "a" / "curves.png").size == (1200, 675)
     assert drawn["plot"] == [[[0, 2], [0.0, 0.5]], [[2], [0.8]]]
     (_, low, high), (_, low_b, high_b) = drawn["fill_between"]
-    # Wilson's 8 of 10 from his formula; 0 of 10: z^2 / (10 + z^2) = 3.8415 / 13.8415
+    # Wilson's interval of 8 of 10; of 0 of 10 its end is z^2 / (10 + z^2) = 3.8415 / 13.8415
     assert (*low_b, *high_b) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert (low[0], high[0]) == pytest.approx((0, 0.2775), abs=1e-4)
     assert drawn["axhline"] == [[0.5], [1.0]]
@@ -263,31 +315,22 @@ def test_panel_marks_what_appears_with_a_row(run_folder, drawn, monkeypatch):
     def warnings_of(history):
         return ["entropy drops"] if len(history) == 3 else []
 
-    monkeypatch.setattr(diagnostics, "warnings_of", warnings_of, raising=False)
-    rows = [
-        {
-            "step": s,
-            "reward": 1,
-            "in_group_reward_std": 2,
-            "entropy": None if s == 2 else 3,
-            "grad_norm": 4,
-        }
-        for s in range(1, 6)
-    ]
-    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(collapse, "warnings_of", warnings_of, raising=False)
+    steps = [1, 2, 3, 4, 5]
+    values = {"reward": 1, "in_group_reward_std": 2, "entropy": 3, "grad_norm": 4}
+    rows = [{"step": step, **values} for step in steps]
+    rows[1]["entropy"] = None
+    (run_folder / "metrics.jsonl").write_text(to_lines(rows))
     view.main([str(run_folder), "--panel"])
     assert (run_folder / "panel.png").stat().st_size > 10_000
-    steps = [1, 2, 3, 4, 5]
-    assert drawn["plot"] == [
-        [steps, [1] * 5],
-        [steps, [2] * 5],
-        [[1, 3, 4, 5], [3] * 4],
-        [steps, [4] * 5],
-    ]
+    entropy = [[1, 3, 4, 5], [3] * 4]
+    assert drawn["plot"] == [[steps, [1] * 5], [steps, [2] * 5], entropy, [steps, [4] * 5]]
     assert drawn["axvline"] == [[3]] * 4
 
 
-# ---------- the page
+# ---------- the page in a browser
+
+slow = pytest.mark.slow  # a page takes Chromium about half a second
 
 
 @pytest.fixture(scope="module")
@@ -302,177 +345,171 @@ def browser():
         opened.close()
 
 
-@pytest.fixture
-def opened(browser, run_folder):
-    """The page, with a check that nothing failed and nothing but the file was asked for."""
+@pytest.fixture(scope="module")
+def html(run_folder):
     view.main([str(run_folder)])
-    page, asked, errors = browser.new_page(color_scheme="dark"), [], []
+    return run_folder / "view.html"
+
+
+@pytest.fixture
+def page(browser, html):
+    """The page, with a check that nothing failed and that it requested no other file."""
+    page = browser.new_page(color_scheme="dark")
+    requested, errors = [], []
     page.set_default_timeout(5000)
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text))
-    page.goto((run_folder / "view.html").as_uri())
+    page.goto(html.as_uri())
     yield page
-    assert asked == [(run_folder / "view.html").as_uri()] and errors == []
+    assert requested == [html.as_uri()] and errors == []
     page.close()
 
 
-def test_a_photograph_is_the_page_at_a_trajectory(browser, run_folder):
-    view.main([str(run_folder)])
-    photograph.photograph(browser, run_folder / "view.html", 1, run_folder / "view.png")
-    picture = np.asarray(Image.open(run_folder / "view.png").convert("RGB"), int)
+def texts_of(page, *ids):
+    return [page.text_content(f"#{name}") for name in ids]
+
+
+def boards_of(page, selector):
+    return page.locator(selector).evaluate_all("all => all.map(svg => svg.ariaLabel)")
+
+
+def count_colors(page, *colors):
+    """How many shapes of the board have each color."""
+    board = page.locator("#board svg")
+    return [board.locator(f"[style*='--{color}']").count() for color in colors]
+
+
+@slow
+def test_a_photograph_is_the_page_at_a_trajectory(browser, html):
+    photograph.photograph(browser, html, 1, html.with_name("view.png"))
+    picture = np.asarray(Image.open(html.with_name("view.png")).convert("RGB"), int)
     assert picture.shape == (860, 1280, 3)
-    goal, you = (
-        np.abs(picture - color).sum(-1) < 20 for color in ((0x34, 0xA0, 0x6A), (0xE2, 0x73, 0x3A))
-    )
-    assert goal.sum() > 1000 and you.sum() > 1000  # a flag and a player
+    assert near(picture, COLORS["goal"].light, 20).sum() > 1000  # a flag
+    assert near(picture, COLORS["player"].light, 20).sum() > 1000
 
 
+@slow
 def test_five_thousand_trajectories_stay_usable(browser, run_folder, tmp_path):
-    """Of five turns and 40 tokens each; the page draws what is in sight only."""
+    """Five turns each and 40 tokens a turn; the page holds only the rows in sight."""
     first = "Turn 1 of 5, 10 actions left.\nP___\nOG__\n____\n____"
     turns = [turn_record(first, "Goal 1 down ice.", ["Down"], 0.0, ["word"] * 40, [0.123] * 40)] * 5
     rows = [record(LAKE, turns, step=i // 16, group=i % 16 // 4, member=i % 4) for i in range(5000)]
-    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "trajectories.jsonl").write_text(to_lines(rows))
     shutil.copy(run_folder / "config.json", tmp_path)
     view.main([str(tmp_path)])
-    assert (tmp_path / "view.html").stat().st_size < 20e6
+    html = tmp_path / "view.html"
+    assert html.stat().st_size < 20e6
     page = browser.new_page()
-    page.goto((tmp_path / "view.html").as_uri())
-    assert page.text_content("#count") == "5000 of 5000 trajectories, 0 successful"
+    page.goto(html.as_uri())
+    assert texts_of(page, "count") == ["5000 of 5000 trajectories, 0 successful"]
     assert page.locator(".row").count() <= 60
     page.select_option("#iteration", "iteration 312")
-    assert page.text_content("#count") == "8 of 5000 trajectories, 0 successful"
+    assert texts_of(page, "count") == ["8 of 5000 trajectories, 0 successful"]
     ready = page.evaluate("performance.getEntriesByType('navigation')[0].domComplete")
-    print(f"{(tmp_path / 'view.html').stat().st_size / 1e6:.1f} MB, ready after {ready:.0f} ms")
+    print(f"{html.stat().st_size / 1e6:.1f} MB, ready after {ready:.0f} ms")
     page.close()
 
 
-def shown(page, *names):
-    return [page.text_content(f"#{name}") for name in names]
-
-
-def test_arrow_keys_step_through_turns_and_trajectories(opened):
-    def boards():
-        return opened.locator("#board svg, #closing svg").evaluate_all(
-            "all => all.map(x => x.ariaLabel)"
-        )
-
-    assert shown(opened, "title", "count") == [
-        "prompt 7, start",
-        "4 of 4 trajectories, 1 successful",
-    ]
-    assert shown(opened, "text", "told") == ["Arms: Phoenix, Dragon", "Turn 1 of 1, 1 action left"]
-    opened.keyboard.press("ArrowUp")  # there is nothing above
-    opened.keyboard.press("ArrowDown")
-    assert shown(opened, "title", "about") == [
+@slow
+def test_arrow_keys_step_through_turns_and_trajectories(page):
+    assert texts_of(page, "title") == ["prompt 7, before RL"]
+    assert texts_of(page, "count") == ["4 of 4 trajectories, 1 successful"]
+    assert texts_of(page, "observation") == ["Arms: Phoenix, Dragon"]
+    assert texts_of(page, "progress") == ["Turn 1 of 1, 1 action left"]
+    page.keyboard.press("ArrowUp")  # stays on the first trajectory
+    page.keyboard.press("ArrowDown")
+    assert texts_of(page, "title", "about") == [
         "iteration 1, group 0, member 0",
-        "success with 0.90 in frozenlake:size=2,success_rate=1",
+        "success, score 0.90, frozenlake:size=2,success_rate=1",
     ]
-    assert boards() == ["P_\nOG"]
-    assert shown(opened, "thought", "answer", "facts") == [
-        "Go right.",
-        "→ Right",
-        "reward −0.10not valid",
-    ]
-    for _ in range(2):  # the last turn is the last
-        opened.keyboard.press("ArrowRight")
-        assert boards() == ["_P\nOG", "__\nO√"]  # before and after
-    assert shown(opened, "thought", "told", "facts") == [
+    first_turn = ["Go right.", "→ Right", "reward −0.10not valid"]
+    assert texts_of(page, "thought", "answer", "result") == first_turn
+    both = "#board svg, #final-board svg"
+    assert boards_of(page, both) == ["P_\nOG"]
+    for _ in range(2):  # the second press stays on the last turn
+        page.keyboard.press("ArrowRight")
+        assert boards_of(page, both) == ["_P\nOG", "__\nO√"]  # before and after
+    assert texts_of(page, "thought", "progress", "result") == [
         "Go down.",
         "Turn 2 of 5, 9 actions left. Reward -0.1.",
         "reward 1.00valid",
     ]
-    opened.keyboard.press("ArrowLeft")
-    assert boards() == ["P_\nOG"]
-    cell = opened.locator("#board svg")  # one of each: player with two eyes, hole, flag
-    lake = [
-        cell.locator(f"[style*='--{c}']").count() for c in ("ice", "you", "eye", "water", "goal")
-    ]
-    assert lake == [4, 1, 2, 1, 1]
-    opened.keyboard.press("ArrowDown")
-    opened.keyboard.press("ArrowDown")
-    opened.keyboard.press("ArrowDown")  # nor is there anything below
-    assert shown(opened, "title") == ["iteration 2, group 0, member 0"]
-    room = [cell.locator(f"[style*='--{c}']").count() for c in ("wall", "wood", "you", "goal")]
-    assert room == [
-        10,
-        1,
-        2,
-        3,
-    ]  # targets: the free one, under the box that is placed, under the player
+    page.keyboard.press("ArrowLeft")
+    assert boards_of(page, both) == ["P_\nOG"]
+    # the player with two eyes, the hole and the flag, once each
+    assert count_colors(page, "ice", "player", "eye", "water", "goal") == [4, 1, 2, 1, 1]
+    for _ in range(3):  # the last press stays on the last trajectory
+        page.keyboard.press("ArrowDown")
+    assert texts_of(page, "title") == ["iteration 2, group 0, member 0"]
+    # three targets: a free one, one under the placed box, one under the player
+    assert count_colors(page, "wall", "wood", "goal") == [10, 1, 3]
+    # its two players have a body each
+    assert count_colors(page, "player") == [2]
 
 
-def test_filters_leave_what_fits(opened):
+@slow
+def test_filters_leave_what_fits(page):
     def offered(name):
-        return opened.locator(f"#{name} option").all_text_contents()
+        return page.locator(f"#{name} option").all_text_contents()
 
-    opened.select_option("#iteration", "iteration 1")
-    assert shown(opened, "title", "count") == [
-        "iteration 1, group 0, member 0",
-        "2 of 4 trajectories, 1 successful",
-    ]
-    assert offered("environment") == ["all", LAKE] and offered("group") == [
-        "all",
-        "iteration 1, group 0",
-    ]
-    assert opened.locator(".row").count() == 2
-    opened.select_option("#outcome", "no success")
-    assert shown(opened, "title", "count") == [
-        "iteration 1, group 0, member 1",
-        "1 of 4 trajectories, 0 successful",
-    ]
-    opened.select_option("#outcome", "")
-    opened.select_option("#iteration", "")
-    opened.select_option("#environment", ROOM)
-    assert shown(opened, "title") == ["iteration 2, group 0, member 0"]
+    page.select_option("#iteration", "iteration 1")
+    assert texts_of(page, "title") == ["iteration 1, group 0, member 0"]
+    assert texts_of(page, "count") == ["2 of 4 trajectories, 1 successful"]
+    assert offered("environment") == ["all", LAKE]
+    assert offered("group") == ["all", "iteration 1, group 0"]
+    assert page.locator(".row").count() == 2
+    page.select_option("#outcome", "no success")
+    assert texts_of(page, "title") == ["iteration 1, group 0, member 1"]
+    assert texts_of(page, "count") == ["1 of 4 trajectories, 0 successful"]
+    page.select_option("#outcome", "")
+    page.select_option("#iteration", "")
+    page.select_option("#environment", ROOM)
+    assert texts_of(page, "title") == ["iteration 2, group 0, member 0"]
 
 
-def test_members_of_a_group_stand_side_by_side(opened):
-    opened.select_option("#outcome", "success")
-    opened.keyboard.press("ArrowRight")
-    assert shown(opened, "members") == ["2 of this group, turn 2"]
-    assert opened.locator(".card svg").evaluate_all("all => all.map(x => x.ariaLabel)") == [
-        "_P\nOG",
-        "P_\nOG",
-    ]
-    assert "over" in opened.locator(".card").nth(1).get_attribute("class")  # it ended a turn before
-    opened.locator(".card").nth(1).click()
-    assert shown(opened, "title") == ["iteration 1, group 0, member 1"]
+@slow
+def test_members_of_a_group_stand_side_by_side(page):
+    page.select_option("#outcome", "success")
+    page.keyboard.press("ArrowRight")
+    assert texts_of(page, "members") == ["Group of 2, turn 2"]
+    assert boards_of(page, ".card svg") == ["_P\nOG", "P_\nOG"]
+    second = page.locator(".card").nth(1)
+    assert "ended" in second.get_attribute("class")  # a turn before
+    second.click()
+    assert texts_of(page, "title") == ["iteration 1, group 0, member 1"]
 
 
-def test_surprise_colours_tokens(opened):
-    opened.select_option("#outcome", "success")
-    tokens = opened.locator("#tokens span")
+@slow
+def test_surprise_colors_tokens(page):
+    page.select_option("#outcome", "success")
+    tokens = page.locator("#tokens span")
     assert tokens.all_text_contents() == ["<think>", "\ufffd", "<|im_end|>"]
-    assert [tokens.nth(i).get_attribute("title") for i in range(3)] == [
-        "0.00 nats",
-        "1.50 nats",
-        "3.00 nats",
-    ]
-    alpha = tokens.evaluate_all(
-        "all => all.map(x => +getComputedStyle(x).backgroundColor.match(/[\\d.]+(?=\\)$)/))"
-    )
-    assert alpha[:2] == [0, 0.5] and "surprise, −log p of the sampled token" in opened.text_content(
-        "main"
-    )
+    titles = tokens.evaluate_all("all => all.map(token => token.title)")
+    assert titles == ["0.00 nats", "1.50 nats", "3.00 nats"]
+    alpha = r"+getComputedStyle(token).backgroundColor.match(/[\d.]+(?=\)$)/)"
+    assert tokens.evaluate_all(f"all => all.map(token => {alpha})")[:2] == [0, 0.5]
+    assert "surprise, −log p of the sampled token" in page.text_content("main")
 
 
-def test_hostile_text_is_text(opened):
-    opened.select_option("#outcome", "no success")
-    opened.select_option("#environment", LAKE)
-    assert shown(opened, "thought", "tokens") == [HOSTILE, "a" + HOSTILE]
-    assert shown(opened, "answer")[0].strip() == "constructor"
-    assert opened.evaluate("window.hacked") is None and opened.locator("img").count() == 0
-    assert opened.locator("script").count() == 2
+@slow
+def test_hostile_text_is_text(page):
+    page.select_option("#outcome", "no success")
+    page.select_option("#environment", LAKE)
+    assert texts_of(page, "thought", "tokens") == [HOSTILE, "a" + HOSTILE]
+    assert texts_of(page, "answer")[0].strip() == "constructor"
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
 
 
-def test_light_and_dark(opened):
-    def paper():
-        return opened.evaluate("getComputedStyle(document.body).backgroundColor")
+@slow
+def test_light_and_dark(page):
+    def background():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
-    assert paper() == "rgb(21, 23, 26)"
-    opened.click("#theme")
-    assert paper() == "rgb(248, 247, 244)"
-    opened.click("#theme")
-    assert paper() == "rgb(21, 23, 26)"
+    assert background() == "rgb(21, 23, 26)"
+    page.click("#theme")
+    assert background() == "rgb(248, 247, 244)"
+    page.click("#theme")
+    assert background() == "rgb(21, 23, 26)"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from support.run_folder import load_saved, read_rows, write_whole
+from support.run_folder import load_saved, read_rows, write_atomically
 from tools.experiments import (
     COLLAPSE_SIGNS,
     THOUGHTS,
@@ -73,7 +73,7 @@ def run(curve: Curve, scale: str, seed: int) -> str:
     row = make_row(command, config, sft_command(curve, scale, seed))
     path = RESULTS / "runs" / f"{out_dir.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(row) + "\n")
+    write_atomically(path, json.dumps(row) + "\n")
     print(f"{path}: written", flush=True)
     return ""
 

@@ -1,0 +1,222 @@
+"""Draw the boards of FrozenLake and Sokoban, for the page and the GIFs of tools/view.py.
+
+A cell is a stack of layers, drawn in order. A layer is a list of shapes. A cell measures 1 by 1;
+its origin is the upper left corner, and y grows downwards.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from textwrap import fill
+from typing import NamedTuple
+
+from matplotlib import patches
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from grids import Sokoban
+
+
+class Color(NamedTuple):
+    """A color of the light theme and one of the dark theme."""
+
+    light: str
+    dark: str
+
+
+@dataclass(frozen=True)
+class Circle:
+    """A filled circle."""
+
+    color: str
+    x: float
+    y: float
+    radius: float
+
+
+@dataclass(frozen=True)
+class Polygon:
+    """A filled polygon with the corners (x, y)."""
+
+    color: str
+    corners: tuple[tuple[float, float], ...]
+
+
+def rectangle(color: str, left: float, top: float, right: float, bottom: float) -> Polygon:
+    return Polygon(color, ((left, top), (right, top), (right, bottom), (left, bottom)))
+
+
+COLORS = {
+    "ice": Color("#dfebf5", "#2a3843"),
+    "water": Color("#3f5870", "#0c141b"),
+    "rim": Color("#c3d7e7", "#3a4d5c"),
+    "floor": Color("#f0ebe0", "#36322b"),
+    "wall": Color("#a59c8d", "#5d574d"),
+    "pole": Color("#6d7680", "#a9b2ba"),
+    "wood": Color("#d0a266", "#b98d54"),
+    "plank": Color("#ab7d43", "#8d6839"),
+    "goal": Color("#34a06a", "#4cba82"),
+    "player": Color("#e2733a", "#ee8b52"),
+    "eye": Color("#ffffff", "#1c1f22"),
+}
+
+LAYERS: dict[str, list[Circle | Polygon]] = {
+    "ice": [rectangle("ice", 0.05, 0.05, 0.95, 0.95)],
+    "floor": [rectangle("floor", 0.05, 0.05, 0.95, 0.95)],
+    "wall": [rectangle("wall", 0.05, 0.05, 0.95, 0.95)],
+    "hole": [
+        Circle("rim", 0.5, 0.5, 0.38),
+        Circle("water", 0.5, 0.52, 0.33),
+    ],
+    "flag": [
+        rectangle("pole", 0.32, 0.16, 0.36, 0.84),
+        Polygon("goal", ((0.38, 0.18), (0.78, 0.33), (0.38, 0.48))),
+    ],
+    "player": [
+        Circle("player", 0.5, 0.5, 0.3),
+        Circle("eye", 0.41, 0.45, 0.055),
+        Circle("eye", 0.59, 0.45, 0.055),
+    ],
+    "target": [
+        Circle("goal", 0.5, 0.5, 0.22),
+        Circle("floor", 0.5, 0.5, 0.13),
+    ],
+    "box": [
+        rectangle("wood", 0.2, 0.2, 0.8, 0.8),
+        Polygon(  # a diagonal plank
+            "plank",
+            ((0.2, 0.2), (0.28, 0.2), (0.8, 0.72), (0.8, 0.8), (0.72, 0.8), (0.2, 0.28)),
+        ),
+    ],
+    "placed box": [
+        rectangle("goal", 0.2, 0.2, 0.8, 0.8),
+        Polygon(  # a check mark
+            "floor",
+            ((0.3, 0.5), (0.46, 0.66), (0.7, 0.4), (0.64, 0.34), (0.46, 0.5), (0.4, 0.4)),
+        ),
+    ],
+}
+
+FROZENLAKE_CELLS = {
+    "_": ("ice",),
+    "O": ("ice", "hole"),
+    "G": ("ice", "flag"),
+    "P": ("ice", "player"),
+    "X": ("ice", "hole", "player"),
+    "√": ("ice", "flag", "player"),
+}
+SOKOBAN_CELLS = (  # in the order of the alphabets in Sokoban.SYMBOLS
+    ("wall",),
+    ("floor",),
+    ("floor", "target"),
+    ("floor", "placed box"),
+    ("floor", "box"),
+    ("floor", "player"),
+    ("floor", "target", "player"),
+)
+
+# The text that Episode puts before an observation: a report of the last turn, then the budget.
+HEADER = re.compile(
+    r"(?:(?P<report>.*?)\n)?"
+    r"(?P<budget>Turn \d+ of \d+, \d+ actions? left)\.\n"
+    r"(?P<text>.*)",
+    re.DOTALL,
+)
+
+
+class Message(NamedTuple):
+    """The parts of a user message; a part that the message lacks is an empty string."""
+
+    report: str  # on the last turn
+    budget: str  # turns and actions that are left
+    board: str  # the first lines, as far as they consist of symbols that have a picture
+    text: str  # everything after the board
+
+
+def cells_of(env: str) -> dict[str, tuple[str, ...]]:
+    """Give the layers that draw each symbol of an environment.
+
+    Args:
+        env: name of the environment with its options, as in the setting `env`.
+
+    Returns:
+        symbol -> names of layers; empty for an environment that is shown as text.
+    """
+    name, _, options = env.partition(":")
+    if name == "frozenlake":
+        return FROZENLAKE_CELLS
+    if name == "sokoban":
+        alphabet = "newvocab" if "symbols=newvocab" in options else "default"
+        return dict(zip(Sokoban.SYMBOLS[alphabet], SOKOBAN_CELLS, strict=True))
+    return {}
+
+
+def split_message(message: str, symbols: Mapping) -> Message:
+    """Split a user message into its parts.
+
+    Args:
+        message: an observation with its header, as the policy reads it.
+        symbols: the symbols that a board may consist of.
+
+    >>> message = "Reward 0.\\nTurn 2 of 5, 1 action left.\\n_G\\nP_\\nGoal up."
+    >>> parts = split_message(message, FROZENLAKE_CELLS)
+    >>> parts.report, parts.budget
+    ('Reward 0.', 'Turn 2 of 5, 1 action left')
+    >>> parts.board, parts.text
+    ('_G\\nP_', 'Goal up.')
+    """
+    match = HEADER.fullmatch(message)
+    report = (match["report"] or "") if match else ""
+    budget = match["budget"] if match else ""
+    lines = (match["text"] if match else message).split("\n")
+    width = len(lines[0])
+
+    def in_board(line: str) -> bool:
+        return len(line) == width > 1 and set(line) <= symbols.keys()
+
+    board = list(takewhile(in_board, lines))
+    rest = lines[len(board) :]
+    return Message(report, budget, "\n".join(board), "\n".join(rest))
+
+
+def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> None:
+    """Draw a board in the light theme.
+
+    Args:
+        axes: shows nothing but the board afterwards, a unit square per cell.
+        board: lines of symbols, of equal length.
+        cells: symbol -> names of layers, from `cells_of`.
+    """
+    rows = board.split("\n")
+    axes.set(xlim=(0, len(rows[0])), ylim=(len(rows), 0), aspect="equal")  # y grows downwards
+    axes.axis("off")
+    for y, row in enumerate(rows):
+        for x, symbol in enumerate(row):
+            for layer in cells[symbol]:
+                for shape in LAYERS[layer]:
+                    axes.add_patch(make_patch(shape, x, y))
+
+
+def make_patch(shape: Circle | Polygon, x: int, y: int) -> patches.Patch:
+    """Make a matplotlib patch of a shape in the cell at column x, row y."""
+    color = COLORS[shape.color].light
+    if isinstance(shape, Circle):
+        return patches.Circle((x + shape.x, y + shape.y), shape.radius, color=color)
+    corners = [(x + dx, y + dy) for dx, dy in shape.corners]
+    return patches.Polygon(corners, color=color)
+
+
+def strip(env: str, observations: Sequence[str], captions: Sequence[str]) -> Figure | None:
+    """Draw the boards of an episode side by side; return None if a message has no board."""
+    cells = cells_of(env)
+    boards = [split_message(observation, cells).board for observation in observations]
+    if not all(boards):
+        return None
+    figure = Figure(figsize=(2 * len(boards), 2.6), layout="constrained")
+    row = figure.subplots(1, len(boards), squeeze=False)[0]
+    for axes, board, caption in zip(row, boards, captions, strict=True):
+        draw_board(axes, board, cells)
+        printable = "".join(c if c.isprintable() else " " for c in caption)
+        axes.set_title(fill(printable, 28), fontsize=8, parse_math=False)
+    return figure
