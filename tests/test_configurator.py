@@ -4,7 +4,7 @@ Run with:  python -m pytest -q tests/test_configurator.py
 """
 
 import configurator
-from configurator import Config, check_type, describe, help_text, load_config, parse_text
+from configurator import Config, UserError, check_type, describe, help_text, load_config, parse_text
 
 import json
 import math

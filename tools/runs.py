@@ -175,10 +175,10 @@ def first_warning(steps: Sequence[dict]) -> list | None:
 
     Every iteration is judged by the metrics up to it.
     """
-    from support.collapse import warnings_of  # imported late: tables are drawn without it
+    from support.echo_trap import new_warnings  # imported late: tables are drawn without it
 
     for num_steps, step in enumerate(steps, 1):
-        sentences = warnings_of(steps[:num_steps])
+        sentences = new_warnings(steps[:num_steps])
         if sentences:
             return [step["step"], sentences[0]]
     return None

@@ -111,10 +111,10 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
 
 def find_early_signs(rows: list[dict]) -> list[tuple[int, str]]:
     """Return (iteration, text) of each early sign of collapse in the rows of metrics.jsonl."""
-    from support.collapse import warnings_of  # here, because it imports torch
+    from support.echo_trap import new_warnings
 
     signs = []
     for i, row in enumerate(rows):
-        for text in warnings_of(rows[: i + 1]):
+        for text in new_warnings(rows[: i + 1]):
             signs.append((row["step"], text))
     return signs
