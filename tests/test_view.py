@@ -21,8 +21,7 @@ from PIL import Image
 
 from dialogue import Episode
 from envs import make_env
-from support import collapse
-from tools import pictures, view, view_gif
+from tools import pictures, view, view_curves, view_gif
 from tools.pictures import COLORS, LAYERS, cells_of, split_message
 
 LAKE = "frozenlake:size=2,success_rate=1"
@@ -312,10 +311,10 @@ def test_learning_curves(tmp_path, drawn):
 
 
 def test_panel_marks_what_appears_with_a_row(run_folder, drawn, monkeypatch):
-    def warnings_of(history):
+    def new_warnings(history):
         return ["entropy drops"] if len(history) == 3 else []
 
-    monkeypatch.setattr(collapse, "warnings_of", warnings_of, raising=False)
+    monkeypatch.setattr(view_curves, "new_warnings", new_warnings)
     steps = [1, 2, 3, 4, 5]
     values = {"reward": 1, "in_group_reward_std": 2, "entropy": 3, "grad_norm": 4}
     rows = [{"step": step, **values} for step in steps]

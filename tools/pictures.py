@@ -5,15 +5,13 @@ its origin is the upper left corner, and y grows downwards.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from textwrap import fill
 from typing import NamedTuple
 
 from matplotlib import patches
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from grids import Sokoban
 
@@ -205,18 +203,3 @@ def make_patch(shape: Circle | Polygon, x: int, y: int) -> patches.Patch:
         return patches.Circle((x + shape.x, y + shape.y), shape.radius, color=color)
     corners = [(x + dx, y + dy) for dx, dy in shape.corners]
     return patches.Polygon(corners, color=color)
-
-
-def strip(env: str, observations: Sequence[str], captions: Sequence[str]) -> Figure | None:
-    """Draw the boards of an episode side by side; return None if a message has no board."""
-    cells = cells_of(env)
-    boards = [split_message(observation, cells).board for observation in observations]
-    if not all(boards):
-        return None
-    figure = Figure(figsize=(2 * len(boards), 2.6), layout="constrained")
-    row = figure.subplots(1, len(boards), squeeze=False)[0]
-    for axes, board, caption in zip(row, boards, captions, strict=True):
-        draw_board(axes, board, cells)
-        printable = "".join(c if c.isprintable() else " " for c in caption)
-        axes.set_title(fill(printable, 28), fontsize=8, parse_math=False)
-    return figure

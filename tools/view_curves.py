@@ -10,7 +10,9 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from support.echo_trap import new_warnings
 from support.run_folder import load_saved, read_rows
+from support.statistics import wilson_interval
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")  # entropy: nats a token
 STAGES = ("start", "after RL")  # scores of the policy; all others are of reference players
@@ -50,8 +52,6 @@ def read_scores(run: Path) -> dict[str, list[int]]:
 
 
 def draw_learning_curve(axes: Axes, run: Path, scores: dict[str, list[int]]) -> None:
-    from eval import wilson_interval  # here, because eval imports torch
-
     num_prompts = load_saved(run).eval_size
     rates = {}  # iteration -> success rate
     if scores:
@@ -111,8 +111,6 @@ def draw_panel(runs: Sequence[Path], path: Path) -> None:
 
 def find_early_signs(rows: list[dict]) -> list[tuple[int, str]]:
     """Return (iteration, text) of each early sign of collapse in the rows of metrics.jsonl."""
-    from support.echo_trap import new_warnings
-
     signs = []
     for i, row in enumerate(rows):
         for text in new_warnings(rows[: i + 1]):
