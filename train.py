@@ -246,7 +246,19 @@ def token_targets(
         )  # (R,)
         per_token -= config.kl_coef * kl.cpu()
     per_token, values = per_token.to(learner.device), targets.get("old_values")
-    advantages, returns = starpo.advantages(per_token, values, turn_lengths, turns, groups, config)
+    advantages, returns = starpo.advantages(
+        per_token,
+        values,
+        turn_lengths,
+        turns,
+        groups,
+        estimator=config.estimator,
+        turn_level=config.turn_level,
+        gamma=config.gamma,
+        lam=config.lam,
+        turn_gamma=config.turn_gamma,
+        turn_lam=config.turn_lam,
+    )
     scale = {"none": 1.0, "linear": share, "sqrt": share**0.5}[config.filter_loss_scale]
     targets["advantages"] = advantages.float() * scale
     return targets | ({} if returns is None else {"returns": returns})
