@@ -1,10 +1,11 @@
 """
-Tests of starpo.py: numbers worked out by hand, slow obvious loops, enumerated expectations. CPU, a few seconds.
+Tests of starpo.py: numbers worked out by hand, slow obvious loops, enumerated expectations.
+They need a CPU and a few seconds.
 
     python -m pytest -q tests/test_starpo.py
 """
 
-from configurator import CHOICES, GROUP_BASELINE_ESTIMATORS, Config
+from configurator import CHOICES, GROUP_BASELINE_ESTIMATORS
 
 import doctest
 import inspect
@@ -47,7 +48,7 @@ def test_doctests():
     public = [
         f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")
     ]
-    assert len(public) == 17
+    assert len(public) == 16
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
 
 
@@ -55,7 +56,8 @@ def test_doctests():
 
 
 def test_group_stats_by_hand():
-    # group 0: mean 2, unbiased variance ((-2)^2 + 0 + 2^2) / 2 = 4; group 1: mean -1, variance (1 + 1 + 4) / 2 = 3
+    # group 0: mean 2, unbiased variance ((-2)^2 + 0 + 2^2) / 2 = 4
+    # group 1: mean -1, variance (1 + 1 + 4) / 2 = 3
     mean, std, best = starpo.group_stats(doubles(0, 2, 4, -2, -2, 1), 3)
     close(mean, [2, -1])
     close(std, [2, math.sqrt(3)])
@@ -83,15 +85,13 @@ def test_float_noise_is_no_variance(dtype):
     for estimator in OF_GROUPS:
         assert grouped(scores, 2, estimator).tolist() == [0.0] * 4
     assert filtered(scores, 2, 0.9).tolist() == []
-    owners = torch.tensor([0, 0, 1, 1])
+    groups = torch.tensor([0, 0, 1, 1])
     for method in ("mean", "mean_std", "asym_clip"):
-        assert starpo.normalize_rewards(scores, [1] * 4, owners, method).tolist() == [0.0] * 4
-    config = Config(
-        estimator="reinforce_plus_plus_baseline"
-    )  # it whitens, and the noise must not become 1
-    assert (
-        starpo.advantages(scores, None, [1] * 4, [1] * 4, owners, config)[0].tolist() == [0.0] * 4
-    )
+        assert starpo.normalize_rewards(scores, [1] * 4, groups, method).tolist() == [0.0] * 4
+    # this estimator whitens, and the noise must not become 1
+    options = dict(estimator="reinforce_plus_plus_baseline")
+    found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
+    assert found.tolist() == [0.0] * 4
     assert starpo.rollout_metrics(scores, torch.zeros(4), 2)["zero_std_frac"] == 1.0
 
 
@@ -112,14 +112,15 @@ def test_small_true_variance_survives():
         ),
         ("dr_grpo", [-2, 0, 2, -1, -1, 2]),
         ("reinforce_plus_plus_baseline", [-2, 0, 2, -1, -1, 2]),
-        # 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2; -2 - (-2 + 1) / 2, the same, 1 - (-2 - 2) / 2
+        # 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2
+        # -2 - (-2 + 1) / 2, the same, 1 - (-2 - 2) / 2
         ("rloo", [-3, 0, 3, -1.5, -1.5, 3]),
     ],
 )
 def test_group_advantages_by_hand(estimator, expected):
     scores = doubles(0, 2, 4, -2, -2, 1)
     close(grouped(scores, 3, estimator), expected)
-    order = torch.tensor([3, 0, 4, 1, 2, 5])  # owners need not be neighbours
+    order = torch.tensor([3, 0, 4, 1, 2, 5])  # members of a group need not be neighbours
     mixed = starpo.group_advantages(scores[order], torch.tensor([9, 0, 9, 0, 0, 9]), estimator)
     close(mixed, doubles(*expected)[order])
 
@@ -156,37 +157,34 @@ def test_group_advantages_without_variance_are_zero(estimator):
     )
 
 
-def test_owner_stats_by_hand():
-    # owner 4: 1 and 5, mean 3, variance (4 + 4) / 1; owner 2: three times 7; owner 0: one score
-    mean, std, count = starpo.owner_stats(
-        doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0])
-    )
+def test_stats_within_groups_by_hand():
+    # group 4: 1 and 5, mean 3, variance (4 + 4) / 1; group 2: three times 7; group 0: one score
+    scores, groups = doubles(1, 7, 5, 7, 7, -2), torch.tensor([4, 2, 4, 2, 2, 0])
+    mean, std, size = starpo._stats_within_groups(scores, groups)
     close(mean, [3, 7, 3, 7, 7, -2])
     close(std, [math.sqrt(8), 0, math.sqrt(8), 0, 0, 0])
-    assert count.tolist() == [2, 3, 2, 3, 3, 1]
+    assert size.tolist() == [2, 3, 2, 3, 3, 1]
 
 
 # ---------- normalised rewards
 
 # trajectories of 2, 1, 2, 1 turns with scores 3, 0, 5, 3
 TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
-OWNERS = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
+NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # the last turn takes what the score is to lose: means 1.5 and 4; 11 / 4; 3 and 2.5
+    # the last turn absorbs the change of the score: means 1.5 and 4; 11 / 4; 3 and 2.5
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
-    # stds 3 / sqrt(2) and sqrt(2): all scores become +-1 / sqrt(2), rewards are divided by these stds
+    # stds 3 / sqrt(2) and sqrt(2): all scores become +-1 / sqrt(2)
+    # the rewards are divided by these stds
     ("mean_std", "group", [R2 / 3, 1 / R2 - R2 / 3, -1 / R2, 4 / R2, 1 / R2 - 4 / R2, -1 / R2]),
     # deviations 1/4, -11/4, 9/4, 1/4: variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4
     ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
-    (
-        "asym_clip",
-        "batch",
-        [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6],
-    ),  # -2.75 / R6 = -1.33 is cut
-    # the first environment has no variance: nothing is left of its rewards; the other has std 5 / sqrt(2)
+    # -2.75 / R6 = -1.33 is clipped to -1
+    ("asym_clip", "batch", [1 / R6, -0.75 / R6, -1, 4 / R6, -1.75 / R6, 0.25 / R6]),
+    # the first environment has no variance, so its rewards become 0; the other has std 5 / sqrt(2)
     ("mean_std", "env", [0, 0, -1 / R2, 4 * R2 / 5, 1 / R2 - 4 * R2 / 5, 0]),
 ]
 
@@ -194,13 +192,14 @@ NORMALISED = [
 @pytest.mark.parametrize("method, over, expected", NORMALISED)
 def test_normalize_rewards_by_hand(method, over, expected):
     rewards = starpo.normalize_rewards(
-        doubles(*TURN_REWARDS), TURNS, torch.tensor(OWNERS[over]), method
+        doubles(*TURN_REWARDS), TURNS, torch.tensor(NORMALISED_WITHIN[over]), method
     )
     close(rewards, expected, tol=2e-6)  # 1e-6 is added to the std
 
 
 def test_asym_clip_by_hand():
-    # eleven zeros and 12: mean 1, variance (11 + 121) / 11 = 12; (12 - 1) / sqrt(12) = 3.18, and 1 / sqrt(12) = 0.29
+    # eleven zeros and 12: mean 1, variance (11 + 121) / 11 = 12
+    # (12 - 1) / sqrt(12) = 3.18 and 1 / sqrt(12) = 0.29
     for sign, bound in ((1, 3.0), (-1, -1.0)):
         rewards = starpo.normalize_rewards(
             doubles(*[0] * 11, sign * 12), [1] * 12, torch.zeros(12).long(), "asym_clip"
@@ -214,15 +213,15 @@ def test_normalize_rewards_agrees_with_loop(method, over):
     torch.manual_seed(1)
     turns = torch.randint(1, 5, (24,)).tolist()
     rewards = torch.randn(sum(turns), dtype=torch.float64).round(decimals=1)  # some are 0
-    owners = {
+    groups = {
         "group": torch.arange(24) // 4,
         "batch": torch.zeros(24).long(),
         "env": torch.randint(3, (24,)),
     }[over]
-    found = starpo.normalize_rewards(rewards, turns, owners, method).split(turns)
+    found = starpo.normalize_rewards(rewards, turns, groups, method).split(turns)
     scores = [part.sum().item() for part in rewards.split(turns)]
     for b, part in enumerate(rewards.split(turns)):
-        own = [scores[i] for i in range(24) if owners[i] == owners[b]]
+        own = [scores[i] for i in range(24) if groups[i] == groups[b]]
         mean = sum(own) / len(own)
         std = (
             math.sqrt(sum((x - mean) ** 2 for x in own) / (len(own) - 1)) + 1e-6
@@ -238,7 +237,7 @@ def test_normalize_rewards_agrees_with_loop(method, over):
 def test_normalised_scores_of_single_trajectories_are_zero():
     for method in ("mean", "mean_std", "asym_clip"):
         rewards = starpo.normalize_rewards(doubles(0.5, 1, 2), [2, 1], torch.tensor([0, 1]), method)
-        assert starpo.segment_sums(rewards, [2, 1]).tolist() == [0.0, 0.0]
+        assert [part.sum().item() for part in rewards.split([2, 1])] == [0.0, 0.0]
 
 
 # ---------- filters
@@ -295,7 +294,8 @@ def test_filter_count_survives_float_product():
     assert filtered(scores, 2, 0.29).tolist() == list(range(71, 100))
 
 
-# values and stds 1, 3, 0, 2: sum 6; softmax: e^3 = 20.09, e^2 = 7.39, e = 2.72, 1, of 31.19: 0.644, 0.237, 0.087, 0.032
+# values and stds 1, 3, 0, 2 with the sum 6
+# softmax: e^3 = 20.09, e^2 = 7.39, e = 2.72 and 1 of 31.19: 0.644, 0.237, 0.087 and 0.032
 @pytest.mark.parametrize(
     "strategy, keep, options, kept",
     [
@@ -397,14 +397,15 @@ def test_filter_strategies_agree_with_loop(strategy):
 def test_gae_by_hand():
     # gamma = 0.5, lam = 0.5, gamma * lam = 0.25. Trajectory 0: V = 1, 2, 4, r = 0, 1, 2
     # delta = 0 + 0.5 * 2 - 1 = 0, 1 + 0.5 * 4 - 2 = 1, 2 - 4 = -2
-    # A_2 = -2, A_1 = 1 - 0.25 * 2 = 0.5, A_0 = 0 + 0.25 * 0.5 = 0.125; trajectory 1: one token, A = 3 - 1 = 2
+    # A_2 = -2, A_1 = 1 - 0.25 * 2 = 0.5, A_0 = 0 + 0.25 * 0.5 = 0.125
+    # trajectory 1: one token, A = 3 - 1 = 2
     advantages, returns = starpo.gae(doubles(0, 1, 2, 3), doubles(1, 2, 4, 1), [3, 1], 0.5, 0.5)
     close(advantages, [0.125, 0.5, -2, 2])
     close(returns, [1.125, 2.5, 2, 3])
 
 
 def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
-    """Slow reference: walk each (T,) row from its end over a full sequence, skipping what was not sampled."""
+    """Slow reference: walk each (T,) row from its end and skip tokens that were not sampled."""
     B, T = response_mask.shape
     advantages = torch.zeros(B, T, dtype=values.dtype)
     for b in range(B):
@@ -424,7 +425,8 @@ def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
 )
 def test_gae_agrees_with_walk_over_observations(gamma, lam):
     generator = torch.Generator().manual_seed(1)
-    # turns of 1 to 4 tokens (first trajectory: only one-token turns), gaps of 2 observation tokens before each turn
+    # turns of 1 to 4 tokens, in the first trajectory of one token only
+    # each turn comes after 2 observation tokens
     turn_lengths = [[1, 1, 1], [4, 1, 2], [3], [1], [2, 2, 1, 1, 4]]
     turn_rewards = [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0], [0.0], [2.0], [0.0, -1.0, 0.0, 10.0, 0.0]]
     B, T = 5, 24
@@ -505,7 +507,10 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
 
 def episodes(dense=True):
-    """Rewards and values of 28 tokens; `dense`: each token has a reward, as with KL in it; else some ends of turns."""
+    """Rewards and values of 28 tokens.
+
+    dense: each token has a reward, as with KL in the reward. Else some ends of turns have one.
+    """
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
@@ -529,12 +534,12 @@ def slow_whiten(numbers):
 
 def estimate(estimator, rewards, values=None, **options):
     return starpo.advantages(
-        rewards, values, LENGTHS, COUNTS, GROUPS, Config(estimator=estimator, **options)
+        rewards, values, LENGTHS, COUNTS, GROUPS, estimator=estimator, **options
     )
 
 
 def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
-    """One trajectory, given as turns; from the last token back, other discounts at the end of a turn."""
+    """One trajectory, given as turns. It goes back from the last token."""
     advantages, next_value, next_advantage = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         for t in reversed(range(len(turn_rewards))):
@@ -547,16 +552,18 @@ def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
 
 
 def test_gae_discounts_turns_by_hand():
-    # one trajectory, turns of 1 and 2 tokens, V = 1, 2, 4, r = 1, 0, 8; inside 0.5, 1; between turns 0.25, 0.5
-    # delta_2 = 8 - 4 = 4; delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2; delta_0 = 1 + 0.25 * 2 - 1 = 0.5
-    # A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75: the discount of a token is that of the step after it
+    # one trajectory, turns of 1 and 2 tokens, V = 1, 2, 4, r = 1, 0, 8
+    # gamma and lam are 0.5 and 1 inside a turn, 0.25 and 0.5 between turns
+    # delta_2 = 8 - 4 = 4; delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2
+    # delta_0 = 1 + 0.25 * 2 - 1 = 0.5, A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75
+    # the discount of a token is that of the step after it
     gamma, lam = doubles(0.25, 0.5, 0.25), doubles(0.5, 1, 0.5)
     advantages, returns = starpo.gae(doubles(1, 0, 8), doubles(1, 2, 4), [3], gamma, lam)
     close(advantages, [0.75, 2, 4])
     close(returns, [1.75, 4, 8])
-    config = Config(gamma=0.5, lam=1.0, turn_gamma=0.25, turn_lam=0.5)
+    options = dict(estimator="gae", gamma=0.5, lam=1.0, turn_gamma=0.25, turn_lam=0.5)
     found, returns = starpo.advantages(
-        doubles(1, 0, 8), doubles(1, 2, 4), [1, 2], [2], torch.tensor([0]), config
+        doubles(1, 0, 8), doubles(1, 2, 4), [1, 2], [2], torch.tensor([0]), **options
     )
     close(found, slow_whiten([0.75, 2, 4]))
     close(returns, [1.75, 4, 8])
@@ -586,12 +593,13 @@ def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
 
 
 def test_bi_level_gae_by_hand():
-    # turns of 2 and 1 tokens, the first without reward: r = 0, 0, 1, V = 1, 2, 3, both gammas 0.5, lambdas 1
+    # turns of 2 and 1 tokens, the first without reward: r = 0, 0, 1, V = 1, 2, 3
+    # both gammas are 0.5, both lambdas 1
     # turns: A_1 = 1 - 3 = -2, return 1; A_0 = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5, return 0.5
     # tokens: -2; 0.5 - 2 = -1.5; 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75
-    config = Config(estimator="bi_level_gae", gamma=0.5, turn_gamma=0.5)
+    options = dict(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
-        doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], config
+        doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], **options
     )
     close(advantages, [-0.75, -1.5, -2])
     close(returns, [0.25, 0.5, 1])
@@ -646,14 +654,12 @@ def test_turn_level_advantages_by_hand():
     rewards, groups = doubles(1, 0, 0, 2, 0, 0, 1), torch.tensor([0, 0])
     half, small = 1 / 2, 0.5 / (math.sqrt(0.5) + 1e-6)
     for estimator, x in (("dr_grpo", half), ("rloo", 1.0), ("grpo", small)):
-        config = Config(estimator=estimator, turn_level=True, turn_gamma=0.5)
-        found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, config)
+        options = dict(estimator=estimator, turn_level=True, turn_gamma=0.5)
+        found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
         close(found, [x, 0, 0, 0, -x, -x, 0])
-    config = Config(estimator="dr_grpo")  # scores 3 and 1
-    close(
-        starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, config)[0],
-        [1.0] * 4 + [-1.0] * 3,
-    )
+    options = dict(estimator="dr_grpo")  # scores 3 and 1
+    found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
+    close(found, [1.0] * 4 + [-1.0] * 3)
 
 
 @pytest.mark.parametrize("turn_gamma", [1.0, 0.7])
@@ -676,19 +682,18 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
         expected += [a] * length
     found, _ = estimate(estimator, rewards, turn_level=True, turn_gamma=turn_gamma)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
-    assert expected.count(0.0) == 2 + 5 + 2  # turns that one member only came to: 2, 5 and 2 tokens
+    # turns that only one member of the group reached: 2, 5 and 2 tokens
+    assert expected.count(0.0) == 2 + 5 + 2
 
 
 def test_permuted_rewards_change_turn_advantages_but_not_those_of_trajectories():
     rewards, groups = doubles(1, 0, 2, 1), torch.tensor([0, 0])
     permuted = doubles(0, 1, 2, 1)  # the first trajectory earns its 1 a turn later
     for turn_level in (False, True):
-        config = Config(estimator="dr_grpo", turn_level=turn_level)
-        a, b = (
-            starpo.advantages(x, None, [1] * 4, [2, 2], groups, config)[0]
-            for x in (rewards, permuted)
-        )
-        assert torch.equal(a, b) != turn_level
+        options = dict(estimator="dr_grpo", turn_level=turn_level)
+        before, _ = starpo.advantages(rewards, None, [1] * 4, [2, 2], groups, **options)
+        after, _ = starpo.advantages(permuted, None, [1] * 4, [2, 2], groups, **options)
+        assert torch.equal(before, after) != turn_level
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -709,13 +714,15 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 
 @pytest.mark.parametrize("estimator", CHOICES["estimator"])
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
-    """One-token trajectories: a critic that says 0 and a whitened return leave no advantage either."""
+    """One-token trajectories: values of 0 and a whitened return give no advantage either."""
     for scores, groups in ((doubles(2, 2, 2), [0, 0, 0]), (doubles(2), [0])):
         values = torch.zeros_like(scores) if "gae" in estimator else None
         ones = [1] * len(scores)
         for turn_level in {False, estimator in GROUP_BASELINE_ESTIMATORS}:
-            config = Config(estimator=estimator, turn_level=turn_level)
-            found, _ = starpo.advantages(scores, values, ones, ones, torch.tensor(groups), config)
+            options = dict(estimator=estimator, turn_level=turn_level)
+            found, _ = starpo.advantages(
+                scores, values, ones, ones, torch.tensor(groups), **options
+            )
             assert found.tolist() == [0.0] * len(scores)
 
 
@@ -895,7 +902,8 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 
 # ---------- value loss
 
-# value_clip = 0.5, old = 1: v is held in [0.5, 1.5]. v, R -> loss, gradient in v, clipped term larger?
+# value_clip = 0.5, old = 1: v is clipped to [0.5, 1.5]
+# columns: v, R, loss, gradient in v, is the clipped term larger?
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
     (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > 2.25: gradient v - R = 2
@@ -972,7 +980,7 @@ def test_k3_is_never_negative_even_for_tiny_ratios():
 
 
 def enumerated_policy():
-    """A softmax of three logits and a reference: expectations are sums over three tokens, not samples."""
+    """A softmax of three logits and a reference. Expectations are sums over three tokens."""
     logits = doubles(0.3, -0.7, 1.1).requires_grad_()
     ref_logprobs = doubles(0.5, 0.2, 0.3).log()
     return logits, torch.log_softmax(logits, 0), ref_logprobs
@@ -992,7 +1000,7 @@ def test_k1_and_k3_have_the_kl_as_expectation():
 
 
 def expected_loss_gradient(estimator):
-    """E_{y ~ p} [gradient in the logits of the estimator at y]: sampling does not see the gradient, p is fixed."""
+    """E_{y ~ p} [gradient in the logits of the estimator at y]. The sampling p has no gradient."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
@@ -1059,18 +1067,16 @@ def test_inputs_stay_unmodified():
     generator = torch.Generator().manual_seed(5)
     x, y, z = torch.randn(3, 6, generator=generator)
     before = [t.clone() for t in (x, y, z)]
-    lengths, owners = [2, 4], torch.tensor([0, 0])
+    lengths, groups = [2, 4], torch.tensor([0, 0])
     starpo.group_stats(x, 2)
     starpo.filter_groups(y.abs(), x.abs(), keep=0.5, strategy="top_p")
-    starpo.normalize_rewards(x, lengths, owners, "mean_std")
+    starpo.normalize_rewards(x, lengths, groups, "mean_std")
     starpo.group_advantages(x, torch.arange(6) // 2, "rloo")
     for estimator in CHOICES["estimator"]:
-        config = Config(
-            estimator=estimator, turn_level=estimator in GROUP_BASELINE_ESTIMATORS, turn_gamma=0.5
-        )
-        starpo.advantages(
-            x, y if "gae" in estimator else None, [1, 1, 2, 2], [2, 2], owners, config
-        )
+        values = y if "gae" in estimator else None
+        turn_level = estimator in GROUP_BASELINE_ESTIMATORS
+        options = dict(estimator=estimator, turn_level=turn_level, turn_gamma=0.5)
+        starpo.advantages(x, values, [1, 1, 2, 2], [2, 2], groups, **options)
     starpo.gae(x, y, lengths, 0.9, 0.9)
     starpo.whiten(x)
     starpo.policy_loss(x, y, z, clip_low=0.2, clip_high=0.2, num_tokens=6)
@@ -1080,102 +1086,54 @@ def test_inputs_stay_unmodified():
     starpo.explained_variance(x, y)
     starpo.rollout_metrics(x, y > 0, 2)
     assert all(torch.equal(now, then) for now, then in zip((x, y, z), before, strict=True))
-    assert lengths == [2, 4] and owners.tolist() == [0, 0]
+    assert lengths == [2, 4] and groups.tolist() == [0, 0]
 
 
-ONE, TWO, OWNER = torch.zeros(1), torch.zeros(2), torch.zeros(2).long()
+ONE, TWO, GROUP = torch.zeros(1), torch.zeros(2), torch.zeros(2).long()
 PPO = dict(clip_low=0.2, clip_high=0.2, num_tokens=1)
+VALUE = dict(value_clip=0.5, num_tokens=2)
+ERRORS = [
+    (lambda: starpo.group_stats(torch.zeros(5), 2), "5 scores into groups of group_size=2"),
+    (lambda: starpo.group_stats(TWO, 0), "group_size=0"),
+    (lambda: starpo.group_stats(torch.zeros(0), 2), "0 scores"),
+    (lambda: starpo.group_stats(torch.zeros(2, 2), 2), "{'scores': (2, 2)}"),
+    (lambda: starpo.group_stats(torch.tensor([1, 2]), 2), "floats, got torch.int64 [1, 2]"),
+    (lambda: starpo.group_stats(torch.tensor([NAN, 2.0]), 2), "got torch.float32 [nan, 2.0]"),
+    (lambda: starpo._stats_within_groups(TWO * NAN, GROUP), "got torch.float32 [nan, nan]"),
+    (lambda: starpo._stats_within_groups(ONE, GROUP), "{'scores': (1,), 'groups': (2,)}"),
+    (lambda: starpo.group_advantages(TWO, GROUP, "gae"), "no group baseline for estimator 'gae'"),
+    (lambda: starpo.filter_groups(TWO, ONE, keep=0.5), "{'values': (2,), 'std': (1,)}"),
+    (lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="top_k"), "or min_p, got 'top_k'"),
+    (lambda: starpo.normalize_rewards(TWO, [2, 1], GROUP, "mean"), "sum to 2, got [2, 1]"),
+    (lambda: advantages_of(TWO, "grpo", [1, 2], [1, 1]), "sum to 2, got [1, 2]"),
+    (lambda: advantages_of(TWO, "grpo", [1, 1], [1, 2]), "sum to 2, got [1, 2]"),
+    (lambda: advantages_of(TWO, "gae", [1, 1], [1, 1]), "'gae' needs the values of a critic"),
+    (lambda: advantages_of(TWO, "ppo", [1, 1], [1, 1]), "no group baseline for estimator 'ppo'"),
+    (lambda: starpo.token_weights([1], "mean", 5), "seq_mean_token_sum or constant, got 'mean'"),
+    (lambda: starpo.gae(TWO, ONE, [2], 1.0, 1.0), "{'rewards': (2,), 'values': (1,)}"),
+    (lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0), "must be >= 0 and sum to 2, got [1, 2]"),
+    (lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0), "must be >= 0 and sum to 2, got [3, -1]"),
+    (lambda: starpo.whiten(torch.zeros(2, 2)), "{'x': (2, 2)}"),
+    (lambda: starpo.policy_loss(TWO, TWO, ONE, **PPO), "'advantages': (1,)"),
+    (lambda: starpo.policy_loss(TWO, TWO, TWO, **PPO | {"num_tokens": 0}), ">= 1, got 0"),
+    (lambda: starpo.policy_loss(TWO, TWO, TWO, **PPO | {"clip_low": 1.2}), "got 1.2, 0.2"),
+    (lambda: starpo.policy_loss(TWO, TWO, TWO, **PPO | {"clip_high": -0.1}), "got 0.2, -0.1"),
+    (lambda: starpo.value_loss(TWO, ONE, TWO, **VALUE), "'old_values': (1,)"),
+    (lambda: starpo.value_loss(TWO, TWO, TWO, **VALUE | {"value_clip": 0.0}), "> 0, got 0.0"),
+    (lambda: starpo.value_loss(TWO, TWO, TWO, **VALUE | {"num_tokens": -1}), ">= 1, got -1"),
+    (lambda: starpo.kl_penalty(TWO, TWO, "kl"), "'k1', 'k2' or 'k3', got 'kl'"),
+    (lambda: starpo.kl_penalty(TWO, ONE, "k1"), "'ref_logprobs': (1,)"),
+    (lambda: starpo.explained_variance(TWO, ONE), "'returns': (1,)"),
+    (lambda: starpo.rollout_metrics(TWO, ONE, 1), "'successes': (1,)"),
+]
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: starpo.group_stats(torch.zeros(5), 2), "5 scores into groups of group_size=2"),
-        (lambda: starpo.group_stats(TWO, 0), "group_size=0"),
-        (lambda: starpo.group_stats(torch.zeros(0), 2), "0 scores"),
-        (lambda: starpo.group_stats(torch.zeros(2, 2), 2), "{'scores': (2, 2)}"),
-        (
-            lambda: starpo.group_stats(torch.tensor([1, 2]), 2),
-            "finite floats, got torch.int64 [1, 2]",
-        ),
-        (
-            lambda: starpo.group_stats(torch.tensor([NAN, 2.0]), 2),
-            "finite floats, got torch.float32 [nan, 2.0]",
-        ),
-        (
-            lambda: starpo.owner_stats(TWO * NAN, OWNER),
-            "finite floats, got torch.float32 [nan, nan]",
-        ),
-        (
-            lambda: starpo.group_advantages(TWO, OWNER, "gae"),
-            "no group baseline for estimator 'gae'",
-        ),
-        (lambda: starpo.filter_groups(TWO, ONE, keep=0.5), "{'values': (2,), 'std': (1,)}"),
-        (
-            lambda: starpo.filter_groups(TWO, TWO, keep=0.0),
-            "keep must be in (0, 1], for count in [1, 2], got 0.0",
-        ),
-        (lambda: starpo.filter_groups(TWO, TWO, keep=2), "got 2 for fraction"),
-        (
-            lambda: starpo.filter_groups(TWO, TWO, keep=3, strategy="count"),
-            "count in [1, 2], got 3 for count",
-        ),
-        (
-            lambda: starpo.filter_groups(TWO, TWO, keep=0.25, strategy="count"),
-            "count in [1, 2], got 0.25 for count",
-        ),
-        (lambda: starpo.filter_groups(TWO, TWO, keep=1.5, strategy="top_p"), "got 1.5 for top_p"),
-        (
-            lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="top_p"),
-            "top_p ranks from the largest and",
-        ),
-        (
-            lambda: starpo.filter_groups(TWO - 1, TWO, keep=0.5, strategy="min_p"),
-            "values >= 0, got [-1.0, -1.0]",
-        ),
-        (
-            lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="min_p", smallest=True),
-            "min_p ranks from the larg",
-        ),
-        (lambda: starpo.filter_groups(TWO, TWO, keep=1, strategy="top_k"), "or min_p, got 'top_k'"),
-        (lambda: starpo.token_weights([1], "mean", 5), "seq_mean_token_sum, constant, got 'mean'"),
-        (lambda: starpo.gae(TWO, ONE, [2], 1.0, 1.0), "{'rewards': (2,), 'values': (1,)}"),
-        (
-            lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0),
-            "lengths [1, 2] must be counts that sum to the 2 resp",
-        ),
-        (
-            lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0),
-            "lengths [3, -1] must be counts that sum to the 2 resp",
-        ),
-        (lambda: starpo.gae(TWO, TWO, [2], 1.5, 1.0), "must be in [0, 1], got [1.5], [1.0]"),
-        (lambda: starpo.gae(TWO, TWO, [2], 1.0, TWO - 0.5), "must be in [0, 1], got [1.0], [-0.5]"),
-        (lambda: starpo.whiten(torch.zeros(2, 2)), "{'x': (2, 2)}"),
-        (lambda: starpo.policy_loss(TWO, TWO, ONE, **PPO), "'advantages': (1,)"),
-        (
-            lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "num_tokens": 0}),
-            "num_tokens must be >= 1, got 0",
-        ),
-        (lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "clip_low": 1.2}), "clip_low=1.2"),
-        (lambda: starpo.policy_loss(TWO, TWO, TWO, **{**PPO, "clip_high": -0.1}), "clip_high=-0.1"),
-        (
-            lambda: starpo.value_loss(TWO, ONE, TWO, value_clip=0.5, num_tokens=2),
-            "'old_values': (1,)",
-        ),
-        (
-            lambda: starpo.value_loss(TWO, TWO, TWO, value_clip=0.0, num_tokens=2),
-            "value_clip must be > 0, got 0.0",
-        ),
-        (
-            lambda: starpo.value_loss(TWO, TWO, TWO, value_clip=0.5, num_tokens=-1),
-            "num_tokens must be >= 1, got -1",
-        ),
-        (lambda: starpo.kl_penalty(TWO, TWO, "kl"), "'k1', 'k2' or 'k3', got 'kl'"),
-        (lambda: starpo.kl_penalty(TWO, ONE, "k1"), "'ref_logprobs': (1,)"),
-        (lambda: starpo.explained_variance(TWO, ONE), "'returns': (1,)"),
-        (lambda: starpo.rollout_metrics(TWO, ONE, 1), "'successes': (1,)"),
-    ],
-)
+def advantages_of(rewards, estimator, tokens_per_turn, turns_per_trajectory):
+    counts = (tokens_per_turn, turns_per_trajectory)
+    return starpo.advantages(rewards, None, *counts, GROUP, estimator=estimator)
+
+
+@pytest.mark.parametrize("call, message", ERRORS)
 def test_errors_name_what_was_given(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
@@ -1201,7 +1159,7 @@ def test_importance_weights_by_hand():
 
 
 def test_importance_weights_truncate_the_gradient():
-    """d loss / d logprob = -min(pi / pi_rollout, cap) A, where PPO alone would give -ratio A for A < 0."""
+    """d loss / d logprob = -min(pi / pi_rollout, cap) A; without weights, -ratio A for A < 0."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
     weights = starpo.importance_weights(new, old, old, 2.0)
