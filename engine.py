@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
+from dialogue import Chat
 from model import pick_dtype
 
 VLLM_ENVIRONMENT = {
@@ -96,12 +97,12 @@ def check_installed(config: Config) -> None:
         raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
 
 
-def make_engine(config: Config, model: Qwen2ForCausalLM, chat) -> Engine:
+def make_engine(config: Config, model: Qwen2ForCausalLM, chat: Chat) -> Engine:
     """Start the engine that the config names. Under torchrun all ranks call this together.
 
     Args:
         model: gives the architecture and the device; `Engine.load` brings the policy's weights.
-        chat: the `rollout.Chat` of the model; its token `end` ends a response.
+        chat: of the model's tokenizer; its token `end` ends a response.
 
     Raises: UserError if the context is longer than the model's, or the engine cannot start.
     """

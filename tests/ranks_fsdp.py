@@ -14,11 +14,11 @@ from conftest import backward, make_learner, small_config
 
 import model
 import parallel
-import rollout
 import train
+from dialogue import Chat
 from packing import pack
 from parallel import all_gather_lists, rank, world_size
-from rollout import Chat, collect
+from rollout import collect
 from support import checkpoint
 
 
@@ -294,8 +294,6 @@ def test_the_engine_plays_the_same_on_every_rank(trained_folder):
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))
     starts = [((9,), member) for member in range(4 + 4 * rank())]
-    played = rollout.collect(
-        learner.engine, Chat(learner.tokenizer), learner.config, starts, **options
-    )
+    played = collect(learner.engine, Chat(learner.tokenizer), learner.config, starts, **options)
     both = all_gather_lists([t.ids for t in played])
     assert both[0] == both[1][:4] and len(both[1]) == 8

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from conftest import make_learner, small_config
+from conftest import backward, make_learner, small_config
 from peft import PeftModel
 from test_train import assert_same_checkpoint, played_and_targets, run, untimed
 from torch.distributed.checkpoint import HuggingFaceStorageReader

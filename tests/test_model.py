@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-import model
 import packing
+from dialogue import IM_END
 from model import Critic, Policy, chunked_logprobs, load_model, packed_hidden
 from packing import PackedBatch, PackedLayout
 
@@ -412,7 +412,7 @@ def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_pa
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert type(loaded).__name__ == "Qwen2ForCausalLM"
-    assert loaded_tokenizer.eos_token == model.IM_END
+    assert loaded_tokenizer.eos_token == IM_END
     assert loaded.config.eos_token_id == loaded_tokenizer.eos_token_id
     assert loaded_tokenizer.chat_template == tokenizer.chat_template
     ids = torch.tensor(tokenizer("<|im_start|>user\nGoal 1 up.<|im_end|>\n")["input_ids"])

@@ -24,9 +24,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import parallel
+from dialogue import Chat
 from model import Policy
-from rollout import Chat
-from tools import sft, tiny_model
+from tools import demonstrations, sft, tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -258,7 +258,7 @@ def save_qwen(path):
     config = Config(
         env=lake, sft_lr=2e-2, sft_muon_lr=0.02, sft_steps=120, sft_noise=0.3, device="cpu"
     )
-    demos = [sft.demonstration(config, Chat(tokenizer), i) for i in range(256)]
+    demos = [demonstrations.demonstration(config, Chat(tokenizer), i) for i in range(256)]
 
     def packs_of(step):  # one pack of eight
         first = 8 * step % 256

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 import dialogue
 import envs
-import rollout
-from model import IM_END, IM_START, load_model
+from dialogue import IM_END, IM_START, Chat
+from model import load_model
 from tools import tiny_model
 
 
@@ -84,7 +84,7 @@ def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, lo
     texts.append("<|im_start|>user\nTurn 2 of 5<|im_end|>\n")
     for text in texts:
         assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"], text
-        assert rollout.Chat(loaded).encode(text) == rollout.Chat(tokenizer).encode(text), text
+        assert Chat(loaded).encode(text) == Chat(tokenizer).encode(text), text
 
 
 def test_every_cell_of_a_grid_is_one_token(tokenizer):
