@@ -33,10 +33,8 @@ VLLM_ENVIRONMENT = {
 }
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
-    "--engine=torch; on a laptop add config/tiny.py, a model that needs no vLLM"
+    "--engine=torch; on a laptop add config/tiny.py, which selects the torch engine"
 )
-
-
 Seed = Sequence[int]  # entropy of a numpy random stream
 
 
@@ -300,7 +298,7 @@ class _Response:
 
 
 class _Prefill(NamedTuple):
-    """Prompt tokens whose keys and values go to cache[row] at positions start, start + 1, ..."""
+    """New tokens whose keys and values go to cache[row] at positions start, start + 1, ..."""
 
     row: int
     start: int
@@ -322,7 +320,7 @@ class TorchEngine:
     computes its new tokens only. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits for its environment, decodes in vain
+        row 1   prompt response                        waits for its environment; its token is dropped
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories, up to max_running)
 
@@ -338,7 +336,7 @@ class TorchEngine:
         self.version: int | None = None
         self.dtype = dtype
         self.num_steps = 0
-        self.num_prefilled = 0  # prompt tokens computed so far
+        self.num_prefilled = 0  # tokens prefilled so far
         self.eos_id = eos_id
         self.max_running = config.max_running
         self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its own
