@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
+from dialogue import Chat
 from model import pick_dtype
 
 VLLM_ENVIRONMENT = {
@@ -32,10 +33,8 @@ VLLM_ENVIRONMENT = {
 }
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
-    "--engine=torch; on a laptop add config/tiny.py, a model that needs no vLLM"
+    "--engine=torch; on a laptop add config/tiny.py, which selects the torch engine"
 )
-
-
 Seed = Sequence[int]  # entropy of a numpy random stream
 
 
@@ -96,12 +95,12 @@ def check_installed(config: Config) -> None:
         raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
 
 
-def make_engine(config: Config, model: Qwen2ForCausalLM, chat) -> Engine:
+def make_engine(config: Config, model: Qwen2ForCausalLM, chat: Chat) -> Engine:
     """Start the engine that the config names. Under torchrun all ranks call this together.
 
     Args:
         model: gives the architecture and the device; `Engine.load` brings the policy's weights.
-        chat: the `rollout.Chat` of the model; its token `end` ends a response.
+        chat: of the model's tokenizer; its token `end` ends a response.
 
     Raises: UserError if the context is longer than the model's, or the engine cannot start.
     """
@@ -299,7 +298,7 @@ class _Response:
 
 
 class _Prefill(NamedTuple):
-    """Prompt tokens whose keys and values go to cache[row] at positions start, start + 1, ..."""
+    """New tokens whose keys and values go to cache[row] at positions start, start + 1, ..."""
 
     row: int
     start: int
@@ -321,7 +320,7 @@ class TorchEngine:
     computes its new tokens only. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits for its environment, decodes in vain
+        row 1   prompt response                        waits for its environment; its token is dropped
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories, up to max_running)
 
@@ -337,7 +336,7 @@ class TorchEngine:
         self.version: int | None = None
         self.dtype = dtype
         self.num_steps = 0
-        self.num_prefilled = 0  # prompt tokens computed so far
+        self.num_prefilled = 0  # tokens prefilled so far
         self.eos_id = eos_id
         self.max_running = config.max_running
         self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its own

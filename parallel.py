@@ -24,10 +24,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from dialogue import Chat
 from engine import Engine
 from model import Policy, pick_device, pick_dtype
 from packing import micro_batches, pack
-from rollout import Chat, Trajectory, collect
+from rollout import Trajectory, collect
 
 # length at which attention costs as much as the matrix products of Qwen2.5-0.5B
 ATTENTION_CROSSOVER_TOKENS = 16_640

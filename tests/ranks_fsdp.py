@@ -10,14 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import make_learner, small_config
+from conftest import backward, make_learner, small_config
 
 import model
 import parallel
-import rollout
 import train
-from parallel import gather, rank, world_size
-from rollout import Chat, collect, pack
+from dialogue import Chat
+from packing import pack
+from parallel import all_gather_lists, rank, world_size
+from rollout import collect
 from support import checkpoint
 
 
@@ -43,41 +44,46 @@ def plain(learner, start):
     return SimpleNamespace(config=learner.config, policy=policy, critic=critic, ref=ref)
 
 
-def one_process(single, kept, pieces, optimizers):
-    """One optimizer step of plain modules, one trajectory after the other; returns metrics and gradient norms."""
-    num_tokens, sums = sum(t.num_response_tokens for t in kept), {}
-    for i, t in enumerate(kept):
-        for loss, metrics in train.losses(
-            single, pack([t]), {key: x[i] for key, x in pieces.items()}, num_tokens
-        ):
+def one_process(single, kept, targets, optimizers):
+    """One optimizer step of plain modules, one trajectory after the other.
+
+    Returns: sums of the metrics, and the gradient norm of each module.
+    """
+    lengths = [t.num_response_tokens for t in kept]
+    num_tokens = sum(lengths)
+    sums = {}
+    for t, part in zip(kept, targets.split(lengths), strict=True):
+        batch = pack([t])
+        weights = torch.ones(t.num_response_tokens)
+        loss, metrics = train.policy_loss(single, batch, part, weights, num_tokens)
+        loss.backward()
+        if single.critic:
+            loss, value_metrics = train.critic_loss(single, batch, part, num_tokens)
             loss.backward()
-            sums |= {key: sums.get(key, 0.0) + value.item() for key, value in metrics.items()}
-    modules = [m for m in (single.policy, single.critic) if m]
-    norms = [
-        torch.nn.utils.clip_grad_norm_(m.parameters(), single.config.grad_clip).item()
-        for m in modules
-    ]
+            metrics.update(value_metrics)
+        for key, value in metrics.items():
+            sums[key] = sums.get(key, 0.0) + value.item()
+    norms = []
+    for module in filter(None, (single.policy, single.critic)):
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), single.config.grad_clip)
+        norms.append(norm.item())
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
     return sums, norms
 
 
-def played_and_pieces(learner, count):
+def played_and_targets(learner, count):
+    """The first `count` trajectories of a batch, and their targets."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
         t.turns[-1].reward += 0.1 * i  # never all the same
     targets = train.compute_targets(learner, played)
-    targets.weights = torch.ones_like(targets.advantages)
-    targets.old_logprobs = targets.old_logprobs + 0.1 * torch.sin(
-        torch.arange(len(targets.old_logprobs))
-    )
-    pieces = {
-        key: value.split([t.num_response_tokens for t in played])[:count]
-        for key, value in targets.items()
-    }
-    return kept, pieces
+    wave = torch.sin(torch.arange(len(targets.old_logprobs)))
+    targets.old_logprobs = targets.old_logprobs + 0.1 * wave
+    parts = targets.split([t.num_response_tokens for t in played])
+    return kept, train.Targets.join(parts[:count])
 
 
 CASES = {  # trajectories, settings
@@ -96,18 +102,21 @@ CASES = {  # trajectories, settings
 def test_two_ranks_equal_one_process(trained_folder, case):
     count, changes = CASES[case]
     learner = make_learner(trained_folder, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
-    kept, pieces = played_and_pieces(learner, count)
+    kept, targets = played_and_targets(learner, count)
     single = plain(learner, trained_folder)
-    modules = [m for m in (single.policy, single.critic) if m]
-    rates = [learner.config.learning_rate, learner.config.critic_lr]
-    shared = dict(betas=(learner.config.adam_beta1, learner.config.adam_beta2), weight_decay=0.01)
-    optimizers = [
-        torch.optim.AdamW(m.parameters(), lr, **shared)
-        for m, lr in zip(modules, rates, strict=False)
-    ]
+    config = learner.config
+    betas = (config.adam_beta1, config.adam_beta2)
+    modules = {single.policy: config.learning_rate}
+    if single.critic:
+        modules[single.critic] = config.critic_lr
+    optimizers = []
+    for module, lr in modules.items():
+        optimizers.append(
+            torch.optim.AdamW(module.parameters(), lr, betas=betas, weight_decay=0.01)
+        )
     for _ in range(3):
-        expected, norms = one_process(single, kept, pieces, optimizers)
-        metrics = train.backward(learner, kept, pieces)
+        expected, norms = one_process(single, kept, targets, optimizers)
+        metrics = backward(learner, kept, targets)
         found = train.optimizer_step(learner, metrics)
         num_tokens = sum(t.num_response_tokens for t in kept)
         for key in expected.keys() - {"logprob_diff_max", "clipfrac", "vf_clipfrac"}:
@@ -121,22 +130,24 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for count, tokens in ((16, 4096), (16, 700), (7, 700), (1, 700)):
-        work = gather(parallel.local_micro_batches(played[:count], tokens))
+        work = all_gather_lists(parallel.local_micro_batches(played[:count], tokens))
         assert len(work) == world_size() == 2
-        assert len({len(part) for part in work}) == 1  # every micro-batch is a collective
-        counted = sorted(i for part in work for indices, weight in part if weight for i in indices)
-        assert counted == list(range(count))
-        assert all(weight in (0.0, 1.0) for part in work for _, weight in part)
+        assert len(work[0]) == len(work[1])  # every micro-batch is a collective
+        counted = []
+        num_tokens = []
+        for part in work:
+            assert all(micro_batch.weight in (0.0, 1.0) for micro_batch in part)
+            mine = [i for indices, weight in part if weight for i in indices]
+            counted += mine
+            num_tokens.append(sum(len(played[i].ids) for i in mine))
+        assert sorted(counted) == list(range(count))
         if count == 16:  # balanced: no rank has more than the other by more than one trajectory
-            costs = [
-                sum(len(played[i].ids) for indices, weight in part if weight for i in indices)
-                for part in work
-            ]
-            assert abs(costs[0] - costs[1]) <= max(len(t.ids) for t in played)
+            longest = max(len(t.ids) for t in played)
+            assert abs(num_tokens[0] - num_tokens[1]) <= longest
 
 
 def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
-    """Without resharding the root after a forward, embedding, norm and head would be those before the step."""
+    """FSDP2 must reshard the root after a forward, or it keeps embedding, norm and head."""
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
@@ -155,7 +166,7 @@ def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
 
 
 def test_sharding_keeps_what_is_no_parameter(trained_folder):
-    """The frequencies of the rotary embedding are not in a state dict; building on "meta" would lose them."""
+    """The rotary frequencies are not in a state dict; building on "meta" would lose them."""
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     found = learner.policy.model.model.rotary_emb.inv_freq
     assert torch.equal(found, single.model.rotary_emb.inv_freq) and len(found) == 16
@@ -163,22 +174,13 @@ def test_sharding_keeps_what_is_no_parameter(trained_folder):
 
 def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
-    before = list(
-        parallel.score_tokens(
-            learner.policy,
-            train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer)),
-            learner.config,
-            1.0,
-        )
-    )
-    assert before  # a forward came before
+    played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
+    assert parallel.score_tokens(learner.policy, played, learner.config, 1.0)  # a forward first
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()
-        assert (
-            sorted(name for name, _ in streamed) == sorted(expected)
-            and "lm_head.weight" in expected
-        )
+        assert sorted(name for name, _ in streamed) == sorted(expected)
+        assert "lm_head.weight" in expected
         for name, weight in streamed:
             assert weight.dtype == dtype and torch.equal(weight, expected[name].to(dtype)), name
     local = sum(p.to_local().numel() for p in learner.policy.parameters())
@@ -186,20 +188,16 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
 
 
 def test_lora_is_merged_from_shards(trained_folder):
-    learner, single = (
-        make_learner(trained_folder, lora_rank=3),
-        model.load_model(str(trained_folder))[0],
-    )
-    expected, noise = single.state_dict(), torch.Generator().manual_seed(rank())
+    learner = make_learner(trained_folder, lora_rank=3)
+    expected = model.load_model(str(trained_folder))[0].state_dict()
+    noise = torch.Generator().manual_seed(rank())
     own = dict(learner.policy.model.named_parameters())
     with torch.no_grad():
         for name in own:
             if "lora_B" in name:
                 own[name].to_local().normal_(generator=noise)
-                b, a = (
-                    parallel.full_tensor(own[name.replace("lora_B", x)])
-                    for x in ("lora_B", "lora_A")
-                )
+                b = parallel.full_tensor(own[name])
+                a = parallel.full_tensor(own[name.replace("lora_B", "lora_A")])
                 expected[name.replace("lora_B.default.", "")] += b @ a
     for name, weight in parallel.stream_weights(learner.policy):
         torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
@@ -211,14 +209,19 @@ def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
     starts = [((9, group), member) for group in range(3) for member in range(4)]
     options = dict(split="train", temperature=1.0, noise_seed=(5,))
     parallel.sync_weights(learner.engine, learner.policy)
-    asked = []
+    requested = set()
     add = learner.engine.add
-    learner.engine.add = lambda key, *args, **kwargs: (asked.append(key), add(key, *args, **kwargs))
+
+    def spy(key, *args, **kwargs):
+        requested.add(key)
+        add(key, *args, **kwargs)
+
+    learner.engine.add = spy
     played = parallel.collect_all(
         learner.engine, learner.policy, chat, config, starts, group_size=4, **options
     )
     learner.engine.add = add
-    assert len(set(asked)) == (8 if rank() == 0 else 4)  # groups 0 and 2, group 1
+    assert len(requested) == (8 if rank() == 0 else 4)  # groups 0 and 2, group 1
     alone = collect(learner.engine, chat, config, starts, **options)
     assert [(t.seed, t.member, t.ids, t.score) for t in played] == [
         (t.seed, t.member, t.ids, t.score) for t in alone
@@ -228,55 +231,45 @@ def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
 def test_an_engine_with_old_weights_is_refused(trained_folder):
     learner = make_learner(trained_folder)
     chat = Chat(learner.tokenizer)
-    starts, options = (
-        [((0,), 0)],
-        dict(group_size=1, split="train", temperature=1.0, noise_seed=(0,)),
-    )
+    options = dict(group_size=1, split="train", temperature=1.0, noise_seed=(0,))
+
+    def play():
+        return parallel.collect_all(
+            learner.engine, learner.policy, chat, learner.config, [((0,), 0)], **options
+        )
+
     with pytest.raises(RuntimeError, match="the engine has weights None, the policy is at"):
-        parallel.collect_all(
-            learner.engine, learner.policy, chat, learner.config, starts, **options
-        )
+        play()
     parallel.sync_weights(learner.engine, learner.policy)
-    assert (
-        len(
-            parallel.collect_all(
-                learner.engine, learner.policy, chat, learner.config, starts, **options
-            )
-        )
-        == 1
-    )
+    assert len(play()) == 1
     learner.policy.bump_version()
     with pytest.raises(RuntimeError, match="call sync_weights first"):
-        parallel.collect_all(
-            learner.engine, learner.policy, chat, learner.config, starts, **options
-        )
+        play()
 
 
 def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monkeypatch):
     learner = make_learner(trained_folder, batch_size=8)
-    kept, pieces = played_and_pieces(learner, 8)
+    kept, targets = played_and_targets(learner, 8)
     before = [p.detach().to_local().clone() for p in learner.policy.parameters()]
-    losses = train.losses
+    policy_loss = train.policy_loss
 
     def spoilt(*args):
-        for loss, metrics in losses(*args):
-            yield (loss * float("nan") if rank() == 1 else loss), metrics
+        loss, metrics = policy_loss(*args)
+        return (loss * float("nan") if rank() == 1 else loss), metrics
 
-    monkeypatch.setattr(train, "losses", spoilt)
-    train.optimizer_step(learner, train.backward(learner, kept, pieces))
+    monkeypatch.setattr(train, "policy_loss", spoilt)
+    train.optimizer_step(learner, backward(learner, kept, targets))
     assert learner.bad_steps == 1
-    assert all(
-        torch.equal(a, p.to_local())
-        for a, p in zip(before, learner.policy.parameters(), strict=True)
-    )
+    for weight, parameter in zip(before, learner.policy.parameters(), strict=True):
+        assert torch.equal(weight, parameter.to_local())
 
 
 @pytest.mark.parametrize("lora_rank", [0, 3])
 def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
-    folder = gather([tmp_path])[0][0]  # the same for both
+    folder = all_gather_lists([tmp_path])[0][0]  # the same for both
     learner = make_learner(trained_folder, bias=True, learning_rate=1e-3, lora_rank=lora_rank)
-    kept, pieces = played_and_pieces(learner, 8)
-    train.optimizer_step(learner, train.backward(learner, kept, pieces))
+    kept, targets = played_and_targets(learner, 8)
+    train.optimizer_step(learner, backward(learner, kept, targets))
     learner.step = 3
     with checkpoint.Saver(folder, 2) as saver:
         learner.save(saver)
@@ -290,7 +283,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     for name, weight in saved.items():
         assert torch.equal(weight, loaded[name]) and torch.equal(weight, exported[name]), name
     for each in (learner, other):
-        train.optimizer_step(each, train.backward(each, kept, pieces))
+        train.optimizer_step(each, backward(each, kept, targets))
     for a, b in zip(learner.critic.parameters(), other.critic.parameters(), strict=True):
         assert torch.equal(a.to_local(), b.to_local())
 
@@ -301,8 +294,6 @@ def test_the_engine_plays_the_same_on_every_rank(trained_folder):
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))
     starts = [((9,), member) for member in range(4 + 4 * rank())]
-    played = rollout.collect(
-        learner.engine, Chat(learner.tokenizer), learner.config, starts, **options
-    )
-    both = gather([t.ids for t in played])
+    played = collect(learner.engine, Chat(learner.tokenizer), learner.config, starts, **options)
+    both = all_gather_lists([t.ids for t in played])
     assert both[0] == both[1][:4] and len(both[1]) == 8

@@ -1,5 +1,5 @@
 """
-The real vLLM in every one of two ranks, with FSDP2 beside it. Run by test_parallel.py:
+vLLM in each of two ranks, together with FSDP2. Run by test_parallel.py:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q -s tests/ranks_vllm.py
 """
@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import make_learner, small_config
+from conftest import backward, make_learner, small_config
 from transformers import AutoModelForCausalLM
 
 import parallel
 import train
+from dialogue import Chat
 from engine import TorchEngine, VLLMEngine, make_engine
 from model import Policy, load_model
-from parallel import gather, rank
-from rollout import Chat, collect, pack
+from packing import pack
+from parallel import all_gather_lists, rank
+from rollout import collect
 from tools.bench import Barrier
 
 CONFIG = small_config(engine="vllm", max_running=128, group_size=8)
@@ -42,9 +44,8 @@ def vllm(trained_folder, chat):
     torch.manual_seed(1)
     before = states()
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
-    assert (
-        isinstance(engine, VLLMEngine) and states() == before
-    )  # vLLM reseeds; what was there is put back
+    assert isinstance(engine, VLLMEngine)
+    assert states() == before  # vLLM reseeds; the engine restores the states
     yield engine
     parallel.shut_down(engine)
     assert not dist.is_initialized()
@@ -74,7 +75,8 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
     )
     learner.config = replace(learner.config, engine="vllm")
     cached = spy_on_requests(vllm, monkeypatch)
-    starts, last = [((5, g), m) for g in range(2) for m in range(4)], None
+    starts = [((5, g), m) for g in range(2) for m in range(4)]
+    last = None
     for _ in range(4):  # before, and after each of three updates
         parallel.sync_weights(vllm, learner.policy)
         for temperature in (1.0, 0.5):
@@ -92,35 +94,28 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
             found = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
             expected, _ = parallel.score_tokens(learner.policy, played, learner.config, temperature)
             assert (found - expected).abs().max() < 1e-4
-            assert (
-                min(len(turn.prompt_ids) for t in played for turn in t.turns[:1]) > 2 * 32
-            )  # two blocks of the cache
+            # two blocks of the cache
+            assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
-        if last is not None:  # with the weights of before it would have been seen
-            assert (
-                parallel.score_tokens(learner.policy, last[0], learner.config, 0.5)[0] - last[1]
-            ).abs().max() > 0.05
+        if last is not None:  # an engine with the weights before the update would differ
+            trajectories, before = last
+            after, _ = parallel.score_tokens(learner.policy, trajectories, learner.config, 0.5)
+            assert (after - before).abs().max() > 0.05
         last = played, expected
-        lengths = [t.num_response_tokens for t in played]
         sampled = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
-        up = torch.linspace(-1, 1, len(sampled))
-        targets = {
-            "rollout_logprobs": sampled,
-            "old_logprobs": sampled,
-            "advantages": up,
-            "weights": up * 0 + 1,
-        }
-        pieces = {key: x.split(lengths) for key, x in targets.items()}
-        train.optimizer_step(learner, train.backward(learner, played, pieces))
+        targets = train.Targets(
+            advantages=torch.linspace(-1, 1, len(sampled)),
+            old_logprobs=sampled,
+            rollout_logprobs=sampled,
+        )
+        train.optimizer_step(learner, backward(learner, played, targets))
 
 
 def test_a_head_that_is_not_named_is_an_error(vllm, policy):
-    named = (
-        (name, p.detach()) for name, p in policy.model.named_parameters()
-    )  # drops the tied head
-    with pytest.raises(
-        RuntimeError, match="vLLM did not take all weights .*Head: Failed to load weights"
-    ):
+    # named_parameters leaves out the tied head
+    named = ((name, p.detach()) for name, p in policy.model.named_parameters())
+    message = "vLLM did not take all weights .*Head: Failed to load weights"
+    with pytest.raises(RuntimeError, match=message):
         vllm.load(named, 10**9)
 
 
@@ -140,12 +135,11 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
     assert ask() == first and cached[0] == 0 and cached[1] >= 64
     policy.bump_version()
     parallel.sync_weights(vllm, policy)
-    assert ask() == first and cached[2] == 0  # nothing was left of before
+    assert ask() == first and cached[2] == 0  # the cache was reset
     vllm.add(0, prompt, max_tokens=4, temperature=1.0, seed=(0,))
     vllm.step()
-    with pytest.raises(
-        RuntimeError, match="vLLM did not reset its prefix cache: a trajectory is still under way"
-    ):
+    message = "vLLM did not reset its prefix cache: a trajectory is still under way"
+    with pytest.raises(RuntimeError, match=message):
         vllm.load(parallel.stream_weights(policy), policy.version)
     while vllm.busy:
         vllm.step()
@@ -155,22 +149,22 @@ def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
     """One prompt, on both ranks: another member is another sample, the same member the same one."""
     parallel.sync_weights(vllm, policy)
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
-    starts = [((8,), member) for member in (0, 1, 2, 3, 0, 1, 2, 3)]  # in turn to rank 0 and rank 1
-    starts = starts[:4] + starts[5:] + starts[4:5]
-    first = [
-        t.turns[0].response_ids
-        for t in parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
-    ]
+    members = (0, 1, 2, 3, 1, 2, 3, 0)  # in turn to rank 0 and rank 1
+    starts = [((8,), member) for member in members]
+    played = parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
+    first = [t.turns[0].response_ids for t in played]
     assert len({tuple(ids) for ids in first[:4]}) > 2
     assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # member 0 on ranks 0 and 1, and so on
-    assert gather([vllm.engine.vllm_config.model_config.seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
+    seed = vllm.engine.vllm_config.model_config.seed
+    assert all_gather_lists([seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
 
 
 def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):
     """128 trajectories whose replies differ in length."""
     config = replace(CONFIG, max_response_tokens=150)
     parallel.sync_weights(vllm, policy)
-    counts, played = [], []
+    counts = []
+    played = []
     for engine in (vllm, Barrier(vllm)):
         before = vllm.num_steps
         played.append(collect(engine, chat, config, STARTS, temperature=2.0, **OPTIONS))
@@ -181,22 +175,21 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
     assert min(lengths) < 5 and max(lengths) > 40
     longest = max(t.num_response_tokens for t in played[0])
     print(
-        f"\nengine steps of 128 trajectories: continuous {counts[0]}, barrier {counts[1]}, longest {longest} tokens"
+        f"\nengine steps of 128 trajectories: continuous {counts[0]}, barrier {counts[1]}, "
+        f"longest {longest} tokens"
     )
     assert longest <= counts[0] < counts[1]
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
-    """Token for token on 64 episodes of several turns, or the two best logits are as good as equal."""
-    torch_engine = make_engine(
-        replace(CONFIG, engine="torch"), load_model(str(trained_folder))[0], chat
-    )
+    """Token for token on 64 episodes of several turns, or else the two best logits are equal."""
+    config = replace(CONFIG, engine="torch")
+    torch_engine = make_engine(config, load_model(str(trained_folder))[0], chat)
     assert isinstance(torch_engine, TorchEngine)
     parallel.sync_weights(vllm, policy)
     starts = [((6, i), 0) for i in range(64)]
-    one, two = (
-        collect(e, chat, CONFIG, starts, temperature=0.0, **OPTIONS) for e in (vllm, torch_engine)
-    )
+    one = collect(vllm, chat, CONFIG, starts, temperature=0.0, **OPTIONS)
+    two = collect(torch_engine, chat, CONFIG, starts, temperature=0.0, **OPTIONS)
     assert sum(len(t.turns) for t in one) > 100
     plain = AutoModelForCausalLM.from_pretrained(
         trained_folder, attn_implementation="sdpa", dtype=torch.float32
@@ -238,4 +231,4 @@ def test_a_rank_alone_does_not_wait(vllm, policy, chat):
     parallel.sync_weights(vllm, policy)
     if rank() == 1:
         collect(vllm, chat, CONFIG, STARTS[:4], temperature=1.0, **OPTIONS)
-    assert gather([rank()]) == [[0], [1]]
+    assert all_gather_lists([rank()]) == [[0], [1]]

@@ -1,6 +1,6 @@
 """
-Recorded trajectories trained on two ranks, then on one, then on two: like on one rank without a break. Run by
-test_parallel.py, in forks of one process, which spares the imports:
+Train on recorded trajectories with two ranks, then one, then two, and compare with one rank that
+never stopped. test_parallel.py runs this. The ranks are forks of one process, which saves imports:
 
     python tests/resize.py MODEL FOLDER
 """
@@ -16,13 +16,14 @@ from test_train import rows_of
 import parallel
 
 collect_all = parallel.collect_all
-SIZES = (2, 1, 2)  # ranks in each iteration
+NUM_RANKS = (2, 1, 2)  # in each iteration
 LOSSES = ("pg_loss", "vf_loss", "approx_kl", "entropy", "kl_ref")
 
 
 def main(model, folder):
     def recorded(starts):
-        return folder / f"iteration-{starts[0][0][2]}"  # the seed of an instance names it
+        seed, _ = starts[0]
+        return folder / f"iteration-{seed[2]}"
 
     def record(engine, policy, chat, config, starts, **options):
         played = collect_all(engine, policy, chat, config, starts, **options)
@@ -46,24 +47,22 @@ def main(model, folder):
     settings = SMALL_RUN | dict(
         model=model, num_groups=4, eval_every=0, eval_size=2, save_every=1, kl_coef=0.1
     )
-    (folder / "small.py").write_text(
-        "".join(f"{key} = {value!r}\n" for key, value in settings.items())
-    )
+    lines = [f"{key} = {value!r}\n" for key, value in settings.items()]
+    (folder / "small.py").write_text("".join(lines))
     parallel.collect_all = record
-    expected = train("whole", len(SIZES), 1)
+    expected = train("whole", len(NUM_RANKS), 1)
     parallel.collect_all = replay
-    for i, ranks in enumerate(SIZES, start=1):
+    for i, ranks in enumerate(NUM_RANKS, start=1):
         rows = train("resized", i, ranks)
-    pairs = [
-        (row[key], other[key]) for row, other in zip(rows, expected, strict=True) for key in LOSSES
-    ]
-    assert all(row["grad_norm"] > 1e-3 and row["vf_loss"] > 1e-3 for row in rows), rows
-    said = (folder / "log").read_text()
-    assert said.count("2 ranks as shard=2") == SIZES.count(2) and said.count("continuing") == 2, (
-        said
-    )
-    print(f"losses differ by {max(abs(a - b) for a, b in pairs):.1e} at most")
-    assert all(abs(a - b) < 1e-5 for a, b in pairs), pairs
+    differences = []
+    for row, other in zip(rows, expected, strict=True):
+        assert row["grad_norm"] > 1e-3 and row["vf_loss"] > 1e-3, rows
+        differences += [abs(row[key] - other[key]) for key in LOSSES]
+    log = (folder / "log").read_text()
+    assert log.count("2 ranks as shard=2") == NUM_RANKS.count(2), log
+    assert log.count("continuing") == 2, log
+    print(f"losses differ by {max(differences):.1e} at most")
+    assert max(differences) < 1e-5, differences
 
 
 if __name__ == "__main__":

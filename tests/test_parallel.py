@@ -1,5 +1,6 @@
 """
-Tests of several ranks: whole commands under torchrun, and the test files ranks_*.py, which run on two ranks each.
+Tests of several ranks: whole commands under torchrun, and the test files ranks_*.py, which run on
+two ranks each.
 
     python -m pytest -q tests/test_parallel.py
 """
@@ -22,70 +23,64 @@ from conftest import SMALL_RUN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-import model
 import parallel
+from dialogue import Chat
 from model import Policy
-from rollout import Chat
-from tools import sft
+from tools import demonstrations, sft, tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TWO_RANKS = ("--standalone", "--nproc_per_node=2")
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None or torch.cuda.is_available(),
     reason="needs vLLM's CPU build, which is for Linux only",
 )
 
 
-def launch(arguments, start, **options):
-    """Run torchrun with the arguments; returns the finished process, output and errors in one text."""
-    options = dict(cwd=ROOT, env=environment(start), text=True, timeout=600) | options
+def launch(arguments, start, *, flags=TWO_RANKS, cwd=ROOT):
+    """Run torchrun; returns the finished process, with output and errors in one text."""
     return subprocess.run(
-        [*TORCHRUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+        [*TORCHRUN, *flags, *arguments],
+        cwd=cwd,
+        env=environment(start),
+        text=True,
+        timeout=600,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run_alone(arguments, start):
+    """Run Python without torchrun; returns the finished process."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment(start),
+        text=True,
+        capture_output=True,
     )
 
 
 def environment(start):
-    return os.environ | {
-        "NANORAGEN_TEST_START": str(start),
-        "OMP_NUM_THREADS": "1",
-        "TQDM_DISABLE": "1",
-    }
+    changes = {"NANORAGEN_TEST_START": str(start), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    return os.environ | changes
 
 
 def test_fsdp_on_two_ranks(trained_folder):
-    done = launch(
-        ["--standalone", "--nproc_per_node=2", "-m", "pytest", "-q", "-x", "tests/ranks_fsdp.py"],
-        trained_folder,
-    )
+    done = launch(["-m", "pytest", "-q", "-x", "tests/ranks_fsdp.py"], trained_folder)
     assert done.returncode == 0, done.stdout[-6000:]
     assert done.stdout.count(" passed") == 2
 
 
 @needs_vllm
 def test_vllm_on_two_ranks(trained_folder):
-    done = launch(
-        [
-            "--standalone",
-            "--nproc_per_node=2",
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-s",
-            "tests/ranks_vllm.py",
-        ],
-        trained_folder,
-    )
+    done = launch(["-m", "pytest", "-q", "-x", "-s", "tests/ranks_vllm.py"], trained_folder)
     assert done.returncode == 0, done.stdout[-6000:]
-    assert (
-        done.stdout.count(" passed") == 2
-        and "engine steps of 128 trajectories: continuous" in done.stdout
-    )
+    assert done.stdout.count(" passed") == 2
+    assert "engine steps of 128 trajectories: continuous" in done.stdout
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/status").is_file(), reason="the kernel's own figure is read on Linux only"
-)
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads a file of Linux")
 def test_peak_memory_is_the_kernels():
     found = parallel.peak_memory(torch.device("cpu"))
     kib = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
@@ -110,44 +105,33 @@ def small_settings(path, **changes):
 
 
 def rows_of(out_dir):
-    rows = [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if not key.endswith(("_s", "_gib"))}
-        for row in rows
-    ]
+    """The metrics of a run without times and memory."""
+    rows = []
+    for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        rows.append({k: value for k, value in row.items() if not k.endswith(("_s", "_gib"))})
+    return rows
 
 
 def assert_close(rows, expected):
     assert len(rows) == len(expected) > 0
+    noise_of_the_seventh_digit = {"logprob_diff_mean", "logprob_diff_max"}
     for row, other in zip(rows, expected, strict=True):
         assert row.keys() == other.keys()
-        for key in row.keys() - {
-            "logprob_diff_mean",
-            "logprob_diff_max",
-        }:  # noise of the seventh digit
-            is_number = isinstance(other[key], float)
-            assert row[key] == (
-                pytest.approx(other[key], rel=1e-3, abs=1e-4) if is_number else other[key]
-            ), key
+        for key in row.keys() - noise_of_the_seventh_digit:
+            value = other[key]
+            if isinstance(value, float):
+                value = pytest.approx(value, rel=1e-3, abs=1e-4)
+            assert row[key] == value, key
 
 
 @pytest.fixture(scope="module")
 def one_process(trained_folder, tmp_path_factory):
     """The rows of three iterations in one process, and the arguments of train.py but --out_dir."""
     folder = tmp_path_factory.mktemp("one")
-    arguments = [
-        "train.py",
-        small_settings(
-            folder / "small.py", model=str(trained_folder), num_iterations=3, num_groups=4
-        ),
-    ]
-    done = subprocess.run(
-        [sys.executable, *arguments, f"--out_dir={folder}/out"],
-        cwd=ROOT,
-        text=True,
-        env=environment(trained_folder),
-        capture_output=True,
-    )
+    changes = dict(model=str(trained_folder), num_iterations=3, num_groups=4)
+    arguments = ["train.py", small_settings(folder / "small.py", **changes)]
+    done = run_alone([*arguments, f"--out_dir={folder}/out"], trained_folder)
     assert done.returncode == 0, done.stderr
     return rows_of(folder / "out"), arguments, (folder / "out" / "scores.md").read_text()
 
@@ -155,19 +139,11 @@ def one_process(trained_folder, tmp_path_factory):
 def test_two_ranks_train_like_one_and_one_continues(one_process, trained_folder, tmp_path):
     rows, arguments, scores = one_process
     launched = [*arguments, f"--out_dir={tmp_path}/out"]
-    done = launch(
-        ["--standalone", "--nproc_per_node=2", *launched, "--num_iterations=2"], trained_folder
-    )
+    done = launch([*launched, "--num_iterations=2"], trained_folder)
     assert done.returncode == 0, done.stdout
     assert_close(rows_of(tmp_path / "out"), rows[:2])
     assert done.stdout.count("/2 reward") == 2  # one rank reports
-    done = subprocess.run(
-        [sys.executable, *launched],
-        cwd=ROOT,
-        env=environment(trained_folder),
-        text=True,
-        capture_output=True,
-    )
+    done = run_alone(launched, trained_folder)
     assert done.returncode == 0 and "from iteration 2" in done.stdout, done.stderr
     assert_close(rows_of(tmp_path / "out"), rows)
     assert (tmp_path / "out" / "scores.md").read_text() == scores
@@ -177,8 +153,7 @@ def test_two_nodes_train_like_one_process(one_process, trained_folder, tmp_path)
     """Two agents on this machine meet as two nodes: a mesh of (replicate, shard)."""
     rows, arguments, _ = one_process
     command = [*TORCHRUN, *NODES, *arguments, f"--out_dir={tmp_path}/out"]
-    options = dict(cwd=ROOT, env=environment(trained_folder), text=True, stderr=subprocess.STDOUT)
-    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, **options) for _ in range(2)]
+    nodes = [start_node(command, trained_folder) for _ in range(2)]
     outputs = [node.communicate(timeout=300)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], "\n".join(outputs)
     assert sum(output.count("/3 reward") for output in outputs) == 3
@@ -186,24 +161,27 @@ def test_two_nodes_train_like_one_process(one_process, trained_folder, tmp_path)
     assert_close(rows_of(tmp_path / "out"), rows)
 
 
+def start_node(command, start):
+    """A torchrun command that goes on in the background; its output and errors are one text."""
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(start),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+SIZES = ("num_groups", "group_size", "batch_size", "filter_keep", "eval_size", "num_iterations")
+
+
 @needs_vllm
 def test_the_flagship_on_two_ranks_with_vllm(trained_folder, tmp_path):
     """The command of README at reduced length: the base model, rollouts, updates, evaluation."""
-    short = {
-        key: SMALL_RUN[key]
-        for key in (
-            "num_groups",
-            "group_size",
-            "batch_size",
-            "filter_keep",
-            "eval_size",
-            "num_iterations",
-        )
-    }
     files = [ROOT / "train.py", ROOT / "config/frozenlake_ppo.py", ROOT / "config/tiny.py"]
-    command = ["--standalone", "--nproc_per_node=2", *map(str, files), "--engine=vllm"]
-    changed = short | dict(model=ROOT / "base")
-    arguments = [*command, *(f"--{key}={value}" for key, value in changed.items())]
+    arguments = [*map(str, files), "--engine=vllm", f"--model={ROOT / 'base'}"]
+    arguments += [f"--{key}={SMALL_RUN[key]}" for key in SIZES]
     done = launch(arguments, trained_folder, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "2 ranks as shard=2\n" in done.stdout
@@ -211,47 +189,58 @@ def test_the_flagship_on_two_ranks_with_vllm(trained_folder, tmp_path):
     rows = rows_of(out_dir)
     assert [row["step"] for row in rows] == [1, 2]
     updated = [row for row in rows if row["kept_groups"]]
-    assert updated and all(
-        row["logprob_diff_max"] < 1e-4 and row["grad_norm"] > 0 for row in updated
-    )
+    assert updated
+    for row in updated:
+        assert row["logprob_diff_max"] < 1e-4 and row["grad_norm"] > 0
     assert "after RL" in (out_dir / "scores.md").read_text() and "warning" not in done.stdout
 
 
 def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
-    """2, 1 and 2 ranks on recorded trajectories: losses within 1e-5 of one rank's, the same instances asked for."""
-    command = [sys.executable, "tests/resize.py", str(trained_folder), str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(trained_folder), text=True, capture_output=True
-    )
+    """2, 1 and 2 ranks on recorded trajectories: losses within 1e-5 of one rank's, and the same
+    instances."""
+    arguments = ["tests/resize.py", str(trained_folder), str(tmp_path)]
+    done = run_alone(arguments, trained_folder)
     assert done.returncode == 0 and "losses differ by " in done.stdout, done.stderr[-3000:]
 
 
 # ---------- the Qwen2.5 path
 
 
-def qwen_folder(path):
-    """Like Qwen2.5-0.5B-Instruct but small: byte-level BPE without marks for think and answer, a chat template with a
-    default system prompt, sampling defaults that must not leak in. It has seen the format of replies for a moment."""
-    words = Tokenizer(models.BPE())
-    words.pre_tokenizer, words.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+# with a default system prompt, which must not leak in
+QWEN_TEMPLATE = (
+    "{% if messages[0]['role'] != 'system' %}"
+    "<|im_start|>system\nYou are Qwen.<|im_end|>\n"
+    "{% endif %}"
+    "{% for m in messages %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+)
+
+
+def qwen_tokenizer():
+    """Byte-level BPE without tokens for the tags of a reply."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=900,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     )
-    words.train_from_iterator(model._environment_text(), trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    tokenizer.train_from_iterator(tiny_model.environment_texts(), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    tokenizer.chat_template = (
-        "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen.<|im_end|>\n{% endif %}"
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    )
+    fast.chat_template = QWEN_TEMPLATE
+    return fast
+
+
+def save_qwen(path):
+    """Like Qwen2.5-0.5B-Instruct but small, with sampling defaults that must not leak in. It has
+    seen the format of replies for a moment."""
+    tokenizer = qwen_tokenizer()
     torch.manual_seed(0)
-    shape = dict(
+    shape = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=64,
@@ -264,14 +253,18 @@ def qwen_folder(path):
         eos_token_id=2,
         attn_implementation="layout",
     )
-    small = Qwen2ForCausalLM(Qwen2Config(**shape))
+    small = Qwen2ForCausalLM(shape)
     lake = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
     config = Config(
         env=lake, sft_lr=2e-2, sft_muon_lr=0.02, sft_steps=120, sft_noise=0.3, device="cpu"
     )
-    demos = [sft.demonstration(config, Chat(tokenizer), i) for i in range(256)]
-    eight = lambda step: [[demos[(8 * step + i) % 256] for i in range(8)]]  # noqa: E731
-    sft.imitate(Policy(small), eight, config)
+    demos = [demonstrations.demonstration(config, Chat(tokenizer), i) for i in range(256)]
+
+    def packs_of(step):  # one pack of eight
+        first = 8 * step % 256
+        return [demos[first : first + 8]]
+
+    sft.imitate(Policy(small), packs_of, config)
     small.generation_config = GenerationConfig(
         do_sample=True,
         temperature=0.1,
@@ -289,9 +282,11 @@ def qwen_folder(path):
 
 @needs_vllm
 def test_the_qwen_path(tmp_path):
-    """The literal command, torchrun train.py config/frozenlake_ppo.py, with nothing changed but sizes and device."""
-    qwen_folder(tmp_path / "qwen")
-    sizes = dict(
+    """torchrun train.py config/frozenlake_ppo.py, with other sizes and device only."""
+    save_qwen(tmp_path / "qwen")
+    changes = dict(
+        model=tmp_path / "qwen",
+        out_dir=tmp_path / "out",
         num_groups=4,
         group_size=4,
         batch_size=4,
@@ -304,28 +299,21 @@ def test_the_qwen_path(tmp_path):
         device="cpu",
         num_threads=1,
     )
-    changed = sizes | dict(model=tmp_path / "qwen", out_dir=tmp_path / "out")
-    command = [
-        "train.py",
-        "config/frozenlake_ppo.py",
-        *(f"--{key}={value}" for key, value in changed.items()),
-    ]
-    done = launch(command, tmp_path)
+    settings = [f"--{key}={value}" for key, value in changes.items()]
+    done = launch(["train.py", "config/frozenlake_ppo.py", *settings], tmp_path, flags=())
     assert done.returncode == 0, done.stdout[-6000:]
     rows = rows_of(tmp_path / "out")
     assert [row["step"] for row in rows] == [1, 2]
-    for row in (
-        rows
-    ):  # sampled from softmax(logits / T) of the trainer's model: no top_k, no repetition penalty
+    for row in rows:
+        # sampled from softmax(logits / T) of the trainer's model: no top_k, no repetition penalty
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
         assert row["valid_frac"] > 0.3  # tags of several tokens are read
     played = (tmp_path / "out" / "trajectories.jsonl").read_text()
     assert "You are Qwen" not in played and "<think>" in played
-    records = [
-        json.loads(line)
-        for line in (tmp_path / "out" / "eval_final.jsonl").read_text().splitlines()
-    ]
-    assert len(records) == 8 and all(record["status"] != "out_of_tokens" for record in records)
+    lines = (tmp_path / "out" / "eval_final.jsonl").read_text().splitlines()
+    assert len(lines) == 8
+    for line in lines:
+        assert json.loads(line)["status"] != "out_of_tokens"
 
 
 # ---------- what goes wrong
@@ -333,58 +321,33 @@ def test_the_qwen_path(tmp_path):
 
 def test_one_rank_writes_what_eval_found(trained_folder, tmp_path):
     settings = small_settings(tmp_path / "small.py", model=str(trained_folder), num_groups=4)
-    found = []
-    for launcher in ([*TORCHRUN, "--standalone", "--nproc_per_node=2"], [sys.executable]):
-        path = tmp_path / f"{len(launcher)}.json"
-        done = subprocess.run(
-            [*launcher, "eval.py", settings, f"--json={path}"],
-            cwd=ROOT,
-            text=True,
-            env=environment(trained_folder),
-            capture_output=True,
-        )
-        assert done.returncode == 0 and done.stdout.count("eval prompts, T=0.5") == 1, done.stderr
-        found.append(json.loads(path.read_text())[str(trained_folder)])
-    assert found[0]["successes"] == found[1]["successes"]
+    successes = []
+    for start, path in ((launch, tmp_path / "two.json"), (run_alone, tmp_path / "one.json")):
+        done = start(["eval.py", settings, f"--json={path}"], trained_folder)
+        assert done.returncode == 0 and done.stdout.count("eval prompts, T=0.5") == 1, done.stdout
+        successes.append(json.loads(path.read_text())[str(trained_folder)]["successes"])
+    assert successes[0] == successes[1]
 
 
 def kill_rank_1(node):
-    children = subprocess.run(
-        ["pgrep", "-P", str(node.pid)], capture_output=True, text=True
-    ).stdout.split()
-    ranks = {
-        Path(f"/proc/{pid}/environ").read_bytes().split(b"\0RANK=")[1].split(b"\0")[0]: pid
-        for pid in children
-    }
-    os.kill(int(ranks[b"1"]), signal.SIGKILL)
+    children = subprocess.run(["pgrep", "-P", str(node.pid)], capture_output=True, text=True)
+    pids = {}
+    for pid in children.stdout.split():
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+        rank = variables.split(b"\0RANK=")[1].split(b"\0")[0]
+        pids[rank] = int(pid)
+    os.kill(pids[b"1"], signal.SIGKILL)
 
 
 def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
     """torchrun starts all ranks again once, and they go on; then it gives up."""
-    settings = small_settings(
-        tmp_path / "small.py",
-        model=str(trained_folder),
-        num_iterations=10_000,
-        eval_every=0,
-        save_every=1,
-    )
-    command = [
-        *TORCHRUN,
-        "--standalone",
-        "--nproc_per_node=2",
-        "--max-restarts=1",
-        "train.py",
-        settings,
-    ]
-    node = subprocess.Popen(
-        [*command, f"--out_dir={tmp_path}/out"],
-        cwd=ROOT,
-        env=environment(trained_folder),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    said, kills = [], 0
+    changes = dict(num_iterations=10_000, eval_every=0, save_every=1)
+    settings = small_settings(tmp_path / "small.py", model=str(trained_folder), **changes)
+    launcher = [*TORCHRUN, *TWO_RANKS, "--max-restarts=1"]
+    command = [*launcher, "train.py", settings, f"--out_dir={tmp_path}/out"]
+    node = start_node(command, trained_folder)
+    said = []
+    kills = 0
     for line in node.stdout:
         said.append(line)
         if re.search(r"/10000 reward", line) and len(rows_of(tmp_path / "out")) >= 3 * (kills + 1):
@@ -399,9 +362,8 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest
     went_on = [int(line.split()[-1]) for line in said if line.startswith("continuing")]
     assert len(went_on) == 1 and went_on[0] >= 1, "".join(said)
-    assert [row["step"] for row in rows_of(tmp_path / "out")] == [
-        *range(1, len(rows_of(tmp_path / "out")) + 1)
-    ]
+    rows = rows_of(tmp_path / "out")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
 
 
 @needs_vllm
@@ -419,15 +381,10 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
     ],
 )
 def test_what_the_engine_cannot_do_is_one_sentence(trained_folder, tmp_path, setting, sentence):
-    settings = small_settings(
-        tmp_path / "small.py", model=str(trained_folder), engine="vllm", micro_batch_tokens=5000
-    )
-    done = subprocess.run(
-        [sys.executable, "train.py", settings, setting, f"--out_dir={tmp_path}/out"],
-        cwd=ROOT,
-        env=environment(trained_folder),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and sentence in done.stderr.splitlines()[-1], done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ") and not (tmp_path / "out").exists()
+    changes = dict(model=str(trained_folder), engine="vllm", micro_batch_tokens=5000)
+    settings = small_settings(tmp_path / "small.py", **changes)
+    arguments = ["train.py", settings, setting, f"--out_dir={tmp_path}/out"]
+    done = run_alone(arguments, trained_folder)
+    last_line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and sentence in last_line, done.stderr
+    assert last_line.startswith("error: ") and not (tmp_path / "out").exists()

@@ -1,0 +1,111 @@
+"""
+Tests of packing.py: rows and packs by hand. test_model.py compares attention in packs.
+
+    python -m pytest -q tests/test_packing.py
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from packing import micro_batches, pack
+
+
+@dataclass
+class Sequence:
+    """A prompt and a response, and then perhaps more of both."""
+
+    first_prompt_ids: list[int]
+    ids: list[int]
+    response_mask: list[bool]
+
+
+def sequence(*turns):
+    """The prompt and the response of each turn."""
+    ids = []
+    response_mask = []
+    for prompt, response in turns:
+        ids += [*prompt, *response]
+        response_mask += [False] * len(prompt) + [True] * len(response)
+    return Sequence(list(turns[0][0]), ids, response_mask)
+
+
+def with_prompts(*prompts):
+    """Sequences of one turn: the i-th prompt, and the response [50 + i]."""
+    return [sequence((prompt, [50 + i])) for i, prompt in enumerate(prompts)]
+
+
+def test_pack_by_hand():
+    first = sequence(([5, 6, 7], [8]), ([9, 10], [11, 12, 13]))
+    batch = pack([first, sequence(([20], [21, 22]))])
+    assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
+    # the first prompt without its last token, then the rest; a prompt of one token is not cut
+    assert batch.lengths == [2, 7, 3]
+    assert batch.contexts == [(), (0,), ()]
+    assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
+    for tensor in (batch.ids, batch.position_ids, batch.response_index):
+        assert tensor.dtype == torch.int64
+
+
+def test_pack_shares_what_prompts_have_in_common():
+    # all begin with 1 2; the first two are equal; the last token of a prompt is never shared
+    batch = pack(with_prompts([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 7]))
+    assert batch.ids.tolist() == [1, 2, 3, 4, 50, 4, 51, 7, 52]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4, 2, 3]
+    assert batch.lengths == [2, 1, 2, 2, 2]
+    assert batch.contexts == [(), (0,), (0, 1), (0, 1), (0,)]
+    assert batch.response_index.tolist() == [4, 6, 8]
+
+
+def test_the_example_of_the_module():
+    prompt = [1, 2, 3, 4]
+    batch = pack([sequence((prompt, [5, 6])), sequence((prompt, [7]))])
+    assert batch.ids.tolist() == [1, 2, 3, 4, 5, 6, 4, 7]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 3, 4]
+    assert batch.lengths == [3, 3, 2]
+    assert batch.contexts == [(), (0,), (0,)]
+    assert batch.response_index.tolist() == [4, 5, 7]
+
+
+def test_padding_is_a_piece_that_nothing_continues():
+    sequences = with_prompts([1, 2, 3, 4], [1, 2, 7])
+    batch = pack(sequences)
+    padded = pack(sequences, pad_to=len(batch.ids) + 3)
+    assert padded.ids.tolist() == [*batch.ids.tolist(), 0, 0, 0]
+    assert padded.position_ids.tolist() == [*batch.position_ids.tolist(), 0, 1, 2]
+    assert padded.lengths == [*batch.lengths, 3]
+    assert padded.contexts == [*batch.contexts, ()]
+    assert torch.equal(padded.response_index, batch.response_index)
+    assert pack(sequences, pad_to=len(batch.ids)).lengths == batch.lengths
+
+
+def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
+    a = list(range(10))
+    b = list(range(20, 30))
+    # 10 + 1 tokens each; a second member adds its last prompt token and its response
+    sequences = with_prompts(a, b, a, b, a)
+    # 11 + 2 + 2 + 11 = 26 tokens; the next one makes 28
+    assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]
+    assert micro_batches(sequences, 25) == [[0, 2, 4], [1, 3]]
+    assert micro_batches([], 10) == []
+
+
+def test_micro_batches_never_exceed_the_budget():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        prompts = [[first] * int(rng.integers(1, 60)) for first in range(8)]
+        max_tokens = int(rng.integers(20, 120))
+        sequences = with_prompts(*(prompts[i] for i in rng.integers(8, size=rng.integers(1, 30))))
+
+        def num_tokens(indices, sequences=sequences):
+            return len(pack([sequences[i] for i in indices]).ids)
+
+        packs = micro_batches(sequences, max_tokens)
+        assert sorted(i for indices in packs for i in indices) == list(range(len(sequences)))
+        for indices in packs:
+            assert len(indices) == 1 or num_tokens(indices) <= max_tokens
+        # a pack is closed only when the next sequence does not fit
+        for indices, following in zip(packs, packs[1:], strict=False):
+            assert num_tokens([*indices, following[0]]) > max_tokens
