@@ -99,16 +99,16 @@ class Episode:
         earned, unknown, num_actions, num_effective, status = 0.0, [], 0, 0, None
         for action in parsed.actions[:allowed]:
             step = self.env.step(action)
-            if not step.info["valid"]:
+            if not step.valid:
                 unknown.append(action)
                 continue
             earned, num_actions = (
                 earned + float(step.reward),
                 num_actions + 1,
             )  # which may be numpy's
-            num_effective += step.info["effective"]
+            num_effective += step.effective
             if step.terminated or step.truncated:
-                status = "success" if step.info["success"] else "failure"
+                status = "success" if step.success else "failure"
                 break
         self.remaining += self.plan_length()
         surplus = len(parsed.actions) - allowed

@@ -30,9 +30,9 @@ def test_bisection_finds_every_number():
         env.start(("guess", secret), [0])
         while not env.terminated:
             step = env.step(env.plan(1, 1)[0])
-        assert step.info["success"] and step.reward == 1 and env.num_actions <= 6  # 2^6 > 50
+        assert step.success and step.reward == 1 and env.num_actions <= 6  # 2^6 > 50
     env.start(("guess", 7), [0])
-    assert not env.step("seven").info["valid"] and env.num_actions == 0
+    assert not env.step("seven").valid and env.num_actions == 0
     assert env.step("9").observation == "Your last guess: lower." and env.statements() == [
         "Between 1 and 8."
     ]
