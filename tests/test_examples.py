@@ -1,9 +1,11 @@
 """
-Tests of worlds/guess.py, the example of docs/environments.md. test_readme.py runs its commands.
+Tests of the examples in docs/environments.md: the class on the page, and worlds/guess.py.
+test_readme.py runs the commands of the page.
 
     python -m pytest -q tests/test_examples.py
 """
 
+import re
 from pathlib import Path
 
 from gymnasium.utils.env_checker import check_env
@@ -11,7 +13,25 @@ from gymnasium.utils.env_checker import check_env
 from envs import make_env
 from worlds.guess import NumberGame
 
-SOURCE = Path(__file__).resolve().parent.parent / "worlds" / "guess.py"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "worlds" / "guess.py"
+
+
+def test_the_class_on_the_page_works(tmp_path):
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+    path = tmp_path / "doors.py"
+    path.write_text(code, encoding="utf-8")
+    env = make_env(f"{path}:Doors,reward=2")
+    for seed in range(10):
+        assert env.reset(seed) == "Opened: none."
+        (action,) = env.plan(1, 1)
+        step = env.step(action)
+        assert step.success and step.terminated and step.reward == env.max_reward == 2
+        assert env.statements() == [f"Opened: {action}."]
+    env.start(("doors", 2), [0])
+    step = env.step("left")
+    assert (step.reward, step.terminated, step.effective) == (0, False, True)
 
 
 def test_gymnasium_takes_the_game():
