@@ -155,7 +155,7 @@ def test_a_demonstration_holds_every_turn(name, chat):
             parsed = parse_response(chat.decode(turn.response_ids), think=config.think)
             assert parsed.well_formed and len(parsed.actions) == 1
             step = env.step(parsed.actions[0])
-        assert step.info["success"]
+        assert step.success
         assert sum(demo.response_mask) == sum(len(turn.response_ids) for turn in demo.turns)
 
 
