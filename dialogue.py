@@ -200,14 +200,14 @@ class Episode:
         executed = Executed()
         for action in actions:
             step = self.env.step(action)
-            if not step.info["valid"]:
+            if not step.valid:
                 executed.unknown.append(action)
                 continue
             executed.reward += float(step.reward)  # the environment's may be a numpy number
             executed.num_actions += 1
-            executed.num_effective += step.info["effective"]
+            executed.num_effective += step.effective
             if step.terminated or step.truncated:
-                executed.status = "success" if step.info["success"] else "failure"
+                executed.status = "success" if step.success else "failure"
                 break
         return executed
 

@@ -1,136 +1,213 @@
-"""Environments: one protocol (`Env`), the Bandit, how others are found and mixed, and instances in disjoint splits.
+"""Environments: the protocol `Env`, the Bandit, how environments are found and mixed, and splits.
 
-    python envs.py frozenlake --seed=3             # play it: through the prompt and the parser of the policy
-    python envs.py sokoban --seed=3 --expert       # see the optimal player, or --random
+docs/environments.md lists all environments and says how to write your own.
 
-Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN). What differs, on purpose:
-- members of a group share the instance but not the transition noise (upstream shares both, so slips repeat);
-- a seed means the same instance in every process: nothing depends on `hash()` or global random state;
-- splits are disjoint by instance, not only by seed, as small boards repeat.
+Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN), with
+three deliberate differences:
+- Members of a group share the instance but not the transition noise. RAGEN shares both, so that
+  all members of a group slip at the same time.
+- A seed means the same instance in every process. Nothing depends on `hash()` or on a global
+  random state.
+- Splits are disjoint by instance, not only by seed, because small boards repeat.
 """
 
-from configurator import UserError, check_type, parse_text
+from configurator import UserError, check_type, parse_text, run_main
 
 import difflib
 import importlib
 import re
 import runpy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-SPLITS = (
-    "train",
-    "eval",
-    "heldout",
-)  # eval: the fixed prompts that are reported; heldout: for choosing settings
-SPLIT_SIZE, EVAL_SEED = 256, 123
+# train: drawn anew for every seed; eval: 256 fixed prompts that results report;
+# heldout: 256 other fixed prompts, for choosing settings
+SPLITS = ("train", "eval", "heldout")
+SPLIT_SIZE = 256  # instances in each of the two fixed splits
+EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-TRANSITIONS = 7  # purpose number that keeps transition noise apart from instance noise
-MAX_DRAWS = 20_000  # attempts to draw an instance before the options are called impossible
+TRANSITIONS = 7  # separates the seeds of transition noise from the seeds of instances
+MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
+
+
+# ---------- the protocol
 
 
 class Step(NamedTuple):
-    """What one action did."""
+    """What `Env.step` returns: the effect of one action."""
 
     observation: str
     reward: float
     terminated: bool  # the game ended by its rules
     truncated: bool  # the action budget ran out
-    info: dict  # success, valid (a legal action), effective (something moved)
+    success: bool  # the game ended and was won
+    valid: bool  # the text was a legal action
+    effective: bool  # the action changed something
 
 
-# ---------- dynamics
+class Move(NamedTuple):
+    """What `Env._move` returns. A plain tuple of the same four values works as well."""
+
+    reward: float
+    terminated: bool  # the game ended by its rules
+    success: bool  # the game ended and was won
+    effective: bool  # the action changed something
 
 
 class Env:
-    """The protocol. A subclass defines `actions`, `draw`, `_start`, `_move`, `observe`, `rules`, `greedy`, `plan` (best
-    commitment of at most k actions) and `statements` (true sentences about the board; thoughts are checked by them)."""
+    """The protocol of an environment. Subclass it to write your own.
 
-    actions: tuple[
-        str, ...
-    ] = ()  # names; () in a class whose instances name their own, or read any text (`_read`)
-    repeats = False  # True: so few distinct prompts that splits cannot be disjoint (Bandit)
-    max_reward = 1.0  # what a success pays
-    also_reserved: tuple[
-        str, ...
-    ] = ()  # environments whose reserved instances are no training instances either
-    blocking = False  # True: a step takes long (it waits for a program or a server) and is done in a thread
+    A subclass must define:
+        actions: tuple[str, ...]
+            The names of the actions; () if `_read` reads free text.
+        draw(rng: np.random.Generator) -> tuple
+            A random instance: a name, then everything that the start of the game depends on.
+        _start(instance: tuple) -> None
+            Begin this instance.
+        _move(move: int) -> Move
+            Execute `actions[move]`, or the action that `_read` returned.
+        observe() -> str
+            What the policy sees each turn.
+        rules() -> str
+            What the system message says about the game.
+        statements() -> list[str]
+            True sentences about the present state; thoughts are checked against them.
+        plan(max_actions: int, turns_left: int) -> list[str]
+            The best next actions, at most `max_actions`; [] if the game cannot be won.
+
+    A subclass may override:
+        repeats: bool, max_reward: float, blocking: bool
+            See the class attributes below.
+        key(instance: tuple) -> Hashable
+            A value that is equal for instances that are the same game.
+        _read(action: str) -> Any
+            What `_move` receives for this text; None if it is no legal action.
+        greedy() -> str
+            The action of the reference player "greedy".
+        random(count: int, rng: np.random.Generator) -> list[str]
+            Actions of the reference player "random".
+        demonstrate(count: int, rng: np.random.Generator) -> list[str]
+            Actions of a supervised demonstration, at most `count`.
+        optimal_length() -> int
+            The number of actions of a shortest solution.
+
+    Keyword-only arguments of `__init__` that have a default are the options of the environment,
+    as in `--env=frozenlake:size=5`. `__init__` passes all others on: `super().__init__(**common)`.
+    Noise during the game must come from `self.rng`, which `start` sets.
+    """
+
+    actions: tuple[str, ...] = ()
+    repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
+    max_reward = 1.0  # total reward of a success
+    blocking = False  # True: a step waits for a program or a server, so it runs in a thread
+
+    spec: str  # the text that names this environment and its options; `make_env` sets it
+    # Environments whose fixed splits are kept out of the training instances, too.
+    also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
         if observation not in OBSERVATIONS:
             raise UserError(
                 f"observation must be one of {', '.join(OBSERVATIONS)}, got {observation!r}"
             )
-        self.observation_mode, self.max_actions = observation, max_actions
+        self.observation_mode = observation
+        self.max_actions = max_actions
 
     def reset(self, seed: int | Sequence[int], *, split: str = "train", member: int = 0) -> str:
-        """Start the instance named by (split, seed); `member` of a group changes the transition noise only. `seed`: for
-        "train" any integer or sequence of integers >= 0, for "eval" and "heldout" an index below 256.
+        """Start the instance of this split and seed.
 
-        Returns: the first observation. Raises: UserError for an unknown split or an index outside of it."""
+        Args:
+            seed: for "train", an integer >= 0 or a sequence of them; else an index below 256.
+            split: one of SPLITS.
+            member: position in the group; it changes the transition noise and nothing else.
+        Returns:
+            The first observation.
+        Raises:
+            UserError: the split is unknown, or the index is outside of the split.
+        """
         if split not in SPLITS:
             raise UserError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-        path = (int(seed),) if isinstance(seed, (int, np.integer)) else tuple(int(s) for s in seed)
+        if isinstance(seed, (int, np.integer)):
+            seed = (seed,)
+        path = tuple(int(number) for number in seed)
         instance = draw_instance(self.spec, path, split, self.also_reserved)
         return self.start(instance, [TRANSITIONS, SPLITS.index(split), *path, member])
 
     def start(self, instance: tuple, noise_seed: Sequence[int]) -> str:
-        """Start a given instance (as `draw` makes it) with transition noise from `noise_seed`."""
-        self.instance, self.rng = instance, np.random.default_rng(list(noise_seed))
-        self.num_actions, self.terminated = 0, False
+        """Start an instance that `draw` made, with transition noise from `noise_seed`.
+
+        Returns: the first observation.
+        """
+        self.instance = instance
+        self.rng = np.random.default_rng(list(noise_seed))
+        self.num_actions = 0
+        self.terminated = False
         self._start(instance)
         return self.observe()
 
     def step(self, action: str) -> Step:
-        """Execute one action. Any string is accepted: an unknown one, or one after the end, changes nothing."""
-        move = None if self.terminated or self.actions_left == 0 else self._read(action.strip())
-        reward, success, effective = 0.0, False, False
+        """Execute one action. Any string is accepted; an illegal action changes nothing.
+
+        After the end of the game, and without actions left, no action is legal.
+        """
+        over = self.terminated or self.actions_left == 0
+        move = None if over else self._read(action.strip())
+        result = Move(reward=0.0, terminated=self.terminated, success=False, effective=False)
         if move is not None:
             self.num_actions += 1
-            reward, self.terminated, success, effective = self._move(move)
-        info = {"success": success, "valid": move is not None, "effective": effective}
+            result = Move(*self._move(move))
+            self.terminated = result.terminated
         return Step(
-            self.observe(),
-            reward,
-            self.terminated,
-            self.actions_left == 0 and not self.terminated,
-            info,
+            observation=self.observe(),
+            reward=result.reward,
+            terminated=self.terminated,
+            truncated=self.actions_left == 0 and not self.terminated,
+            success=result.success,
+            valid=move is not None,
+            effective=result.effective,
         )
-
-    def key(self, instance: tuple) -> tuple:
-        """The same for all instances that are the same game."""
-        return instance
-
-    def _read(self, action: str):
-        """What `_move` takes: an index into `actions`, elsewhere what the text means. None: it is no action."""
-        return {name.lower(): index for index, name in enumerate(self.actions)}.get(action.lower())
 
     @property
     def actions_left(self) -> int:
         return self.max_actions - self.num_actions
 
-    def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """What a supervised demonstration does here: `count` moves of the optimal plan, fewer where the game ends."""
-        return self.plan(count, self.actions_left)
+    def key(self, instance: tuple) -> Hashable:
+        """A value that is equal for instances that are the same game."""
+        return instance
+
+    def _read(self, action: str) -> Any:
+        """What `_move` receives for this text: an index into `actions`, or None if illegal."""
+        indices = {name.lower(): index for index, name in enumerate(self.actions)}
+        return indices.get(action.lower())
 
     def greedy(self) -> str:
-        """The action of a player who looks no further than the next step; here that of the best."""
+        """The action of a player that looks one step ahead; by default the optimal one."""
         return self.plan(1, 1)[0]
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """`count` random legal actions."""
         return rng.choice(self.actions, count).tolist()
 
+    def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
+        """The actions of a supervised demonstration: at most `count`, by default optimal ones."""
+        return self.plan(count, self.actions_left)
+
     def optimal_length(self) -> int:
-        """Actions of a shortest solution when every move goes as intended; 0: there is none."""
+        """Actions of a shortest solution if no move slips; 0 if there is no solution."""
         return len(self.plan(999, 999))
 
 
+# ---------- the Bandit
+
+
 class Bandit(Env):
-    """Two arms known by name only. Low arm: 0.1 for sure; high arm: 1 with probability 0.25, else 0. One action."""
+    """One choice between two arms, known by name only.
+
+    The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
+    """
 
     PAIRS = {  # low arm/high arm; `jobs_test` is for generalisation only
         "phoenix": "Phoenix/Dragon",
@@ -139,40 +216,45 @@ class Bandit(Env):
         "teacher": "Teacher/Engineer",
         "librarian": "Librarian/Trader",
         "jobs": "Teacher/Trader Nurse/StartupFounder Librarian/Investor Accountant/StockBroker "
-        "Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber Planner/Artist "
-        "Postman/Pilot Banker/VentureCapitalist Gardener/Cryptominer",
-        "jobs_test": "Receptionist/Explorer Archivist/Filmmaker Bookkeeper/Consultant SocialWorker/Photographer "
-        "Mechanic/GameDesigner Secretary/Entrepreneur Cashier/DataScientist CivilServant/StartupAccelerator",
+        "Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber "
+        "Planner/Artist Postman/Pilot Banker/VentureCapitalist Gardener/Cryptominer",
+        "jobs_test": "Receptionist/Explorer Archivist/Filmmaker Bookkeeper/Consultant "
+        "SocialWorker/Photographer Mechanic/GameDesigner Secretary/Entrepreneur "
+        "Cashier/DataScientist CivilServant/StartupAccelerator",
     }
-    LOW, HIGH_PROB = 0.1, 0.25
-    repeats = True  # two prompts a pair: training and evaluation share them
+    LOW_REWARD = 0.1
+    HIGH_PROB = 0.25  # probability that the high arm pays 1
+    repeats = True  # two prompts a pair, so training and evaluation share them
 
     def __init__(self, *, pair: str = "phoenix", **common):
-        super().__init__(**(common | {"max_actions": 1}))  # the game is one choice
+        common["max_actions"] = 1  # the game is one choice
+        super().__init__(**common)
         if pair not in self.PAIRS:
             raise UserError(f"bandit pair must be one of {', '.join(self.PAIRS)}, got {pair!r}")
         self.pair = pair
 
     def draw(self, rng: np.random.Generator) -> tuple:
         low, high = rng.choice(self.PAIRS[self.pair].split()).split("/")
-        return ("bandit", low, high, bool(rng.integers(2)))
+        high_is_first = bool(rng.integers(2))
+        return ("bandit", low, high, high_is_first)
 
     def _start(self, instance: tuple) -> None:
-        _, self.low, self.high, swap = instance
-        self.actions = (self.high, self.low) if swap else (self.low, self.high)
+        _, self.low, self.high, high_is_first = instance
+        self.actions = (self.high, self.low) if high_is_first else (self.low, self.high)
 
-    def _move(self, index: int) -> tuple[float, bool, bool, bool]:
+    def _move(self, index: int) -> Move:
         if self.actions[index] == self.low:
-            return self.LOW, True, False, True
-        return float(self.rng.random() < self.HIGH_PROB), True, True, True
+            return Move(self.LOW_REWARD, terminated=True, success=False, effective=True)
+        reward = float(self.rng.random() < self.HIGH_PROB)
+        return Move(reward, terminated=True, success=True, effective=True)
 
     def observe(self) -> str:
         return f"Arms: {self.actions[0]}, {self.actions[1]}"
 
     def rules(self) -> str:
         return (
-            "Choose one of two arms by its name. Each pays by its own unknown distribution; choose the arm that "
-            "pays more on average."
+            "Choose one of two arms by its name. Each pays by its own unknown distribution; "
+            "choose the arm that pays more on average."
         )
 
     def statements(self) -> list[str]:
@@ -182,18 +264,21 @@ class Bandit(Env):
         return [self.high]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        return [
-            self.actions[rng.integers(2)]
-        ]  # nothing on the screen tells which arm is better: RL has to find out
+        """A random arm: the prompt does not tell which arm is better, so RL has to find out."""
+        return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:
-        return self.low  # the arm whose name says nothing and whose payment is sure
+        """The arm with the certain payment."""
+        return self.low
 
 
-ENVS = {
+# ---------- finding and building environments
+
+
+ENVS = {  # name in --env -> "module:Class"; the module is imported when a run uses it
     "bandit": "envs:Bandit",
     "frozenlake": "grids:FrozenLake",
-    "sokoban": "grids:Sokoban",  # imported when used
+    "sokoban": "grids:Sokoban",
     "countdown": "worlds.countdown:Countdown",
     "quest": "worlds.text_worlds:Quest",
     "household": "worlds.text_worlds:Household",
@@ -202,96 +287,143 @@ ENVS = {
     "alfworld": "worlds.adapters:ALFWorld",
     "swe": "worlds.sandbox:SWE",
 }
-
-
-@lru_cache
-def find_class(place: str) -> type[Env]:
-    """The environment that 'module:Class' or 'path/to/file.py:Class' names. Raises: UserError where there is none."""
-    source, _, name = place.rpartition(":")
-    try:
-        names = (
-            runpy.run_path(source)
-            if source.endswith(".py")
-            else vars(importlib.import_module(source))
-        )
-    except Exception as error:  # of anybody's code
-        raise UserError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not (isinstance(names.get(name), type) and issubclass(names[name], Env)):
-        raise UserError(
-            f"{source} has no environment {name!r}; name one as {source}:CLASS, a subclass of envs.Env"
-        )
-    return names[name]
+COMMON_OPTIONS = ("observation", "max_actions")  # these have settings of their own
 
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
-    """Build an environment from 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'. Raises:
-    UserError that names the unknown environment or key, what was expected, and near names.
+    """Build an environment.
+
+    Args:
+        spec: 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'.
+        observation: one of OBSERVATIONS.
+        max_actions: actions that one game may take.
+    Raises:
+        UserError: the environment or an option is unknown (the message has near names), or a
+            value has the wrong type or is out of range.
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
-    name, _, options = spec.partition(":")
-    if name not in ENVS and not name.endswith(".py"):
+    name, _, options_text = spec.partition(":")
+    if name.endswith(".py"):
+        class_name, _, options_text = options_text.partition(",")
+        place = f"{name}:{class_name}"
+    elif name in ENVS:
+        place = ENVS[name]
+    else:
         near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
         raise UserError(
             f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?"
         )
-    own, _, rest = options.partition(",")
-    place, options = (ENVS[name], options) if name in ENVS else (f"{name}:{own}", rest)
-    legal, kwargs = find_class(place).__init__.__kwdefaults__ or {}, {}
-    for item in filter(None, options.split(",")):
-        key, _, value = item.partition("=")
-        if key not in legal or key in (
-            "observation",
-            "max_actions",
-        ):  # these are settings of their own
-            near = difflib.get_close_matches(key, legal, n=3) or list(legal)
-            raise UserError(f"unknown option {key!r} in env={spec!r}; {name} has {', '.join(near)}")
-        wanted = type(legal[key])
-        kwargs[key] = check_type(key, parse_text(value, wanted), wanted, f"env={spec!r}")
-    env = find_class(place)(**kwargs, observation=observation, max_actions=max_actions)
+    env_class = find_class(place)
+    options = _parse_options(options_text, env_class, name, spec)
+    env = env_class(**options, observation=observation, max_actions=max_actions)
     env.spec = spec
     return env
 
 
-def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
-    """Environments of a curriculum at an iteration (None: in its last stage), each with its share of the groups.
+@lru_cache
+def find_class(place: str) -> type[Env]:
+    """The class at 'module:Class' or 'path/to/file.py:Class'.
 
-    'A + 2*B' mixes A and B as 1 to 2; 'A @50 > B' is A in iterations 0 to 49, then B; a stage may be a mixture.
-    Raises: UserError for a missing, surplus or not rising @N, an empty part, a weight of 0, or by `make_env`.
+    Raises: UserError if the file cannot be loaded or has no such subclass of Env.
+    """
+    source, _, class_name = place.rpartition(":")
+    try:
+        if source.endswith(".py"):
+            names = runpy.run_path(source)
+        else:
+            names = vars(importlib.import_module(source))
+    except Exception as error:  # user code may raise anything
+        raise UserError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error
+    found = names.get(class_name)
+    if not (isinstance(found, type) and issubclass(found, Env)):
+        raise UserError(
+            f"{source} has no environment {class_name!r}; "
+            f"name one as {source}:CLASS, a subclass of envs.Env"
+        )
+    return found
+
+
+def _parse_options(text: str, env_class: type[Env], name: str, spec: str) -> dict[str, Any]:
+    """The options in 'key=value,key=value', checked against the defaults in `__init__`."""
+    defaults = env_class.__init__.__kwdefaults__ or {}
+    options = {}
+    for item in text.split(","):
+        if not item:
+            continue
+        key, _, value = item.partition("=")
+        if key not in defaults or key in COMMON_OPTIONS:
+            near = difflib.get_close_matches(key, defaults, n=3) or list(defaults)
+            raise UserError(f"unknown option {key!r} in env={spec!r}; {name} has {', '.join(near)}")
+        wanted = type(defaults[key])
+        options[key] = check_type(key, parse_text(value, wanted), wanted, f"env={spec!r}")
+    return options
+
+
+# ---------- mixtures and curricula
+
+
+STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
+PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
+
+
+class Stage(NamedTuple):
+    """One stage of a curriculum."""
+
+    end: float  # the first iteration after the stage; inf for the last stage
+    shares: dict[str, float]  # environment -> its share of the groups; the shares sum to 1
+
+
+def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
+    """The environments at an iteration of a curriculum, each with its share of the groups.
+
+    'A + 2*B' mixes A and B as 1 to 2. 'A @50 > B' is A in iterations 0 to 49, then B. A stage may
+    be a mixture.
+
+    Args:
+        text: the setting `env` or `eval_env`.
+        iteration: None means the last stage.
+    Raises:
+        UserError: an @N is missing, superfluous or not rising, a part is empty, a weight is 0, or
+            `make_env` refuses an environment.
     >>> mixture_at("frozenlake @50 > sokoban + 3*bandit", 50)
     {'sokoban': 0.25, 'bandit': 0.75}
     """
-    ends, mixtures = _stages(text)
-    return mixtures[sum(iteration is None or end <= iteration for end in ends[1:-1])]
+    stages = _parse_stages(text)
+    if iteration is None:
+        return stages[-1].shares
+    return next(stage.shares for stage in stages if iteration < stage.end)
 
 
 @lru_cache
 def env_specs(*texts: str) -> tuple[str, ...]:
-    """All environments that curricula name, each once; '' names none."""
-    return tuple(
-        dict.fromkeys(
-            spec for text in filter(None, texts) for shares in _stages(text)[1] for spec in shares
-        )
-    )
+    """All environments that these curricula name, each once; an empty text names none."""
+    specs = {}  # a dict, because it keeps the order
+    for text in texts:
+        for stage in _parse_stages(text) if text else ():
+            specs |= stage.shares
+    return tuple(specs)
 
 
-def _stages(text: str) -> tuple[list[float], list[dict[str, float]]]:
-    stages = [
-        re.fullmatch(r"(.*?)(?:@\s*(\d+)\s*)?", stage, re.DOTALL).groups()
-        for stage in text.split(">")
-    ]
-    ends = [0, *(float(end or "inf") for _, end in stages)]
-    if ends != sorted(set(ends)) or stages[-1][1]:
+def _parse_stages(text: str) -> list[Stage]:
+    parts = [STAGE.fullmatch(part).groups() for part in text.split(">")]
+    ends = [float(end or "inf") for _, end in parts]
+    _, last_end = parts[-1]
+    rising = ends[0] > 0 and ends == sorted(set(ends))
+    if not rising or last_end:
         raise UserError(
-            f"all stages but the last, and only they, must end in @N, N rising from 1; got env={text!r}"
+            "every stage but the last must end in @N, with N rising from 1, "
+            f"and the last must not; got env={text!r}"
         )
-    return ends, [_shares(mixture, text) for mixture, _ in stages]
+    shares = [_parse_mixture(mixture, text) for mixture, _ in parts]
+    return [Stage(*stage) for stage in zip(ends, shares, strict=True)]
 
 
-def _shares(mixture: str, text: str) -> dict[str, float]:
+def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
+    """The shares of 'A + 2*B'. `text` is the whole setting, for the error message."""
     weights = {}
     for part in mixture.split("+"):
-        match = re.fullmatch(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*", part)
+        match = PART.fullmatch(part)
         weight = float(match[1] or 1) if match else 0.0
         if weight == 0:
             raise UserError(
@@ -299,59 +431,85 @@ def _shares(mixture: str, text: str) -> dict[str, float]:
             )
         spec = make_env(match[2]).spec
         weights[spec] = weights.get(spec, 0.0) + weight
-    return {spec: weight / sum(weights.values()) for spec, weight in weights.items()}
+    total = sum(weights.values())
+    return {spec: weight / total for spec, weight in weights.items()}
 
 
-# ---------- instances
+# ---------- instances in disjoint splits
+
+
+@lru_cache(maxsize=64)  # the members of a group share the instance
+def draw_instance(
+    spec: str, path: tuple[int, ...], split: str, also_reserved: tuple[str, ...] = ()
+) -> tuple:
+    """The instance of a split and seed.
+
+    Args:
+        spec: the environment.
+        path: the seed; for "eval" and "heldout" one index below 256.
+        split: one of SPLITS.
+        also_reserved: more environments whose fixed splits training must not draw.
+    Raises:
+        UserError: the index is outside of the split, or nearly all instances are reserved.
+    """
+    reserved = reserved_instances(spec)
+    if split == "train":
+        taken = reserved_keys(spec, *also_reserved)
+        return _draw_outside(make_env(spec), np.random.default_rng(list(path)), taken)
+    if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
+        raise UserError(
+            f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(path)}"
+        )
+    return reserved[split][path[0]]
 
 
 @lru_cache(maxsize=64)
 def reserved_instances(spec: str) -> dict[str, tuple]:
-    """256 distinct evaluation instances and 256 held-out ones, from fixed seeds; just drawn where prompts repeat."""
-    env, taken, splits = make_env(spec), set(), {}
+    """The instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
+
+    All 512 are distinct, except in an environment whose instances repeat.
+    """
+    env = make_env(spec)
+    taken = set()
+    splits = {}
     for split in ("eval", "heldout"):
-        rng, drawn = np.random.default_rng([EVAL_SEED, SPLITS.index(split)]), []
-        while len(drawn) < SPLIT_SIZE:
-            drawn.append(_draw_outside(env, rng, taken))
-            taken.add(env.key(drawn[-1]))
-        splits[split] = tuple(drawn)
+        rng = np.random.default_rng([EVAL_SEED, SPLITS.index(split)])
+        instances = []
+        while len(instances) < SPLIT_SIZE:
+            instance = _draw_outside(env, rng, taken)
+            instances.append(instance)
+            taken.add(env.key(instance))
+        splits[split] = tuple(instances)
     return splits
 
 
 @lru_cache(maxsize=64)
 def reserved_keys(*specs: str) -> frozenset:
-    """The keys of all reserved instances of these environments."""
-    return frozenset(
-        make_env(s).key(i) for s in specs for part in reserved_instances(s).values() for i in part
-    )
+    """The keys of all instances in the fixed splits of these environments."""
+    keys = set()
+    for spec in specs:
+        env = make_env(spec)
+        for instances in reserved_instances(spec).values():
+            keys.update(map(env.key, instances))
+    return frozenset(keys)
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
+    """The first drawn instance whose key is not taken."""
     for _ in range(MAX_DRAWS):
-        if env.key(instance := env.draw(rng)) not in taken or env.repeats:
+        instance = env.draw(rng)
+        if env.repeats or env.key(instance) not in taken:
             return instance
     raise UserError(
-        f"env={env.spec!r} has too few different instances to keep {len(taken)} apart from training"
+        f"env={env.spec!r} has too few distinct instances: no new one beyond {len(taken)} reserved "
+        f"ones in {MAX_DRAWS} draws"
     )
 
 
-@lru_cache(maxsize=64)  # the members of a group share it
-def draw_instance(
-    spec: str, path: tuple[int, ...], split: str, others: tuple[str, ...] = ()
-) -> tuple:
-    """The instance, a tuple, of (split, seed path). `others`: more environments whose reserved instances are not for
-    training."""
-    reserved = reserved_instances(spec)
-    if split != "train":
-        if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
-            raise UserError(
-                f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(path)}"
-            )
-        return reserved[split][path[0]]
-    return _draw_outside(
-        make_env(spec), np.random.default_rng(list(path)), reserved_keys(spec, *others)
-    )
+def main(argv: list[str]) -> None:
+    wanted = " ".join(argv) or "frozenlake --seed=3"
+    raise UserError(f"playing by hand has moved to: python -m tools.play {wanted}")
 
 
 if __name__ == "__main__":
-    runpy.run_module("dialogue", run_name="__main__")  # which stands above
+    run_main(main)

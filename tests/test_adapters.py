@@ -46,7 +46,7 @@ def solve(env):
     while True:
         step = env.step(env.plan(1, 1)[0])
         total += step.reward
-        assert step.info["valid"]
+        assert step.valid
         if step.terminated or step.truncated:
             assert env.plan(1, 1) == [] and (not optimal or env.num_actions <= optimal)
             return step, total
@@ -103,7 +103,7 @@ def test_random_steps_agree_with_the_z_machine(size, tmp_path):
         name = env.random(1, rng)[0]
         step, (state, points, over) = env.step(name), machine.step(commands[name])
         score += step.reward
-        assert (score, step.terminated, step.info["success"]) == (points, over, state.won)
+        assert (score, step.terminated, step.success) == (points, over, state.won)
         env.num_actions = 0
 
 
@@ -147,7 +147,7 @@ def test_a_game_is_that_of_tw_make(tmp_path):
 )
 def test_the_expert_wins_textworld(spec):
     step, total = solve(opened(f"textworld:{spec}", 1))
-    assert step.info["success"] and total == pytest.approx(1)
+    assert step.success and total == pytest.approx(1)
 
 
 @needs_textworld
@@ -168,7 +168,7 @@ def test_a_lost_game_is_no_success():
     env = opened("textworld:game=simple", 1)
     total = sum(env.step(command).reward for command in env.plan(99, 1)[:-1])
     step = env.step("eat half of a bag of chips")
-    assert step.info["valid"] and step.terminated and not step.info["success"]
+    assert step.valid and step.terminated and not step.success
     assert total == pytest.approx(6 / 7) and step.reward == 0 and env.plan(9, 1) == []
 
 
@@ -186,10 +186,11 @@ def test_texts_of_textworld():
         first.startswith(f"Task: {env.game.objective}\nRoom bedchamber.")
         and "go east" in env.game.objective
     )
-    assert not env.step("go west").info["valid"] and env.num_actions == 0 and env.observe() == first
-    assert env.step("  Go EAST. ").info == {"success": False, "valid": True, "effective": True}
+    assert not env.step("go west").valid and env.num_actions == 0 and env.observe() == first
+    step = env.step("  Go EAST. ")
+    assert (step.success, step.valid, step.effective) == (False, True, True)
     assert env.statements()[1] == "Here spherical safe (locked), trunk (closed)."
-    assert not env.step("look").info["effective"]
+    assert not env.step("look").effective
     note = env.step("examine the trunk").observation.split(". ")[-1]
     assert "trunk" in note and "[" not in note
     assert opened("textworld:goal=none", 1).game.objective == ""
@@ -264,7 +265,7 @@ def test_the_expert_wins_alfworld(task):
     for index in range(4):
         env = opened(f"alfworld:task={task}", index)
         step, total = solve(env)
-        assert step.info["success"] and total == 1 and 3 <= env.num_actions <= 20
+        assert step.success and total == 1 and 3 <= env.num_actions <= 20
 
 
 STOCK = """
@@ -317,19 +318,19 @@ def test_a_game_of_alfworld_by_hand():
     step = env.step("go to the microwave 1")
     assert step.observation == f"{text}\nYou arrive at microwave 1. The microwave 1 is closed."
     assert env.statements() == ["You arrive at microwave 1.", "The microwave 1 is closed."]
-    assert not env.step("take egg 1 from microwave 1").info["valid"]
+    assert not env.step("take egg 1 from microwave 1").valid
     for command in (
         "open microwave 1",
         "take egg 1",
         "heat egg 1 with microwave 1",
         "go to shelf 1",
     ):
-        assert env.step(command).info["effective"]
-    assert not env.step("inventory").info["effective"] and env.statements() == [
+        assert env.step(command).effective
+    assert not env.step("inventory").effective and env.statements() == [
         "You are carrying: a egg 1."
     ]
     step = env.step("move egg 1 to shelf 1")
-    assert step.info["success"] and step.terminated and step.reward == 1
+    assert step.success and step.terminated and step.reward == 1
 
 
 @needs_alfworld
@@ -352,5 +353,5 @@ def test_games_of_the_data_set_are_used_where_it_is(tmp_path, monkeypatch):
         "alfworld",
         "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl",
     )
-    assert solve(env)[0].info["success"]
+    assert solve(env)[0].success
     assert opened("alfworld:task=heat").instance[0] == "household"  # there is no part train

@@ -1,38 +1,56 @@
-"""The example of docs/environments.md: gymnasium's checker takes the game; test_readme.py runs its commands.
+"""
+Tests of the examples in docs/environments.md: the class on the page, and worlds/guess.py.
+test_readme.py runs the commands of the page.
 
-Run with:  python -m pytest -q tests/test_examples.py
+    python -m pytest -q tests/test_examples.py
 """
 
+import re
 from pathlib import Path
 
 from gymnasium.utils.env_checker import check_env
 
 from envs import make_env
+from worlds.guess import NumberGame
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "worlds" / "guess.py"
 
 
-def test_gymnasium_takes_the_game(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "worlds"))
-    import guess
+def test_the_class_on_the_page_works(tmp_path):
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+    path = tmp_path / "doors.py"
+    path.write_text(code, encoding="utf-8")
+    env = make_env(f"{path}:Doors,reward=2")
+    for seed in range(10):
+        assert env.reset(seed) == "Opened: none."
+        (action,) = env.plan(1, 1)
+        step = env.step(action)
+        assert step.success and step.terminated and step.reward == env.max_reward == 2
+        assert env.statements() == [f"Opened: {action}."]
+    env.start(("doors", 2), [0])
+    step = env.step("left")
+    assert (step.reward, step.terminated, step.effective) == (0, False, True)
 
-    check_env(guess.Number(50), skip_render_check=True)
+
+def test_gymnasium_takes_the_game():
+    check_env(NumberGame(50), skip_render_check=True)
 
 
 def test_the_wrapper_is_short():
-    source = (ROOT / "worlds/guess.py").read_text().split("class Guess")[1]
-    assert 1 + len([line for line in source.splitlines()[1:] if line.strip()]) < 30
+    wrapper = SOURCE.read_text(encoding="utf-8").split("class Guess")[1]
+    assert len([line for line in wrapper.splitlines() if line.strip()]) < 45
 
 
 def test_bisection_finds_every_number():
-    env = make_env(f"{ROOT}/worlds/guess.py:Guess,largest=50")
+    env = make_env(f"{SOURCE}:Guess,largest=50")
     for secret in range(1, 51):
         env.start(("guess", secret), [0])
         while not env.terminated:
             step = env.step(env.plan(1, 1)[0])
-        assert step.info["success"] and step.reward == 1 and env.num_actions <= 6  # 2^6 > 50
+        assert step.success and step.reward == 1 and env.num_actions <= 6  # 2^6 > 50
     env.start(("guess", 7), [0])
-    assert not env.step("seven").info["valid"] and env.num_actions == 0
-    assert env.step("9").observation == "Your last guess: lower." and env.statements() == [
-        "Between 1 and 8."
-    ]
+    assert not env.step("seven").valid and env.num_actions == 0
+    assert env.step("9").observation == "Your last guess: lower."
+    assert env.statements() == ["Between 1 and 8."]

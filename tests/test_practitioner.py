@@ -9,7 +9,7 @@ Defects of the code behind arXiv 2510.01132 (meow-tea-taro, a9c248c), each with 
                                                       practitioner: test_a_response_depends_on_all_of_its_prompt
     trained on text encoded again, without the line   rollout: test_trained_ids_are_the_sampled_ids
     break after a reply                               rollout: test_prompts_by_hand
-    a game that is over counts as won                 envs: test_hole_ends_in_failure
+    a game that is over counts as won                 turns: test_hole_ends_in_failure
                                                       practitioner: test_a_lost_game_is_worth_less_than_a_won_one
                                                       adapters: test_a_lost_game_is_no_success
     late with 9 of 10 milestones pays 9, a win 1      dialogue: test_every_win_pays_one_and_every_loss_less
@@ -156,7 +156,7 @@ def test_a_demonstration_holds_every_turn(name, chat):
             parsed = parse_response(chat.decode(turn.response_ids), think=config.think)
             assert parsed.well_formed and len(parsed.actions) == 1
             step = env.step(parsed.actions[0])
-        assert step.info["success"]
+        assert step.success
         assert sum(demo.response_mask) == sum(len(turn.response_ids) for turn in demo.turns)
 
 

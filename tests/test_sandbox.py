@@ -146,7 +146,7 @@ def test_hostile_programs_end_as_failed_turns(aim, rows, tmp_path, monkeypatch):
         step = env.step("echo begun; " + HOSTILE[aim].format(**given))
         with pytest.raises(BlockingIOError):
             server.accept()  # nobody came
-    assert step.info == {"success": False, "valid": True, "effective": False}
+    assert (step.success, step.valid, step.effective) == (False, True, False)
     assert (step.reward, step.terminated, len(step.observation) < 2200) == (0.0, False, True)
     assert (
         "hidden" not in env.output
@@ -206,9 +206,9 @@ def test_without_a_sandbox_it_runs_only_when_told_so(rows, monkeypatch):
     with pytest.raises(ValueError, match="limits on resources alone are no security boundary"):
         opened(rows)
     env = opened(rows, ",sandbox=none")
-    assert env.blocking and env.step("cat calc.py").info["effective"] and env.output == WRONG
+    assert env.blocking and env.step("cat calc.py").effective and env.output == WRONG
     monkeypatch.setattr(sandbox, "SECONDS", 1)
-    assert not env.step("sleep 54321").info["effective"]
+    assert not env.step("sleep 54321").effective
     assert not any("54321" in line for line in commands_that_run())
 
 
@@ -262,7 +262,7 @@ def test_the_ratio_leaves_out_what_the_unpatched_code_passes(rows, commands, rat
     assert (
         step.reward == pytest.approx(ratio)
         and step.terminated
-        and step.info["success"] == (ratio == 1)
+        and step.success == (ratio == 1)
     )
 
 
@@ -324,13 +324,13 @@ def test_a_row_by_hand(rows):
         and env.greedy() == "submit"
         and env.statements() == []
     )
-    assert not env.step("cat \0").info["valid"] and not env.step("x" * 100_001).info["valid"]
+    assert not env.step("cat \0").valid and not env.step("x" * 100_001).valid
     env = opened(rows)
     assert env.optimal_length() == 2 and env.plan(2, 1)[1] == "submit"
     for command in env.plan(2, 1):
         step = env.step(command)
-    assert step.info["success"] and step.reward == 1 and env.plan(2, 1) == []
+    assert step.success and step.reward == 1 and env.plan(2, 1) == []
     env = opened(rows, max_actions=2)
     env.step(FIX_ADD)
     step = env.step(FIX_MUL)  # the last action submits as well
-    assert step.terminated and step.info["success"] and step.reward == 1
+    assert step.terminated and step.success and step.reward == 1

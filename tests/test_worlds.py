@@ -119,9 +119,9 @@ def test_quest_by_hand():
     steps = play(env, HOUSE[-1])
     # door, key, box (unlocked) and coin change hands on the way, the coin on the table is the fifth part
     assert [s.reward for s in steps] == pytest.approx([0.2, 0, 0.2, 0, 0.2, 0, 0.2, 0, 0.2])
-    assert [s.info["success"] for s in steps] == [False] * 8 + [True] and steps[-1].terminated
+    assert [s.success for s in steps] == [False] * 8 + [True] and steps[-1].terminated
     assert (
-        env.optimal_length() == 0 and env.plan(3, 1) == [] and not env.step("go west").info["valid"]
+        env.optimal_length() == 0 and env.plan(3, 1) == [] and not env.step("go west").valid
     )
 
 
@@ -148,7 +148,8 @@ def test_quest_shows_the_present_room_only():
 
 @pytest.mark.parametrize("text", ["Open the blue door.", "  OPEN   blue door ", "open a blue door"])
 def test_free_forms_of_a_command(text):
-    assert opened(HOUSE).step(text).info == {"success": False, "valid": True, "effective": True}
+    step = opened(HOUSE).step(text)
+    assert (step.success, step.valid, step.effective) == (False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +159,14 @@ def test_what_is_not_possible_is_no_action(text):
     env = opened(HOUSE)
     before = env.observe()
     step = env.step(text)
-    assert not step.info["valid"] and step.observation == before and env.num_actions == 0
+    assert not step.valid and step.observation == before and env.num_actions == 0
 
 
 def test_a_thing_is_taken_without_its_place():
     env = opened(HOUSE)
     play(env, HOUSE[-1][:6])
-    assert env.step("take coin").info["effective"] and env.facts["coin"] == "you"
-    assert not env.step("look").info["effective"]
+    assert env.step("take coin").effective and env.facts["coin"] == "you"
+    assert not env.step("look").effective
 
 
 def test_parts_are_paid_once_and_a_late_game_less_than_a_win():
@@ -184,7 +185,7 @@ def test_parts_are_paid_once_and_a_late_game_less_than_a_win():
     assert (
         sum(s.reward for s in steps) == pytest.approx(0.8)
         and steps[-2].truncated
-        and not steps[-1].info["valid"]
+        and not steps[-1].valid
     )
 
 
@@ -213,7 +214,7 @@ def test_household_by_hand():
     assert "At drawer 1 (apple 1). Carrying nothing." in steps[1].observation
     assert (
         "At table 1 (mug 1). Carrying hot apple 1." in steps[5].observation
-        and steps[-1].info["success"]
+        and steps[-1].success
     )
 
 
@@ -230,7 +231,7 @@ def test_household_wants_the_treatment_asked_for():
         ],
     )
     cold = play(env, ["go to table 1", "put apple 1 in/on table 1"])
-    assert not cold[-1].info["success"] and env.best == pytest.approx(1 / 3)
+    assert not cold[-1].success and env.best == pytest.approx(1 / 3)
     assert env.plan(99, 1)[:2] == ["take apple 1 from table 1", "go to microwave 1"]
 
 
@@ -244,7 +245,7 @@ def test_household_takes_a_treated_thing_where_none_is_asked_for():
         "cool apple 1 with fridge 1",
     ]
     steps = play(env, [*way, "go to table 1", "put apple 1 in/on table 1"])
-    assert [s.reward for s in steps] == [0, 0, 0.5, 0, 0, 0, 0.5] and steps[-1].info["success"]
+    assert [s.reward for s in steps] == [0, 0, 0.5, 0, 0, 0, 0.5] and steps[-1].success
 
 
 def test_household_light_by_hand():
@@ -253,7 +254,7 @@ def test_household_light_by_hand():
     way = ["go to bed 1", "take book 1 from bed 1", "go to desk 1", "use desklamp 1"]
     assert env.plan(99, 1) == way
     steps = play(env, way)
-    assert [s.reward for s in steps] == [0, 0.5, 0, 0.5] and steps[-1].info["success"]
+    assert [s.reward for s in steps] == [0, 0.5, 0, 0.5] and steps[-1].success
     env = opened(STUDY)  # the lamp alone is nothing
     assert [s.reward for s in play(env, ["go to desk 1", "use desklamp 1"])] == [0, 0]
     env = opened(
@@ -276,7 +277,7 @@ def test_household_carries_one_thing():
         )
     )
     play(env, ["go to shelf 1", "take mug 1"])
-    assert not env.step("take mug 2").info["valid"]
+    assert not env.step("take mug 2").valid
     assert env.optimal_length() == 6 and "put two mug in/on table" in env.observe()
     way = [
         "go to table 1",
@@ -285,8 +286,8 @@ def test_household_carries_one_thing():
         "take mug 2",
         "go to table 1",
     ]
-    assert not any(s.info["success"] for s in play(env, way)) and env.best == pytest.approx(3 / 4)
-    assert env.step("put mug 2 in/on table 1").info["success"]
+    assert not any(s.success for s in play(env, way)) and env.best == pytest.approx(3 / 4)
+    assert env.step("put mug 2 in/on table 1").success
 
 
 # ---------- Repair by hand
@@ -313,11 +314,11 @@ def test_repair_by_hand():
             and line == f"above({xs}) gives {given_value}, expected {right}"
         )
     assert (
-        env.step("edit 4: if x > 3:").info["effective"] and env.statements()[1] == "Changed line 4."
+        env.step("edit 4: if x > 3:").effective and env.statements()[1] == "Changed line 4."
     )
     assert env.lines[3] == "        if x > 3:" and env.optimal_length() == 1
     step = env.step("submit")
-    assert (step.reward, step.terminated, step.info["success"], env.plan(9, 1)) == (
+    assert (step.reward, step.terminated, step.success, env.plan(9, 1)) == (
         1.0,
         True,
         True,
@@ -339,7 +340,7 @@ def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
     assert env.step("submit").reward == 0
     env = opened(FAULTY, reward=reward)
     last = play(env, ["edit 6: return 1000", "submit"])[-1]
-    assert last.reward == 0 and last.terminated and not last.info["success"]
+    assert last.reward == 0 and last.terminated and not last.success
     env, base = (
         opened(FAULTY, reward=reward),
         sum(right == sum(x >= 3 for x in xs) for xs, right in hidden),
@@ -356,7 +357,7 @@ def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
 def test_the_last_action_submits():
     env = opened(FAULTY, max_actions=2)
     first, last = play(env, ["read", "edit 4: if x > 3:"])
-    assert not first.terminated and last.terminated and last.info["success"] and last.reward == 1
+    assert not first.terminated and last.terminated and last.success and last.reward == 1
 
 
 @pytest.mark.parametrize(
@@ -375,7 +376,7 @@ def test_the_last_action_submits():
     ],
 )
 def test_what_is_no_command_of_repair(text):
-    assert not opened(FAULTY).step(text).info["valid"]
+    assert not opened(FAULTY).step(text).valid
 
 
 def test_every_fault_is_one_line_and_found_by_both_kinds_of_tests():
@@ -528,7 +529,7 @@ def test_plans_solve_200_instances(spec):
         for left, command in zip(range(length - 1, -1, -1), plan, strict=True):
             step = env.step(command)
             total += step.reward
-            assert step.info["success"] == (left == 0)
+            assert step.success == (left == 0)
         assert total == pytest.approx(env.max_reward) and env.optimal_length() == 0
         lengths.append(length)
     expected = {QUEST: {4}, LONG_QUEST: {8}, SPECS[2]: {4}, "household": set(range(3, 12))}.get(
@@ -571,7 +572,7 @@ def test_each_task_type_alone(task):
     for instance in instances:
         env.start(instance, [0])
         assert instance[2] == task and env.progress(env.facts) == 0
-        assert play(env, env.plan(99, 1))[-1].info["success"]
+        assert play(env, env.plan(99, 1))[-1].success
 
 
 def successes(spec, instances, episodes, **options):
@@ -582,10 +583,10 @@ def successes(spec, instances, episodes, **options):
         total, step = 0.0, None
         while step is None or not (step.terminated or step.truncated):
             step = env.step(env.random(1, rng)[0])
-            assert step.info["valid"]
+            assert step.valid
             total += step.reward
-        assert (total == pytest.approx(1)) == step.info["success"] and total < 1 + 1e-9
-        wins += step.info["success"]
+        assert (total == pytest.approx(1)) == step.success and total < 1 + 1e-9
+        wins += step.success
     return wins / episodes
 
 
@@ -610,8 +611,8 @@ def test_a_win_is_worth_more_than_any_loss(density):
             step = env.step(next(player) if player else env.random(1, rng)[0])
             rewards.append(step.reward)
             remaining.append(env.optimal_length())
-        total = sum(shape(rewards, step.info["success"], density, remaining=remaining))
-        assert total == pytest.approx(1) if step.info["success"] else total < 1
+        total = sum(shape(rewards, step.success, density, remaining=remaining))
+        assert total == pytest.approx(1) if step.success else total < 1
 
 
 def told_otherwise(instance):
@@ -649,9 +650,9 @@ def test_what_changes_nothing_has_no_effect():
         "take apple 1 from drawer 1",
         "go to microwave 1",
     ):
-        assert env.step(command).info["effective"]
-    again = [env.step("heat apple 1 with microwave 1").info for _ in range(2)]
-    assert [(info["valid"], info["effective"]) for info in again] == [(True, True), (True, False)]
+        assert env.step(command).effective
+    again = [env.step("heat apple 1 with microwave 1") for _ in range(2)]
+    assert [(step.valid, step.effective) for step in again] == [(True, True), (True, False)]
 
 
 @pytest.mark.parametrize("spec", [QUEST, "household", "repair"])
@@ -718,9 +719,9 @@ def test_any_text_is_a_command_or_not(instance, texts, seed):
             text = env.random(1, rng)[0]
         before, left = env.observe(), env.actions_left
         step = env.step(text)
-        total, success = total + step.reward, success or step.info["success"]
-        assert step.info["valid"] == (env.actions_left < left)
-        assert step.info["valid"] or (step.observation == before and step.reward == 0)
+        total, success = total + step.reward, success or step.success
+        assert step.valid == (env.actions_left < left)
+        assert step.valid or (step.observation == before and step.reward == 0)
         assert (total > 1 - 1e-9) == success and 0 <= total < 1 + 1e-9
 
 
@@ -848,7 +849,7 @@ def test_an_environment_of_ones_own(tmp_path):
     env = make_env(f"{path}:Guess,doors=3", max_actions=1)
     assert make_env(f"{path}:Guess,locked=False").locked is False and env.locked is True
     assert env.doors == 3 and env.reset(0) == f"Number {env.number}."
-    assert env.step(["left", "right"][env.number % 2]).info["success"]
+    assert env.step(["left", "right"][env.number % 2]).success
     assert (
         make_env(f"{path}:Plain").doors == 2
         and len(envs.reserved_instances(f"{path}:Guess")["eval"]) == 256

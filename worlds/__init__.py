@@ -1,1 +1,1 @@
-"""Environments beyond the Bandit and the grids: one file each, imported only when a run names it."""
+"""Environments that are imported only when a run names them, and what the grid worlds build on."""

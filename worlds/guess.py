@@ -1,17 +1,21 @@
-"""An environment of one's own: a gymnasium game with text, and its wrapper for training. See docs/environments.md.
+"""An example of an environment of your own: a gymnasium game with text, wrapped for training.
 
-python train.py config/frozenlake_grpo.py config/tiny.py --env=examples/guess.py:Guess,largest=50 --out_dir=out/guess
+docs/environments.md explains it. To train on it:
+
+    python train.py config/frozenlake_grpo.py config/tiny.py \\
+        --env=worlds/guess.py:Guess,largest=50 --out_dir=out/guess
 """
 
 import string
 
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Text
 
-from envs import Env
+from envs import Env, Move
 
 
-class Number(gymnasium.Env):
+class NumberGame(gymnasium.Env):
     """Guess a number of 1..largest; the answer to a guess is 'higher', 'lower' or 'right'."""
 
     observation_space = Text(20, charset=string.ascii_lowercase + string.digits + " ")
@@ -22,51 +26,61 @@ class Number(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.secret = int(
-            (options or {}).get("secret") or self.np_random.integers(1, self.largest + 1)
-        )
+        if options and "secret" in options:
+            self.secret = options["secret"]
+        else:
+            self.secret = int(self.np_random.integers(1, self.largest + 1))
         return f"1 to {self.largest}", {}
 
     def step(self, action: str):
         guess = int(action)
-        answer = "right" if guess == self.secret else "higher" if guess < self.secret else "lower"
-        return answer, float(answer == "right"), answer == "right", False, {}
+        if guess == self.secret:
+            return "right", 1.0, True, False, {}
+        answer = "higher" if guess < self.secret else "lower"
+        return answer, 0.0, False, False, {}
 
 
 class Guess(Env):
-    """The wrapper: what is drawn, what a move does, what is shown; and players to compare with."""
+    """The wrapper: what is drawn, what an action does, what is shown, and reference players."""
 
-    repeats = True  # fewer instances than the splits need: training and evaluation share them
+    repeats = True  # fewer than 512 instances, so training and evaluation share them
 
     def __init__(self, *, largest: int = 100, **common):
         super().__init__(**common)
-        self.game = Number(largest)
+        self.game = NumberGame(largest)
 
-    def draw(self, rng) -> tuple:
+    def draw(self, rng: np.random.Generator) -> tuple:
         return ("guess", int(rng.integers(1, self.game.largest + 1)))
 
     def _start(self, instance: tuple) -> None:
         self.text, _ = self.game.reset(seed=0, options={"secret": instance[1]})
-        self.low, self.high = 1, self.game.largest
+        self.low = 1  # the secret is between low and high
+        self.high = self.game.largest
 
     def _read(self, action: str) -> int | None:
-        return int(action) if action.isascii() and action.isdigit() and len(action) < 10 else None
+        is_number = action.isascii() and action.isdigit() and len(action) < 10
+        return int(action) if is_number else None
 
-    def _move(self, guess: int) -> tuple[float, bool, bool, bool]:
+    def _move(self, guess: int) -> Move:
         self.text, reward, won, _, _ = self.game.step(str(guess))
-        low, high = {"higher": (guess + 1, self.high), "lower": (self.low, guess - 1)}.get(
-            self.text, (guess, guess)
-        )
-        self.low, self.high = max(self.low, low), min(self.high, high)
-        return reward, won, won, True  # reward, is it over, is it a success, did anything change
+        if self.text == "higher":
+            self.low = max(self.low, guess + 1)
+        elif self.text == "lower":
+            self.high = min(self.high, guess - 1)
+        else:
+            self.low = self.high = guess
+        return Move(reward, terminated=won, success=won, effective=True)
 
     def observe(self) -> str:
-        return (
-            f"Your last guess: {self.text}." if self.num_actions else f"A number from {self.text}."
-        )
+        if self.num_actions == 0:
+            return f"A number from {self.text}."
+        return f"Your last guess: {self.text}."
 
     def rules(self) -> str:
-        return f"Find a hidden number of 1 to {self.game.largest}. An action is a guess; higher or lower is the answer."
+        return (
+            f"Find a hidden number of 1 to {self.game.largest}. "
+            "An action is a guess; higher or lower is the answer."
+        )
 
     def statements(self) -> list[str]:
         return [f"Between {self.low} and {self.high}."]
@@ -74,5 +88,5 @@ class Guess(Env):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         return [str((self.low + self.high) // 2)]
 
-    def random(self, count: int, rng) -> list[str]:
+    def random(self, count: int, rng: np.random.Generator) -> list[str]:
         return rng.integers(1, self.game.largest + 1, count).astype(str).tolist()

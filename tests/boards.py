@@ -1,0 +1,240 @@
+"""What the tests of environments share: settings, boards drawn by hand, players, upstream's means.
+
+It imports little, because a test also loads it in another process.
+"""
+
+from configurator import Config
+
+import hashlib
+import math
+import re
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+import envs
+from dialogue import Episode, format_response
+from envs import make_env
+
+LAKE_V1 = "frozenlake:frozen_prob=0.8,success_rate=0.3333333333333333"
+LAKE_V2 = "frozenlake:frozen_prob=0.9,success_rate=0.8"
+LAKE_SURE = "frozenlake:frozen_prob=0.9,success_rate=1"
+SIMPLE = "sokoban"
+LARGER = "sokoban:size=8,boxes=2,search_depth=10"
+NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
+SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
+
+# size 4, start (1,1), goal (3,4), holes (1,3) (2,2) (4,1); cells are numbered row by row from 0
+LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
+# size 6, one box; a wall is right of the box
+ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
+
+
+# ---------- environments with boards drawn by hand
+
+
+def lake_instance(board):
+    rows = board.split("\n")
+    cells = "".join(rows)
+    holes = tuple(cell for cell, symbol in enumerate(cells) if symbol == "O")
+    return ("frozenlake", len(rows), holes, cells.index("P"), cells.index("G"))
+
+
+def room_instance(board, symbols="default"):
+    """The instance drawn in `board` with the default symbols."""
+    rows = board.split("\n")
+    cells = "".join(rows)
+
+    def where(letters):
+        return tuple(cell for cell, symbol in enumerate(cells) if symbol in letters)
+
+    (player,) = where("PS")
+    floor, targets, boxes = where("_O√XPS"), where("O√S"), where("X√")
+    return ("sokoban", symbols, len(rows), floor, targets, player, boxes)
+
+
+def on_lake(board, *, success_rate=1, **options):
+    size = len(board.split("\n"))
+    env = make_env(f"frozenlake:size={size},success_rate={success_rate}", **options)
+    env.start(lake_instance(board), [0])
+    return env
+
+
+def in_room(board, **options):
+    size = len(board.split("\n"))
+    boxes = board.count("X") + board.count("√")
+    env = make_env(f"sokoban:size={size},boxes={boxes}", **options)
+    env.start(room_instance(board), [0])
+    return env
+
+
+def episode_in(board, *, max_actions=10, **settings):
+    """An episode in front of its first turn, in this room or on this lake (without slips)."""
+    make = in_room if "#" in board else on_lake
+    env = make(board, max_actions=max_actions)
+    episode = Episode(env, Config(**settings))
+    episode.open(env.observe())
+    return episode
+
+
+def raw_draws(spec, count, seed=0):
+    """The environment, and `count` instances from its generator: repeated and reserved ones too."""
+    env = make_env(spec)
+    rng = np.random.default_rng([seed, 4])
+    return env, [env.draw(rng) for _ in range(count)]
+
+
+def optimal_lengths(spec, count):
+    env, instances = raw_draws(spec, count)
+    lengths = []
+    for instance in instances:
+        env.start(instance, [0])
+        lengths.append(env.optimal_length())
+    return np.array(lengths)
+
+
+# ---------- symbols as the system message states them
+
+
+SOKOBAN_LEGEND = {
+    "wall": r"a wall (\S)",
+    "floor": r"Floor is (\S)",
+    "target": r"onto a target (\S)\.",
+    "box on target": r"a box on a target is (\S)\.",
+    "box": r"every box (\S)",
+    "you": r"You are (\S),",
+    "you on target": r"on a target (\S);",
+}
+LAKE_LEGEND = {
+    "you": r"You are (\S)\.",
+    "ice": r"ice (\S)",
+    "goal": r"goal (\S);",
+    "hole": r"hole (\S) ",
+}
+
+
+@cache
+def legend(spec):
+    """{meaning: symbol} as the system message states it."""
+    patterns = SOKOBAN_LEGEND if spec.startswith("sokoban") else LAKE_LEGEND
+    system = Episode(make_env(spec), Config()).system()
+    return {meaning: re.search(pattern, system).group(1) for meaning, pattern in patterns.items()}
+
+
+def symbols_seen(spec, seeds):
+    """All symbols of boards in messages, over random and planned moves in some games.
+
+    A board on which the game has ended is in no message.
+    """
+    env = make_env(spec, max_actions=60)
+    rng = np.random.default_rng(7)
+    seen = set()
+    for seed in range(seeds):
+        seen |= set(env.reset(seed))
+        while not env.terminated and env.actions_left:
+            plan = env.plan(1, 5)
+            planned = plan and rng.random() < 0.5
+            step = env.step(plan[0] if planned else env.actions[rng.integers(4)])
+            if not step.terminated:
+                seen |= set(step.observation)
+    return seen - {"\n"}
+
+
+def neighbours(board, symbol, border):
+    """The symbols up, down, left and right of a symbol in the board text; `border` outside."""
+    lines = board.split("\n")
+    edge = border * (len(lines[0]) + 2)
+    rows = [edge, *(border + line + border for line in lines), edge]
+    row, col = next((i, line.index(symbol)) for i, line in enumerate(rows) if symbol in line)
+    return [rows[row - 1][col], rows[row + 1][col], rows[row][col - 1], rows[row][col + 1]]
+
+
+def direction_words(board, start, end):
+    """'2 down 1 right' from the places of two symbols in the board text."""
+
+    def place(symbol):
+        lines = board.split("\n")
+        return next((i, line.index(symbol)) for i, line in enumerate(lines) if symbol in line)
+
+    (row, col), (end_row, end_col) = place(start), place(end)
+    words = []
+    if end_row > row:
+        words.append(f"{end_row - row} down")
+    if end_row < row:
+        words.append(f"{row - end_row} up")
+    if end_col > col:
+        words.append(f"{end_col - col} right")
+    if end_col < col:
+        words.append(f"{col - end_col} left")
+    return " ".join(words) or "here"
+
+
+# ---------- players, and the means that upstream measured
+
+
+def random_player(seed):
+    keys = iter(np.random.default_rng(seed).integers(4, size=10**6).tolist())
+    return lambda env: env.actions[next(keys)]
+
+
+def greedy_player(env):
+    return env.greedy()
+
+
+def optimal_player(env):
+    return env.plan(1, env.actions_left)[0]
+
+
+def success_rate(env, instance, choose, games, seed):
+    """Success rate of a player that chooses one action at a time, ten actions a game."""
+    wins = 0
+    for game in range(games):
+        env.start(instance, [seed, game])
+        over = False
+        while not over:
+            step = env.step(choose(env))
+            over = step.terminated or step.truncated
+        assert env.num_actions <= 10
+        wins += step.success
+    return wins / games
+
+
+def assert_mean(values, upstream, upstream_values=256):
+    """The mean of `values` is within 3.5 combined standard errors of upstream's.
+
+    Upstream's mean is over 256 instances. Both means have the standard deviation of one instance,
+    s, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). Upstream's figure of a random player
+    averages 200 games on each of 256 boards, so s is then the spread between boards.
+    """
+    values = np.asarray(values, dtype=float)
+    tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / upstream_values)
+    tolerance = max(tolerance, 0.0005)  # the figures are rounded to 0.1 %, half a unit
+    assert abs(values.mean() - upstream) <= tolerance, (values.mean(), upstream, tolerance)
+
+
+def assert_fraction(hits, upstream, upstream_values=256):
+    """The same for a fraction, with the pooled standard deviation: one of the two may be 0 or 1."""
+    hits = np.asarray(hits, dtype=float)
+    n, m = len(hits), upstream_values
+    pooled = (hits.sum() + m * upstream) / (n + m)
+    tolerance = max(3.5 * math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m)), 0.0005)
+    assert abs(hits.mean() - upstream) <= tolerance, (hits.mean(), upstream, tolerance)
+
+
+# ---------- the same prompts in every process
+
+
+def prompt_digest():
+    """sha256 over first prompts of several environments, seeds, splits and members, and slips."""
+    digest = hashlib.sha256()
+    for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs", SMALL_COUNTDOWN):
+        for observation in ("grid", "relations"):
+            env = make_env(spec, observation=observation)
+            episode = Episode(env, Config())
+            for seed, split in product((0, 3, 200), envs.SPLITS):
+                digest.update("\n".join(episode.reset(seed, split=split, member=2)).encode())
+                outcome = episode.step(format_response("", env.actions))
+                digest.update(f"{outcome.user}{outcome.reward}".encode())
+            digest.update("\n".join(episode.reset([5, 10**12, 7])).encode())
+    return digest.hexdigest()

@@ -1,0 +1,324 @@
+"""
+Tests of the dialogue with the grid worlds: what replies do, what the next message says, and that
+any text can be a reply. test_dialogue.py has the rewards.
+
+    python -m pytest -q tests/test_turns.py
+"""
+
+from configurator import Config
+
+import math
+import re
+from functools import cache
+from itertools import product
+
+import pytest
+from boards import LAKE_BOARD, LAKE_V1, LARGER, ROOM_BOARD, SIMPLE, episode_in
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import grids
+from dialogue import Episode, check_thought, format_response, parse_response
+from envs import make_env
+
+NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"  # one push to the left
+
+
+# ---------- parsing
+
+
+def test_parse_by_hand():
+    text = "<think> a </think>\n<answer> Up||Left || </answer> "
+    assert parse_response(text) == ("a", ["Up", "Left"], True)
+    assert parse_response("<think></think><answer></answer>") == ("", [], True)
+    for text in (
+        "so <think>a</think><answer>Up</answer>",
+        "<think>a</think> so <answer>Up</answer>",
+        "<think>a</think><answer>Up</answer> so",
+    ):
+        assert parse_response(text) == ("a", ["Up"], False)
+    for text in (
+        "",
+        "Up",
+        "<think>a<answer>Up</answer>",
+        "<think>a</think><answer>Up",
+        "<answer>Up</answer>",
+    ):
+        assert parse_response(text) == ("", [], False)
+    assert parse_response("<answer>Up || Down</answer>", think=False) == ("", ["Up", "Down"], True)
+    assert parse_response("<think>a</think><answer>Up</answer>", think=False) == ("", ["Up"], False)
+
+
+@pytest.mark.parametrize("think", [True, False])
+def test_formatted_responses_are_read_back(think):
+    thought = "go" if think else ""
+    text = format_response(thought, ["Up", "Left"], think=think)
+    assert parse_response(text, think=think) == (thought, ["Up", "Left"], True)
+
+
+def test_check_thought_by_hand():
+    facts = ["Next ice hole.", "Goal up."]
+    # begins like a fact: Goal up (true), Next ice hole (true), Next hole hole (false); "I go" is no
+    # claim
+    assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
+    assert check_thought("", facts) == (0, 0)
+
+
+# ---------- turns by hand
+
+
+def test_turn_with_two_actions():
+    episode = episode_in(ROOM_BOARD)
+    # you (4,3) -> (4,2) -> (3,2); facts before the turn: "Box 1 up.", "Target 1 up 1 left."
+    outcome = episode.step("<think>Box 1 up. Target 1 left. Go.</think><answer>Left || Up</answer>")
+    board = "######\n#O___#\n#PX#_#\n#____#\n#____#\n######"
+    assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"
+    assert outcome.reward == pytest.approx(-0.2) and outcome.status is None
+    assert outcome.info == {
+        "actions": ["Left", "Up"],
+        "num_actions": 2,
+        "format_ok": True,
+        "effective": 1.0,
+        "statements_checked": 2,
+        "statements_true": 1,
+        "env_reward": -0.2,
+    }
+
+
+def test_first_messages():
+    episode = episode_in(ROOM_BOARD)
+    system, user = episode.reset(0)
+    assert user == f"Turn 1 of 5, 10 actions left.\n{episode.env.observe()}"
+    assert system == episode.reset(1)[0] == episode.system()
+    assert "Actions: Up, Down, Left, Right." in system
+    form = re.search(r"Reply (.*) in at most 400 tokens", system).group(1)
+    parsed = parse_response(form)  # the form that is shown is one that the parser accepts
+    assert parsed.well_formed and parsed.thought and len(parsed.actions) == 2
+
+
+def test_unknown_action_is_reported_and_penalised():
+    episode = episode_in(ROOM_BOARD)
+    outcome = episode.step("<think>a</think><answer>Left || Jump || up</answer>")
+    # two moves, -0.1 each, and the format penalty -0.1; the unknown one costs no action
+    assert outcome.reward == pytest.approx(-0.3)
+    head = 'Reward -0.3. Unknown action: "Jump".\nTurn 2 of 5, 8 actions left.\n'
+    assert outcome.user.startswith(head)
+    assert outcome.info["num_actions"] == 2 and not outcome.info["format_ok"]
+    outcome = episode.step("<think>a</think><answer>Jump</answer>")
+    assert outcome.reward == pytest.approx(-0.1)
+    head = 'Reward -0.1. Unknown action: "Jump". No action was executed; nothing changed.'
+    assert outcome.user.startswith(f"{head}\nTurn 3 of 5, 8 actions left.\n")
+
+
+def test_surplus_actions_are_reported():
+    episode = episode_in(ROOM_BOARD, actions_per_turn=2)
+    outcome = episode.step("<think>a</think><answer>Left || Right || Left || Right</answer>")
+    assert outcome.reward == pytest.approx(-0.3) and outcome.info["num_actions"] == 2
+    head = "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
+    assert outcome.user.startswith(head)
+    # the budget cuts too: one action is left of three, and the reply has two
+    episode = episode_in(ROOM_BOARD, max_actions=3)
+    reply = "<think>a</think><answer>Left || Right</answer>"
+    assert episode.step(reply).reward == pytest.approx(-0.2)
+    outcome = episode.step(reply)
+    assert outcome.reward == pytest.approx(-0.2)
+    assert outcome.status == "failure" and outcome.info["num_actions"] == 1
+
+
+def test_malformed_reply():
+    episode = episode_in(ROOM_BOARD)
+    outcome = episode.step("I go up")
+    assert outcome.user == (
+        "Reward -0.1. The reply was not in the required form. No action was executed; nothing "
+        f"changed.\nTurn 2 of 5, 10 actions left.\n{ROOM_BOARD}"
+    )
+    assert outcome.reward == pytest.approx(-0.1) and not outcome.info["format_ok"]
+    empty = episode.step("<think>a</think><answer></answer>")  # the right form, but no action
+    head = "Reward -0.1. No action was executed; nothing changed.\nTurn 3 of 5"
+    assert empty.user.startswith(head)
+
+
+def test_text_outside_the_tags_is_penalised_but_executed():
+    reply = "Sure! <think>a</think><answer>Left</answer>"
+    outcome = episode_in(ROOM_BOARD).step(reply)
+    assert outcome.reward == pytest.approx(-0.2) and outcome.info["num_actions"] == 1
+    head = "Reward -0.2. The reply was not in the required form."
+    assert outcome.user.startswith(f"{head}\nTurn 2 of 5, 9 actions left.\n")
+    assert episode_in(ROOM_BOARD, format_penalty=0.0).step(reply).reward == pytest.approx(-0.1)
+
+
+def test_no_think_variant():
+    episode = episode_in(ROOM_BOARD, think=False)
+    assert "<think>" not in episode.system()
+    form = re.search(r"Reply (.*) in at most 400 tokens", episode.system()).group(1)
+    parsed = parse_response(form, think=False)
+    assert parsed.well_formed and len(parsed.actions) == 2
+    outcome = episode.step("<answer>Left</answer>")
+    assert outcome.reward == pytest.approx(-0.1) and outcome.info["format_ok"]
+    assert not episode.step("<think>a</think><answer>Left</answer>").info["format_ok"]
+
+
+def test_turn_limit():
+    episode = episode_in(ROOM_BOARD, max_turns=2)
+    assert episode.step("<think>a</think><answer>Left</answer>").status is None
+    outcome = episode.step("nothing")
+    assert (outcome.status, outcome.user) == ("out_of_turns", "")
+
+
+def test_action_budget():
+    episode = episode_in(ROOM_BOARD, max_actions=2)
+    outcome = episode.step("<think>a</think><answer>Left || Right</answer>")
+    assert (outcome.status, outcome.user) == ("failure", "")
+    assert outcome.reward == pytest.approx(-0.2)
+    # success with the last action of the budget and of the turns is a success
+    episode = episode_in(NEARLY_SOLVED, max_actions=1, max_turns=1)
+    assert episode.step("<think>a</think><answer>Left</answer>").status == "success"
+
+
+def test_success_ends():
+    outcome = episode_in(NEARLY_SOLVED).step("<think>a</think><answer>Left || Right || Up</answer>")
+    assert (outcome.status, outcome.user) == ("success", "")
+    # -0.1 + 1 + 10; what follows the end is neither executed nor penalised
+    assert outcome.reward == pytest.approx(10.9)
+    assert outcome.info["num_actions"] == 1 and outcome.info["format_ok"]
+
+
+def test_hole_ends_in_failure():
+    outcome = episode_in(LAKE_BOARD).step("<think>a</think><answer>Right || Right || Left</answer>")
+    assert (outcome.status, outcome.user, outcome.reward) == ("failure", "", 0.0)
+    assert outcome.info["num_actions"] == 2
+
+
+@pytest.mark.parametrize(
+    "per_turn, in_all, turns", [(5, 10, 5), (2, 10, 5), (3, 4, 9), (7, 35, 2), (1, 2, 3)]
+)
+def test_stated_limits_are_executed(per_turn, in_all, turns):
+    options = {"actions_per_turn": per_turn, "max_turns": turns, "max_response_tokens": 321}
+    episode = episode_in(ROOM_BOARD, max_actions=in_all, **options)
+    system, user = episode.reset(0)
+    assert f"At most {per_turn} action{'s' * (per_turn > 1)} a turn." in system
+    assert "in at most 321 tokens" in system
+    assert user.startswith(f"Turn 1 of {turns}, {in_all} actions left.\n")
+
+    episode = episode_in(ROOM_BOARD, max_actions=in_all, **options)
+    reply = "<think>a</think><answer>" + " || ".join(["Down"] * 50) + "</answer>"
+    counts, status = [], None
+    while status is None:
+        outcome = episode.step(reply)
+        counts.append(outcome.info["num_actions"])
+        status = outcome.status
+        if status is None:
+            head = re.search(r"Turn (\d+) of (\d+), (\d+) actions? left\.", outcome.user)
+            expected = [len(counts) + 1, turns, in_all - sum(counts)]
+            assert [int(number) for number in head.groups()] == expected
+    # whole turns of `per_turn` until the turns or the actions are used up
+    assert counts[:-1] == [per_turn] * (len(counts) - 1)
+    assert sum(counts) == min(in_all, per_turn * turns)
+    assert status == ("failure" if sum(counts) == in_all else "out_of_turns")
+
+
+def test_one_action_prompt():
+    env = make_env("bandit", max_actions=1)
+    system = Episode(env, Config(max_turns=1, actions_per_turn=1)).system()
+    assert "At most 1 action a turn." in system and "||" not in system
+    # the arms are in the observation: the system message is the same for all instances
+    assert "Phoenix" not in system
+
+
+# ---------- any text
+
+
+FRAGMENTS = (
+    *("<think>", "</think>", "<answer>", "</answer>", "<think></think><answer>", "<", "</"),
+    *("||", " || ", "\n", " ", ".", "<|im_end|>", "<|im_start|>", "EXIT_INTERRUPTED"),
+    *("Up", "down", "Right", "Phoenix", "Dragon", "Jump", "Goal up.", "Box here."),
+    "<think>go</think><answer>Right || Down</answer>",
+    "<think>a</think><answer>Left || Up || Up || Right</answer>",
+    "<answer>Up || Left || Jump</answer>",
+)
+# ASCII characters of the generated text mean fragments, all others themselves
+TO_FRAGMENTS = {code: FRAGMENTS[code % len(FRAGMENTS)] for code in range(128)}
+ANY_TEXT = st.text(max_size=8).map(lambda text: text.translate(TO_FRAGMENTS))
+# the text alone, as the answer in the right form, as the thought in front of a right answer
+WRAPS = (
+    "{}",
+    "<think>a</think><answer>{}</answer>",
+    "<answer>{}</answer>",
+    "<think>{}</think><answer>Up</answer>",
+)
+SPECS = ("bandit", LAKE_V1, SIMPLE, LARGER)
+
+
+def assert_parses(text):
+    for think in (True, False):
+        parsed = parse_response(text, think=think)
+        assert all(a and a == a.strip() and "||" not in a for a in parsed.actions)
+        assert isinstance(parsed.thought, str) and isinstance(parsed.well_formed, bool)
+        if parsed.well_formed:
+            assert text.strip().startswith("<think>" if think else "<answer>")
+            assert text.strip().endswith("</answer>")
+
+
+@cache
+def shared_env(spec):
+    return make_env(spec, max_actions=6)
+
+
+def assert_legal(env):
+    assert 0 <= env.num_actions <= env.max_actions
+    if isinstance(env, grids.FrozenLake):
+        assert 0 <= env.player < env.size**2
+        assert env.terminated == (env.player in env.holes or env.player == env.goal)
+    if isinstance(env, grids.Sokoban):
+        assert env.player in env.floor and env.player not in env.boxes
+        assert len(set(env.boxes)) == len(env.boxes) == env.num_boxes
+        assert env.floor.issuperset(env.boxes)
+
+
+def play_any_text(text, setting):
+    spec, index, wrap, think = setting
+    env = shared_env(spec)
+    episode = Episode(env, Config(think=think, max_turns=2, actions_per_turn=3))
+    episode.reset(index, split="eval")
+    for response in (wrap.format(text), text):
+        assert_parses(response)
+        before = env.num_actions
+        outcome = episode.step(response)
+        assert_legal(env)
+        assert outcome.info["num_actions"] == env.num_actions - before <= 3
+        assert 0 <= outcome.info["statements_true"] <= outcome.info["statements_checked"]
+        assert math.isfinite(outcome.reward) and episode.turn_idx <= 2
+        assert outcome.status in (None, "success", "failure", "out_of_turns")
+        assert (outcome.user == "") == (outcome.status is not None)
+        if outcome.status is not None:
+            break
+    assert outcome.status is not None  # the second turn is the last
+
+
+@pytest.mark.parametrize("max_examples", [300, pytest.param(4000, marks=pytest.mark.slow)])
+def test_any_text_parses_and_plays(max_examples):
+    situations = list(product(SPECS, range(20), WRAPS, (True, False)))
+    budget = settings(
+        max_examples=max_examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    budget(given(ANY_TEXT, st.sampled_from(situations))(play_any_text))()
+
+
+def test_long_responses_take_linear_time():
+    # quadratic work on 100,000 repeats would take minutes
+    many = 100_000
+    bars = "<think>a</think><answer>" + "||" * many + "</answer>"
+    assert parse_response(bars) == ("a", [], True)
+    ups = "<think>a</think><answer>" + "Up||" * many + "</answer>"
+    assert len(parse_response(ups).actions) == many
+    for piece in ("<think>", "<think></think>", "<answer>", "</answer>", "<think></think><answer>"):
+        for think in (True, False):
+            parsed = parse_response(piece * many, think=think)
+            assert parsed.actions == [] and not parsed.well_formed
+    reply = "<think>" + "Box 1 up. " * many + "</think><answer>" + "Up||" * many + "</answer>"
+    outcome = episode_in(ROOM_BOARD).step(reply)
+    assert outcome.info["num_actions"] == 5 and outcome.info["statements_true"] == many

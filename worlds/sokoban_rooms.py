@@ -1,0 +1,160 @@
+"""Sokoban rooms, made as RAGEN makes them (after gym-sokoban): dig a floor, then play backward.
+
+1. A random walk digs the floor (`dig_floor`).
+2. The player and the targets are placed at random, and a box on every target.
+3. Reverse play pulls the boxes away from the targets, so the room can be solved (`reverse_play`).
+4. The player walks a few steps away from the boxes (`walk_away`).
+
+Cells are numbered row by row: cell = row * size + column.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns)
+TURN_PROB = 0.35  # probability that the digging walk turns
+# What one step of the digging walk digs: (row, column) in the 3x3 square around it.
+MASKS = (
+    ((1, 0), (1, 1), (1, 2)),
+    ((0, 1), (1, 1), (2, 1)),
+    ((1, 0), (1, 1), (2, 1)),
+    ((1, 0), (1, 1), (2, 0), (2, 1)),
+    ((1, 1), (1, 2), (2, 1)),
+)
+MAX_STATES = 300_000  # states that reverse play may visit
+
+
+class Room(NamedTuple):
+    """A room before the first move. All cells but those in `floor` are walls."""
+
+    floor: tuple[int, ...]
+    targets: tuple[int, ...]
+    player: int
+    boxes: tuple[int, ...]
+
+
+def draw_room(
+    rng: np.random.Generator, size: int, num_boxes: int, search_depth: int
+) -> Room | None:
+    """One attempt to draw a room; None if the floor is too small or no box could be moved.
+
+    Args:
+        size: cells along each side, with the walls around the room.
+        num_boxes: boxes, and as many targets.
+        search_depth: moves that reverse play may make.
+    """
+    floor = dig_floor(rng, size)
+    if len(floor) <= num_boxes + 1:
+        return None
+    player, *others = rng.permutation(sorted(floor)).tolist()
+    targets = tuple(sorted(others[:num_boxes]))
+    player, boxes = reverse_play(size, floor, player, targets, search_depth)
+    displacement = total_distance(size, boxes, targets)
+    if displacement == 0:
+        return None
+    first_prob = 0.8 if displacement == 1 else 0.5
+    player = walk_away(rng, size, floor, player, boxes, first_prob)
+    return Room(tuple(sorted(floor)), targets, player, tuple(sorted(boxes)))
+
+
+def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
+    """The floor cells of a random walk that digs a random mask at each step."""
+    direction = DIRECTIONS[rng.integers(4)]
+    row, col = rng.integers(1, size, size=2).tolist()
+    last = size - 2  # the last row and column inside the walls
+    num_steps = int(1.7 * 2 * size)  # 1.7 * (height + width)
+    floor = set()
+    for _ in range(num_steps):
+        if rng.random() < TURN_PROB:
+            direction = DIRECTIONS[rng.integers(4)]
+        row = min(max(row + direction[0], 1), last)
+        col = min(max(col + direction[1], 1), last)
+        for mask_row, mask_col in MASKS[rng.integers(5)]:
+            dug_row = row - 1 + mask_row
+            dug_col = col - 1 + mask_col
+            if 1 <= dug_row <= last and 1 <= dug_col <= last:
+                floor.add(dug_row * size + dug_col)
+    return floor
+
+
+def reverse_play(
+    size: int, floor: set[int], player: int, targets: tuple[int, ...], search_depth: int
+) -> tuple[int, tuple[int, ...]]:
+    """Move the player and pull the boxes away from the targets, by depth-first search.
+
+    A move pulls the box behind the player, if one is there. Every state is visited once. The best
+    state has the largest product of
+    - how often the player changed from one box to another, and
+    - the total Manhattan distance of the boxes to their targets,
+    among the states in which nothing covers a target.
+
+    Returns:
+        (player, boxes) in the best state; box i began on target i.
+    """
+    best = (player, targets)
+    best_score = 0
+    visited = set()
+    # A state on the stack: player, boxes, index of the box pulled last (-1: none yet), number of
+    # changes to another box, moves left.
+    stack = [(player, targets, -1, 0, search_depth - 1)]
+    while stack and len(visited) < MAX_STATES:
+        player, boxes, last_box, num_changes, moves_left = stack.pop()
+        if moves_left <= 0 or (player, boxes) in visited:
+            continue
+        visited.add((player, boxes))
+        score = num_changes * total_distance(size, boxes, targets)
+        uncovered = player not in targets and not set(boxes) & set(targets)
+        if score > best_score and uncovered:
+            best = (player, boxes)
+            best_score = score
+        # The last state pushed is the first one visited, so Up is pushed last.
+        for delta in (1, -1, size, -size):
+            ahead = player + delta
+            behind = player - delta
+            if ahead not in floor or ahead in boxes:
+                continue
+            box = boxes.index(behind) if behind in boxes else last_box
+            pulled = tuple(player if cell == behind else cell for cell in boxes)
+            changes = num_changes if box == last_box else num_changes + 1
+            stack.append((ahead, pulled, box, changes, moves_left - 1))
+    return best
+
+
+def walk_away(
+    rng: np.random.Generator,
+    size: int,
+    floor: set[int],
+    player: int,
+    boxes: tuple[int, ...],
+    first_prob: float,
+) -> int:
+    """The player's cell after up to three random steps, so that not every game starts at a box.
+
+    The walk makes its first step with probability `first_prob` and each further one with 0.5. It
+    visits no cell twice.
+    """
+    visited = [player]
+    prob = first_prob
+    while rng.random() <= prob and len(visited) <= 3:
+        near = [visited[-1] + delta for delta in (-size, size, -1, 1)]
+        blocked = (*boxes, *visited)
+        free = [cell for cell in near if cell in floor and cell not in blocked]
+        if not free:
+            break
+        visited.append(free[rng.integers(len(free))])
+        prob = 0.5
+    return visited[-1]
+
+
+def manhattan_distance(size: int, a: int, b: int) -> int:
+    """Rows plus columns between the cells a and b."""
+    row_a, col_a = divmod(a, size)
+    row_b, col_b = divmod(b, size)
+    return abs(row_a - row_b) + abs(col_a - col_b)
+
+
+def total_distance(size: int, boxes: tuple[int, ...], targets: tuple[int, ...]) -> int:
+    """The sum of the Manhattan distances of box i to target i."""
+    pairs = zip(boxes, targets, strict=True)
+    return sum(manhattan_distance(size, box, target) for box, target in pairs)
