@@ -19,6 +19,7 @@ import pytest
 import train
 from envs import make_env
 from eval import paired_bootstrap
+from support import echo_trap
 from support.run_folder import save_config
 from tools import reproduce, sft
 
@@ -353,10 +354,10 @@ def test_a_curve_is_the_mean_of_its_seeds():
 
 
 def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
-    warnings_of = lambda steps: (
+    new_warnings = lambda steps: (
         [f"reward fell {len(steps)}"] if min(s["reward"] for s in steps) < 0 else []
     )  # noqa: E731
-    monkeypatch.setitem(sys.modules, "diagnostics", SimpleNamespace(warnings_of=warnings_of))
+    monkeypatch.setattr(echo_trap, "new_warnings", new_warnings)
     steps = [{"step": 7 + i, "reward": reward} for i, reward in enumerate((1.0, 0.5, -1.0, 2.0))]
     assert reproduce.first_warning(steps) == [9, "reward fell 3"]
     assert reproduce.first_warning(steps[:2]) is None
@@ -526,7 +527,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         {"sft.py": sft, "train.py": train}[arguments[1]].main(arguments[2:])
         return SimpleNamespace(returncode=0)
 
-    nobody = nullcontext(SimpleNamespace(wanted=lambda: False))  # signals are for a main thread
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals are for a main thread
     monkeypatch.setattr(train, "Interruption", lambda _: nobody)
     # names stay short
     short, large = (

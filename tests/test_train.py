@@ -26,8 +26,8 @@ import rollout
 import starpo
 import train
 from rollout import Trajectory, Turn, pack
-from support import collapse as diagnostics
 from support.checkpoint import Saver, find_corruption
+from support.metrics import metric_groups
 
 RUN = SMALL_RUN | dict(
     num_groups=4
@@ -40,12 +40,14 @@ KEYS = """
     eval_success eval_reward eval_valid_frac eval_entropy eval_response_length bad_steps
     rollout_s update_s cpu_s memory_gib regime
 """.split()  # noqa: SIM905
-KEYS += diagnostics.KEYS
+COLLAPSE = {key for key, group in metric_groups(small_config()).items() if group == "collapse"}
+COLLAPSE -= {"regime"}
+KEYS += sorted(COLLAPSE)
 OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
 OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
 UNKNOWN = {
     "regime",
-    *diagnostics.KEYS,
+    *COLLAPSE,
 }  # of which nothing is known without an update or a measurement
 
 
@@ -116,7 +118,7 @@ def test_rows_of_a_run(gae_run):
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         missing = {key for key, value in row.items() if value is None}
-        assert missing == {"kl_ref", *diagnostics.KEYS} | (
+        assert missing == {"kl_ref", *COLLAPSE} | (
             set() if row["step"] % 2 == 0 else OF_EVAL
         )
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
@@ -226,7 +228,7 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
     assert sorted(rows[0]) == sorted(KEYS)
     assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {
         "kl_ref",
-        *diagnostics.KEYS,
+        *COLLAPSE,
     }
     state = tmp_path / "whole" / "checkpoint-000002" / "state"
     saved = HuggingFaceStorageReader(str(state)).read_metadata().state_dict_metadata
@@ -390,7 +392,7 @@ def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monk
         return call
 
     monkeypatch.setattr(train, "play", timed(train.collect_rollouts, 1.0))
-    monkeypatch.setattr(train, "measure", timed(train.measure, 50.0))
+    monkeypatch.setattr(train, "measure_collapse", timed(train.measure_collapse, 50.0))
     monkeypatch.setattr(train.time, "process_time", lambda: clock[0])
     rows = run(tmp_path / "out", trained_folder, num_iterations=2, collapse_every=2, think=True)
     assert [row["cpu_s"] for row in rows] == [1.0, 1.0] and clock == [52.0]
@@ -401,8 +403,9 @@ def test_the_folder_of_another_run_is_refused(gae_run, trained_folder):
     with pytest.raises(ValueError) as error:
         run(out_dir, trained_folder, num_iterations=4, gamma=0.5, seed=3)
     assert str(error.value) == (
-        f"out_dir={str(out_dir)!r} holds another run (seed is 0 there and 3 here, gamma is 1.0 there and 0.5 here); "
-        "give another --out_dir, or --take_config=True to go on with these"
+        f"out_dir={str(out_dir)!r} holds a run with other settings "
+        "(seed was 0 and is now 3, gamma was 1.0 and is now 0.5); "
+        "give another --out_dir, or --take_config=True to continue with the new settings"
     )
     assert (
         rows_of(out_dir) == rows

@@ -20,7 +20,7 @@ from PIL import Image
 
 from dialogue import Episode
 from envs import make_env
-from support import collapse as diagnostics
+from support import echo_trap
 from support import pictures
 from tools import view
 
@@ -260,10 +260,10 @@ def test_learning_curves(tmp_path, drawn):
 
 
 def test_panel_marks_what_appears_with_a_row(run_folder, drawn, monkeypatch):
-    def warnings_of(history):
+    def new_warnings(history):
         return ["entropy drops"] if len(history) == 3 else []
 
-    monkeypatch.setattr(diagnostics, "warnings_of", warnings_of, raising=False)
+    monkeypatch.setattr(echo_trap, "new_warnings", new_warnings)
     rows = [
         {
             "step": s,
