@@ -1,5 +1,5 @@
 """
-Tests of collapse.py: token offsets, matrices by hand, policies that ignore their prompts or repeat themselves.
+Tests of collapse.py: token offsets, matrices by hand, policies that ignore their prompts.
 
     python -m pytest -q tests/test_collapse.py
 """

@@ -15,7 +15,7 @@ from support.echo_trap import classify_regime, early_stop_reason, new_warnings
 
 
 def healthy(num_rows):
-    """A run that learns: success rises to 0.8, std of rewards and entropy fall slowly, with noise."""
+    """A run that learns: success rises to 0.8, std of rewards and entropy fall, with noise."""
     rng = np.random.default_rng(0)
     rows = []
     for i in range(num_rows):

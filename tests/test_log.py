@@ -1,5 +1,5 @@
 """
-Tests of log.py: metrics.jsonl and TensorBoard's event files hold the same, also after a continuation.
+Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also after a continuation.
 
     python -m pytest -q tests/test_log.py
 """
@@ -34,7 +34,7 @@ def points(events, tag):
 
 
 def texts(out_dir, tag):
-    """(step, text), by the reader of TensorBoard's pages: the other keeps texts from before a restart."""
+    """(step, text), by the reader of TensorBoard's pages: the other one keeps old texts."""
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
 
@@ -101,7 +101,7 @@ def test_text_of_trajectories_is_not_interpreted(tmp_path):
 
 @pytest.fixture(scope="module")
 def continued(trained_folder, tmp_path_factory):
-    """Three iterations; the third, which has no checkpoint, is lost, and made again by a second start."""
+    """Three iterations; the third has no checkpoint, and a second start makes it again."""
     out_dir = tmp_path_factory.mktemp("runs") / "run"
     settings = small_config(
         model=str(trained_folder),

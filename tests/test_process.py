@@ -1,5 +1,5 @@
 """
-Tests of process.py: the lock of a run folder, and signals. Processes are forks, which spares imports.
+Tests of process.py: the lock of a run folder, and signals. Forks spare the imports.
 
     python -m pytest -q tests/test_process.py
 """

@@ -6,7 +6,6 @@ from configurator import Config, load_config
 import json
 import re
 import shutil
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -354,9 +353,10 @@ def test_a_curve_is_the_mean_of_its_seeds():
 
 
 def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
-    new_warnings = lambda steps: (
-        [f"reward fell {len(steps)}"] if min(s["reward"] for s in steps) < 0 else []
-    )  # noqa: E731
+    def new_warnings(steps):
+        fell = min(step["reward"] for step in steps) < 0
+        return [f"reward fell {len(steps)}"] if fell else []
+
     monkeypatch.setattr(echo_trap, "new_warnings", new_warnings)
     steps = [{"step": 7 + i, "reward": reward} for i, reward in enumerate((1.0, 0.5, -1.0, 2.0))]
     assert reproduce.first_warning(steps) == [9, "reward fell 3"]

@@ -1,5 +1,5 @@
 """
-Tests of run_folder.py: saved settings, folders that a run may use, and files that a crash leaves complete.
+Tests of run_folder.py: saved settings, folders that a run may use, writes that survive a crash.
 
     python -m pytest -q tests/test_run_folder.py
 """
@@ -80,7 +80,9 @@ def test_a_run_continues_with_its_settings_only(tmp_path):
     assert str(error.value) == sentence
     with pytest.raises(ValueError) as error:
         check_out_dir(other, flag="--take_config=True")
-    assert str(error.value) == f"{sentence}, or --take_config=True to continue with the new settings"
+    assert (
+        str(error.value) == f"{sentence}, or --take_config=True to continue with the new settings"
+    )
     check_out_dir(other, accept_changes=True)
 
 

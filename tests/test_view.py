@@ -20,8 +20,7 @@ from PIL import Image
 
 from dialogue import Episode
 from envs import make_env
-from support import echo_trap
-from support import pictures
+from support import echo_trap, pictures
 from tools import view
 
 LAKE = "frozenlake:size=2,success_rate=1"
