@@ -1,6 +1,6 @@
 """
-Kill -9 a tiny training run many times, at seeded moments, and compare it with one that nobody killed, whose memory must
-not grow. Several ranks sample with vLLM.
+Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a run
+that was not killed, whose memory must not grow. Several ranks sample with vLLM.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from conftest import SMALL_RUN
@@ -20,9 +21,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_train import assert_same_checkpoint, rows_of, untimed
 
 import train
-from engine import VLLM_ENVIRONMENT, TorchEngine, VLLMEngine
+from engine import ENVIRONMENT, TorchEngine, VLLMEngine
 
-MOMENTS = {  # whose n-th call in a life is the last, and how many there are in an iteration
+
+class Moment(NamedTuple):
+    """A process kills itself at the `count`-th call of a function, in any thread."""
+
+    owner: Any  # the class or module that has the function
+    name: str
+    count: int
+
+
+# kind of moment -> owner and name of the function, calls per iteration
+MOMENTS = {
     "rollout": (VLLMEngine, "step", 8),
     "write": (os, "fsync", 10),
     "update": (train, "optimizer_step", 1),
@@ -30,7 +41,7 @@ MOMENTS = {  # whose n-th call in a life is the last, and how many there are in 
     "evaluation": (train, "evaluate_all", 1),
     "log": (train.Log, "write", 1),
 }
-OF_RANK_0 = ("write", "rename", "log")  # what the first rank does for all
+ON_RANK_0 = ("write", "rename", "log")  # only rank 0 calls these
 RUN = SMALL_RUN | dict(
     env="bandit",
     model="base",
@@ -47,47 +58,87 @@ RUN = SMALL_RUN | dict(
 )
 
 
-def dies_at(owner, name, count):
-    """Let the process kill itself where the function is called for the count-th time, in whatever thread."""
-    call, left = getattr(owner, name), [count]
-
-    def counted(*args, **options):
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **options)
-
-    setattr(owner, name, counted)
-
-
-def be_rank(rank, ranks, port, log, arguments, moment):
-    """Train in a process of its own, and leave it."""
-    with open(log, "a") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
+def main(num_kills, num_iterations, ranks=1):
+    began = time.perf_counter()
+    folder = Path(tempfile.mkdtemp(prefix="soak"))
+    settings = dict(RUN)
     if ranks > 1:
-        places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
-        places |= dict(MASTER_ADDR="localhost", MASTER_PORT=port)
-        os.environ.update({key: str(value) for key, value in places.items()})
-    if moment:
-        dies_at(*moment)
-    try:
-        train.main(arguments)
-    finally:
-        os._exit(sys.exc_info()[0] is not None)
+        settings["engine"] = "vllm"
+        import_vllm()
+    lines = [f"{key} = {value!r}\n" for key, value in settings.items()]
+    (folder / "small.py").write_text("".join(lines))
+
+    def train_in(name, **options):
+        arguments = [f"--num_iterations={num_iterations}", f"--out_dir={folder}/{name}"]
+        code = live([str(folder / "small.py"), *arguments], folder / "log", ranks=ranks, **options)
+        assert code in (0, -signal.SIGKILL), (folder / "log").read_text()
+        return code
+
+    assert train_in("whole") == 0
+    kinds = []
+    rng = np.random.default_rng(0)
+    longest_life = max(2, 1.6 * num_iterations / num_kills)  # iterations
+    while len(kinds) < num_kills:
+        kind = list(MOMENTS)[len(kinds) % len(MOMENTS)]
+        owner, name, calls = MOMENTS[kind]
+        if owner is VLLMEngine and ranks == 1:
+            owner = TorchEngine
+        moment = Moment(owner, name, int(rng.integers(1, longest_life * calls + 1)))
+        mortal = 0 if kind in ON_RANK_0 else ranks - 1
+        if train_in("cut", moment=moment, mortal=mortal) == 0:
+            break  # the run reached its end
+        kinds.append(kind)
+    resumed = len(rows_of(folder / "cut"))
+    assert train_in("cut") == 0
+    assert_same_run(folder / "whole", folder / "cut", num_iterations)
+    counts = ", ".join(f"{kind} {kinds.count(kind)}" for kind in MOMENTS)
+    print(
+        f"{len(kinds)} kills ({counts}), the last in iteration {resumed + 1} of {num_iterations}: "
+        "metrics, trajectories and weights are equal; "
+        f"{time.perf_counter() - began:.0f} s",
+        flush=True,
+    )
+    if num_iterations > 100:
+        check_memory(rows_of(folder / "whole"))
+
+
+def assert_same_run(whole, cut, num_iterations):
+    assert untimed(rows_of(cut)) == untimed(rows_of(whole))
+    for name in ("eval_final.jsonl", "scores.json", "trajectories.jsonl"):
+        assert (cut / name).read_text() == (whole / name).read_text(), name
+    assert_same_checkpoint(whole, cut)
+    board = EventAccumulator(str(cut / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    steps = [event.step for event in board.Scalars("rollout/reward")]
+    assert steps == list(range(1, num_iterations + 1))
+
+
+def check_memory(rows):
+    memory = [row["memory_gib"] for row in rows]
+    print(
+        f"peak memory after 20 iterations {memory[19]:.3f} GiB, "
+        f"after {len(memory)} {memory[-1]:.3f} GiB"
+    )
+    assert memory[-1] < 1.05 * memory[19]
+
+
+# ---------- processes
 
 
 def live(arguments, log, *, ranks=1, moment=None, mortal=0):
-    """Train in forks, which spares the imports; returns the exit code of the first that ended, negative for a signal.
+    """Train in forks, which spares the imports.
 
-    Args: mortal: the rank that has the moment."""
+    Args: mortal: the rank that has the moment.
+    Returns: the exit code of the first rank that failed, negative for a signal; 0 if none did.
+    """
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
-    pids, first = set(), 0
+    pids = set()
     for rank in range(ranks):
-        if not (pid := os.fork()):
+        pid = os.fork()
+        if pid == 0:
             be_rank(rank, ranks, port, log, arguments, moment if rank == mortal else None)
         pids.add(pid)
+    first = 0
     while pids:
         pid, status = os.wait()
         pids.remove(pid)
@@ -98,71 +149,42 @@ def live(arguments, log, *, ranks=1, moment=None, mortal=0):
     return first
 
 
-def main(num_kills, num_iterations, ranks=1):
-    folder, rng, kills = Path(tempfile.mkdtemp(prefix="soak")), np.random.default_rng(0), []
-    began, span = (
-        time.perf_counter(),
-        max(2, 1.6 * num_iterations / num_kills),
-    )  # iterations of the longest lives
+def be_rank(rank, ranks, port, log, arguments, moment):
+    """Train in this forked process, then leave it."""
+    with open(log, "a") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
     if ranks > 1:
-        os.environ.update(VLLM_ENVIRONMENT)
-        for name in (
-            "entrypoints.llm",
-            "v1.engine.llm_engine",
-            "v1.worker.cpu_worker",
-            "model_executor.models.qwen2",
-        ):
-            importlib.import_module(f"vllm.{name}")  # once, not in every life
-    engine = {} if ranks == 1 else dict(engine="vllm")
-    (folder / "small.py").write_text(
-        "".join(f"{key} = {value!r}\n" for key, value in (RUN | engine).items())
-    )
-    whole, cut = (
-        [
-            str(folder / "small.py"),
-            f"--num_iterations={num_iterations}",
-            f"--out_dir={folder}/{name}",
-        ]
-        for name in ("whole", "cut")
-    )
-    assert live(whole, folder / "log", ranks=ranks) == 0, (folder / "log").read_text()
-    while len(kills) < num_kills:
-        kind = list(MOMENTS)[len(kills) % len(MOMENTS)]
-        owner, name, calls = MOMENTS[kind]
-        owner = TorchEngine if owner is VLLMEngine and ranks == 1 else owner
-        moment, mortal = (
-            (owner, name, int(rng.integers(1, span * calls + 1))),
-            (ranks - 1) * (kind not in OF_RANK_0),
-        )
-        code = live(cut, folder / "log", ranks=ranks, moment=moment, mortal=mortal)
-        assert code in (0, -signal.SIGKILL), (folder / "log").read_text()
-        if code == 0:  # it came to its end
-            break
-        kills.append(kind)
-    resumed = len(rows_of(folder / "cut"))
-    assert live(cut, folder / "log", ranks=ranks) == 0, (folder / "log").read_text()
-    assert untimed(rows_of(folder / "cut")) == untimed(rows_of(folder / "whole"))
-    for name in ("eval_final.jsonl", "scores.json", "trajectories.jsonl"):
-        assert (folder / "cut" / name).read_text() == (folder / "whole" / name).read_text(), name
-    assert_same_checkpoint(folder / "whole", folder / "cut")
-    board = EventAccumulator(
-        str(folder / "cut" / "tensorboard"), size_guidance={"scalars": 0}
-    ).Reload()
-    assert [event.step for event in board.Scalars("rollout/reward")] == [
-        *range(1, num_iterations + 1)
-    ]
-    counts = ", ".join(f"{kind} {kills.count(kind)}" for kind in MOMENTS)
-    print(
-        f"{len(kills)} kills ({counts}), the last in iteration {resumed + 1} of {num_iterations}: metrics, "
-        f"trajectories and weights are equal; {time.perf_counter() - began:.0f} s",
-        flush=True,
-    )
-    if num_iterations > 100:
-        memory = [row["memory_gib"] for row in rows_of(folder / "whole")]
-        print(
-            f"peak memory after 20 iterations {memory[19]:.3f} GiB, after {len(memory)} {memory[-1]:.3f} GiB"
-        )
-        assert memory[-1] < 1.05 * memory[19]
+        places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
+        places |= dict(MASTER_ADDR="localhost", MASTER_PORT=port)
+        os.environ.update({key: str(value) for key, value in places.items()})
+    if moment:
+        die_at(moment)
+    try:
+        train.main(arguments)
+    finally:
+        os._exit(sys.exc_info()[0] is not None)
+
+
+def die_at(moment):
+    call = getattr(moment.owner, moment.name)
+    left = [moment.count]
+
+    def counted(*args, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **options)
+
+    setattr(moment.owner, moment.name, counted)
+
+
+def import_vllm():
+    """Once, and not in every fork."""
+    os.environ.update(ENVIRONMENT)
+    names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
+    for name in (*names, "model_executor.models.qwen2"):
+        importlib.import_module(f"vllm.{name}")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from support import run_folder
-from support.run_folder import load_saved, save_config
-
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
@@ -486,60 +483,7 @@ def test_ppo_and_grpo_differ_in_the_estimator_only():
         assert replace(ppo, estimator="grpo", out_dir=grpo.out_dir) == grpo
 
 
-# ---- saving and printing ----
-
-
-def test_save_and_load_again(tmp_path):
-    config, _, sources = load_config([shipped("bandit_grpo"), "--seed=5", "--kl_coef=0.25"])
-    path = save_config(config, sources, tmp_path / "run")
-    assert load_saved(path) == load_saved(tmp_path / "run") == config
-    record = json.loads(path.read_text())
-    assert set(record) == {"config", "sources", "git_commit", "launch"}
-    assert record["sources"]["kl_coef"] == "command line" and record["launch"] == sys.argv
-
-
-def test_saved_config_with_mistakes(tmp_path):
-    path = tmp_path / "config.json"
-    for text, message in [
-        ('{"config": {"sead": 1}}', "unknown key 'sead' from .*config.json: did you mean seed"),
-        ('{"config": {"group_size": 0}}', "group_size must be 1 or more, got 0"),
-        ("{", "config.json is not a saved config .JSONDecodeError"),
-        ("{}", "config.json is not a saved config .KeyError: 'config'"),
-    ]:
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            load_saved(path)
-    with pytest.raises(ValueError, match="nothing is not a saved config .FileNotFoundError"):
-        load_saved(tmp_path / "nothing")
-    path.write_text('{"config": {"seed": 3}}')
-    assert load_saved(path) == Config(seed=3)
-
-
-def git(folder, *args):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    return subprocess.check_output(["git", *identity, *args], cwd=folder, text=True).strip()
-
-
-def test_git_commit_and_dirty(tmp_path, monkeypatch):
-    monkeypatch.setattr(configurator, "__file__", str(tmp_path / "configurator.py"))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert run_folder.git_commit() is None  # no repository
-    (tmp_path / "configurator.py").write_text("# one\n")
-    (tmp_path / "docs/results").mkdir(parents=True)
-    (tmp_path / "docs/results/old.json").write_text("one")
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "one")
-    commit = git(tmp_path, "rev-parse", "HEAD")
-    assert run_folder.git_commit() == commit
-    (tmp_path / "docs/results/old.json").write_text(
-        "two"
-    )  # a run writes results while others go on
-    assert run_folder.git_commit() == commit
-    (tmp_path / "configurator.py").write_text("# two\n")
-    assert run_folder.git_commit() == f"{commit}-dirty"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert run_folder.git_commit() is None  # no git
+# ---- printing ----
 
 
 def test_describe_shows_what_was_given():

@@ -229,7 +229,7 @@ def test_wrong_demonstrations_leave_no_folder(tmp_path, chat):
             sft.main([*options, wrong])
         assert not (tmp_path / "out").exists()
     save_config(load_config(options)[0], {}, tmp_path / "out")
-    with pytest.raises(ValueError, match="holds another run .*; give another --out_dir$"):
+    with pytest.raises(ValueError, match="holds a run with other settings .*; give another --out_dir$"):
         sft.main([*options, "--sft_lr=0.5"])
 
 
@@ -281,7 +281,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
         patch.setattr(sft, "base_report", stop)  # after three steps, of which two are saved
         sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
     assert torch.load(tmp_path / "cut/state.pt", weights_only=True)["step"] == 2
-    with pytest.raises(ValueError, match="holds another run .seed is 0 there and 1 here"):
+    with pytest.raises(ValueError, match="holds a run with other settings .seed was 0 and is now 1"):
         sft.main([*PRETRAINING, "--seed=1", f"--out_dir={tmp_path}/cut"])
     sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
     (a, _), (b, _) = (model.load_model(str(tmp_path / name / "model")) for name in ("whole", "cut"))

@@ -1,0 +1,237 @@
+"""
+Tests of checkpoint.py: what is kept, damage, full disks, and saving while training goes on.
+
+    python -m pytest -q tests/test_checkpoint.py
+"""
+
+import json
+import os
+import re
+import shutil
+import threading
+
+import pytest
+import torch
+from conftest import make_learner, small_config
+from safetensors.torch import load_file
+
+import parallel
+from support import checkpoint
+from support.checkpoint import Saver, find_corruption, newest
+from support.run_folder import DISK_ADVICE
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    parallel.set_up(small_config())
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def small_state():
+    return {"policy": {"weights": {"w": torch.arange(3.0)}}}
+
+
+def save_steps(folder, *steps, keep=9):
+    with Saver(folder, keep) as saver:
+        for step in steps:
+            saver.save(small_state(), {"step": step, "bad_steps": 0})
+
+
+def flip_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---------- what is written and kept
+
+
+def test_the_files_of_a_checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    save_steps(tmp_path, 3)
+    folder = tmp_path / "checkpoint-000003"
+    assert names_in(folder) == ["config.json", "manifest.json", "state", "state.json"]
+    assert names_in(folder / "state") == ["shard-00001.safetensors"]
+    state = json.loads((folder / "state.json").read_text())
+    assert state == {"format": 1, "step": 3, "bad_steps": 0}
+    assert names_in(tmp_path) == ["checkpoint-000003", "config.json"]  # nothing half written
+
+
+def test_later_checkpoints_are_removed(tmp_path):
+    """After going back from step 7, which was damaged, the checkpoint of step 3 is the last."""
+    save_steps(tmp_path, 1, 2, 7)
+    assert len(names_in(tmp_path)) == 3
+    save_steps(tmp_path, 3, keep=1)
+    assert names_in(tmp_path) == ["checkpoint-000003"]
+
+
+# ---------- damage
+
+
+@pytest.mark.parametrize(
+    "fault, problem",
+    [
+        ("truncated", r"wrong checksum of state/.+\.safetensors"),
+        ("flipped", r"wrong checksum of state/.+"),
+        ("counts", r"wrong checksum of state.json"),
+        ("missing", r"FileNotFoundError: .+safetensors'"),
+        ("manifest", r"JSONDecodeError: .+"),
+    ],
+)
+def test_damage_is_found_and_named(tmp_path, fault, problem):
+    save_steps(tmp_path, 3)
+    folder = tmp_path / "checkpoint-000003"
+    assert find_corruption(folder) == ""
+    (weights,) = (folder / "state").iterdir()
+    if fault == "truncated":
+        os.truncate(weights, weights.stat().st_size // 2)
+    elif fault == "flipped":
+        flip_bit(weights)
+    elif fault == "counts":
+        flip_bit(folder / "state.json")
+    elif fault == "missing":
+        weights.unlink()
+    else:
+        os.truncate(folder / "manifest.json", 40)
+    assert re.fullmatch(problem, find_corruption(folder))
+
+
+def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys):
+    save_steps(tmp_path, 2, 3)
+    last = tmp_path / "checkpoint-000003"
+    (weights,) = (last / "state").iterdir()
+    flip_bit(weights)
+    assert newest(tmp_path) == tmp_path / "checkpoint-000002"
+    assert capsys.readouterr().out.endswith(
+        f"{last} is damaged (wrong checksum of state/{weights.name}); "
+        "trying the checkpoint before it\n"
+    )
+
+
+def test_no_undamaged_checkpoint(tmp_path):
+    assert newest(tmp_path / "nothing") is None
+    save_steps(tmp_path, 2, 3)
+    for folder in tmp_path.iterdir():
+        flip_bit(folder / "state.json")
+    with pytest.raises(ValueError) as error:
+        newest(tmp_path)
+    assert str(error.value) == (
+        f"all checkpoints in {tmp_path} are damaged; give another --out_dir, or empty this one"
+    )
+
+
+def test_another_format_is_refused(tmp_path):
+    save_steps(tmp_path, 3)
+    folder = tmp_path / "checkpoint-000009"
+    folder.mkdir()
+    (folder / "state.json").write_text('{"format": 2}')
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError) as error:
+        newest(tmp_path)
+    assert str(error.value) == f"{folder} has format 2, but this version reads 1"
+
+
+# ---------- saving in the background
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    state = small_state()
+    disk_is_fast = threading.Event()
+    fsync_path = checkpoint.fsync_path
+
+    def slow_disk(path):
+        assert disk_is_fast.wait(60)
+        fsync_path(path)
+
+    monkeypatch.setattr(checkpoint, "fsync_path", slow_disk)
+    with Saver(tmp_path, 2) as saver:
+        saver.save(state, {"step": 1, "bad_steps": 0})
+        state["policy"]["weights"]["w"] += 1  # the next optimizer step
+        assert newest(tmp_path) is None and not saver.writing.done()
+        disk_is_fast.set()
+    (file,) = (newest(tmp_path) / "state").iterdir()
+    assert load_file(file)["policy.weights.w"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_save_that_failed_is_reported_by_the_next(tmp_path, monkeypatch):
+    save_steps(tmp_path, 1)
+
+    def full_disk(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "fsync_path", full_disk)
+    with Saver(tmp_path, 2) as saver:
+        saver.save(small_state(), {"step": 2, "bad_steps": 0})
+        with pytest.raises(ValueError) as error:
+            saver.save(small_state(), {"step": 3, "bad_steps": 0})
+    assert str(error.value) == (
+        f"{tmp_path}/checkpoint-000002 could not be written "
+        f"([Errno 28] No space left on device); {DISK_ADVICE}"
+    )
+    assert names_in(tmp_path) == ["checkpoint-000001"]
+
+
+def test_an_older_folder_stays_until_the_new_one_is_complete(tmp_path):
+    final = tmp_path / "best"
+    for content in ("old", "new"):
+        with checkpoint.atomic_folder(final) as partial:
+            (partial / "weights").write_text(content)
+    assert (final / "weights").read_text() == "new"
+    with pytest.raises(ValueError, match="best could not be written"):
+        with checkpoint.atomic_folder(final) as partial:
+            (partial / "weights").write_text("half")
+            raise OSError(28, "No space left on device")
+    assert (final / "weights").read_text() == "new" and names_in(tmp_path) == ["best"]
+
+
+def test_what_a_crash_left_is_removed(tmp_path):
+    for name in ("partial", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    save_steps(tmp_path, 1)
+    assert names_in(tmp_path) == ["checkpoint-000001"]
+    assert "file" not in names_in(tmp_path / "checkpoint-000001")
+
+
+# ---------- state
+
+
+def test_saving_before_the_first_step_changes_no_step(trained_folder):
+    def step_counts(learner):
+        state = checkpoint.training_state(learner.modules, learner.optimizers)
+        counts = set()
+        for part in state.values():
+            counts |= {float(moments["step"]) for moments in part["moments"].values()}
+        return counts
+
+    weights = []
+    for saves_first in (False, True):
+        learner = make_learner(trained_folder)
+        if saves_first:
+            assert step_counts(learner) == {0.0}
+        for module in learner.modules.values():
+            for parameter in module.parameters():
+                parameter.grad = torch.ones_like(parameter)
+        for optimizer in learner.optimizers.values():
+            optimizer.step()
+        assert step_counts(learner) == {1.0}
+        weights.append([parallel.full_tensor(p.detach()) for p in learner.policy.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_a_checkpoint_of_another_run_is_refused(trained_folder, tmp_path):
+    learner = make_learner(trained_folder)
+    with Saver(tmp_path, 2) as saver:
+        learner.save(saver)
+    other = make_learner(trained_folder, lora_rank=2)
+    folder = tmp_path / "checkpoint-000000"
+    with pytest.raises(ValueError) as error:
+        other.load(folder)
+    pattern = r"\S+ belongs to a run that trained other weights \(.*lora_A.*\); give another "
+    assert re.match(pattern, str(error.value)) and "\n" not in str(error.value)
+    shutil.rmtree(folder)

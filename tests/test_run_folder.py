@@ -1,0 +1,156 @@
+"""
+Tests of run_folder.py: saved settings, folders that a run may use, writes that survive a crash.
+
+    python -m pytest -q tests/test_run_folder.py
+"""
+
+from configurator import Config, load_config
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support import run_folder
+from support.run_folder import (
+    check_out_dir,
+    load_saved,
+    read_rows,
+    save_config,
+    write_atomically,
+    write_rows,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# ---------- settings
+
+
+def test_save_and_load_again(tmp_path):
+    shipped = str(ROOT / "config/bandit_grpo.py")
+    config, _, sources = load_config([shipped, "--seed=5", "--kl_coef=0.25"])
+    path = save_config(config, sources, tmp_path / "run")
+    assert load_saved(path) == load_saved(tmp_path / "run") == config
+    record = json.loads(path.read_text())
+    assert set(record) == {"config", "sources", "git_commit", "launch"}
+    assert record["sources"]["kl_coef"] == "command line" and record["launch"] == sys.argv
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"config": {"sead": 1}}', "unknown key 'sead' from .*config.json: did you mean seed"),
+        ('{"config": {"group_size": 0}}', "group_size must be 1 or more, got 0"),
+        ("{", "config.json is not a saved config .JSONDecodeError"),
+        ("{}", "config.json is not a saved config .KeyError: 'config'"),
+    ],
+)
+def test_saved_settings_with_mistakes(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_saved(path)
+
+
+def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
+    with pytest.raises(ValueError, match="nothing is not a saved config .FileNotFoundError"):
+        load_saved(tmp_path / "nothing")
+    path = tmp_path / "config.json"
+    path.write_text('{"config": {"seed": 3}}')
+    assert load_saved(path) == Config(seed=3)
+
+
+def test_a_run_continues_with_its_settings_only(tmp_path):
+    config = Config(out_dir=str(tmp_path))
+    check_out_dir(config)  # an empty folder
+    save_config(config, {}, tmp_path)
+    check_out_dir(replace(config, num_iterations=7, grace_s=5.0))  # these may change
+    other = replace(config, gamma=0.5, seed=3)
+    sentence = (
+        f"out_dir={str(tmp_path)!r} holds a run with other settings "
+        "(seed was 0 and is now 3, gamma was 1.0 and is now 0.5); give another --out_dir"
+    )
+    with pytest.raises(ValueError) as error:
+        check_out_dir(other)
+    assert str(error.value) == sentence
+    with pytest.raises(ValueError) as error:
+        check_out_dir(other, flag="--take_config=True")
+    assert (
+        str(error.value) == f"{sentence}, or --take_config=True to continue with the new settings"
+    )
+    check_out_dir(other, accept_changes=True)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    config = Config(out_dir=str(tmp_path))
+    for name in ("lock", "config.json.partial"):  # from a run that ended before its first file
+        (tmp_path / name).write_text("")
+    check_out_dir(config)
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ValueError) as error:
+        check_out_dir(config, accept_changes=True)
+    assert str(error.value) == (
+        f"out_dir={str(tmp_path)!r} is not empty and holds no run; give another --out_dir"
+    )
+
+
+# ---------- files
+
+
+def test_a_file_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    write_atomically(path, "old")
+
+    def full_disk(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_rows_end_at_a_step_and_leave_out_a_line_that_was_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_rows(path) == []
+    rows = [{"step": 1, "x": 0.5}, {"step": 2, "x": None}, {"name": "no step"}]
+    write_rows(path, rows)
+    assert read_rows(path) == rows
+    assert read_rows(path, 1) == [rows[0], rows[2]]
+    with path.open("a") as file:
+        file.write('{"step": 3, "x"')
+    assert read_rows(path) == rows
+
+
+# ---------- the commit
+
+
+def git(folder, *args):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    return subprocess.check_output(["git", *identity, *args], cwd=folder, text=True).strip()
+
+
+def test_git_commit_and_dirty(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "support/run_folder.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert run_folder.git_commit() is None  # no repository
+    (tmp_path / "train.py").write_text("# one\n")
+    results = tmp_path / "docs/results"
+    results.mkdir(parents=True)
+    (results / "old.json").write_text("one")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert run_folder.git_commit() == commit
+    (results / "old.json").write_text("two")  # one run writes results while another starts
+    assert run_folder.git_commit() == commit
+    (tmp_path / "train.py").write_text("# two\n")
+    assert run_folder.git_commit() == f"{commit}-dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run_folder.git_commit() is None  # no git
