@@ -20,7 +20,7 @@ from engine import TorchEngine, VLLMEngine, make_engine
 from model import Policy, load_model
 from parallel import gather, rank
 from rollout import Chat, collect, pack
-from tools.bench import Barrier
+from tools.bench_rollout import Barrier
 
 CONFIG = small_config(engine="vllm", max_running=128, group_size=8)
 STARTS = [((4, group), member) for group in range(16) for member in range(8)]
