@@ -10,9 +10,9 @@
 The settings are those of frozenlake_grpo with tiny; --key=value overrides them. --repeats=N sets
 the number of measurements (5), --json=PATH writes them to a file. The variants run in turn, once to
 warm up and then N times, and a table shows median, smallest and largest value. CPU time comes
-first, because wall time says little on a shared machine. Every benchmark first checks that its
-variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl) are compared if
-they are installed.
+first, because wall time says little on a shared machine. rollout, update and iteration also check
+that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl) are
+compared if they are installed.
 """
 
 from configurator import UserError, load_config, run_main
