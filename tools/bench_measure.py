@@ -1,0 +1,79 @@
+"""What the benchmarks share: settings, interleaved repeats and the table of medians."""
+
+from configurator import UserError
+
+import importlib.util
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
+# 8 instances with 16 members each: seed of the instance, and number of the member
+STARTS = [((71, i // 16), i % 16) for i in range(128)]
+
+Counts = dict[str, float]
+Run = Callable[[], Counts]  # does the work once, returns what it counted
+Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smallest, largest]
+
+
+def is_installed(package: str) -> bool:
+    found = importlib.util.find_spec(package) is not None
+    state = "installed" if found else "not installed and left out"
+    print(f"{package} is {state}")
+    return found
+
+
+def check(same: bool, difference: str) -> None:
+    """Stop unless the variants do the same work."""
+    if not same:
+        raise UserError(f"the variants do different work: {difference}")
+
+
+def compare(variants: dict[str, Run], repeats: int) -> Rows:
+    """Run the variants in turn, once to warm up and then `repeats` times; print a line for each.
+
+    Args:
+        variants: Name -> function that does the work. Times that it returns replace the measured
+            ones, "cpu_s" and "wall_s".
+        repeats: Number of measurements, 1 or more.
+
+    Returns:
+        Median, smallest and largest value of the times (seconds) and of what the functions return.
+    """
+    measured = {name: [] for name in variants}
+    for _ in range(repeats + 1):
+        for name, run in variants.items():
+            measured[name].append(measure(run))
+    rows: Rows = {}
+    for name, (_, *measurements) in measured.items():
+        rows[name] = {}
+        for key in measurements[0]:
+            values = [measurement[key] for measurement in measurements]
+            rows[name][key] = summarize(values)
+    first = next(iter(rows.values()))
+    for name, row in rows.items():
+        cells = [f"{key} {describe(summary)}" for key, summary in row.items()]
+        ratio = row["cpu_s"][0] / first["cpu_s"][0]
+        cells.append(f"CPU time {ratio:.2f} x")
+        print(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def measure(run: Run) -> Counts:
+    cpu_start = time.process_time()
+    wall_start = time.perf_counter()
+    counts = run()
+    cpu_s = time.process_time() - cpu_start
+    wall_s = time.perf_counter() - wall_start
+    return {"cpu_s": cpu_s, "wall_s": wall_s, **counts}
+
+
+def summarize(values: list[float]) -> list[float]:
+    median = float(np.median(values))
+    return [median, float(min(values)), float(max(values))]
+
+
+def describe(summary: list[float]) -> str:
+    median, low, high = summary
+    return f"{median:,.5g} [{low:,.5g}, {high:,.5g}]"
