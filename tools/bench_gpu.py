@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import packing
 import parallel
 from model import Critic, Policy, compile_blocks
 from packing import PackedBatch, PackedLayout, micro_batches, pack

@@ -71,9 +71,13 @@ def main(argv: list[str]) -> None:
             f"({ranks})"
         )
     check_out_dir(config)
+    train(config, sources, device)
+
+
+def train(config: Config, sources: dict[str, str], device: torch.device) -> None:
+    """Train a model and write it to out_dir, or continue an interrupted run there."""
     out_dir = Path(config.out_dir)
-    is_tiny = config.model == "tiny"
-    if is_tiny:
+    if config.model == "tiny":
         model, tokenizer = build_tiny(config.seed, config.tiny_shape)
     else:
         model, tokenizer = load_model(config.model)
@@ -84,32 +88,34 @@ def main(argv: list[str]) -> None:
         save_config(config, sources, out_dir)
         num_parameters = sum(p.numel() for p in model.parameters())
         print(f"{num_parameters:,} parameters", flush=True)
-
-    def report(step: int, totals: dict) -> None:
-        """Probe the model, and write a row of curve.jsonl."""
-        row = {"step": step}
-        for key in ("tokens", "response_tokens", "cpu_s"):
-            row[key] = totals[key]
-        row["loss"] = float(np.mean(totals["losses"][-config.eval_every :]))
-        row.update(base_report(model, chat) if is_tiny else probe(model, chat, config))
-        totals["rows"].append(row)
-        if parallel.rank() == 0:
-            if is_tiny:
-                save_model(model, tokenizer, out_dir / f"model-{step}")
-            lines = [json.dumps(row) + "\n" for row in totals["rows"]]
-            (out_dir / "curve.jsonl").write_text("".join(lines))
-            tqdm.write(json.dumps(row))
-
     imitate(
         policy,
         partial(packs_of, config, chat),
         config,
         state_file=out_dir / "state.pt",
-        report=report,
+        report=partial(probe_and_write, config, model, tokenizer, chat),
     )
     if parallel.rank() == 0:
         save_model(model, tokenizer, out_dir / "model")
         print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
+
+
+def probe_and_write(config: Config, model, tokenizer, chat: Chat, step: int, totals: dict) -> None:
+    """Probe the model after `step` steps, and write curve.jsonl with one more row."""
+    out_dir = Path(config.out_dir)
+    is_tiny = config.model == "tiny"
+    row = {"step": step}
+    for key in ("tokens", "response_tokens", "cpu_s"):
+        row[key] = totals[key]
+    row["loss"] = float(np.mean(totals["losses"][-config.eval_every :]))
+    row.update(base_report(model, chat) if is_tiny else probe(model, chat, config))
+    totals["rows"].append(row)
+    if parallel.rank() == 0:
+        if is_tiny:
+            save_model(model, tokenizer, out_dir / f"model-{step}")
+        lines = [json.dumps(row) + "\n" for row in totals["rows"]]
+        (out_dir / "curve.jsonl").write_text("".join(lines))
+        tqdm.write(json.dumps(row))
 
 
 def save_model(model, tokenizer, folder: Path) -> None:
