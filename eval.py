@@ -81,7 +81,9 @@ def main(argv: list[str]) -> None:
     job = read_arguments(argv, OPTIONS)
     init_distributed(job.config)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
-    for row in score_rows(job):
+    for row in model_rows(job):
+        report.add(row)
+    for row in player_rows(job):
         report.add(row)
     report.finish()
 
@@ -135,10 +137,9 @@ def policy_of(run: str | Path) -> Path:
     )
 
 
-def score_rows(job: Job) -> Iterator[Row]:
-    """Score the models and then the players, one after the other."""
+def model_rows(job: Job) -> Iterator[Row]:
+    """Score the models, one after the other."""
     config = job.config
-    samples = job.options["samples"]
     for name in job.models:
         device, _ = init_distributed(
             config
@@ -146,16 +147,21 @@ def score_rows(job: Job) -> Iterator[Row]:
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)
-        scores_of = evaluate_all(config, engine, chat, Policy(model), samples)
+        scores_of = evaluate_all(config, engine, chat, Policy(model), job.options["samples"])
         for env, scores in scores_of.items():
             yield Row(env, name, scores, tokenizer)
         shut_down(engine)
-    if job.options["player"]:
-        players = job.options["player"].split(",")
-        for env in scored_envs(config):
-            rows = reference_rows(replace(config, env=env), players, samples)
-            for name, scores in rows.items():
-                yield Row(env, name, scores)
+
+
+def player_rows(job: Job) -> Iterator[Row]:
+    """Score the reference players, in one environment after the other."""
+    if not job.options["player"]:
+        return
+    players = job.options["player"].split(",")
+    for env in scored_envs(job.config):
+        rows = reference_rows(replace(job.config, env=env), players, job.options["samples"])
+        for name, scores in rows.items():
+            yield Row(env, name, scores)
 
 
 # ---------- policies

@@ -9,6 +9,8 @@ Masks are built while sampling: `Turn.response_ids` is what the policy sampled a
 players that answer in text: reference players, demonstrations, API models, a human.
 """
 
+from __future__ import annotations
+
 from configurator import Config, UserError
 
 import math
@@ -18,10 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from dialogue import Chat, Episode, TurnOutcome, TurnRecord, shape_rewards
-from engine import Engine, Sample
 from envs import env_specs, make_env, reserved_keys
+
+if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
+    from engine import Engine, Sample
 
 # ---------- data
 

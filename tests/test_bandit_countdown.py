@@ -288,7 +288,7 @@ def test_countdown_dialogue():
 
 def test_countdown_players_and_demonstrations(chat):
     from eval import PLAYERS, play_reference
-    from tools.corpus import demonstration
+    from tools.demonstrations import demonstration
 
     files = [str(ROOT / "config" / name) for name in ("countdown_ppo.py", "tiny.py")]
     config, _, _ = load_config([*files, f"--env={SMALL_COUNTDOWN}", "--eval_size=64"])

@@ -31,7 +31,7 @@ from support.collapse import (
 )
 from support.echo_trap import classify_regime
 from support.metrics import metric_groups
-from tools.corpus import demonstration
+from tools.demonstrations import demonstration
 
 CONFIG = small_config(think=True, max_response_tokens=64, max_context_tokens=1024, collapse_pairs=4)
 MEASURED = {name for name, group in metric_groups(CONFIG).items() if group == "collapse"}

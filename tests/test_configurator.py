@@ -154,8 +154,8 @@ def test_a_cut_distribution_is_refused_with_the_reason(key, tmp_path):
         with pytest.raises(ValueError) as error:
             load(argument)
         assert str(error.value) == (
-            f"{key} from {source or argument} is refused: sampling from a cut distribution would make the log-probs in "
-            "the loss those of another policy; use temperature"
+            f"{key} from {source or argument} is refused: it cuts the distribution that is sampled, "
+            "so the log-probs in the loss would be those of another policy; use temperature"
         )
 
 
@@ -192,7 +192,7 @@ def test_extra_options_are_for_the_command_line_only(tmp_path):
     with pytest.raises(ValueError, match="unknown key 'player' from .*mine.py"):
         load_config([path], extra={"player": ""})
     with pytest.raises(
-        TypeError, match=r"episodes wants int, got 'many' \(str\) from command line"
+        UserError, match=r"episodes wants int, got 'many' \(str\) from command line"
     ):
         load_config(["--episodes=many"], extra={"episodes": 1})
 
@@ -517,14 +517,16 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 # ---- scripts ----
 
 SCRIPT = '''"""What this script is for."""
-from configurator import run_main, load_config
+from configurator import UserError, run_main, load_config
 
 def main(argv):
     config, _, _ = load_config(argv)
     if config.seed == 9:
         open("/no/such/file")
     if config.seed == 8:
-        raise ValueError("first line\\nsecond line")
+        raise UserError("first line\\nsecond line")
+    if config.seed == 7:
+        raise ValueError("a bug")
     print("seed", config.seed)
 
 if __name__ == "__main__":
@@ -556,7 +558,6 @@ def test_torchrun_gets_the_sentence(tmp_path):
     [
         ("--sead=1", "error: unknown key 'sead' from command line: did you mean seed?\n"),
         ("--seed=x", "error: seed wants int, got 'x' (str) from command line\n"),
-        ("--seed=9", "error: [Errno 2] No such file or directory: '/no/such/file'\n"),
         ("--seed=8", "error: first line second line\n"),
     ],
 )
@@ -565,12 +566,25 @@ def test_script_fails_in_one_line(tmp_path, argument, message):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
+@pytest.mark.parametrize(
+    "argument, last",
+    [
+        ("--seed=9", "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"),
+        ("--seed=7", "ValueError: a bug"),
+    ],
+)
+def test_a_bug_shows_its_traceback(tmp_path, argument, last):
+    done = run_script(tmp_path, argument)
+    assert done.returncode == 1 and done.stderr.startswith("Traceback")
+    assert done.stderr.rstrip().endswith(last)
+
+
 def test_script_shows_the_traceback_on_request(tmp_path):
     done = run_script(tmp_path, "--sead=1", NANORAGEN_TRACEBACK="1")
     assert (
         done.returncode == 1
         and "Traceback" in done.stderr
-        and "ValueError: unknown key 'sead'" in done.stderr
+        and "UserError: unknown key 'sead'" in done.stderr
     )
 
 

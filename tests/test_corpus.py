@@ -17,7 +17,9 @@ from envs import SPLIT_SIZE, Bandit, Env, make_env, reserved_instances
 from grids import Sokoban
 from rollout import make_episode
 from tools import corpus
-from tools.corpus import Drill, demonstration, documents
+from tools.corpus import documents
+from tools.demonstrations import demonstration
+from tools.drills import Drill
 
 ROOT = corpus.__file__.rsplit("/", 2)[0]
 

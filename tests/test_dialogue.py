@@ -210,5 +210,5 @@ def test_reference_players_are_shown(player, last):
 )
 def test_what_cannot_be_played_is_one_sentence(arguments):
     done = play(*arguments)
-    wanted = "expected an environment, --seed=N, and one of --expert, --random or none; got"
+    wanted = "expected an environment, --seed=N, and --expert, --random or neither; got"
     assert done.returncode == 2 and done.stderr.startswith(f"error: {wanted}")

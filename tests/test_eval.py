@@ -4,7 +4,7 @@ Tests of eval.py beyond one model: pass@k, several policies in a table, records 
     python -m pytest -q tests/test_eval.py
 """
 
-from configurator import load_config
+from configurator import UserError, load_config
 
 import importlib.util
 import itertools
@@ -26,19 +26,16 @@ from conftest import small_config
 import eval as evaluation
 import model
 import parallel
+from dialogue import Chat, TurnRecord
 from engine import VLLM_ENVIRONMENT, make_engine
-from eval import (
-    play_served,
-    score,
-    success_interval,
-    table,
-    trajectory_record,
-)
 from grids import FrozenLake
-from rollout import Chat, Trajectory, Turn, make_episode, summarize
+from rollout import Trajectory, Turn, make_episode, summarize
 from support import checkpoint
+from support.records import trajectory_record, write_jsonl
 from support.run_folder import save_config
+from support.scores import Scores, differences, score, score_table, success_interval
 from support.statistics import wilson_interval
+from tools import api_models, replay
 
 ROOT = evaluation.Path(evaluation.__file__).parent
 LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
@@ -49,14 +46,12 @@ LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
 
 def samples_by_hand(wins):
     """A trajectory for each 0 or 1 in the string of a prompt."""
-    info = dict(
-        num_actions=1, format_ok=True, effective=1.0, statements_true=0, statements_checked=0
-    )
+    record = TurnRecord([], num_actions=1, format_ok=True, effective=1.0)
     return [
         Trajectory(
             (seed,),
             member,
-            [Turn([], [], [], float(win), info=info)],
+            [Turn([], [], [], float(win), record=record)],
             "success" if win == "1" else "failure",
         )
         for seed, row in enumerate(wins)
@@ -83,7 +78,7 @@ def test_scores_of_several_samples_by_hand():
         "pass@6",
     ]
     one = samples_by_hand("100")
-    lines = table({"a": (found, played), "b": (score(one), one)}).split("\n")
+    lines = score_table({"a": Scores(found, played), "b": Scores(score(one), one)}).split("\n")
     cells = [[cell.strip() for cell in line.split("|")[1:5]] for line in lines]
     assert cells[0] == ["", "success % [95 %]", "pass@2", "pass@4"]
     assert cells[2:] == [
@@ -102,22 +97,22 @@ def test_rows_are_paired_with_one_of_them():
         "r": ["00", "00", "00"],
     }
     rows = {
-        name: ({"entropy": 0.1} if name in "mn" else {}, samples_by_hand(wins))
+        name: Scores({"entropy": 0.1} if name in "mn" else {}, samples_by_hand(wins))
         for name, wins in played.items()
     }
     found = dict(
-        line.strip().split(": ") for line in evaluation.differences(rows, "r").split("\n")[1:]
+        line.strip().split(": ") for line in differences(rows, "r").split("\n")[1:]
     )
     assert found["m"] == "100.0 [100.0, 100.0]" and found["n"] == "0.0 [0.0, 0.0]"
     assert found["all 2 models, as seeds"] == "50.0 [0.0, 100.0]" and len(found) == 5
-    assert "  p: 33.3 [" in evaluation.differences(rows, "q")
+    assert "  p: 33.3 [" in differences(rows, "q")
     with pytest.raises(
         ValueError, match=r"--against wants the first words of 'm' or .* or 'r', got 's'"
     ):
-        evaluation.differences(rows, "s")
+        differences(rows, "s")
     del rows["p"][1][:2]  # the samples of a prompt
     with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
-        evaluation.differences(rows, "r")
+        differences(rows, "r")
 
 
 def test_the_first_sample_is_what_one_sample_is(trained_model, chat):
@@ -180,11 +175,11 @@ def test_several_policies_and_players_in_one_table(runs, trained_folder, tmp_pat
         len(row["successes"]) == row["n"] == 6 for row in saved.values()
     )
     # the record alone makes the same table, from a run or from the files of its settings
-    evaluation.main([str(runs / "b"), f"--repeat={lines}"])
+    replay.main([str(runs / "b"), f"--record={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
     # and needs no policy
     (runs / "bare").mkdir(), shutil.copy(runs / "b/config.json", runs / "bare")
-    evaluation.main([str(runs / "bare"), f"--repeat={lines}"])
+    replay.main([str(runs / "bare"), f"--record={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
     # a folder's name may hold the comma that parts names of models
     (runs / "c,lr=1").symlink_to(runs / "a", target_is_directory=True)
@@ -209,7 +204,7 @@ def test_a_record_of_two_environments_and_players_is_repeated(tmp_path, capsys):
     )
     evaluation.main([*two, "--player=greedy,optimal", f"--jsonl={lines}"])
     rows = rows_in(capsys.readouterr().out)
-    evaluation.main([*two, f"--repeat={lines}"])
+    replay.main([*two, f"--record={lines}"])
     assert rows_in(capsys.readouterr().out) == rows and len(rows) > 8
 
 
@@ -222,11 +217,11 @@ def test_a_record_that_went_otherwise_is_found(runs, tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(
         ValueError,
-        match="1 trajectories of .+ went otherwise than recorded, the first: prompt 1 of ",
+        match="1 trajectories of .+ differ from their records, the first: prompt 1 of ",
     ):
-        evaluation.main([*LAKE, f"--repeat={lines}"])
+        replay.main([*LAKE, f"--record={lines}"])
     with pytest.raises(ValueError, match="3 trajectories of"):  # of other instances
-        evaluation.main([*LAKE, f"--repeat={lines}", "--eval_split=heldout"])
+        replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
 
 
 def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path, capsys):
@@ -236,7 +231,7 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
     first = lines.read_text().splitlines()
     again = [json.dumps(json.loads(line) | {"entropy": 9.0}) for line in first]
     more.write_text("\n".join([*first, *again]))
-    evaluation.main([str(runs / "a"), f"--repeat={more}"])
+    replay.main([str(runs / "a"), f"--record={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [
         f"{runs}/a/policy",
         f"{runs}/a/policy (2)",
@@ -244,7 +239,7 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
     more.write_text(
         "\n".join([*first, *first])
     )  # the same games twice are no two samples of a prompt
-    evaluation.main([str(runs / "a"), f"--repeat={more}"])
+    replay.main([str(runs / "a"), f"--record={more}"])
     out = capsys.readouterr().out
     assert (
         list(rows_in(out))[2:] == [f"{runs}/a/policy", f"{runs}/a/policy (2)"]
@@ -253,9 +248,9 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
     for given in ("--player=greedy", "--samples=2", "--model=base"):
         with pytest.raises(
             ValueError,
-            match="repeat plays a record again and nothing else: without model, player, ",
+            match="replay plays a record and nothing else: without model, player and samples",
         ):
-            evaluation.main([str(runs / "a"), f"--repeat={lines}", given])
+            replay.main([str(runs / "a"), f"--record={lines}", given])
     for text in (
         "",
         '{"seed": [0]}\n',
@@ -267,7 +262,7 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
         with pytest.raises(
             ValueError, match="one.jsonl does not hold trajectories as --jsonl writes them"
         ):
-            evaluation.main([*LAKE, f"--repeat={lines}"])
+            replay.main([*LAKE, f"--record={lines}"])
 
 
 def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
@@ -278,7 +273,7 @@ def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
     with pytest.raises(
         ValueError, match=r"lines.jsonl has games of '.*evil.py:X'; add --env=.*evil.py:X to play"
     ):
-        evaluation.main([*LAKE, f"--repeat={lines}"])
+        replay.main([*LAKE, f"--record={lines}"])
     save_config(small_config(env=env), {}, tmp_path / "run")
     (tmp_path / "run/policy").mkdir()
     with pytest.raises(
@@ -294,7 +289,13 @@ def test_no_record_and_no_run_chooses_code_to_run(runs, tmp_path):
         evaluation.main([str(tmp_path / "run"), "--env=bandit"])
     save_config(small_config(env=env), {}, tmp_path / "run")
     with pytest.raises(SystemExit, match="it ran"):
-        evaluation.main([str(tmp_path / "run"), f"--env={env}", f"--repeat={lines}"])
+        replay.main([str(tmp_path / "run"), f"--env={env}", f"--record={lines}"])
+
+
+def replayed(config, path):
+    """The rows of a record that is played again."""
+    job = evaluation.Job(config, {"record": str(path)}, [])
+    return replay.replayed_rows(job)
 
 
 def test_a_player_who_fails_loses(monkeypatch):
@@ -319,19 +320,31 @@ def test_a_record_of_shaped_rewards_and_full_contexts_is_repeated(
     engine = make_engine(config, trained_model, chat)
     result = evaluation.evaluate(config, engine, chat, model.Policy(trained_model))
     assert "out_of_tokens" in {t.status for t in result[1]}
-    evaluation.write_jsonl(tmp_path / "lines.jsonl", {"us": result}, chat.tokenizer)
-    ((env, name, (metrics, played), _),) = evaluation.repeat(config, str(tmp_path / "lines.jsonl"))
+    write_jsonl(tmp_path / "lines.jsonl", {"us": result}, chat.tokenizer)
+    ((env, name, (metrics, played), _),) = replayed(config, tmp_path / "lines.jsonl")
     assert (env, name, metrics) == (config.env, "us", result[0])
     assert [t.score for t in played] == [t.score for t in result[1]]
 
 
-@pytest.mark.parametrize("argument", ["--samples=0", "--api_base=http://x", "--api_model=x"])
-def test_options_that_do_not_fit(argument):
-    with pytest.raises(
-        ValueError,
-        match="samples must be 1 or more, and api_base and api_model given together; got",
-    ):
-        evaluation.main([*LAKE, argument])
+def test_options_that_do_not_fit():
+    with pytest.raises(UserError, match="samples must be 1 or more, got 0"):
+        evaluation.main([*LAKE, "--samples=0"])
+    for argument in ("--api_base=http://x", "--api_model=x"):
+        with pytest.raises(UserError, match="api_base and api_model must be given together; got"):
+            api_models.main([*LAKE, argument])
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("--api_base=http://x", "python -m tools.api_models"),
+        ("--api_model=x", "python -m tools.api_models"),
+        ("--repeat=x.jsonl", "python -m tools.replay RUN --record=PATH"),
+    ],
+)
+def test_an_old_option_names_the_new_command(old, new):
+    with pytest.raises(UserError, match=f"{old} moved to another command: {new}"):
+        evaluation.main([*LAKE, old])
 
 
 # ---------- a server that has its faults
@@ -357,7 +370,7 @@ def server(monkeypatch):
         def log_message(self, *_):
             pass
 
-    monkeypatch.setattr(evaluation, "PAUSE_S", 0.0)
+    monkeypatch.setattr(api_models, "PAUSE_S", 0.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
         found.seen, found.answers = [], lambda body: (200, said(GOOD))
         found.url = f"http://127.0.0.1:{found.server_port}/v1"
@@ -375,7 +388,7 @@ def said(text, count=7):
 def test_a_server_is_asked_what_the_policy_is_asked(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     config = small_config(eval_size=2, eval_temperature=0.25)
-    played = play_served(config, server.url + "/", "some/model", samples=2)
+    played = api_models.play_fixed_prompts(config, server.url + "/", "some/model", samples=2)
     assert [(t.seed, t.member) for t in played] == [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 1)]
     for t in played:
         episode = make_episode(config)
@@ -402,7 +415,7 @@ def test_a_server_is_asked_what_the_policy_is_asked(server, monkeypatch):
 
 def test_a_window_of_turns_is_all_that_a_server_sees(server):
     server.answers = lambda body: (200, said("<answer>Nowhere</answer>"))
-    (t,) = play_served(small_config(eval_size=1, context_turns=2), server.url, "m")
+    (t,) = api_models.play_fixed_prompts(small_config(eval_size=1, context_turns=2), server.url, "m")
     users = [turn.observation for turn in t.turns]
     sent = [[message["content"] for message in body["messages"][1:]] for _, body, _ in server.seen]
     nowhere = "<answer>Nowhere</answer>"
@@ -423,11 +436,11 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults_of_a_server_are_survived(server, monkeypatch, kind):
-    monkeypatch.setattr(evaluation, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(api_models, "TIMEOUT_S", 0.3)
     count = itertools.count()
     server.answers = lambda body: FAULTS[kind]() if next(count) in (0, 1, 3) else (200, said(GOOD))
-    (t,) = play_served(small_config(eval_size=1), server.url, "m")
-    (expected,) = play_served(small_config(eval_size=1), server.url, "m")
+    (t,) = api_models.play_fixed_prompts(small_config(eval_size=1), server.url, "m")
+    (expected,) = api_models.play_fixed_prompts(small_config(eval_size=1), server.url, "m")
     assert t == expected and t.status != "error"
 
 
@@ -439,17 +452,17 @@ def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
         return (503, b"busy") if body["messages"][1]["content"] == lost else (200, said(GOOD))
 
     lost, server.answers = make_episode(config).reset((1,), split="eval")[1], answers
-    played = play_served(config, server.url, "m")
+    played = api_models.play_fixed_prompts(config, server.url, "m")
     assert [t.status == "error" for t in played] == [False, True, False]
-    assert first.count(lost) == evaluation.ATTEMPTS == 5
+    assert first.count(lost) == api_models.ATTEMPTS == 5
     where = f"{server.url}/chat/completions: HTTP Error 503: Service Unavailable: busy"
     sentence = (
         f"1 of 3 trajectories of m ended in an error, the first by {where}; they count as failures"
     )
     assert capsys.readouterr().out.strip() == sentence
     assert score(played)["success"] <= 2 / 3 and played[1].turns[0].record.error == where
-    evaluation.write_jsonl(tmp_path / "lines.jsonl", {"m": (score(played), played)})
-    ((_, _, (metrics, again), _),) = evaluation.repeat(config, str(tmp_path / "lines.jsonl"))
+    write_jsonl(tmp_path / "lines.jsonl", {"m": Scores(score(played), played)})
+    ((_, _, (metrics, again), _),) = replayed(config, tmp_path / "lines.jsonl")
     assert again == played and metrics == score(played)
 
 
@@ -458,7 +471,7 @@ def test_a_wrong_key_is_said_at_once(server):
     with pytest.raises(
         ValueError, match="3 of 3 trajectories of m ended in an error, .+401: Unauthorized: no such"
     ):
-        play_served(small_config(eval_size=3), server.url, "m")
+        api_models.play_fixed_prompts(small_config(eval_size=3), server.url, "m")
     assert len(server.seen) == 3
 
 
@@ -469,11 +482,11 @@ def test_no_server_at_all(server, monkeypatch):
     with pytest.raises(
         ValueError, match="2 of 2 trajectories of m ended in an error, the first by .+refused"
     ):
-        evaluation.main([*LAKE, f"--api_base={url}", "--api_model=m", "--eval_size=2"])
+        api_models.main([*LAKE, f"--api_base={url}", "--api_model=m", "--eval_size=2"])
 
 
 def test_a_server_beside_players(server, capsys):
-    evaluation.main(
+    api_models.main(
         [*LAKE, f"--api_base={server.url}", "--api_model=m,n", "--player=greedy", "--eval_size=2"]
     )
     assert list(rows_in(capsys.readouterr().out))[2:] == [
@@ -543,14 +556,14 @@ def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
     chat = Chat(tokenizer)
     engine, policy = make_engine(config, weights, chat), model.Policy(weights)
     _, ours = evaluation.evaluate(config, engine, chat, policy)
-    theirs = play_served(config, vllm_url, "base")
+    theirs = api_models.play_fixed_prompts(config, vllm_url, "base")
     low, high = success_interval(ours)
     assert (
         low < score(theirs)["success"] < high
     )  # the same numbers at T=0.5, but not the same draws
     greedy = replace(config, eval_temperature=0.0, eval_size=16)
     _, ours = evaluation.evaluate(greedy, engine, chat, policy)
-    theirs = play_served(greedy, vllm_url, "base")
+    theirs = api_models.play_fixed_prompts(greedy, vllm_url, "base")
     said = [
         [
             [(turn.observation, turn.text, len(turn.response_ids)) for turn in t.turns]

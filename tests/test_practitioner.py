@@ -50,7 +50,7 @@ from dialogue import Episode, parse_response, shape_rewards
 from engine import make_engine
 from envs import Env, make_env
 from model import Policy
-from tools.corpus import demonstration
+from tools.demonstrations import demonstration
 from train import token_targets
 
 ROOT = Path(__file__).resolve().parent.parent

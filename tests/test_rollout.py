@@ -22,6 +22,7 @@ import dialogue
 import envs
 import parallel
 import rollout
+from dialogue import TurnRecord
 from engine import Sample, check_installed, draw, make_engine
 from rollout import (
     Chat,
@@ -669,13 +670,14 @@ def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, ran
 
 def turn(reward, *, prompt, response, num_actions, ok, effective, true, checked):
     info = dict(
+        actions=[],
         num_actions=num_actions,
         format_ok=ok,
         effective=effective,
         statements_true=true,
         statements_checked=checked,
     )
-    return Turn(prompt, response, [-0.5] * len(response), reward, info=info)
+    return Turn(prompt, response, [-0.5] * len(response), reward, record=TurnRecord(**info))
 
 
 def two_trajectories():

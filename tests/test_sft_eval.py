@@ -22,13 +22,17 @@ from transformers import AutoModelForCausalLM
 import eval as evaluation
 import model
 from engine import make_engine
-from eval import play_reference, table, trajectory_record
+from eval import play_reference
+from packing import pack
 from rollout import Trajectory, Turn, make_episode, summarize
+from support.records import trajectory_record, write_jsonl
 from support.run_folder import save_config
+from support.scores import Scores
 from support.statistics import wilson_interval
-from tools import sft, tiny_model
+from tools import demonstrations, drills, probes, sft, tiny_model
+from tools.drills import DrillRecord
 
-ROOT = sft.Path(sft.__file__).parent
+ROOT = sft.Path(sft.__file__).parent.parent
 EXPERIMENTS = ["frozenlake_ppo", "sokoban_ppo", "bandit_ppo"]
 
 
@@ -43,13 +47,13 @@ def tiny_config(experiment, **changes):
 
 def loss_of(policy, demos):
     with torch.no_grad():
-        return -policy(sft.pack(demos), 1.0)[0].mean().item()
+        return -policy(pack(demos), 1.0)[0].mean().item()
 
 
 @pytest.mark.parametrize("muon", [0.02, 0.0])
 def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
     config = small_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8)
-    demos = [sft.demonstration(config, chat, i) for i in range(8)]
+    demos = [demonstrations.demonstration(config, chat, i) for i in range(8)]
     policy = model.Policy(tiny_model.build_tiny(0, "2x64")[0])
     before = loss_of(policy, demos)
     assert before == pytest.approx(
@@ -96,7 +100,7 @@ def test_every_weight_has_one_optimizer(random_model):
 
 def test_a_loss_that_is_not_finite_stops_imitation(random_model, chat):
     config = small_config(sft_lr=1e-2, sft_batch_size=2)
-    demos = [sft.demonstration(config, chat, i) for i in range(2)]
+    demos = [demonstrations.demonstration(config, chat, i) for i in range(2)]
     torch.nn.init.constant_(random_model.model.norm.weight, math.nan)
     with pytest.raises(ValueError, match="the loss is nan at step 0; lower sft_lr or sft_muon_lr"):
         sft.imitate(model.Policy(random_model), lambda _: [demos], replace(config, sft_steps=3))
@@ -200,7 +204,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
             '{"seed": [1], "status": "", "system": "", "turns": []}',
             "bad.jsonl:1 is no demonstration .IndexError",
         ),
-        ("", "bad.jsonl holds no demonstrations; sft.py --export="),
+        ("", "bad.jsonl holds no demonstrations; python -m tools.sft --export="),
         (
             '{"seed": [1], "status": "", "system": "", "turns": [{"observation": "", "response": "0123456789abc"}]}',
             r"bad.jsonl:1 is no demonstration .*has a reply of \d+ tokens and max_response_tokens is 12; raise it",
@@ -211,7 +215,7 @@ def test_a_file_without_demonstrations(text, message, tmp_path, chat):
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        sft.read_demonstrations(str(file), chat, small_config())
+        demonstrations.read_demonstrations(str(file), chat, small_config())
 
 
 def test_wrong_demonstrations_leave_no_folder(tmp_path, chat):
@@ -298,7 +302,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
 
 
 def test_two_processes_train_like_one(tmp_path):
-    code = "import sft; sft.base_report = lambda *_: {}; sft.run_main(sft.main)"  # probing takes minutes
+    code = "from tools import sft; sft.base_report = lambda *_: {}; sft.run_main(sft.main)"  # probing takes minutes
     for ranks in (1, 2):
         command = [
             sys.executable,
@@ -327,7 +331,7 @@ def test_two_processes_train_like_one(tmp_path):
 
 def test_reading_is_scored_by_kind():
     def turn(question, truth, answer):
-        return Turn([], [], [], info={"question": question, "truth": truth, "answer": answer})
+        return Turn([], [], [], record=DrillRecord([], question=question, truth=truth, answer=answer))
 
     turns = [
         turn(
@@ -340,7 +344,7 @@ def test_reading_is_scored_by_kind():
         turn("Column 2", "wall box", ""),
         turn("Up", "P_\n__", "P_\n__"),
     ]
-    scores = sft.score_reading([Trajectory((0,), 0, turns)])
+    scores = drills.score_reading([Trajectory((0,), 0, turns)])
     # cells: 3 of 4 and 0 of 2; walls: 2 of 2 and 0 of 1
     assert scores == {
         "cell": 0.5,
@@ -356,7 +360,7 @@ def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
     config = small_config(
         eval_size=3, observation="grid", reward_density="dense"
     )  # answers are paid one by one
-    scores = sft.probe_reading(trained_model, chat, config)
+    scores = probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}
 
 
@@ -411,11 +415,11 @@ def test_reference_rows():
         "optimal, 5 a turn",
     ]
     most = [
-        max(turn.record.num_actions for t in rows[f"optimal, {k} a turn"] for turn in t.turns)
+        max(turn.record.num_actions for t in rows[f"optimal, {k} a turn"].trajectories for turn in t.turns)
         for k in (1, 2, 5)
     ]
     assert most[0] == 1 and most[1] == 2 < most[2] <= 5
-    assert all(len(t.turns) <= 5 for k in (1, 2, 5) for t in rows[f"optimal, {k} a turn"])
+    assert all(len(t.turns) <= 5 for k in (1, 2, 5) for t in rows[f"optimal, {k} a turn"].trajectories)
     assert list(evaluation.reference_rows(tiny_config("bandit_ppo", eval_size=2))) == [
         "random, closed loop",
         "greedy, closed loop",
@@ -458,15 +462,13 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
 
 def played_by_hand():
     def turn(text, reward, num_actions):
-        info = dict(
+        record = TurnRecord(
             actions=["Up"] * num_actions,
             num_actions=num_actions,
             format_ok=num_actions > 0,
             effective=0.5,
-            statements_true=0,
-            statements_checked=0,
         )
-        return Turn([1], [2, 3, 4], [-1.0] * 3, reward, text, f"before {text}", info)
+        return Turn([1], [2, 3, 4], [-1.0] * 3, reward, text, f"before {text}", record)
 
     success = Trajectory(
         (0,), 0, [turn("first", -0.1, 0), turn("second", 1.0, 2)], "success", "rules"
@@ -501,6 +503,7 @@ def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
                 "effective": 0.5,
                 "statements_true": 0,
                 "statements_checked": 0,
+                "env_reward": 0.0,
             },
             {
                 "observation": "before second",
@@ -513,6 +516,7 @@ def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
                 "effective": 0.5,
                 "statements_true": 0,
                 "statements_checked": 0,
+                "env_reward": 0.0,
             },
         ],
     }
@@ -522,7 +526,7 @@ def test_records_of_real_play_add_up(tmp_path):
     """Sokoban pays in many turns; each reward must be what the environment pays for that turn's own actions."""
     config = tiny_config("sokoban_ppo", eval_size=3)
     played = play_reference(config, "optimal")
-    evaluation.write_jsonl(tmp_path / "played.jsonl", {"optimal": (summarize(played), played)})
+    write_jsonl(tmp_path / "played.jsonl", {"optimal": Scores(summarize(played), played)})
     records = [json.loads(line) for line in (tmp_path / "played.jsonl").read_text().splitlines()]
     assert len(records) == 3
     for index, record in enumerate(records):
@@ -536,10 +540,10 @@ def test_records_of_real_play_add_up(tmp_path):
 
 def test_table_by_hand():
     played = played_by_hand()
-    text = table(
+    text = score_table(
         {
-            "a player": (summarize(played), played),
-            "us": (summarize(played) | {"entropy": 0.126}, played),
+            "a player": Scores(summarize(played), played),
+            "us": Scores(summarize(played) | {"entropy": 0.126}, played),
         }
     )
     # 1 of 2: Wilson (0.0945, 0.9055); reward (0.9 - 0.25) / 2 = 0.325; turns 3/2; actions 3/2; valid 2/3; tokens 9/2
@@ -555,7 +559,7 @@ def test_a_measured_zero_is_a_number():
     played = [
         replace(t, turns=[replace(turn, reward=0.0) for turn in t.turns]) for t in played_by_hand()
     ]
-    (line,) = table({"us": (summarize(played), played)}).split("\n")[2:]
+    (line,) = score_table({"us": Scores(summarize(played), played)}).split("\n")[2:]
     assert line.split("|")[3].strip() == "0.00"
 
 
@@ -597,7 +601,7 @@ def test_eval_of_a_run(tmp_path, trained_folder, trained_model, chat, capsys):
         t.score for t in expected[1]
     ]
     out = capsys.readouterr().out
-    assert table({name: expected}) in out and "5 heldout prompts, T=0.5" in out
+    assert score_table({name: expected}) in out and "5 heldout prompts, T=0.5" in out
 
 
 def test_eval_of_a_run_is_checked_against_the_settings_of_the_run(tmp_path, trained_folder, capsys):

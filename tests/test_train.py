@@ -28,8 +28,8 @@ import train
 from dialogue import Chat
 from packing import pack
 from rollout import Trajectory, Turn
-from support import collapse as diagnostics
 from support.checkpoint import Saver, find_corruption
+from support.metrics import metric_groups
 
 RUN = SMALL_RUN | dict(
     num_groups=4
@@ -42,12 +42,14 @@ KEYS = """
     eval_success eval_reward eval_valid_frac eval_entropy eval_response_length bad_steps
     rollout_s update_s cpu_s memory_gib regime
 """.split()  # noqa: SIM905
-KEYS += diagnostics.KEYS
+COLLAPSE_KEYS = [key for key, group in metric_groups(small_config()).items() if group == "collapse"]
+COLLAPSE_KEYS.remove("regime")
+KEYS += COLLAPSE_KEYS
 OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
 OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
 UNKNOWN = {
     "regime",
-    *diagnostics.KEYS,
+    *COLLAPSE_KEYS,
 }  # of which nothing is known without an update or a measurement
 
 
@@ -117,7 +119,7 @@ def test_rows_of_a_run(gae_run):
     for row in rows:
         assert sorted(row) == sorted(KEYS)
         missing = {key for key, value in row.items() if value is None}
-        assert missing == {"kl_ref", *diagnostics.KEYS} | (
+        assert missing == {"kl_ref", *COLLAPSE_KEYS} | (
             set() if row["step"] % 2 == 0 else OF_EVAL
         )
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
@@ -227,7 +229,7 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
     assert sorted(rows[0]) == sorted(KEYS)
     assert {key for key, value in rows[0].items() if value is None} == OF_CRITIC | {
         "kl_ref",
-        *diagnostics.KEYS,
+        *COLLAPSE_KEYS,
     }
     state = tmp_path / "whole" / "checkpoint-000002" / "state"
     saved = HuggingFaceStorageReader(str(state)).read_metadata().state_dict_metadata

@@ -23,7 +23,16 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 
-from eval import OPTIONS, SEED_EVAL, Job, progress_bar, read_arguments, score_rows, scored_envs
+from eval import (
+    OPTIONS,
+    SEED_EVAL,
+    Job,
+    model_rows,
+    player_rows,
+    progress_bar,
+    read_arguments,
+    scored_envs,
+)
 from parallel import init_distributed
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.scores import Row, ScoreReport, Scores, score
@@ -40,10 +49,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"api_base and api_model must be given together; got {argv}")
     init_distributed(job.config)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
-    for row in score_rows(job):
-        report.add(row)
-    for row in api_rows(job):
-        report.add(row)
+    for rows in (model_rows(job), api_rows(job), player_rows(job)):
+        for row in rows:
+            report.add(row)
     report.finish()
 
 
