@@ -44,7 +44,7 @@ LEVELS = dict(
 OUTSIDE = {  # what a file may import besides the standard library and the project
     "configurator": set(),
     "envs": {"numpy"},
-    "grids": {"numpy"},
+    "grids": {"numpy", "worlds"},
     "dialogue": {"numpy"},
     "starpo": {"torch"},
     "rollout": {"numpy", "torch"},
