@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_train import assert_same_checkpoint, rows_of, untimed
 
 import train
-from engine import ENVIRONMENT, TorchEngine, VLLMEngine
+from engine import VLLM_ENVIRONMENT, TorchEngine, VLLMEngine
 
 
 class Moment(NamedTuple):
@@ -181,7 +181,7 @@ def die_at(moment):
 
 def import_vllm():
     """Once, and not in every fork."""
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(VLLM_ENVIRONMENT)
     names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
     for name in (*names, "model_executor.models.qwen2"):
         importlib.import_module(f"vllm.{name}")

@@ -44,7 +44,7 @@ EACH = dict(eval_every=1, save_every=1)
 
 @pytest.fixture(autouse=True)
 def one_rank():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -56,7 +56,7 @@ def one_rank():
 def whole(trained_folder, tmp_path_factory):
     """Three iterations, each evaluated and saved, without a fault."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)
 
 
@@ -220,7 +220,7 @@ def test_a_signal_ends_a_run_after_the_iteration(
     assert "interrupted at iteration 2; started again, the run continues" in captured.out
     assert untimed(rows_of(tmp_path / "out")) == untimed(whole[1][:2])
     monkeypatch.undo()
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     rows = run(tmp_path / "out", trained_folder, num_iterations=3, **EACH)
     assert untimed(rows) == untimed(whole[1])
     assert_same_checkpoint(whole[0], tmp_path / "out")

@@ -138,7 +138,7 @@ def test_core_files_need_little(path):
 
 @each_file
 def test_a_file_is_read_in_one_sitting(path):
-    assert non_blank(path) <= (600 if path.stem == "envs" else 450)
+    assert non_blank(path) <= 600
 
 
 def test_the_whole_is_small():
