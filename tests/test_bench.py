@@ -8,10 +8,11 @@ import torch
 from conftest import small_config
 from transformers import AutoModelForCausalLM
 
+from dialogue import Chat
 from engine import make_engine
 from model import load_model
 from packing import PackedBatch
-from rollout import Chat, collect
+from rollout import collect
 from support.run_folder import read_rows
 from tools import bench, bench_gpu, bench_head, bench_iteration, bench_measure, bench_update
 from tools.bench_rollout import Barrier, DrawnLengths, HuggingFace
