@@ -1,6 +1,6 @@
 """
-Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a run
-that was not killed, whose memory must not grow. Several ranks sample with vLLM.
+Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a
+run that was not killed, whose memory must not grow. Several ranks sample with vLLM.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
