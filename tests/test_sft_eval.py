@@ -21,13 +21,14 @@ from transformers import AutoModelForCausalLM
 
 import eval as evaluation
 import model
+from dialogue import TurnRecord
 from engine import make_engine
 from eval import play_reference
 from packing import pack
 from rollout import Trajectory, Turn, make_episode, summarize
 from support.records import trajectory_record, write_jsonl
 from support.run_folder import save_config
-from support.scores import Scores
+from support.scores import Scores, score_table
 from support.statistics import wilson_interval
 from tools import demonstrations, drills, probes, sft, tiny_model
 from tools.drills import DrillRecord

@@ -404,8 +404,9 @@ def test_the_folder_of_another_run_is_refused(gae_run, trained_folder):
     with pytest.raises(ValueError) as error:
         run(out_dir, trained_folder, num_iterations=4, gamma=0.5, seed=3)
     assert str(error.value) == (
-        f"out_dir={str(out_dir)!r} holds another run (seed is 0 there and 3 here, gamma is 1.0 there and 0.5 here); "
-        "give another --out_dir, or --take_config=True to go on with these"
+        f"out_dir={str(out_dir)!r} holds a run with other settings "
+        "(seed was 0 and is now 3, gamma was 1.0 and is now 0.5); "
+        "give another --out_dir, or --take_config=True to continue with the new settings"
     )
     assert (
         rows_of(out_dir) == rows
