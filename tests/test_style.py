@@ -37,7 +37,7 @@ FLOORS = (
     "grids dialogue model worlds.* support.metrics",
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
-    " support.collapse support.log support.pictures",
+    " support.collapse support.log",
     "eval",
     "support.report support.run",
     "train tools.*",
@@ -47,14 +47,14 @@ MAX_FLOORS = 8
 # Packages that a module may import besides the standard library and the project.
 THIRD_PARTY = {
     "configurator": set(),
-    "packing": {"torch"},
+    "packing": {"flash_attn", "torch"},
     "envs": {"numpy"},
     "grids": {"numpy"},
     "dialogue": {"numpy"},
     "starpo": {"torch"},
     "rollout": {"numpy", "torch"},
-    "model": {"flash_attn", "peft", "safetensors", "tokenizers", "torch", "transformers"},
-    "engine": {"numpy", "torch", "vllm"},
+    "model": {"peft", "safetensors", "tokenizers", "torch", "transformers"},
+    "engine": {"numpy", "torch", "transformers", "vllm"},
     "parallel": {"torch"},
     "worlds": {"alfworld", "fast_downward", "gymnasium", "numpy", "textworld"},
     "support": {"matplotlib", "numpy", "safetensors", "torch", "tqdm"},
