@@ -203,7 +203,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
         ("quest", "bad.jsonl:1 is no demonstration .JSONDecodeError"),
         (
             '{"seed": [1], "status": "", "system": "", "turns": []}',
-            "bad.jsonl:1 is no demonstration .IndexError",
+            "bad.jsonl:1 is no demonstration .LookupError: it has no turns",
         ),
         ("", "bad.jsonl holds no demonstrations; python -m tools.sft --export="),
         (
@@ -227,7 +227,7 @@ def test_wrong_demonstrations_leave_no_folder(tmp_path, chat):
         f"--out_dir={tmp_path}/out",
     ]
     for wrong, message in (
-        ("--sft_file=/nowhere.jsonl", "No such file"),
+        ("--sft_file=/nowhere.jsonl", "does not exist"),
         ("--max_response_tokens=2", "raise it"),
     ):
         with pytest.raises((OSError, ValueError), match=message):
@@ -650,6 +650,6 @@ def test_eval_of_a_run_without_a_policy(tmp_path):
     with pytest.raises(ValueError) as error:
         evaluation.main([str(tmp_path)])
     wanted = (
-        "holds no policy/ or best/, which train.py writes at the end and at the best evaluation"
+        "holds no policy/ or best/; train.py writes them at the end and at the best evaluation"
     )
     assert str(error.value) == f"{tmp_path} {wanted}"
