@@ -320,7 +320,7 @@ class TorchEngine:
     computes its new tokens only. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits for its environment; its token is dropped
+        row 1   prompt response                        waits for its environment, token dropped
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories, up to max_running)
 

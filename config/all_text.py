@@ -1,3 +1,5 @@
-# Overlay behind frozenlake_ppo.py: the mask of the paper's own code, which trains on all text after the system message.
+# Overlay for frozenlake_ppo.py: trains on all text after the system message, observations included.
+# The code of the StarPO paper does the same.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/all_text.py
 
 mask_observations = False

@@ -1,6 +1,10 @@
-# StarPO-S with GRPO on the two-armed bandit: bandit_ppo.py without the critic.
+# StarPO-S with GRPO on the two-armed bandit. It is bandit_ppo.py without the critic.
+# Launch:  torchrun --standalone train.py config/bandit_grpo.py
 
 env = "bandit:pair=phoenix"
 estimator = "grpo"
-max_turns = actions_per_turn = actions_per_traj = 1  # a trajectory is one reply with one action
+# a trajectory is one reply with one action
+max_turns = 1
+actions_per_turn = 1
+actions_per_traj = 1
 max_response_tokens = 500

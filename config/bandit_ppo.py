@@ -1,6 +1,11 @@
-# StarPO-S with PPO on the two-armed bandit: one turn, one action, and the arms must be told apart by their names.
+# StarPO-S with PPO on the two-armed bandit. The agent acts once, and only the names of the two arms
+# tell which one pays more.
+# Launch:  torchrun --standalone train.py config/bandit_ppo.py
 
 env = "bandit:pair=phoenix"
 estimator = "gae"
-max_turns = actions_per_turn = actions_per_traj = 1  # a trajectory is one reply with one action
+# a trajectory is one reply with one action
+max_turns = 1
+actions_per_turn = 1
+actions_per_traj = 1
 max_response_tokens = 500

@@ -1,6 +1,10 @@
-# StarPO-S with GRPO on Countdown: countdown_ppo.py without the critic.
+# StarPO-S with GRPO on Countdown. It is countdown_ppo.py without the critic.
+# Launch:  torchrun --standalone train.py config/countdown_grpo.py
 
 env = "countdown"
 estimator = "grpo"
-max_turns = actions_per_turn = actions_per_traj = 1  # a trajectory is one reply with one expression
-max_response_tokens = 1000  # a search takes room
+# a trajectory is one reply with one expression
+max_turns = 1
+actions_per_turn = 1
+actions_per_traj = 1
+max_response_tokens = 1000  # room to try several expressions

@@ -1,4 +1,5 @@
-# StarPO-S with GRPO on FrozenLake, 4x4, slippery: frozenlake_ppo.py without the critic.
+# StarPO-S with GRPO on slippery 4x4 FrozenLake. It is frozenlake_ppo.py without the critic.
+# Launch:  torchrun --standalone train.py config/frozenlake_grpo.py
 
 env = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
 estimator = "grpo"

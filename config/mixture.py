@@ -1,7 +1,9 @@
-# Overlay behind frozenlake_ppo.py: two groups of FrozenLake for one of Sokoban; both are scored.
+# Overlay for frozenlake_ppo.py: two groups of FrozenLake for each group of Sokoban. Evaluation uses
+# both.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/mixture.py
 
-env = (
-    "2*frozenlake:size=4,frozen_prob=0.8,success_rate=0.8 + sokoban:size=6,boxes=1,search_depth=300"
-)
+_lake = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
+_sokoban = "sokoban:size=6,boxes=1,search_depth=300"
+env = f"2*{_lake} + {_sokoban}"
 reward_norm = "mean_std"
-reward_norm_over = "env"  # rewards are comparable inside each only
+reward_norm_over = "env"  # the environments have different scales of rewards

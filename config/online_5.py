@@ -1,5 +1,7 @@
-# Overlay behind any experiment: five optimizer steps on every rollout, ratios against the policy that sampled.
-# 40 iterations * 5 passes over the 32 kept trajectories = 200 optimizer steps, as without it, on a fifth of the samples
+# Overlay for any experiment: five optimizer steps on each batch of rollouts.
+# 40 iterations * 5 passes over the 32 kept trajectories = 200 optimizer steps. That is the number
+# of frozenlake_ppo.py, with a fifth of its samples.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/online_5.py
 
 num_epochs = 5
 num_iterations = 40

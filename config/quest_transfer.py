@@ -1,4 +1,9 @@
-# Overlay: quests of other sizes are scored too. q is the number of commands that a solution takes.
+# Overlay for quest_ppo.py: also evaluates on quests with more rooms (w), more objects (o) and
+# longer solutions (q commands).
+# Example:  torchrun --standalone train.py config/quest_ppo.py config/quest_transfer.py
 
-_sizes = "w=2,o=3,q=4 w=8,o=3,q=4 w=2,o=12,q=4 w=8,o=12,q=4 w=4,o=6,q=8"
-eval_env = " + ".join(f"quest:{size},goal=full,show=none" for size in _sizes.split())
+eval_env = "quest:w=2,o=3,q=4,goal=full,show=none"
+eval_env += " + quest:w=8,o=3,q=4,goal=full,show=none"
+eval_env += " + quest:w=2,o=12,q=4,goal=full,show=none"
+eval_env += " + quest:w=8,o=12,q=4,goal=full,show=none"
+eval_env += " + quest:w=4,o=6,q=8,goal=full,show=none"

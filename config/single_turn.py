@@ -1,3 +1,5 @@
-# Overlay behind sokoban_ppo.py or quest_ppo.py: a reply sees the present turn only; each turn is a training sequence.
+# Overlay for sokoban_ppo.py or quest_ppo.py: a reply sees only the present turn. Each turn is
+# a training sequence of its own.
+# Example:  torchrun --standalone train.py config/sokoban_ppo.py config/single_turn.py
 
-context_turns = 1  # 2 would show the turn before as well
+context_turns = 1  # with 2, a reply also sees the turn before

@@ -1,3 +1,5 @@
-# Overlay behind sokoban_ppo.py: SimpleSokoban for 60 iterations, then LargerSokoban (8x8, two boxes), which is scored.
+# Overlay for sokoban_ppo.py: 60 iterations on its 6x6 rooms with one box (SimpleSokoban), then 8x8
+# rooms with two boxes (LargerSokoban). Evaluation uses the larger rooms.
+# Example:  torchrun --standalone train.py config/sokoban_ppo.py config/sokoban_to_large.py
 
 env = "sokoban:size=6,boxes=1,search_depth=300 @60 > sokoban:size=8,boxes=2,search_depth=10"

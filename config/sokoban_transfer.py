@@ -1,4 +1,6 @@
-# Overlay behind sokoban_ppo.py: the paper's tables 2 to 4, besides its own rooms three environments never trained on.
+# Overlay for sokoban_ppo.py: also evaluates on three environments that training never uses, as in
+# tables 2 to 4 of the StarPO paper.
+# Example:  torchrun --standalone train.py config/sokoban_ppo.py config/sokoban_transfer.py
 
 eval_env = "sokoban:size=6,boxes=1,search_depth=300"
 eval_env += " + sokoban:size=6,boxes=1,search_depth=30,symbols=newvocab"  # other symbols

@@ -1,6 +1,8 @@
-# Overlay behind any experiment: StarPO before its stabilizers (StarPO-S is the default): all 128 trajectories are kept,
-# 4 optimizer steps of 32; symmetric clip; KL against the start. The paper (arXiv 2504.20073, appendix B) puts the k1
-# estimate of the KL into the loss, where its expected gradient is zero; we use k3.
+# Overlay for any experiment: StarPO without the stabilizers of StarPO-S, which are the default. It
+# keeps all 128 trajectories and makes 4 optimizer steps of 32. Its clip range is symmetric, and it
+# has a KL term against the starting model. The paper (arXiv 2504.20073, appendix B) puts the k1
+# estimate of the KL into the loss, where its expected gradient is zero. This file uses k3.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/starpo_vanilla.py
 
 filter_keep = 1.0
 clip_high = 0.2

@@ -1,3 +1,5 @@
-# Overlay behind frozenlake_ppo.py: pays for true statements in thoughts, which fade else (finding 6 of the paper).
+# Overlay for frozenlake_ppo.py: rewards true statements in thoughts. Without this reward, thoughts
+# fade during training (finding 6 of the StarPO paper).
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/think_reward.py
 
 think_reward = 0.1

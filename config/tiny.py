@@ -1,19 +1,18 @@
-# Overlay behind any experiment: its laptop version, on one CPU core, without a download, from the project's own base
-# model (docs/base.md). Groups, filter, losses: those of the experiment.
+# Overlay for any experiment: runs it on one CPU core with the tiny base model of this repository
+# (docs/base.md), without a download. Groups, filter and losses stay those of the experiment.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py
 
 model = "base"
-engine = "torch"  # in this process; --engine=vllm works as well
+engine = "torch"  # samples in the training process; --engine=vllm works as well
 device = "cpu"
-num_threads = (
-    1  # one thread adds up numbers in one order: two runs with one seed agree to the last bit
-)
+num_threads = 1  # one order of additions: two runs with one seed agree to the last bit
 max_response_tokens = 64
 max_context_tokens = 1024
 micro_batch_tokens = 4096
 eval_every = 20
 
-# a small model takes larger steps; chosen on the held-out prompts (--eval_split=heldout)
-learning_rate = 1e-4  # thoughts stay true; with 2e-4 a quarter of them does not
+# A small model takes larger steps. They were chosen on the prompts of --eval_split=heldout.
+learning_rate = 1e-4  # with 2e-4, a quarter of the thoughts become false
 critic_lr = 1e-3
 adam_beta2 = 0.99
 weight_decay = 0.0

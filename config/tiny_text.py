@@ -1,9 +1,12 @@
-# Overlay behind tiny.py: text worlds, whose words the base has never seen: SFT first (docs/results/practitioner.md).
+# Overlay for a text world with tiny.py. The base model has never seen the words of text worlds, so
+# SFT comes before RL (docs/results/practitioner.md gives all commands).
+# Example:  python -m tools.sft config/quest_ppo.py config/tiny.py config/tiny_text.py
 
-think = False  # the reply is the command, as in arXiv 2510.01132
+think = False  # the reply is only the command, as in arXiv 2510.01132
 max_response_tokens = 32
 max_context_tokens = 2048
-max_turns = actions_per_traj = 8  # twice the shortest quest
+max_turns = 8  # twice the shortest quest
+actions_per_traj = 8
 eval_size = 100
 eval_every = 0
 sft_lr = 3e-3

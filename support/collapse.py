@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dialogue import Chat
 from model import Policy
 from parallel import score_tokens
-from rollout import Chat, Trajectory, Turn, split_by_context
+from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 

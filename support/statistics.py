@@ -39,7 +39,7 @@ def paired_bootstrap(
     draws: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Mean of a - b with its 95 % bootstrap interval over instances and, if there are several, seeds.
+    """Mean of a - b with its 95 % bootstrap interval over seeds and instances.
 
     Args:
         a: (S, n) scores of S seeds on n instances.

@@ -2,7 +2,7 @@
 
     python tests/photograph.py out/frozenlake_ppo/view.html 41 docs/view.png
 
-Needs playwright (requirements-dev.txt) and Chromium.
+Needs playwright (requirements/dev.txt) and Chromium.
 """
 
 import shutil

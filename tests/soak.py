@@ -1,6 +1,6 @@
 """
-Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a run
-that was not killed, whose memory must not grow. Several ranks sample with vLLM.
+Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a
+run that was not killed, whose memory must not grow. Several ranks sample with vLLM.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
@@ -21,7 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_train import assert_same_checkpoint, rows_of, untimed
 
 import train
-from engine import ENVIRONMENT, TorchEngine, VLLMEngine
+from engine import VLLM_ENVIRONMENT, TorchEngine, VLLMEngine
+from support.log import Log
 
 
 class Moment(NamedTuple):
@@ -39,7 +40,7 @@ MOMENTS = {
     "update": (train, "optimizer_step", 1),
     "rename": (Path, "rename", 1.5),
     "evaluation": (train, "evaluate_all", 1),
-    "log": (train.Log, "write", 1),
+    "log": (Log, "write", 1),
 }
 ON_RANK_0 = ("write", "rename", "log")  # only rank 0 calls these
 RUN = SMALL_RUN | dict(
@@ -181,7 +182,7 @@ def die_at(moment):
 
 def import_vllm():
     """Once, and not in every fork."""
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(VLLM_ENVIRONMENT)
     names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
     for name in (*names, "model_executor.models.qwen2"):
         importlib.import_module(f"vllm.{name}")

@@ -279,10 +279,10 @@ def test_countdown_dialogue():
         'Reward -0.1. Unknown action: "(3 + 5) * 2 = 16". No action was executed; nothing changed.'
         "\nTurn 2 of 5, 1 action left.\nTarget 16. Numbers 5 3 2."
     )
-    assert (outcome.info["statements_checked"], outcome.info["statements_true"]) == (2, 1)
+    assert (outcome.record.statements_checked, outcome.record.statements_true) == (2, 1)
     # one action is left
     outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")
-    assert (outcome.status, outcome.info["actions"]) == ("success", ["(3 + 5) * 2"])
+    assert (outcome.status, outcome.record.actions) == ("success", ["(3 + 5) * 2"])
     assert outcome.reward == pytest.approx(0.9)  # the second is over the limit
 
 
@@ -296,11 +296,11 @@ def test_countdown_players_and_demonstrations(chat):
     for player in PLAYERS:
         played = play_reference(config, player)
         assert all(len(trajectory.turns) == 1 for trajectory in played)
-        assert all(trajectory.turns[0].info["format_ok"] for trajectory in played)
+        assert all(trajectory.turns[0].record.format_ok for trajectory in played)
         rates[player] = sum(trajectory.success for trajectory in played) / 64
     assert rates["optimal"] == 1 > rates["greedy"] > rates["random"]
     for noise in (0.0, 1.0):
         noisy = replace(config, sft_noise=noise)
         demos = [demonstration(noisy, chat, i) for i in range(30)]
-        assert all(demo.turns[0].info["format_ok"] and demo.score >= 0.1 for demo in demos)
+        assert all(demo.turns[0].record.format_ok and demo.score >= 0.1 for demo in demos)
         assert all(demo.success for demo in demos) == (noise == 0)

@@ -8,9 +8,11 @@ import torch
 from conftest import small_config
 from transformers import AutoModelForCausalLM
 
+from dialogue import Chat
 from engine import make_engine
-from model import Batch, load_model
-from rollout import Chat, collect
+from model import load_model
+from packing import PackedBatch
+from rollout import collect
 from support.run_folder import read_rows
 from tools import bench, bench_gpu, bench_head, bench_iteration, bench_measure, bench_update
 from tools.bench_rollout import Barrier, DrawnLengths, HuggingFace
@@ -164,7 +166,7 @@ def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
     # pieces of 2 and 3 tokens, the second after the first: 2 * 1 + 3 * 3.5 keys; one sampled token
-    batch = Batch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
+    batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
     assert bench_gpu.flop_of(batch, shape, 100, 40) == 6 * (100 * 5 + 40) + attention
@@ -193,11 +195,11 @@ def test_the_gpu_bench_runs_on_a_cpu(monkeypatch):
     cases = [bench_gpu.Case("W2", 150_000, "SDPA", False, trained) for trained in names]
     monkeypatch.setattr(bench_gpu, "cases", lambda: cases)
     # the benchmark replaces it; monkeypatch puts it back
-    has_varlen_kernel = bench_gpu.model.has_varlen_kernel
-    monkeypatch.setattr(bench_gpu.model, "has_varlen_kernel", has_varlen_kernel)
+    has_varlen_kernel = bench_gpu.packing.has_varlen_kernel
+    monkeypatch.setattr(bench_gpu.packing, "has_varlen_kernel", has_varlen_kernel)
     workload = bench_gpu.workload
     monkeypatch.setattr(bench_gpu, "workload", lambda *arguments: workload(*arguments)[:32])
-    bench_gpu.parallel.set_up(small_config())
+    bench_gpu.parallel.init_distributed(small_config())
     rows = bench_gpu.gpu(small_config(), 1, shape=shape)
     assert list(rows) == ["W2 policy, 150000 tokens, SDPA", "W2 critic, 150000 tokens, SDPA"]
     # 2 groups of 16: 400 tokens of a first prompt but its last are shared, then a member has

@@ -23,7 +23,7 @@ from support.run_folder import DISK_ADVICE
 
 @pytest.fixture(autouse=True)
 def one_rank():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     torch.use_deterministic_algorithms(False)
 

@@ -17,8 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import parallel
+from dialogue import Chat
 from model import Policy
-from rollout import Chat, Trajectory, Turn, pack
+from packing import pack
+from rollout import Trajectory, Turn
 from support import collapse
 from support.collapse import (
     Thought,

@@ -16,10 +16,10 @@ from dialogue import Episode, parse_response
 from envs import SPLIT_SIZE, Bandit, Env, make_env, reserved_instances
 from grids import Sokoban
 from rollout import make_episode
-from tools import corpus
+from tools import corpus, demonstrations
 from tools.corpus import documents
 from tools.demonstrations import demonstration
-from tools.drills import Drill
+from tools.drills import Drill, DrillRecord
 
 ROOT = corpus.__file__.rsplit("/", 2)[0]
 
@@ -46,7 +46,7 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
     for index in range(20):
         demo = demonstration(config, chat, index)
         episode = make_episode(config)
-        system, user = episode.reset((config.seed, corpus.SEED_DEMOS, index))
+        system, user = episode.reset((config.seed, demonstrations.SEED_DEMOS, index))
         assert demo.system == system
         prompt, status = chat.opening(system, user), None
         for turn in demo.turns:
@@ -287,7 +287,7 @@ def test_documents_are_right_and_of_every_kind(chat):
             assert len(document.ids) <= 1024
             for turn in document.turns:
                 assert chat.decode(turn.response_ids) == turn.text
-                if "question" in turn.record:
+                if isinstance(turn.record, DrillRecord):
                     assert turn.reward == 1
                 else:
                     assert (
@@ -359,7 +359,7 @@ def test_answers_of_games_are_parsed_as_written(chat):
     for i in range(40):
         for document in read(chat, (0, i, 0), 1):
             for turn in document.turns:
-                if "actions" in turn.record:
+                if not isinstance(turn.record, DrillRecord):
                     parsed = parse_response(turn.text, think="<think>" in document.system)
                     assert parsed.actions == turn.record.actions
 

@@ -73,8 +73,8 @@ def test_a_row_has_the_metrics_of_the_list(tmp_path):
 
 def test_text_of_trajectories_is_not_interpreted(tmp_path):
     turns = [
-        Turn([], [], [], -0.1, "<answer>*Up*</answer>", "Turn 1.\n\nP_", {"actions": []}),
-        Turn([], [], [], 1.0, "# b", "Turn 2.", {"actions": []}),
+        Turn([], [], [], -0.1, "<answer>*Up*</answer>", "Turn 1.\n\nP_"),
+        Turn([], [], [], 1.0, "# b", "Turn 2."),
     ]
     trajectory = Trajectory((0,), 0, turns, "success", "rules", "lake")
     Log(tmp_path, [], CONFIG).write(a_row(1), [trajectory])

@@ -51,7 +51,7 @@ from engine import make_engine
 from envs import Env, make_env
 from model import Policy
 from tools.demonstrations import demonstration
-from train import token_targets
+from train import compute_targets
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"(\w+): (test_\w+)", __doc__)
@@ -181,7 +181,7 @@ def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
         noise_seed=(7,),
     )
     learner = SimpleNamespace(config=config, device=torch.device("cpu"), ref=None, critic=None)
-    advantages = token_targets(learner, played)["advantages"].split(
+    advantages = compute_targets(learner, played).advantages.split(
         [t.num_response_tokens for t in played]
     )
     assert ("out_of_tokens" in {t.status for t in played}) == (limit == 300)

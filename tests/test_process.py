@@ -19,7 +19,7 @@ from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 
 @pytest.fixture(autouse=True)
 def one_rank():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     torch.use_deterministic_algorithms(False)
 

@@ -27,7 +27,6 @@ from test_train import assert_same_checkpoint, rows_of, run, untimed
 
 import dialogue
 import envs
-import eval as evaluation
 import parallel
 import rollout
 import train
@@ -44,7 +43,7 @@ EACH = dict(eval_every=1, save_every=1)
 
 @pytest.fixture(autouse=True)
 def one_rank():
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -56,7 +55,7 @@ def one_rank():
 def whole(trained_folder, tmp_path_factory):
     """Three iterations, each evaluated and saved, without a fault."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)
 
 
@@ -99,8 +98,9 @@ def test_best_is_the_first_of_the_best_evaluations(trained_folder, tmp_path, mon
     def scripted(config, *args):
         if not first_results:
             first_results.append(evaluate_all(config, *args))
-        ((env, (metrics, played)),) = first_results[0].items()
-        return {env: (metrics | {"success": next(successes)}, played)}
+        ((env, scores),) = first_results[0].items()
+        metrics = scores.metrics | {"success": next(successes)}
+        return {env: scores._replace(metrics=metrics)}
 
     def spy(folder, *args):
         exported.append((folder.name, len(rows_of(tmp_path / "out"))))
@@ -217,10 +217,10 @@ def test_a_signal_ends_a_run_after_the_iteration(
     assert left.value.code == 75 and signal.getsignal(signal.SIGINT) == before
     captured = capfd.readouterr()
     assert "SIGINT: ending after this iteration, in 60 s at most" in captured.err
-    assert "interrupted at iteration 2; started again, the run continues" in captured.out
+    assert "interrupted at iteration 2; start again to continue" in captured.out
     assert untimed(rows_of(tmp_path / "out")) == untimed(whole[1][:2])
     monkeypatch.undo()
-    parallel.set_up(small_config())
+    parallel.init_distributed(small_config())
     rows = run(tmp_path / "out", trained_folder, num_iterations=3, **EACH)
     assert untimed(rows) == untimed(whole[1])
     assert_same_checkpoint(whole[0], tmp_path / "out")
@@ -292,7 +292,7 @@ def test_a_failing_environment_ends_its_trajectory_only(
     found = collect(Script(reply), chat, config, STARTS, **OPTIONS)
     failed = found[2]
     assert failed.status == "error" and failed.score == 0 and len(failed.turns) == 1
-    assert failed.turns[-1].info["error"].removeprefix("TimeoutError: ") == sentence
+    assert failed.turns[-1].record.error.removeprefix("TimeoutError: ") == sentence
     assert failed.response_mask.count(True) == len(reply)
     for i in (0, 1, 3):
         assert found[i].ids == expected[i].ids
@@ -304,12 +304,12 @@ def test_a_failing_environment_ends_its_trajectory_only(
 def test_a_player_whose_environment_fails_is_paid_for_no_plan(monkeypatch, method):
     break_environment(monkeypatch, 2, raises, method=method, blocking=False)
 
-    def answer(*_):
-        return Turn([], [], [], text="<answer>Left</answer>")
-
-    played = evaluation.play(small_config(reward_density="plan"), answer, (0,), 2)
+    episode = rollout.make_episode(small_config(reward_density="plan"))
+    conversation = rollout.Conversation(episode, (0,), member=2)
+    conversation.reset("eval")
+    played = rollout.play(conversation, lambda _: rollout.Reply("<answer>Left</answer>"))
     assert played.status == "error" and played.score == 0
-    assert played.turns[-1].info["error"] == "OSError: the server is gone"
+    assert played.turns[-1].record.error == "OSError: the server is gone"
 
 
 def test_a_thread_does_not_stop_the_clock_of_the_main_one():
@@ -333,7 +333,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     kept_fractions = []
     make_episode = rollout.make_episode
     select_groups = train.select_groups
-    token_targets = train.token_targets
+    compute_targets = train.compute_targets
 
     def some_fail(config, env=""):
         episode = make_episode(config, env)
@@ -348,11 +348,11 @@ def test_groups_with_errors_are_left_out_of_the_update(
 
     def spy_on_targets(learner, kept, kept_fraction):
         kept_fractions.append(kept_fraction)
-        return token_targets(learner, kept, kept_fraction)
+        return compute_targets(learner, kept, kept_fraction)
 
     monkeypatch.setattr(rollout, "make_episode", some_fail)
     monkeypatch.setattr(train, "select_groups", spy_on_filter)
-    monkeypatch.setattr(train, "token_targets", spy_on_targets)
+    monkeypatch.setattr(train, "compute_targets", spy_on_targets)
     (row,) = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
     assert kept_fractions == [4 / 12]  # of the groups that the filter saw
     # half of three groups, rounded down
@@ -360,15 +360,15 @@ def test_groups_with_errors_are_left_out_of_the_update(
     assert len(filtered) == 12 and all(played.status != "error" for played in filtered)
     assert {played.seed for played in filtered} == {(0, 31, 0, group) for group in (0, 2, 3)}
     assert (
-        "1 of 16 trajectories ended in an error of their environment (the first, "
-        "frozenlake:success_rate=0.8: OSError: the server is gone); they fail an evaluation"
+        "1 of 16 trajectories ended in an environment error (the first, in "
+        "frozenlake:success_rate=0.8: OSError: the server is gone); training drops their groups"
     ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("num_errors, counted", [(2, "2 of 4"), (1, "1 of 4")])
 def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
     """Two errors are too many; one leaves no whole group of four."""
-    error_turn = Turn([1], [2], [0.0], info={"error": "OSError: gone"})
+    error_turn = Turn([1], [2], [0.0], record=dialogue.TurnRecord([], error="OSError: gone"))
     failed = Trajectory((0,), 0, [error_turn], "error", env="lake")
     good = Trajectory((0,), 0, [Turn([1], [2], [0.0])], "failure")
     config = small_config(max_error_frac=0.25)
@@ -377,8 +377,8 @@ def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
     with pytest.raises(ValueError) as error:
         rollout.without_errors(played, config, 4)
     assert str(error.value) == (
-        f"{counted} trajectories ended in an error of their environment (the first, lake: "
-        "OSError: gone); max_error_frac is 0.25, and whole groups must be left"
+        f"{counted} trajectories ended in an environment error (the first, in lake: "
+        "OSError: gone); max_error_frac is 0.25, and at least one whole group must be left"
     )
 
 

@@ -10,7 +10,6 @@ from configurator import Config
 
 import json
 import re
-import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-import support.collapse
+import support.run
 import train
 from envs import make_env
 from support.run_folder import save_config
@@ -262,20 +261,31 @@ def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
 
 
 @pytest.mark.slow
-def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch, capsys):
-    """Table, points and README of this repository, from the rows in docs/results alone."""
+def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch):
+    """Table, points and pictures of this repository, from the rows in docs/results alone."""
     (tmp_path / "config").symlink_to(ROOT / "config")
-    ignored = shutil.ignore_patterns("*.md", "*.csv")
-    shutil.copytree(ROOT / "docs/results", tmp_path / "docs/results", ignore=ignored)
+    (tmp_path / "docs/results").mkdir(parents=True)
+    (tmp_path / "docs/results/runs").symlink_to(ROOT / "docs/results/runs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "launch", None)  # nothing is run
     reproduce.main(["learning", "--draw=True"])
     for name in ("learning.md", "learning.csv"):
         drawn = (tmp_path / "docs/results" / name).read_bytes()
         assert drawn == (ROOT / "docs/results" / name).read_bytes()
-    readme = (ROOT / "README.md").read_text().splitlines()
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert all(line in readme for line in table)
+    assert (tmp_path / "docs/results/learning.png").is_file()
+    assert (tmp_path / "docs/results/frozenlake.png").is_file()
+
+
+def test_rates_in_readme_are_those_of_the_rows():
+    curves = {"frozenlake_ppo": curve_of("learning", "frozenlake_ppo")}
+    rows = reproduce.rows_of(curves, "tiny", [0, 1, 2])["frozenlake_ppo"]
+    wins = tables.wins_of_run(rows)
+    del wins["optimal, 2 a turn"], wins["optimal, 5 a turn"]
+    readme = (ROOT / "README.md").read_text()
+    assert len(rows) == 3 and len(wins) == 6
+    for name, seeds in wins.items():
+        rate = tables.rate(seeds if name in tables.POLICIES else seeds[0])
+        assert rate.replace(" [", " % [") in readme, name
 
 
 def test_environments_that_are_scored_stand_apart():
@@ -444,11 +454,11 @@ def test_all_pictures_are_drawn(tmp_path):
 
 
 def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
-    def warnings_of(steps):
+    def new_warnings(steps):
         fell = min(step["reward"] for step in steps) < 0
         return [f"reward fell {len(steps)}"] if fell else []
 
-    monkeypatch.setattr(support.collapse, "warnings_of", warnings_of)
+    monkeypatch.setattr(runs, "new_warnings", new_warnings)
     steps = [{"step": 7 + i, "reward": reward} for i, reward in enumerate((1.0, 0.5, -1.0, 2.0))]
     assert runs.first_warning(steps) == [9, "reward fell 3"]
     assert runs.first_warning(steps[:2]) is None
@@ -638,8 +648,8 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         return SimpleNamespace(returncode=0)
 
     launch_with(monkeypatch, run_here)
-    nobody = nullcontext(SimpleNamespace(wanted=lambda: False))  # signals are for a main thread
-    monkeypatch.setattr(train, "Interruption", lambda _: nobody)
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals are for a main thread
+    monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     figures = {}
     for name, figure in reproduce.FIGURES.items():
         label, trained = list(figure.curves.items())[-1]

@@ -21,13 +21,14 @@ from transformers import AutoModelForCausalLM
 
 import eval as evaluation
 import model
+from dialogue import TurnRecord
 from engine import make_engine
 from eval import play_reference
 from packing import pack
 from rollout import Trajectory, Turn, make_episode, summarize
 from support.records import trajectory_record, write_jsonl
 from support.run_folder import save_config
-from support.scores import Scores
+from support.scores import Scores, score_table
 from support.statistics import wilson_interval
 from tools import demonstrations, drills, probes, sft, tiny_model
 from tools.drills import DrillRecord
@@ -202,7 +203,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
         ("quest", "bad.jsonl:1 is no demonstration .JSONDecodeError"),
         (
             '{"seed": [1], "status": "", "system": "", "turns": []}',
-            "bad.jsonl:1 is no demonstration .IndexError",
+            "bad.jsonl:1 is no demonstration .LookupError: it has no turns",
         ),
         ("", "bad.jsonl holds no demonstrations; python -m tools.sft --export="),
         (
@@ -226,7 +227,7 @@ def test_wrong_demonstrations_leave_no_folder(tmp_path, chat):
         f"--out_dir={tmp_path}/out",
     ]
     for wrong, message in (
-        ("--sft_file=/nowhere.jsonl", "No such file"),
+        ("--sft_file=/nowhere.jsonl", "does not exist"),
         ("--max_response_tokens=2", "raise it"),
     ):
         with pytest.raises((OSError, ValueError), match=message):
@@ -649,6 +650,6 @@ def test_eval_of_a_run_without_a_policy(tmp_path):
     with pytest.raises(ValueError) as error:
         evaluation.main([str(tmp_path)])
     wanted = (
-        "holds no policy/ or best/, which train.py writes at the end and at the best evaluation"
+        "holds no policy/ or best/; train.py writes them at the end and at the best evaluation"
     )
     assert str(error.value) == f"{tmp_path} {wanted}"

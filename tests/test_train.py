@@ -28,6 +28,7 @@ import train
 from dialogue import Chat
 from packing import pack
 from rollout import Trajectory, Turn
+from support import log, report, timer
 from support.checkpoint import Saver, find_corruption
 from support.metrics import metric_groups
 
@@ -45,6 +46,11 @@ KEYS = """
 COLLAPSE_KEYS = [key for key, group in metric_groups(small_config()).items() if group == "collapse"]
 COLLAPSE_KEYS.remove("regime")
 KEYS += COLLAPSE_KEYS
+OF_AN_UPDATE = {
+    *("pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "vf_loss", "vf_clipfrac"),
+    *("grad_norm", "grad_norm_critic", "explained_variance"),
+    *("logprob_diff_mean", "logprob_diff_max"),
+}
 OF_CRITIC = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
 OF_EVAL = {key for key in KEYS if key.startswith("eval_")}
 UNKNOWN = {
@@ -244,14 +250,14 @@ def test_grpo_run_continues_too(trained_folder, tmp_path):
 def test_no_row_is_lost_between_checkpoint_and_log(
     first_half, trained_folder, tmp_path, monkeypatch
 ):
-    write = train.Log.write
+    write = log.Log.write
 
-    def interrupted(log, row, samples):
+    def interrupted(self, row, samples):
         if row["step"] == 2:
             raise KeyboardInterrupt
-        write(log, row, samples)
+        write(self, row, samples)
 
-    monkeypatch.setattr(train.Log, "write", interrupted)
+    monkeypatch.setattr(log.Log, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out", trained_folder, num_iterations=2)
     monkeypatch.undo()
@@ -308,7 +314,7 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
             row["bad_steps"],
         ) == (0, 0, 1.0, 0)
         missing = {key for key, value in row.items() if value is None} - OF_EVAL - UNKNOWN
-        assert missing == set(train.METRICS_OF_UPDATE.split())
+        assert missing == OF_AN_UPDATE
     after = model.load_model(str(tmp_path / "out" / "policy"))[0]
     assert all(
         torch.equal(a, b)
@@ -331,13 +337,9 @@ def test_a_finished_run_says_so(gae_run, trained_folder, capsys):
     assert run(out_dir, trained_folder, num_iterations=4) == rows  # nothing was added
     out = capsys.readouterr().out
     assert f"{out_dir} is finished at iteration 4. To start a new run, give --seed=N" in out
-    assert (
-        train.next_steps_hint(small_config(out_dir="o", env="my.py:A + b.py:B")).count(
-            "--env='my.py:A + b.py:B'"
-        )
-        == 1
-    )
-    assert f"python view.py {out_dir} " in out and f"tensorboard --logdir {out_dir.parent}" in out
+    hint = report.next_steps_hint(small_config(out_dir="o", env="my.py:A + b.py:B"))
+    assert hint.count("--env='my.py:A + b.py:B'") == 1
+    assert f"python -m tools.view {out_dir} " in out and f"tensorboard --logdir {out_dir.parent}" in out
     assert (out_dir / "scores.md").read_text() in out
 
 
@@ -353,22 +355,20 @@ def test_a_continued_run_has_no_end_yet(trained_folder, tmp_path, monkeypatch):
     }
 
 
-def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys, monkeypatch):
+def test_a_run_that_stopped_early_says_why_and_how_to_go_on(gae_run, capsys):
     out_dir, rows = gae_run
-    monkeypatch.setattr(train, "stop_reason", lambda _: "success was 0")
-    assert train.is_finished(
-        small_config(out_dir=str(out_dir), early_stop=True, num_iterations=9), rows
-    )
+    config = small_config(out_dir=str(out_dir), early_stop=True, num_iterations=9)
+    assert report.show_if_finished(config, len(rows), "success was 0")
     out = capsys.readouterr().out
     assert f"finished at iteration {len(rows)}, because success was 0. To start" in out
-    assert "to go on, --early_stop=False --take_config=True." in out
-    assert train.is_finished(
-        small_config(out_dir=str(out_dir), early_stop=True, num_iterations=len(rows)), rows
-    )
+    assert "to continue, --early_stop=False --take_config=True." in out
+    config = replace(config, num_iterations=len(rows))
+    assert report.show_if_finished(config, len(rows), "success was 0")
     assert (
-        "to go on, --num_iterations=N --early_stop=False --take_config=True."
+        "to continue, --num_iterations=N --early_stop=False --take_config=True."
         in capsys.readouterr().out
     )
+    assert not report.show_if_finished(replace(config, num_iterations=9), len(rows), None)
 
 
 def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, tokenizer, tmp_path):
@@ -392,9 +392,9 @@ def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monk
 
         return call
 
-    monkeypatch.setattr(train, "play", timed(train.collect_rollouts, 1.0))
-    monkeypatch.setattr(train, "measure", timed(train.measure, 50.0))
-    monkeypatch.setattr(train.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(train, "collect_rollouts", timed(train.collect_rollouts, 1.0))
+    monkeypatch.setattr(train, "measure_collapse", timed(train.measure_collapse, 50.0))
+    monkeypatch.setattr(timer.time, "process_time", lambda: clock[0])
     rows = run(tmp_path / "out", trained_folder, num_iterations=2, collapse_every=2, think=True)
     assert [row["cpu_s"] for row in rows] == [1.0, 1.0] and clock == [52.0]
 
@@ -404,8 +404,9 @@ def test_the_folder_of_another_run_is_refused(gae_run, trained_folder):
     with pytest.raises(ValueError) as error:
         run(out_dir, trained_folder, num_iterations=4, gamma=0.5, seed=3)
     assert str(error.value) == (
-        f"out_dir={str(out_dir)!r} holds another run (seed is 0 there and 3 here, gamma is 1.0 there and 0.5 here); "
-        "give another --out_dir, or --take_config=True to go on with these"
+        f"out_dir={str(out_dir)!r} holds a run with other settings "
+        "(seed was 0 and is now 3, gamma was 1.0 and is now 0.5); "
+        "give another --out_dir, or --take_config=True to continue with the new settings"
     )
     assert (
         rows_of(out_dir) == rows
@@ -1190,14 +1191,14 @@ def test_scores_are_normalised_inside_of_each_environment(trained_folder, monkey
 
 
 def test_lines_of_iterations_are_aligned():
-    row = dict.fromkeys(train.PRINTED) | {
+    row = dict.fromkeys(report.PRINTED) | {
         "step": 9,
         "reward": -0.25,
         "success": 1.0,
         "regime": "diverse",
     }
-    later = dict.fromkeys(train.PRINTED, 1.5) | {"step": 10, "regime": "diverse"}
-    lines = [train.describe_step(row, 200, 0.0), train.describe_step(later, 200, 90.0)]
+    later = dict.fromkeys(report.PRINTED, 1.5) | {"step": 10, "regime": "diverse"}
+    lines = [report.describe_step(row, 200, 0.0), report.describe_step(later, 200, 90.0)]
     bars = [[i for i, char in enumerate(line) if char == "|"] for line in lines]
     assert bars[0] == bars[1][: len(bars[0])] and lines[1].endswith("diverse | 2 min left")
     assert lines[0].startswith(

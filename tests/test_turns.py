@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grids
-from dialogue import Episode, check_thought, format_response, parse_response
+from dialogue import Episode, TurnRecord, check_thought, format_response, parse_response
 from envs import make_env
 
 NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"  # one push to the left
@@ -74,15 +74,15 @@ def test_turn_with_two_actions():
     board = "######\n#O___#\n#PX#_#\n#____#\n#____#\n######"
     assert outcome.user == f"Reward -0.2.\nTurn 2 of 5, 8 actions left.\n{board}"
     assert outcome.reward == pytest.approx(-0.2) and outcome.status is None
-    assert outcome.info == {
-        "actions": ["Left", "Up"],
-        "num_actions": 2,
-        "format_ok": True,
-        "effective": 1.0,
-        "statements_checked": 2,
-        "statements_true": 1,
-        "env_reward": -0.2,
-    }
+    assert outcome.record == TurnRecord(
+        actions=["Left", "Up"],
+        num_actions=2,
+        format_ok=True,
+        effective=1.0,
+        statements_checked=2,
+        statements_true=1,
+        env_reward=-0.2,
+    )
 
 
 def test_first_messages():
@@ -103,7 +103,7 @@ def test_unknown_action_is_reported_and_penalised():
     assert outcome.reward == pytest.approx(-0.3)
     head = 'Reward -0.3. Unknown action: "Jump".\nTurn 2 of 5, 8 actions left.\n'
     assert outcome.user.startswith(head)
-    assert outcome.info["num_actions"] == 2 and not outcome.info["format_ok"]
+    assert outcome.record.num_actions == 2 and not outcome.record.format_ok
     outcome = episode.step("<think>a</think><answer>Jump</answer>")
     assert outcome.reward == pytest.approx(-0.1)
     head = 'Reward -0.1. Unknown action: "Jump". No action was executed; nothing changed.'
@@ -113,7 +113,7 @@ def test_unknown_action_is_reported_and_penalised():
 def test_surplus_actions_are_reported():
     episode = episode_in(ROOM_BOARD, actions_per_turn=2)
     outcome = episode.step("<think>a</think><answer>Left || Right || Left || Right</answer>")
-    assert outcome.reward == pytest.approx(-0.3) and outcome.info["num_actions"] == 2
+    assert outcome.reward == pytest.approx(-0.3) and outcome.record.num_actions == 2
     head = "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
     assert outcome.user.startswith(head)
     # the budget cuts too: one action is left of three, and the reply has two
@@ -122,7 +122,7 @@ def test_surplus_actions_are_reported():
     assert episode.step(reply).reward == pytest.approx(-0.2)
     outcome = episode.step(reply)
     assert outcome.reward == pytest.approx(-0.2)
-    assert outcome.status == "failure" and outcome.info["num_actions"] == 1
+    assert outcome.status == "failure" and outcome.record.num_actions == 1
 
 
 def test_malformed_reply():
@@ -132,7 +132,7 @@ def test_malformed_reply():
         "Reward -0.1. The reply was not in the required form. No action was executed; nothing "
         f"changed.\nTurn 2 of 5, 10 actions left.\n{ROOM_BOARD}"
     )
-    assert outcome.reward == pytest.approx(-0.1) and not outcome.info["format_ok"]
+    assert outcome.reward == pytest.approx(-0.1) and not outcome.record.format_ok
     empty = episode.step("<think>a</think><answer></answer>")  # the right form, but no action
     head = "Reward -0.1. No action was executed; nothing changed.\nTurn 3 of 5"
     assert empty.user.startswith(head)
@@ -141,7 +141,7 @@ def test_malformed_reply():
 def test_text_outside_the_tags_is_penalised_but_executed():
     reply = "Sure! <think>a</think><answer>Left</answer>"
     outcome = episode_in(ROOM_BOARD).step(reply)
-    assert outcome.reward == pytest.approx(-0.2) and outcome.info["num_actions"] == 1
+    assert outcome.reward == pytest.approx(-0.2) and outcome.record.num_actions == 1
     head = "Reward -0.2. The reply was not in the required form."
     assert outcome.user.startswith(f"{head}\nTurn 2 of 5, 9 actions left.\n")
     assert episode_in(ROOM_BOARD, format_penalty=0.0).step(reply).reward == pytest.approx(-0.1)
@@ -154,8 +154,8 @@ def test_no_think_variant():
     parsed = parse_response(form, think=False)
     assert parsed.well_formed and len(parsed.actions) == 2
     outcome = episode.step("<answer>Left</answer>")
-    assert outcome.reward == pytest.approx(-0.1) and outcome.info["format_ok"]
-    assert not episode.step("<think>a</think><answer>Left</answer>").info["format_ok"]
+    assert outcome.reward == pytest.approx(-0.1) and outcome.record.format_ok
+    assert not episode.step("<think>a</think><answer>Left</answer>").record.format_ok
 
 
 def test_turn_limit():
@@ -180,13 +180,13 @@ def test_success_ends():
     assert (outcome.status, outcome.user) == ("success", "")
     # -0.1 + 1 + 10; what follows the end is neither executed nor penalised
     assert outcome.reward == pytest.approx(10.9)
-    assert outcome.info["num_actions"] == 1 and outcome.info["format_ok"]
+    assert outcome.record.num_actions == 1 and outcome.record.format_ok
 
 
 def test_hole_ends_in_failure():
     outcome = episode_in(LAKE_BOARD).step("<think>a</think><answer>Right || Right || Left</answer>")
     assert (outcome.status, outcome.user, outcome.reward) == ("failure", "", 0.0)
-    assert outcome.info["num_actions"] == 2
+    assert outcome.record.num_actions == 2
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_stated_limits_are_executed(per_turn, in_all, turns):
     counts, status = [], None
     while status is None:
         outcome = episode.step(reply)
-        counts.append(outcome.info["num_actions"])
+        counts.append(outcome.record.num_actions)
         status = outcome.status
         if status is None:
             head = re.search(r"Turn (\d+) of (\d+), (\d+) actions? left\.", outcome.user)
@@ -285,8 +285,8 @@ def play_any_text(text, setting):
         before = env.num_actions
         outcome = episode.step(response)
         assert_legal(env)
-        assert outcome.info["num_actions"] == env.num_actions - before <= 3
-        assert 0 <= outcome.info["statements_true"] <= outcome.info["statements_checked"]
+        assert outcome.record.num_actions == env.num_actions - before <= 3
+        assert 0 <= outcome.record.statements_true <= outcome.record.statements_checked
         assert math.isfinite(outcome.reward) and episode.turn_idx <= 2
         assert outcome.status in (None, "success", "failure", "out_of_turns")
         assert (outcome.user == "") == (outcome.status is not None)
@@ -321,4 +321,4 @@ def test_long_responses_take_linear_time():
             assert parsed.actions == [] and not parsed.well_formed
     reply = "<think>" + "Box 1 up. " * many + "</think><answer>" + "Up||" * many + "</answer>"
     outcome = episode_in(ROOM_BOARD).step(reply)
-    assert outcome.info["num_actions"] == 5 and outcome.info["statements_true"] == many
+    assert outcome.record.num_actions == 5 and outcome.record.statements_true == many

@@ -15,7 +15,7 @@ that their variants do the same work: same tokens, same loss. vLLM and TRL (pip 
 compared if they are installed.
 """
 
-from configurator import UserError, load_config, run_main
+from configurator import Config, UserError, load_config, run_main
 
 import json
 from dataclasses import replace
@@ -53,13 +53,7 @@ OPTIONS = {
 
 
 def main(argv: list[str]) -> None:
-    if not argv or argv[0] not in BENCHMARKS:
-        given = argv[0] if argv else "nothing"
-        raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")
-    name, *settings = argv
-    config, options, _ = load_config([*SETTINGS, *settings], extra=OPTIONS)
-    if options["repeats"] < 1:
-        raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
+    name, config, options = read_arguments(argv)
     if name == "gpu":
         config = replace(config, device="cuda", num_threads=0)
     parallel.init_distributed(config)
@@ -70,6 +64,18 @@ def main(argv: list[str]) -> None:
     if options["json"]:
         record = {"command": argv, "torch": torch.__version__, "rows": rows}
         Path(options["json"]).write_text(json.dumps(record) + "\n")
+
+
+def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
+    """Returns: name of a benchmark, settings, options. Raises: UserError."""
+    if not argv or argv[0] not in BENCHMARKS:
+        given = argv[0] if argv else "nothing"
+        raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")
+    name, *settings = argv
+    config, options, _ = load_config([*SETTINGS, *settings], extra=OPTIONS)
+    if options["repeats"] < 1:
+        raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
+    return name, config, options
 
 
 if __name__ == "__main__":

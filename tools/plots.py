@@ -36,10 +36,10 @@ class Player(NamedTuple):
 
 
 PLAYERS = (
-    Player("optimal, closed loop", "optimal player, closed loop", "--"),
-    Player("optimal, 1 a turn", "optimal player, one action a turn", "-."),
-    Player("greedy, closed loop", "greedy player", (0, (6, 2, 1, 2, 1, 2))),
-    Player("random, closed loop", "random player", ":"),
+    Player("optimal, closed loop", "optimal, no limit of turns", "--"),
+    Player("optimal, 1 a turn", "optimal with one action a turn", "-."),
+    Player("greedy, closed loop", "greedy", (0, (6, 2, 1, 2, 1, 2))),
+    Player("random, closed loop", "random actions", ":"),
 )
 STYLES = {"random": ":", "greedy": "-.", "optimal": "--"}  # of closed-loop players in `plot`
 LABEL_GAP = 5  # smallest distance of two labels, in % of success
@@ -79,7 +79,7 @@ def plot_flagship(path: Path, panel: Panel, curves: Curves) -> None:
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     axes = figure.subplots()
     draw_panel(axes, panel, curves)
-    axes.set(title=f"{panel.title}: success while RL trains the policy", ylabel=SUCCESS)
+    axes.set(title=f"{panel.title}: success during RL", ylabel=SUCCESS)
     handles = handles_by_label(axes)
     name_players([handles[player.label] for player in PLAYERS if player.label in handles])
     policies = [handles[name] for name in panel.curves if name in handles]
@@ -87,7 +87,7 @@ def plot_flagship(path: Path, panel: Panel, curves: Curves) -> None:
         percent = line.get_ydata()
         line.set_label(f"{line.get_label()}, from {percent[0]:.0f} to {percent[-1]:.0f} %")
     bands = [handles[BAND]] if policies else []
-    axes.legend(handles=[*policies, *bands], loc=(0.5, 0.3), frameon=False)
+    axes.legend(handles=[*policies, *bands], loc=(0.44, 0.3), frameon=False)
     figure.savefig(path, dpi=150)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from support.echo_trap import new_warnings
 from support.run_folder import load_saved, read_rows, write_atomically
 from tools.experiments import (
     COLLAPSE_SIGNS,
@@ -175,8 +176,6 @@ def first_warning(steps: Sequence[dict]) -> list | None:
 
     Every iteration is judged by the metrics up to it.
     """
-    from support.echo_trap import new_warnings  # imported late: tables are drawn without it
-
     for num_steps, step in enumerate(steps, 1):
         sentences = new_warnings(steps[:num_steps])
         if sentences:

@@ -31,7 +31,7 @@ LEGEND = """\
 Success in % of n games. Its 95 % Wilson interval counts each prompt once, because all seeds play
 the same prompts. Differences are paired by prompt. Their 95 % bootstrap interval draws seeds and
 prompts; it is too narrow if fewer than six games differ. First warning: for each seed, the
-iteration of the first early sign of collapse (support/collapse.py), - if there is none."""
+iteration of the first early sign of collapse (support/echo_trap.py), - if there is none."""
 
 
 # ---------- what rows hold
