@@ -1,5 +1,5 @@
 # Overlay for a text world with tiny.py. The base model has never seen the words of text worlds, so
-# SFT comes before RL (docs/results/practitioner.md gives all commands).
+# SFT comes before RL (docs/papers.md gives all commands).
 # Example:  python -m tools.sft config/quest_ppo.py config/tiny.py config/tiny_text.py
 
 think = False  # the reply is only the command, as in arXiv 2510.01132
