@@ -468,7 +468,7 @@ def test_dialogue_of_a_quest():
 @pytest.mark.parametrize("name", ["quest_ppo", "household_ppo", "repair_grpo"])
 def test_players_and_demonstrations(name, chat):
     from eval import play_reference
-    from tools.corpus import demonstration
+    from tools.demonstrations import demonstration
 
     config = load_config([str(ROOT / "config" / f"{name}.py")])[0]
     config = replace(config, eval_size=12, sft_actions=1)
