@@ -235,7 +235,7 @@ def test_without_a_sandbox_it_runs_only_when_told_so(rows, monkeypatch):
     assert env.output == WRONG
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 1)
     assert not env.step("sleep 54321").effective
-    assert not any("54321" in line for line in commands_that_run())
+    check_nobody_runs()
 
 
 @pytest.mark.parametrize("option", ["reward=share", "sandbox=perhaps"])

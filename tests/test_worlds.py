@@ -326,14 +326,14 @@ def test_a_win_is_worth_more_than_any_loss(density):
         plan = env.plan(99, 1)
         follows_plan = rng.integers(2) == 0
         rewards = []
-        remaining = [env.optimal_length()]
+        plan_lengths = [env.optimal_length()]
         done = False
         while not done:
             step = env.step(plan.pop(0) if follows_plan else env.random(1, rng)[0])
             rewards.append(step.reward)
-            remaining.append(env.optimal_length())
+            plan_lengths.append(env.optimal_length())
             done = step.terminated or step.truncated
-        total = sum(shape_rewards(rewards, step.success, density, remaining=remaining))
+        total = sum(shape_rewards(rewards, step.success, density, plan_lengths=plan_lengths))
         assert total == pytest.approx(1) if step.success else total < 1
 
 
