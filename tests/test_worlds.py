@@ -476,7 +476,7 @@ def test_players_and_demonstrations(name, chat):
     for player in ("random", "greedy", "optimal"):
         trajectories = play_reference(config, player)
         for trajectory in trajectories:
-            assert all(turn.info["format_ok"] for turn in trajectory.turns)
+            assert all(turn.record.format_ok for turn in trajectory.turns)
         rates[player] = sum(t.success for t in trajectories) / len(trajectories)
     assert rates["optimal"] == 1 > rates["random"]
     config = replace(config, max_context_tokens=16384)
