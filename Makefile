@@ -55,7 +55,7 @@ test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/python -m pytest -q tests
 
 test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
-	.venv/bin/python -m pytest -q tests/test_adapters.py tests/test_sandbox.py
+	.venv/bin/python -m pytest -q tests/test_textworld.py tests/test_alfworld.py tests/test_sandbox.py
 
 soak: $(INSTALLED) $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 500

@@ -280,12 +280,12 @@ ENVS = {  # name in --env -> "module:Class"; the module is imported when a run u
     "frozenlake": "grids:FrozenLake",
     "sokoban": "grids:Sokoban",
     "countdown": "worlds.countdown:Countdown",
-    "quest": "worlds.text_worlds:Quest",
-    "household": "worlds.text_worlds:Household",
+    "quest": "worlds.quest:Quest",
+    "household": "worlds.household:Household",
     "repair": "worlds.repair:Repair",
-    "textworld": "worlds.adapters:TextWorld",
-    "alfworld": "worlds.adapters:ALFWorld",
-    "swe": "worlds.sandbox:SWE",
+    "textworld": "worlds.textworld:TextWorld",
+    "alfworld": "worlds.alfworld:ALFWorld",
+    "swe": "worlds.swe:SWE",
 }
 COMMON_OPTIONS = ("observation", "max_actions")  # these have settings of their own
 

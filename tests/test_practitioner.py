@@ -11,7 +11,7 @@ Defects of the code behind arXiv 2510.01132 (meow-tea-taro, a9c248c), each with 
     break after a reply                               rollout: test_prompts_by_hand
     a game that is over counts as won                 turns: test_hole_ends_in_failure
                                                       practitioner: test_a_lost_game_is_worth_less_than_a_won_one
-                                                      adapters: test_a_lost_game_is_no_success
+                                                      textworld: test_a_lost_game_is_no_success
     late with 9 of 10 milestones pays 9, a win 1      dialogue: test_every_win_pays_one_and_every_loss_less
                                                       worlds: test_a_win_is_worth_more_than_any_loss
                                                       practitioner: test_a_lost_game_is_worth_less_than_a_won_one
@@ -23,9 +23,9 @@ Defects of the code behind arXiv 2510.01132 (meow-tea-taro, a9c248c), each with 
     templated one by one                              rollout: test_trained_ids_are_the_sampled_ids
     an episode cut off has no place for a reward      practitioner: test_every_episode_has_a_place_for_its_reward
                                                       rollout: test_context_limit_ends_a_trajectory
-    the planner as expert is silently another         adapters: test_the_expert_wins_alfworld
+    the planner as expert is silently another         alfworld: test_the_expert_wins_alfworld
     training and evaluation share seeds               worlds: test_splits_are_disjoint
-    harmless patches earn the tests that pass anyway  worlds: test_repair_leaves_out_what_the_unpatched_code_passes
+    harmless patches earn the tests that pass anyway  repair: test_repair_leaves_out_what_the_unpatched_code_passes
                                                       sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
     stale bytecode: the tests see the code of before  sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
 

@@ -1,0 +1,257 @@
+"""Household: the six task types of ALFWorld in one room."""
+
+from configurator import UserError
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from worlds.text_world import Effects, Facts, World, listing
+
+
+class Task(NamedTuple):
+    """A task type: what the policy reads, and the treatment that the thing needs."""
+
+    text: str
+    tool: str = ""  # the kind of place that treats the thing
+    state: str = ""  # the state of the thing after the treatment
+
+
+class Room(NamedTuple):
+    places: str  # kinds of places; several of a kind are numbered
+    things: str  # kinds of things
+
+
+TASKS = {
+    "place": Task("put some {thing} in/on {target}"),
+    "two": Task("put two {thing} in/on {target}"),
+    "light": Task("look at some {thing} under the desklamp"),
+    "clean": Task("put some clean {thing} in/on {target}", tool="sinkbasin", state="clean"),
+    "heat": Task("put some hot {thing} in/on {target}", tool="microwave", state="hot"),
+    "cool": Task("put some cool {thing} in/on {target}", tool="fridge", state="cool"),
+}
+ROOMS = {
+    "kitchen": Room(
+        places="cabinet cabinet cabinet drawer drawer counter counter table shelf "
+        "fridge microwave sinkbasin",
+        things="apple bread bowl cup egg lettuce mug plate potato tomato",
+    ),
+    "bathroom": Room(
+        places="cabinet cabinet drawer drawer counter shelf shelf garbagecan toilet sinkbasin",
+        things="cloth soapbar spraybottle candle towel",
+    ),
+    "bedroom": Room(
+        places="bed desk drawer drawer drawer dresser shelf shelf table garbagecan",
+        things="book cd cellphone keychain pen pencil pillow",
+    ),
+    "livingroom": Room(
+        places="sofa armchair armchair table table drawer drawer shelf shelf garbagecan",
+        things="book creditcard keychain newspaper remotecontrol statue vase watch",
+    ),
+}
+READING_ROOMS = ["bedroom", "livingroom"]
+OPENABLE = ("cabinet", "drawer", "fridge", "microwave")
+LAMP = "desklamp 1"
+START = "the middle of the room"
+
+
+class Household(World):
+    """Things lie in or on numbered places and are seen from there; the player carries one thing.
+
+    The state of a thing is that of its last treatment: a hot apple that is cooled is cool.
+    """
+
+    def __init__(self, *, task: str = "all", things: int = 8, show: str = "none", **common):
+        super().__init__(show=show, **common)
+        if task not in (*TASKS, "all") or not 2 <= things <= 30:
+            raise UserError(
+                f"household wants task all, {', '.join(TASKS)} and 2 to 30 things, "
+                f"got task={task}, things={things}"
+            )
+        self.tasks = list(TASKS) if task == "all" else [task]
+        self.num_things = things
+
+    # ---------- instances
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        """Draw an instance.
+
+        Returns: ("household", room, task type, kind of the wanted thing, kind of the target place,
+            place of the lamp or "", (thing, place) of all things).
+        """
+        task = str(rng.choice(self.tasks))
+        room = str(rng.choice(_rooms_for(task)))
+        kinds = ROOMS[room].things.split()
+        place_kinds = ROOMS[room].places.split()
+        places = numbered(place_kinds)
+
+        wanted = str(rng.choice(kinds))
+        target = "desklamp" if task == "light" else str(rng.choice(place_kinds))
+        needed = [wanted, wanted] if task == "two" else [wanted]
+        chosen = [*needed, *rng.choice(kinds, self.num_things)][: self.num_things]
+        elsewhere = [place for place in places if kind_of(place) != target]
+        spots = [str(rng.choice(elsewhere if kind == wanted else places)) for kind in chosen]
+        lamp = str(rng.choice(places))
+        if task != "light":
+            lamp = ""
+        things = tuple(zip(numbered(chosen), spots, strict=True))
+        return ("household", room, task, wanted, target, lamp, things)
+
+    def key(self, instance: tuple) -> tuple:
+        """The same for games that differ only in the numbers of things of a kind."""
+        *parts, things = instance
+        return (*parts, *sorted((kind_of(name), place) for name, place in things))
+
+    def _start(self, instance: tuple) -> None:
+        _, room, self.task_type, wanted, target, self.lamp, things = instance
+        self.places = numbered(ROOMS[room].places.split())
+        self.things = [name for name, _ in things]
+        self.wanted = [name for name in self.things if kind_of(name) == wanted]
+        self.targets = [name for name in self.places if kind_of(name) == target]
+
+        facts = {"you": START, LAMP: "off"}
+        for place in self.places:
+            if kind_of(place) in OPENABLE:
+                facts[place] = "closed"
+        facts |= dict(things)
+        for name in self.things:
+            facts[f"{name} is"] = ""
+
+        aim = TASKS[self.task_type].text.format(thing=wanted, target=target)
+        self._open(facts, f"Places: {', '.join(self.places)}.\nTask: {aim}.", aim)
+
+    # ---------- commands
+
+    def effects(self, facts: Facts, only: set[str] | None = None) -> Effects:
+        place = facts["you"]
+        held = next((name for name in self.things if facts[name] == "you"), "")
+        effects = {}
+        for other in self.places:
+            if other != place and (only is None or other in only):
+                effects[f"go to {other}"] = {"you": other}
+        if facts.get(place) == "closed":
+            effects[f"open {place}"] = {place: "open"}
+        else:
+            if place in facts and only is None:
+                effects[f"close {place}"] = {place: "closed"}
+            if held:
+                effects |= self._putting(held, place, only)
+            else:
+                effects |= self._taking(facts, only)
+        if held:
+            effects |= self._treating(held, place)
+        if place == self.lamp and facts.get(place) != "closed":
+            effects[f"use {LAMP}"] = {LAMP: "off" if facts[LAMP] == "on" else "on"}
+        return effects
+
+    def _putting(self, held: str, place: str, only: set[str] | None) -> Effects:
+        useful = self.places
+        if only is not None and held in self.wanted:
+            useful = self.targets
+        return {f"put {held} in/on {place}": {held: place}} if place in useful else {}
+
+    def _taking(self, facts: Facts, only: set[str] | None) -> Effects:
+        effects = {}
+        for name in self.things:
+            if facts[name] == facts["you"] and (only is None or name in only):
+                effects[f"take {name} from {facts['you']}"] = {name: "you"}
+        return effects
+
+    def _treating(self, held: str, place: str) -> Effects:
+        effects = {}
+        for verb, task in TASKS.items():
+            if kind_of(place) == task.tool:
+                effects[f"{verb} {held} with {place}"] = {f"{held} is": task.state}
+        return effects
+
+    # ---------- the task
+
+    def relevant(self, facts: Facts) -> set[str]:
+        """The wanted things, their places, the tool, the lamp, and one target of every state."""
+        tool = TASKS[self.task_type].tool
+        targets = {}
+        for place in self.targets:
+            targets.setdefault(facts.get(place), place)  # the first of those that are alike
+        only = {self.lamp, *self.wanted, *targets.values()}
+        only.update(facts[name] for name in self.wanted)
+        only.update(place for place in self.places if kind_of(place) == tool)
+        return only
+
+    def progress(self, facts: Facts) -> float:
+        """The share of the steps that are done: hold the thing, treat it, store it.
+
+        A stored thing counts as held. With a lamp, the steps are: hold the thing, and be at the
+        lamp while it is on.
+        """
+        if self.lamp:
+            return self._reading_progress(facts)
+        task = TASKS[self.task_type]
+        num_wanted = 2 if self.task_type == "two" else 1
+        num_steps = 3 if task.state else 2
+        most_done = 0
+        for target in self.targets:
+            done = sorted(self._steps_done(name, target, facts) for name in self.wanted)
+            most_done = max(most_done, sum(done[-num_wanted:]))
+        return most_done / (num_wanted * num_steps)
+
+    def _reading_progress(self, facts: Facts) -> float:
+        if all(facts[name] != "you" for name in self.wanted):
+            return 0.0
+        at_light = facts[LAMP] == "on" and facts["you"] == self.lamp
+        return 1.0 if at_light else 0.5
+
+    def _steps_done(self, name: str, target: str, facts: Facts) -> int:
+        state = TASKS[self.task_type].state
+        treated = not state or facts[f"{name} is"] == state
+        stored = treated and facts[name] == target
+        held = facts[name] == "you" or stored
+        steps = [held, treated, stored] if state else [held, stored]
+        return sum(steps)
+
+    # ---------- texts
+
+    def statements(self) -> list[str]:
+        place = self.facts["you"]
+        contents = self._contents()
+        seen = [name for name in contents[place] if name != "you"]
+        if place == self.lamp:
+            seen.append(f"{LAMP} {self.facts[LAMP]}")
+        inside = "closed" if self.facts.get(place) == "closed" else listing(seen)
+        return [f"At {place} ({inside}).", f"Carrying {listing(contents.get('you', ()))}."]
+
+    def rules(self) -> str:
+        return (
+            "Do a task in a room; you see what is where you are and carry one thing. "
+            "Commands: go to PLACE, open PLACE, close PLACE, take X from PLACE, put X in/on PLACE, "
+            "clean X with sinkbasin 1, heat X with microwave 1, cool X with fridge 1, "
+            f"use {LAMP}. Reward 1 in all, in parts."
+        )
+
+
+def kind_of(name: str) -> str:
+    """The kind of a numbered thing: 'drawer 2' is a 'drawer'."""
+    return name.split()[0]
+
+
+def numbered(kinds: Sequence[str]) -> list[str]:
+    """Each kind with its number among those of its kind.
+
+    >>> numbered(["bed", "shelf", "shelf"])
+    ['bed 1', 'shelf 1', 'shelf 2']
+    """
+    counts = Counter()
+    names = []
+    for kind in kinds:
+        counts[kind] += 1
+        names.append(f"{kind} {counts[kind]}")
+    return names
+
+
+def _rooms_for(task: str) -> list[str]:
+    """The rooms where a task is possible."""
+    if task == "light":
+        return READING_ROOMS
+    tool = TASKS[task].tool
+    return [name for name, room in ROOMS.items() if tool in room.places]

@@ -1,0 +1,167 @@
+"""The base class of the text worlds: facts, commands that change them, and shortest plans.
+
+`quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132 at a size
+for small models. `textworld.py` and `alfworld.py` play the games of the original packages. All of
+them differ from that paper on purpose:
+- An episode earns the largest share of the task that was done at any time: 1 for a success, less
+  for anything else.
+- A command that is impossible now is not an action. Every observation repeats the task.
+- Optimal lengths come from a breadth-first search from the present state, not from a recorded
+  solution.
+"""
+
+from configurator import UserError
+
+import importlib.util
+from collections.abc import Sequence
+
+import numpy as np
+
+from envs import Env, Move
+
+Facts = dict[str, str]  # thing -> its place or its state; "you" -> the player's place
+Effects = dict[str, Facts]  # possible command -> the facts that it changes
+
+ARTICLES = ("a", "an", "the")
+MAX_PLAN_LENGTH = 99
+
+
+class World(Env):
+    """A game whose state is a dict of facts.
+
+    A subclass defines:
+    - `effects`: all possible commands with the facts that they change. Given a set `only`, it
+      leaves out the commands that do not help when nothing but these things matters.
+    - `relevant`: the things that a shortest plan may deal with.
+    - `progress`: the share of the task that is done.
+    - `_start`: sets up an instance and ends with a call of `_open`.
+    """
+
+    def __init__(self, *, show: str, **common):
+        super().__init__(**common)
+        if show not in ("none", "all"):
+            raise UserError(
+                f"show must be none, or all for a list of the possible commands, got {show!r}"
+            )
+        self.show = show
+
+    def _open(self, facts: Facts, task: str, final_command: str) -> None:
+        """Start the game.
+
+        Args:
+            facts: the first facts.
+            task: the text that begins every observation.
+            final_command: a hint for the greedy player, which prefers commands with its words.
+        """
+        self.task = task
+        self.final_words = set(final_command.split())
+        self.best_progress = 0.0
+        self.facts = facts
+        self.commands = self.effects(facts)
+
+    def _read(self, action: str) -> str | None:
+        """The possible command that a text means, or None.
+
+        Case, articles and a full stop do not matter, and `take X from Y` may omit Y.
+        """
+        text = drop_articles(action.rstrip("."))
+        for command in self.commands:
+            if text in (command, command.split(" from ")[0]):
+                return command
+        return None
+
+    def _move(self, command: str) -> Move:
+        old_facts = self.facts
+        old_best = self.best_progress
+        self.facts = old_facts | self.commands[command]
+        self.commands = self.effects(self.facts)
+        self.best_progress = max(old_best, self.progress(self.facts))
+        success = self.best_progress == 1
+        reward = self.best_progress - old_best
+        changed = self.facts != old_facts
+        return Move(reward, terminated=success, success=success, effective=changed)
+
+    def observe(self) -> str:
+        lines = [self.task, " ".join(self.statements())]
+        if self.show == "all":
+            lines.append(f"Commands {', '.join(self.commands)}.")
+        return "\n".join(line for line in lines if line)
+
+    def random(self, count: int, rng: np.random.Generator) -> list[str]:
+        """Random commands, each possible after the ones before it.
+
+        Returns one command if the world has no facts, because its engine cannot look ahead.
+        """
+        facts = self.facts
+        commands = []
+        for _ in range(count if facts else 1):
+            effects = self.effects(facts)
+            command = list(effects)[rng.integers(len(effects))]
+            commands.append(command)
+            facts = facts | effects[command]
+        return commands
+
+    def greedy(self) -> str:
+        """The possible command with most words of the task's final command; ties: the first."""
+        return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
+
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        """The first `max_actions` commands of a shortest solution from here."""
+        path = self.search(MAX_PLAN_LENGTH) or ()
+        return list(path[:max_actions])
+
+    def search(self, max_length: int) -> tuple[str, ...] | None:
+        """Find a shortest solution breadth-first.
+
+        Returns: its commands, or None if every solution has more than `max_length` of them.
+        """
+        only = self.relevant(self.facts)
+        queue = [(self.facts, ())]
+        seen = {tuple(self.facts.values())}
+        for facts, path in queue:  # the loop also visits the states that it appends
+            if self.progress(facts) == 1:
+                return path
+            if len(path) == max_length:
+                continue
+            for command, changes in self.effects(facts, only).items():
+                next_facts = facts | changes
+                state = tuple(next_facts.values())
+                if state not in seen:
+                    seen.add(state)
+                    queue.append((next_facts, (*path, command)))
+        return None
+
+    def _contents(self) -> dict[str, list[str]]:
+        """Place -> the things there, each with its state: 'hot apple 1'."""
+        contents = {}
+        for name, place in self.facts.items():
+            state = self.facts.get(f"{name} is", "")
+            contents.setdefault(place, []).append(f"{state} {name}".strip())
+        return contents
+
+
+def listing(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def drop_articles(text: str) -> str:
+    """The text in lower case, without articles and surplus spaces.
+
+    >>> drop_articles("Open  the blue door")
+    'open blue door'
+    """
+    return " ".join(word for word in text.lower().split() if word not in ARTICLES)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, without line breaks around them."""
+    return [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
+
+
+def require_package(name: str, requirements: str) -> None:
+    """Check that an optional package is installed.
+
+    Raises: UserError with the command that installs it.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise UserError(f"{name} is not installed; install it with pip install -r {requirements}")

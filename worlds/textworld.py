@@ -1,0 +1,272 @@
+"""TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
+
+The package is optional and imported when a game begins. The games differ on purpose:
+- The Python logic of the package plays them, not a z-machine. The texts are ours: `statements`.
+- A lost game ends without success. A turn earns the rise of the score, as a share of the highest.
+"""
+
+from configurator import UserError
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from envs import Move
+from worlds.text_world import (
+    Effects,
+    Facts,
+    World,
+    drop_articles,
+    listing,
+    require_package,
+    sentences,
+)
+
+GAMES = ("custom", "simple", "cooking")
+REWARDS = ("sparse", "balanced", "dense")
+GOALS = ("detailed", "brief", "none")
+COOKING_ROOMS = (1, 6, 9, 12)
+COOKING_INGREDIENTS = range(1, 6)
+HOLDERS = ("c", "s", "oven", "stove", "toaster")  # types of things that hold others
+STATES = (
+    "open",
+    "closed",
+    "locked",
+    "raw",
+    "roasted",
+    "fried",
+    "grilled",
+    "uncut",
+    "sliced",
+    "diced",
+    "chopped",
+)
+
+
+class TextWorld(World):
+    """Games of TextWorld. Splits differ by seed only.
+
+    - `game=custom`: `w` rooms, `o` objects and a quest of `q` commands.
+    - `game=simple`: one house, whose score is sparse, balanced or dense (`rewards`).
+    - `game=cooking`: `w` rooms (1, 6, 9 or 12) and `q` ingredients (1 to 5).
+    """
+
+    def __init__(
+        self,
+        *,
+        game: str = "custom",
+        w: int = 2,
+        o: int = 3,
+        q: int = 4,
+        rewards: str = "dense",
+        goal: str = "detailed",
+        show: str = "none",
+        **common,
+    ):
+        super().__init__(show=show, **common)
+        if game not in GAMES or rewards not in REWARDS or goal not in GOALS:
+            raise UserError(
+                f"textworld wants game {_either(GAMES)}, rewards {_either(REWARDS)}, "
+                f"goal {_either(GOALS)}, got game={game}, rewards={rewards}, goal={goal}"
+            )
+        if game == "custom" and (w < 1 or o < 0 or q < 1):
+            raise UserError(
+                "a custom game of textworld wants w 1 or more rooms, o 0 or more objects, "
+                f"q 1 or more commands, got w={w}, o={o}, q={q}"
+            )
+        if game == "cooking" and (w not in COOKING_ROOMS or q not in COOKING_INGREDIENTS):
+            raise UserError(
+                f"a cooking game of textworld wants w {_either(COOKING_ROOMS)} rooms, "
+                f"q 1 to 5 ingredients, got w={w}, q={q}"
+            )
+        require_package("textworld", "requirements/textworld.txt")
+        self.options = (game, w, o, q, rewards, goal)
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        """Draw a seed only, because it takes half a second to make the game."""
+        return ("textworld", *self.options, int(rng.integers(2**31)))
+
+    def _start(self, instance: tuple) -> None:
+        from textworld.generator.game import GameProgression
+        from textworld.generator.inform7 import Inform7Game
+
+        self.game = textworld_game(*instance[1:])
+        self.state = GameProgression(self.game)
+        self.writer = Inform7Game(self.game)
+        self.note = ""  # the description of the thing that was examined last
+        self.walkthrough = []
+        for command in map(drop_articles, self.game.metadata["walkthrough"]):
+            # the walkthrough of a cooking game opens a container again for every ingredient in it
+            if not command.startswith("open ") or command not in self.walkthrough:
+                self.walkthrough.append(command)
+        self._open({}, f"Task: {self.game.objective}", self.walkthrough[-1])
+
+    # ---------- commands
+
+    def _commands(self, actions: list) -> list[str]:
+        return [drop_articles(text) for text in self.writer.gen_commands_from_actions(actions)]
+
+    def effects(self, facts: Facts, only: set[str] | None = None) -> Effects:
+        return {command: {} for command in sorted(self._commands(self.state.valid_actions))}
+
+    def _move(self, command: str) -> Move:
+        actions = self.state.valid_actions
+        action = actions[self._commands(actions).index(command)]
+        self.state.update(action)
+        if self.walkthrough[:1] == [command]:
+            self.walkthrough.pop(0)
+        self.note = self._description(command)
+        changed = set(action.preconditions) != set(action.postconditions)
+        move = super()._move(command)
+        return move._replace(terminated=self.state.done, effective=changed)
+
+    def _description(self, command: str) -> str:
+        """The description of the thing that the command examines, or ""."""
+        text = ""
+        for info in self.game.infos.values():
+            if info.name and command == f"examine {drop_articles(info.name)}":
+                text += info.desc
+        fixed, conditional, _ = text.partition("[")  # "[if open]..." depends on the state
+        return fixed.rpartition(".")[0] if conditional else fixed  # whole sentences
+
+    # ---------- the task
+
+    def progress(self, facts: Facts) -> float:
+        if self.state.completed:
+            return 1.0
+        return min(0.99, self.state.score / self.game.max_score)
+
+    def search(self, max_length: int) -> tuple[str, ...]:
+        """TextWorld's own plan from here, which is not always the shortest.
+
+        Where it has none, the rest of the walkthrough, as long as its next command is possible.
+        """
+        if self.state.done:
+            return ()
+        plan = self._commands(self.state.winning_policy or ())
+        if not plan and self.walkthrough and self.walkthrough[0] in self.commands:
+            plan = self.walkthrough
+        return tuple(plan)
+
+    # ---------- texts
+
+    def statements(self) -> list[str]:
+        """What can be seen, from the facts of the game, worded as in `Quest`."""
+        infos = self.game.infos
+        facts = []
+        for fact in self.state.state.facts:
+            names = [infos[variable.name].name or variable.name for variable in fact.arguments]
+            facts.append((fact.name, *names))
+        scene = Scene(holders=[info.name for info in infos.values() if info.type in HOLDERS])
+        scene.read(sorted(facts))
+        seen = [
+            f"Room {scene.room}.",
+            f"Here {scene.inside(scene.room)}.",
+            f"Exits {listing(scene.exits())}.",
+            f"Carrying {scene.inside('I')}.",
+        ]
+        return seen + sentences(self.note)
+
+    def rules(self) -> str:
+        return (
+            "Do a task in a house; you see one room. Commands: go WAY, open X, close X, "
+            "unlock X with KEY, lock X with KEY, take X, take X from Y, put X on Y, "
+            "insert X into Y, drop X, eat X, look, inventory, examine X; to cook: "
+            "cook X with Y, slice, chop or dice X with Y, prepare meal. Reward 1 in all, in parts."
+        )
+
+
+@dataclass
+class Scene:
+    """The facts of a game, sorted by what they say."""
+
+    holders: list[str]  # names of containers and supporters
+    room: str = ""  # the player's room
+    contents: dict[str, list[str]] = field(default_factory=dict)  # place -> things
+    states: dict[str, str] = field(default_factory=dict)  # thing -> "open", "raw uncut" ...
+    doors: dict[str, str] = field(default_factory=dict)  # room beyond -> door
+    ways: list[tuple[str, str]] = field(default_factory=list)  # (way, room beyond)
+
+    def read(self, facts: list[tuple[str, ...]]) -> None:
+        """Sort facts such as ("at", "P", "kitchen"), where P is the player, into the fields."""
+        for name, thing, *others in facts:
+            if (name, thing) == ("at", "P"):
+                self.room = others[0]
+        for name, thing, *others in facts:
+            if name in ("at", "in", "on") and thing != "P":
+                self.contents.setdefault(others[0], []).append(thing)
+            elif name in STATES:
+                self.states[thing] = f"{self.states.get(thing, '')} {name}".strip()
+            elif name == "link" and thing == self.room:
+                door, beyond = others
+                self.doors[beyond] = door
+            elif name.endswith("_of") and others == [self.room]:
+                self.ways.append((name.removesuffix("_of"), thing))
+
+    def inside(self, place: str) -> str:
+        return listing([self.describe(thing) for thing in self.contents.get(place, ())])
+
+    def describe(self, thing: str) -> str:
+        state = self.states.get(thing, "")
+        if thing not in self.holders:
+            return f"{state} {thing}".strip()
+        if state in ("closed", "locked"):
+            return f"{thing} ({state})"
+        return f"{thing} ({self.inside(thing)})"
+
+    def exits(self) -> list[str]:
+        exits = []
+        for way, room in self.ways:
+            door = self.doors.get(room)
+            exits.append(f"{way} ({door} {self.states[door]})" if door else way)
+        return exits
+
+
+@lru_cache(maxsize=512)  # the members of a group share it
+def textworld_game(kind: str, w: int, o: int, q: int, rewards: str, goal: str, seed: int):
+    """Make a game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`.
+
+    Returns: a textworld.Game.
+    """
+    import textworld
+
+    options = textworld.GameOptions()
+    options.seeds = seed
+    if kind != "custom":
+        return _challenge(kind, w, q, rewards, goal, options)
+    options.nb_rooms = w
+    options.nb_objects = o
+    options.quest_length = q
+    options.chaining.max_breadth = 5
+    options.grammar.only_last_action = goal == "brief"
+    game = textworld.generator.make_game(options)
+    if goal == "none":
+        game.objective = ""
+    return game
+
+
+def _challenge(kind: str, w: int, q: int, rewards: str, goal: str, options):
+    """Make a game of one of TextWorld's challenges, simple or cooking."""
+    from textworld.challenges import CHALLENGES
+
+    _, make, _ = CHALLENGES[f"tw-{kind}"]
+    simple_settings = {"rewards": rewards, "goal": goal, "test": False}
+    cooking_settings = {
+        "go": w,
+        "recipe": q,
+        "take": q,
+        "open": True,
+        "cook": True,
+        "cut": True,
+        "drop": True,
+        "recipe_seed": 0,
+        "split": None,
+    }
+    return make(simple_settings if kind == "simple" else cooking_settings, options)
+
+
+def _either(values: tuple) -> str:
+    """'a, b or c'."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}"
