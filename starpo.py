@@ -1,8 +1,8 @@
-"""StarPO as pure functions on tensors: filter, rewards, advantages, losses, KL, metrics.
+"""StarPO (RAGEN, https://arxiv.org/abs/2504.20073) as pure functions on tensors.
 
 StarPO trains a language model on whole trajectories tau = (s_0, a_0, r_0, s_1, ...) of observations
-s_k, sampled replies a_k and rewards r_k. It maximises E[sum_k r_k] with PPO's clipped objective
-over the response tokens y_t, t = 1..R:
+s_k, sampled replies a_k and rewards r_k. It maximises the expected score sum_k r_k with PPO's
+clipped objective over the response tokens y_t, t = 1..R:
 
     ratio_t  = pi_theta(y_t | all tokens before it) / pi_old(y_t | all tokens before it)
     L_policy = -1/R sum_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
@@ -11,28 +11,26 @@ The function `advantages` has seven estimators of A_t. Only the first two need a
 
     gae                           PPO's generalised advantage estimation over tokens, whitened
     bi_level_gae                  GAE over turns, then over the tokens of each turn, whitened
-    grpo, dr_grpo, rloo           the score R(tau) against the scores of the group, for all tokens
+    grpo, dr_grpo, rloo           score minus a mean score of the group, equal for all tokens
     reinforce_plus_plus_baseline  the same, whitened
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
-StarPO-S trains only on the groups of rollouts whose scores have the largest standard deviation, and
-has a larger clip_high and no KL term. Source: RAGEN, https://arxiv.org/abs/2504.20073.
+StarPO-S trains only on the groups with the largest score std, with a larger clip_high and no KL.
 
-Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns of all
-trajectories, R response tokens of all trajectories. Response tokens are the tokens that the policy
-sampled, its end-of-turn tokens included. A tensor (R,) has one number for each response token,
-trajectory after trajectory, and nothing for prompts and observations, so the losses need no mask.
-Lists of counts (`tokens_per_trajectory`, ...) say how long each piece is. All functions raise
-ValueError for shapes and counts that do not fit.
+Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
+response tokens of all trajectories. Response tokens are the tokens that the policy sampled, its
+end-of-turn tokens included. A tensor (R,) has one number for each response token, trajectory after
+trajectory, and none for prompts and observations, so the losses need no mask. Lists of counts, such
+as `tokens_per_trajectory`, give the lengths of pieces. All functions check shapes and counts.
 
 Differences from the paper and from RAGEN's code:
 - Only response tokens are trained on. The paper trains on all tokens (mask_observations=False).
 - A mini-batch has one denominator, its number of response tokens. The paper averages within each
-  trajectory first (equation 4), RAGEN within each micro-batch, so that its size matters.
+  trajectory first (equation 4). In RAGEN the size of the micro-batches changes the loss.
 - GAE steps from the last token of a turn to the first token of the next turn. It skips the
   observation between them, so gamma and lam count sampled tokens.
 - A reward sits on the last token of its turn, not of its trajectory. Counts say where turns end.
-  RAGEN looks for rewards that differ from 0.
+  RAGEN takes the tokens with a nonzero reward as the ends of turns.
 - The filter ranks raw scores and drops every group without variance. RAGEN ranks normalised scores
   if normalisation within groups is on.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
@@ -86,8 +84,8 @@ def filter_groups(
     """Indices of the groups to train on: the filters of StarPO-S and RAGEN-2.
 
     Groups are ranked by value, largest first. Of two equal values (to 1e-6), the lower index comes
-    first. The strategy decides how many are kept. Then groups without variance are dropped. The
-    fraction 1 keeps all groups, those without variance too: it is StarPO without a filter.
+    first. The strategy decides how many are kept. Then groups without variance are dropped. With
+    fraction 1 there is no filter, as in StarPO: groups without variance are kept, too.
 
     Args: values (P,) float, >= 0 for top_p and min_p; std (P,) float, of the raw scores; keep and
         strategy, see `_num_groups_to_keep`; smallest, True to rank from the smallest value, for
@@ -114,7 +112,7 @@ def filter_groups(
 
 def _num_groups_to_keep(values: Tensor, order: Tensor, keep: float, strategy: str) -> int:
     """How many groups the strategy keeps in this order; keep is in (0, 1], for count in [1, P]."""
-    if strategy == "fraction":  # 0.29 * 100 is 28.999999999999996 and means 29
+    if strategy == "fraction":  # 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * len(values) + 1e-9))
     if strategy == "count":
         return int(keep + 1e-9)
@@ -138,13 +136,13 @@ def _num_groups_to_keep(values: Tensor, order: Tensor, keep: float, strategy: st
 def normalize_rewards(
     rewards: Tensor, turns_per_trajectory: list[int], groups: Tensor, method: str
 ) -> Tensor:
-    """Normalises the scores of trajectories within groups, and the turn rewards with them.
+    """Normalises the scores of trajectories within groups, and scales the turn rewards to match.
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
-    the latter to [-1, 3]. Scores without variance become 0. Turn rewards are divided by the same
-    number. Then the last turn of each trajectory absorbs the difference to the new score.
+    the latter to [-1, 3]. Scores without variance become 0. Turn rewards get the same divisor. Then
+    the last turn of each trajectory absorbs the remainder, so that they sum to the new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; groups (B,)
-        int64, equal numbers for trajectories of a prompt group, an environment or the whole batch.
+        int64, equal numbers share mean and std: a prompt group, an environment or the whole batch.
     Returns: (K,), with the dtype of rewards.
     Source: RAGEN's reward_normalization (grouping state, inductive or batch).
     >>> rewards, groups = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
@@ -181,13 +179,13 @@ def advantages(
     turn_gamma: float = 1.0,
     turn_lam: float = 1.0,
 ) -> tuple[Tensor, Tensor | None]:
-    """Turns rewards into advantages with one of the estimators at the top of this file.
+    """Computes advantages from rewards with one of the estimators at the top of this file.
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for gae and bi_level_gae;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        groups (B,) int64, equal numbers form a group; turn_level, True to compare the returns-to-go
-        of turn k of all trajectories of a group in place of their scores; gamma and lam, discount
-        and lambda between two tokens of a turn; turn_gamma and turn_lam, between two turns.
+        groups (B,) int64, equal numbers form a group; turn_level, True for group estimators to
+        compare returns-to-go of the k-th turns of a group, not scores; gamma and lam, discount and
+        lambda between two tokens of a turn; turn_gamma and turn_lam, between two turns.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, groups = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], groups, estimator="dr_grpo")[0].tolist()
@@ -221,13 +219,15 @@ def advantages(
     else:
         scores = segment_sums(rewards, tokens_per_trajectory)  # (B,)
     raw = group_advantages(scores.cpu(), groups, estimator).to(rewards.device)  # (K,) or (B,)
-    counts = torch.tensor(tokens_per_turn if turn_level else tokens_per_trajectory)
-    raw = raw.repeat_interleave(counts.to(raw.device))  # (R,)
-    return whiten(raw) if estimator == "reinforce_plus_plus_baseline" else raw, None
+    num_tokens = torch.tensor(tokens_per_turn if turn_level else tokens_per_trajectory)
+    raw = raw.repeat_interleave(num_tokens.to(raw.device))  # (R,)
+    if estimator == "reinforce_plus_plus_baseline":
+        raw = whiten(raw)
+    return raw, None
 
 
 def group_advantages(scores: Tensor, groups: Tensor, estimator: str) -> Tensor:
-    """Compares each score with the scores of its group.
+    """Advantages from the comparison of each score with the scores of its group.
 
     "grpo" is (s - mean) / (std + 1e-6). "dr_grpo" and "reinforce_plus_plus_baseline" are s - mean.
     "rloo" is s - (mean of the other scores). All are 0 in a group without variance.
@@ -378,13 +378,13 @@ def policy_loss(
     weights: Tensor | None = None,
     dual_clip: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's clipped objective -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), summed.
+    """PPO's loss: sum of -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) / num_tokens.
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats, before the update; advantages
-        (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the denominator, the response tokens
-        of the whole mini-batch, so that losses and gradients of micro-batches and ranks add up;
-        weights (R,), factors without gradient, from `importance_weights` and `token_weights`;
-        dual_clip, 0 or c > 1, which keeps the objective of tokens with A < 0 above c A.
+        (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the response tokens of the whole
+        mini-batch, so that losses and gradients of micro-batches and ranks add up; weights (R,),
+        factors without gradient, the product of `importance_weights` and `token_weights`;
+        dual_clip, 0 for none, or c > 1 to bound the objective of tokens with A < 0 below by c A.
     Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (tokens whose
         clipped term is smaller), approx_kl (k3 estimate of KL(old || new), nats).
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
@@ -416,11 +416,11 @@ def policy_loss(
 def importance_weights(
     logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float
 ) -> Tensor:
-    """Corrects PPO's ratio for the sampler: min(pi / pi_rollout, cap) / (pi / pi_old).
+    """Corrects PPO's ratio for the engine's mismatch: min(pi / pi_rollout, cap) / (pi / pi_old).
 
     The engine samples, and its log-probs differ a little from the trainer's. If old_logprobs are
     the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, the
-    weight starts as min(pi_old / pi_rollout, cap).
+    weight in the first optimizer step is min(pi_old / pi_rollout, cap).
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL".
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
@@ -438,13 +438,13 @@ def importance_weights(
 def token_weights(
     tokens_per_trajectory: list[int], aggregation: str, max_trajectory_tokens: int
 ) -> Tensor:
-    """Factors that turn the mean over the tokens of a mini-batch into another aggregation.
+    """Token weights with which the mean over the tokens of a mini-batch becomes `aggregation`.
 
-    "token_mean" is that mean. The others are means over trajectories: of the mean over their tokens
-    ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), of the sum over their tokens
-    ("seq_mean_token_sum"), or of this sum / max_trajectory_tokens ("constant", Dr. GRPO).
-    Args: tokens_per_trajectory, the B counts of the mini-batch; aggregation, one of the four names;
-        max_trajectory_tokens, the most that a trajectory can have. Returns: (R,) float32.
+    "token_mean" is that mean. The others average one number per trajectory over the trajectories:
+    the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), the sum over
+    its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant", Dr. GRPO).
+    Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, the largest
+        number of response tokens that a trajectory can have. Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
@@ -466,9 +466,9 @@ def token_weights(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped value loss 0.5 max((v - R)^2, (clip(v, old - value_clip, old + value_clip) - R)^2).
+    """Clipped value loss 0.5 max((v - G)^2, (clip(v, old - value_clip, old + value_clip) - G)^2).
 
-    Args: values (R,), with gradient; old_values (R,), before the update; returns (R,), reward
+    Args: values v (R,), with gradient; old_values (R,), before the update; returns G (R,), reward
         units; value_clip > 0, float("inf") for no clip; num_tokens, the denominator of the sum.
     Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (tokens with larger clipped term).
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
@@ -529,7 +529,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 def rollout_metrics(scores: Tensor, successes: Tensor, group_size: int) -> dict[str, float]:
-    """Metrics of learning and of collapse (arXiv 2504.20073): a falling std announces a collapse.
+    """Metrics of learning and collapse. A falling in-group std announces a collapse (2504.20073).
 
     Args: scores (B,) float, raw, group after group; successes (B,) bool or 0/1; group_size N.
     Returns: floats: in_group_* (means over groups, in reward units), zero_std_frac (groups without
@@ -553,7 +553,7 @@ def rollout_metrics(scores: Tensor, successes: Tensor, group_size: int) -> dict[
 
 
 def _stats_within_groups(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and std (as `group_stats`) and size of the group of each score, (M,) each."""
+    """For each score the mean and std (see `group_stats`) and the size of its group, (M,) each."""
     _check_vectors(scores=scores, groups=groups)
     mean = torch.zeros_like(scores)  # (M,)
     std = torch.zeros_like(scores)  # (M,)

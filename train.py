@@ -1,17 +1,17 @@
 """StarPO: multi-turn reinforcement learning of a language-model agent on whole trajectories.
 
-One iteration plays P groups of N trajectories, keeps the groups whose outcomes vary most, turns
-rewards into advantages, and takes clipped policy-gradient steps. `starpo.py` has the formulas and
-lists what differs from the paper (arXiv 2504.20073).
+One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
+advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
+and the differences from the paper (arXiv 2504.20073).
 
     torchrun train.py config/frozenlake_ppo.py               # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
     torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py      # a laptop CPU
     python train.py config/sokoban_grpo.py config/tiny.py --seed=1 --clip_high=0.2
 
-A run continues from its newest checkpoint when it is started again with the same out_dir. It
-refuses other settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end it
-after the current iteration, with exit code 75 (docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. It refuses changed
+settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run after the
+current iteration, with exit code 75 (docs/faults.md).
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -47,14 +47,15 @@ from support.metrics import metric_names
 from support.run import Run, open_run
 from support.timer import Timer
 
-# Every random stream has a purpose number, so that no two streams are the same.
+# The seed of each random stream contains its purpose number, so that no two streams are equal.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# Warn when engine and trainer differ by more, nats, mean over the response tokens.
+# Largest accepted difference between the log-probs of engine and trainer, in nats: the mean over
+# the response tokens. The trainer warns above it.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
@@ -66,24 +67,25 @@ def main(argv: list[str]) -> None:
     device, dtype = parallel.init_distributed(config)
     check_installed(config)
     for env in (*mixture_at(config.env, 0), *scored_envs(config)):
-        make_episode(config, env)  # A wrong environment fails here, before the long part.
+        make_episode(config, env)  # report a wrong environment before the model is loaded
     with open_run(config, sources, take_config=options["take_config"]) as run:
         if not run.is_finished():
             train(run, device, dtype)
 
 
 def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
-    """Train until the run is over or interrupted. `run` keeps rows, checkpoints and reports."""
+    """Train until the run is over or interrupted. `run` writes metrics, checkpoints and reports."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # Re-run after a restart: it is cheap, so it is not checkpointed.
-    run.start(learner, start_scores=evaluate_all(config, engine, chat, learner.policy))
-    while run.goes_on():
+    # The starting model is evaluated again after a restart: that is cheaper than to store it.
+    start_scores = evaluate_all(config, engine, chat, learner.policy)
+    run.start(learner, start_scores)  # loads the newest checkpoint
+    while run.should_continue():
         row, trajectories = iterate(learner, engine, chat, run.history)
-        scores = None
+        eval_scores = None
         if run.evaluation_due(row):
-            scores = evaluate_all(config, engine, chat, learner.policy)
-        run.add(row, trajectories, scores)
+            eval_scores = evaluate_all(config, engine, chat, learner.policy)
+        run.add(row, trajectories, eval_scores)
     if run.is_over() and not run.scores:  # an earlier process made the last iteration
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish()
@@ -96,9 +98,11 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
 def iterate(
     learner: Learner, engine: Engine, chat: Chat, history: Sequence[dict]
 ) -> tuple[dict, list[Trajectory]]:
-    """One round of rollout and update. Returns: its row of metrics, and what was played.
+    """Do one round of rollout and update.
 
-    Metrics that this iteration does not measure are None, those of an evaluation always."""
+    Args: history: the metrics of earlier iterations.
+    Returns: the metrics of this iteration, and its trajectories. A metric that was not measured is
+        None. `Run.add` fills in the metrics of an evaluation."""
     config = learner.config
 
     # -- collect
@@ -109,7 +113,7 @@ def iterate(
     error_frac = num_errors / len(trajectories)
     trajectories = without_errors(trajectories, config, config.group_size)
 
-    # -- diagnose, with the weights that sampled; excluded from both timers
+    # -- diagnose, before the update changes the weights; excluded from both timers
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
@@ -117,7 +121,7 @@ def iterate(
             learner.policy, trajectories, chat, config, rng=rng, history=history
         )
 
-    # -- filter: keep the groups whose raw scores vary most
+    # -- filter: keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
     scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
     successes = torch.tensor([float(t.success) for t in trajectories])  # (B,)
@@ -151,12 +155,12 @@ def iterate(
 
 
 def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) -> dict[str, float]:
-    """Update policy and critic on the kept trajectories. Returns: metrics, {} without an update."""
+    """Update policy and critic on the kept trajectories. Returns: metrics; {} if none was kept."""
     iteration = learner.step + 1
     if not kept:
         tqdm.write(
-            f"iteration {iteration}: scores differ in no group that the filter picks; "
-            "update skipped"
+            f"iteration {iteration}: the filter kept no group, because the scores in each group "
+            "that it picked are equal; update skipped"
         )
         return {}
     targets = compute_targets(learner, kept, kept_fraction)
@@ -170,16 +174,15 @@ def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) ->
 
 
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
-    """Play P groups of N trajectories, group after group.
+    """Sample P groups of N trajectories, group after group.
 
-    The members of a group share the instance; transition and sampling noise differ. Where the
-    config mixes environments, each group draws its own."""
+    The members of a group start from the same instance. Their transition noise and sampling noise
+    differ. In a mixture of environments, each group draws its environment."""
     config = learner.config
     step = learner.step
-    starts = [
-        ((config.seed, SEED_INSTANCES, step, group), member)
-        for group, member in product(range(config.num_groups), range(config.group_size))
-    ]
+    starts = []  # (instance seed, member) of each trajectory
+    for group, member in product(range(config.num_groups), range(config.group_size)):
+        starts.append(((config.seed, SEED_INSTANCES, step, group), member))
     mixture = mixture_at(config.env, step)
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, step])
     env_of_group = rng.choice(
@@ -201,25 +204,28 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
 
 
 def select_groups(config: Config, trajectories: Sequence[Trajectory], scores: Tensor) -> Tensor:
-    """The groups that the filter keeps: indices (<= P,); see `starpo.filter_groups`."""
+    """Choose the groups to train on with `starpo.filter_groups`.
+
+    Args: scores: (B,), group after group. Returns: indices of groups (<= P,)."""
     size = config.group_size
     mean, std, _ = starpo.group_stats(scores, size)  # (P,) each
-    tokens = []
-    surprise = []
+    group_tokens = []
+    group_logprobs = []
     for start in range(0, len(trajectories), size):
         group = trajectories[start : start + size]
-        tokens.append(sum(trajectory.num_response_tokens for trajectory in group))
-        surprise.append(-sum(logprob for t in group for logprob in t.rollout_logprobs))
+        group_tokens.append(sum(trajectory.num_response_tokens for trajectory in group))
+        group_logprobs.append(sum(lp for member in group for lp in member.rollout_logprobs))
+    num_tokens = torch.tensor(group_tokens)  # (P,)
     values = {
         "reward_std": std,
         "reward_mean": mean,
-        "entropy": torch.tensor(surprise) / torch.tensor(tokens),
-        "length": torch.tensor(tokens) / size,
+        "entropy": -torch.tensor(group_logprobs) / num_tokens,  # estimate from the sampled tokens
+        "length": num_tokens / size,
     }
     return starpo.filter_groups(
         values[config.filter_by].double(),
         std,
-        keep=min(config.filter_keep, len(std)),  # errors may leave fewer groups than the count
+        keep=min(config.filter_keep, len(std)),  # errors may leave fewer groups than filter_keep
         strategy=config.filter_strategy,
         smallest=config.filter_smallest,
         zero_std=config.filter_zero_std,
@@ -239,23 +245,23 @@ def members_of(groups: Tensor, trajectories: Sequence[Trajectory], size: int) ->
 
 @dataclass
 class Targets:
-    """What the losses need for each response token, trajectories one after the other."""
+    """What the losses need for R response tokens, one trajectory after the other."""
 
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
-    ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen start; only with KL
+    ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
 
     def split(self, lengths: list[int]) -> list["Targets"]:
-        """Cut into consecutive pieces of these numbers of tokens."""
+        """Cut into consecutive parts. `lengths` are their numbers of tokens."""
         parts = [Targets(None, None, None) for _ in lengths]
         for field in fields(Targets):
-            whole = getattr(self, field.name)
-            if whole is None:
+            tensor = getattr(self, field.name)  # (R,)
+            if tensor is None:
                 continue
-            for part, piece in zip(parts, whole.split(lengths), strict=True):
+            for part, piece in zip(parts, tensor.split(lengths), strict=True):
                 setattr(part, field.name, piece)
         return parts
 
@@ -271,29 +277,32 @@ class Targets:
 
 @dataclass
 class TrainSample:
-    """A sequence that goes through the model in one piece, and what the losses need for it.
+    """One input sequence of the model and its targets.
 
-    A trajectory is one sequence, or one for each turn with context_turns."""
+    A trajectory is one sequence. With context_turns, each of its turns is one."""
 
     sequence: Trajectory
-    targets: Targets  # of the sequence's R response tokens
+    targets: Targets  # of the sequence's response tokens
 
 
 def compute_targets(
     learner: Learner, kept: Sequence[Trajectory], kept_fraction: float = 1.0
 ) -> Targets:
-    """Rewards -> advantages, with the log-probs and values before the update.
+    """Compute log-probs, values and advantages before the update.
 
-    Args: kept: whole groups; kept_fraction: of all groups, for filter_loss_scale."""
+    Args: kept: the members of whole groups; kept_fraction: the fraction of the trajectories that
+        the filter kept, for filter_loss_scale."""
     config = learner.config
-    sequences = split_by_context(kept, config)
-    rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)
+    sequences = split_by_context(kept, config)  # their response tokens have the order of `kept`
+    rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
     if learner.ref:
-        ref_logprobs = score(learner.ref, sequences, config, config.temperature)  # (R,)
+        ref_logprobs, _ = parallel.score_tokens(
+            learner.ref, sequences, config, config.temperature
+        )  # (R,)
     old_values = None
     if learner.critic:
-        old_values = score(learner.critic, sequences, config)  # (R,)
+        (old_values,) = parallel.score_tokens(learner.critic, sequences, config)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
     advantages, returns = starpo.advantages(
@@ -325,31 +334,32 @@ def tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
 
 
 def groups_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
-    """The group of each kept trajectory, (B,): kept trajectories are whole groups."""
+    """The number of the group of each kept trajectory, (B,). The filter keeps whole groups."""
     return torch.arange(len(kept)) // config.group_size
 
 
 def logprobs_before_update(
     learner: Learner, sequences: Sequence[Trajectory]
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the response tokens under the engine and under the policy, (R,) each, nats.
+    """The rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
-    The policy's are the engine's by default, which saves a forward. `starpo.importance_weights`
-    corrects for their difference."""
+    The rollout log-probs come from the engine. By default the old log-probs are the same, which
+    saves a forward pass. `starpo.importance_weights` corrects the engine/trainer mismatch."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # With KL in the reward, the engine/trainer mismatch would count as KL.
+    # The trainer computes them if the engine cannot: with mask_observations=False, R includes
+    # tokens that nobody sampled. With KL in the reward, the mismatch would count as KL.
     kl_in_reward = learner.ref is not None and config.kl_in == "reward"
     needs_trainer_logprobs = (
         config.recompute_old_logprobs or not config.mask_observations or kl_in_reward
     )
     if not needs_trainer_logprobs:
         return sampled, sampled
-    old = score(learner.policy, sequences, config, config.temperature)  # (R,)
-    return torch.where(sampled.isnan(), old, sampled), old
+    old, _ = parallel.score_tokens(learner.policy, sequences, config, config.temperature)  # (R,)
+    return torch.where(sampled.isnan(), old, sampled), old  # NaN: the engine did not sample it
 
 
 def token_rewards(
@@ -366,7 +376,7 @@ def token_rewards(
     if config.reward_norm != "none":
         names = [trajectory.env for trajectory in kept]
         groups = groups_of(kept, config)  # (B,)
-        peers = {
+        peers = {  # equal numbers share a mean and a standard deviation
             "group": groups,
             "batch": torch.zeros_like(groups),
             "env": torch.tensor([names.index(name) for name in names]),
@@ -374,7 +384,7 @@ def token_rewards(
         num_turns = [len(trajectory.turns) for trajectory in kept]
         rewards = starpo.normalize_rewards(
             rewards, num_turns, peers[config.reward_norm_over], config.reward_norm
-        )
+        )  # (K,)
     lengths = torch.tensor(tokens_per_turn(kept))  # (K,)
     per_token = torch.zeros(int(lengths.sum()), dtype=torch.float64)  # (R,)
     per_token[lengths.cumsum(0) - 1] = rewards
@@ -384,21 +394,15 @@ def token_rewards(
     return per_token.to(learner.device)
 
 
-def score(
-    module: torch.nn.Module, sequences: Sequence[Trajectory], config: Config, *args
-) -> Tensor:
-    """The first output of policy or critic for every response token, (R,), without gradient."""
-    return parallel.score_tokens(module, sequences, config, *args)[0]
-
-
 # ---------- update
 
 
 def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> dict[str, float]:
-    """Optimizer steps on shuffled mini-batches of `batch_size` trajectories, `num_epochs` times.
+    """Take an optimizer step on each mini-batch.
 
-    Returns: means over the response tokens of all steps. Gradient norms are means over steps.
-    logprob_diff_* are those of the first step: before it engine and trainer have equal weights."""
+    Returns: metrics, means over the response tokens of all steps. Two kinds differ: gradient norms
+        are means over steps, and logprob_diff_* are from the first step only, because its forward
+        pass is the only one in which engine and trainer have the same weights."""
     config = learner.config
     lengths = [trajectory.num_response_tokens for trajectory in kept]
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
@@ -408,13 +412,14 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> di
     for mini_batch in mini_batches(config, learner.step, len(kept)):
         samples = [sample for i in mini_batch for sample in samples_of[i]]
         mini_lengths = [lengths[i] for i in mini_batch]
+        mini_tokens = sum(mini_lengths)
         weights = starpo.token_weights(mini_lengths, config.aggregation, max_trajectory_tokens)
-        metrics = backward(learner, samples, weights.to(learner.device), sum(mini_lengths))
-        norms = optimizer_step(learner, metrics)
-        values = {key: value.item() for key, value in metrics.items()}
-        values["logprob_diff_mean"] /= sum(mini_lengths)
+        sums = backward(learner, samples, weights.to(learner.device), mini_tokens)
+        norms = optimizer_step(learner, sums)
+        values = {key: value.item() for key, value in sums.items()}
+        values["logprob_diff_mean"] /= mini_tokens
         steps.append({**values, **norms})
-        num_tokens += sum(mini_lengths)
+        num_tokens += mini_tokens
 
     means = {}
     for key in steps[0]:
@@ -442,7 +447,9 @@ def train_samples(
 
 
 def mini_batches(config: Config, step: int, num_kept: int) -> Iterator[np.ndarray]:
-    """Indices of the kept trajectories in each mini-batch; every epoch shuffles anew."""
+    """Shuffle the kept trajectories in each epoch and cut them into mini-batches of batch_size.
+
+    Yields: their indices. The last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
         order = rng.permutation(num_kept)
@@ -452,19 +459,20 @@ def mini_batches(config: Config, step: int, num_kept: int) -> Iterator[np.ndarra
 def backward(
     learner: Learner, samples: Sequence[TrainSample], weights: Tensor, num_tokens: int
 ) -> dict[str, Tensor]:
-    """Gradients of one mini-batch, which is split over ranks and micro-batches.
+    """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
-    All parts are divided by the same number of tokens, so the split does not change the result.
+    Every loss is divided by the tokens of the whole mini-batch, so the split does not change the
+    gradients.
 
-    Args: weights: (R,) from `starpo.token_weights`; num_tokens: R of the whole mini-batch.
-    Returns: metrics, sums over the R tokens; logprob_diff_max is the maximum."""
+    Args: weights: (R,) from `starpo.token_weights`; num_tokens: R, the response tokens of the
+        mini-batch. Returns: metrics, sums over the R tokens; logprob_diff_max is a maximum."""
     config = learner.config
     weights_of = weights.split([sample.sequence.num_response_tokens for sample in samples])
     sequences = [sample.sequence for sample in samples]
     micro_batches = parallel.local_micro_batches(sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
-    for number, (indices, repeat_weight) in enumerate(micro_batches):
+    for number, (indices, batch_weight) in enumerate(micro_batches):
         # Ranks reduce their gradients once, in the last micro-batch.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
@@ -475,19 +483,20 @@ def backward(
             pad_to=config.micro_batch_tokens if config.compile else 0,
         )
         targets = Targets.join([samples[i].targets for i in indices])
-        micro_weights = torch.cat([weights_of[i] for i in indices])  # (R,)
-        # FSDP2 divides by the number of ranks. A padding micro-batch has repeat_weight 0.
-        scale = repeat_weight * parallel.world_size()
-        loss, metrics = policy_loss(learner, batch, targets, micro_weights, num_tokens)
+        token_weights = torch.cat([weights_of[i] for i in indices])  # (R,)
+        # FSDP2 averages gradients over the ranks, and their sum is needed. A micro-batch that only
+        # fills up the number of micro-batches of this rank has batch_weight 0.
+        scale = batch_weight * parallel.world_size()
+        loss, metrics = policy_loss(learner, batch, targets, token_weights, num_tokens)
         (loss * scale).backward()
         if learner.critic:
-            # Only now, so that the activations of one model only are alive.
+            # After the policy's backward, so that the activations of only one model are alive.
             loss, value_metrics = critic_loss(learner, batch, targets, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
         largest_diff = torch.maximum(largest_diff, metrics.pop("logprob_diff_max"))
         for key, value in metrics.items():
-            sums[key] = sums.get(key, 0.0) + value * repeat_weight
+            sums[key] = sums.get(key, 0.0) + value * batch_weight
     if parallel.world_size() > 1:
         parallel.all_reduce_sum(*sums.values())
         dist.all_reduce(largest_diff, dist.ReduceOp.MAX)
@@ -497,9 +506,11 @@ def backward(
 def policy_loss(
     learner: Learner, batch: PackedBatch, targets: Targets, weights: Tensor, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped objective with entropy bonus and KL, divided by the mini-batch's num_tokens.
+    """The clipped policy loss with entropy bonus and KL.
 
-    Returns: loss; metrics, sums over the R tokens of this micro-batch."""
+    Args: batch: one micro-batch with R response tokens; weights: (R,) from `starpo.token_weights`;
+        num_tokens: the response tokens of the whole mini-batch, the denominator of the loss.
+    Returns: loss; metrics, sums over the R tokens."""
     config = learner.config
     logprobs, entropy = learner.policy(batch, config.temperature)  # (R,), (R,)
     importance = starpo.importance_weights(
@@ -532,9 +543,7 @@ def policy_loss(
 def critic_loss(
     learner: Learner, batch: PackedBatch, targets: Targets, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped value loss, divided by the mini-batch's num_tokens.
-
-    Returns: loss; metrics, sums over the R tokens of this micro-batch."""
+    """The clipped value loss. Args and returns are those of `policy_loss`."""
     config = learner.config
     values = learner.critic(batch)  # (R,)
     loss, metrics = starpo.value_loss(
@@ -549,9 +558,11 @@ def critic_loss(
 
 
 def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
-    """Clip gradients and step policy and critic. Returns: gradient norms before clipping.
+    """Clip the gradients and step the optimizers of policy and critic.
 
     A non-finite gradient or metric skips the step.
+
+    Returns: gradient norms before clipping.
     Raises: UserError after max_bad_steps skipped steps in a row."""
     config = learner.config
     norms = {}
@@ -569,8 +580,8 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     if learner.bad_steps >= config.max_bad_steps:
         raise UserError(
             f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps "
-            f"in a row (iteration {iteration}); lower learning_rate or critic_lr, with "
-            "another --out_dir."
+            f"in a row (iteration {iteration}); lower learning_rate or critic_lr, and start with "
+            "another --out_dir"
         )
     for optimizer in learner.optimizers.values():
         if finite:

@@ -107,7 +107,8 @@ class Run:
 
     # ---------- the loop
 
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
+        """Whether another iteration follows: the run is neither complete nor interrupted."""
         return not self.stop_requested and not self._is_over(self.history)
 
     def evaluation_due(self, row: dict) -> bool:

@@ -301,7 +301,8 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     # no reply has the form, and that costs nothing: all scores are 0
     rows = run(tmp_path / "out", tmp_path / "random", format_penalty=0.0, weight_decay=0.1)
     assert (
-        "iteration 1: scores differ in no group that the filter picks; update skipped"
+        "iteration 1: the filter kept no group, because the scores in each group that it picked "
+        "are equal; update skipped"
         in capsys.readouterr().out
     )
     assert len(rows) == 2
@@ -1259,8 +1260,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     with pytest.raises(ValueError) as error:
         train.update(learner, kept, targets)
     assert str(error.value) == (
-        "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); lower learning_rate or "
-        "critic_lr, with another --out_dir."
+        "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); "
+        "lower learning_rate or critic_lr, and start with another --out_dir"
     )
     assert unchanged(learner, before)
 
