@@ -1,11 +1,11 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
-An `Episode` turns an environment of `envs.py` into messages. It executes what the policy answers
-and enforces every limit that the prompt states. Unknown, surplus and malformed answers are
-reported in the next message. The format penalty is part of the reward of the malformed turn;
-RAGEN adds it to the trajectory's score and never shows it.
+An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
+replies and enforces every limit that the prompt states. The next message reports unknown, surplus
+and malformed answers. The format penalty is part of the reward of the malformed turn. RAGEN adds it
+to the trajectory's score and never shows it.
 
-`Chat` turns messages into token ids. The policy's own text is parsed but never rewritten or
+`Chat` converts messages to token ids. The policy's own text is parsed but never rewritten or
 encoded again.
 """
 
@@ -22,24 +22,24 @@ from envs import Env
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
-MAX_UNFINISHED = 0.99  # the largest share of a success that shaped rewards pay before the end
+MAX_UNFINISHED = 0.99  # largest sum of shaped rewards before a success, which makes it 1
 
 
 # ---------- replies
 
 
 class Parsed(NamedTuple):
-    """A response taken apart."""
+    """The parts of a response."""
 
     thought: str
     actions: list[str]
-    well_formed: bool  # the promised tags in order, and nothing outside of them
+    well_formed: bool  # it has the required tags in their order, and nothing outside of them
 
 
 def parse_response(text: str, *, think: bool = True) -> Parsed:
-    """Read `<think>..</think><answer>a || b</answer>`; without `think` only the answer.
+    """Parse `<think>..</think><answer>a || b</answer>`, or without `think` only the answer.
 
-    Runs in linear time and never raises.
+    It runs in linear time and never raises.
 
     >>> parse_response("<think>go</think><answer>Up || Left</answer>")
     Parsed(thought='go', actions=['Up', 'Left'], well_formed=True)
@@ -47,7 +47,8 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
     content = {"think": ""}
     outside = ""
     rest = text
-    for tag in ("think", "answer") if think else ("answer",):
+    tags = ("think", "answer") if think else ("answer",)
+    for tag in tags:
         before, _, rest = rest.partition(f"<{tag}>")
         content[tag], closed, rest = rest.partition(f"</{tag}>")
         if not closed:
@@ -60,15 +61,16 @@ def parse_response(text: str, *, think: bool = True) -> Parsed:
 
 
 def format_response(thought: str, actions: Sequence[str], *, think: bool = True) -> str:
-    """The text that `parse_response` reads back. Demonstrations and reference players use it."""
+    """Write a reply that `parse_response` can parse, for demonstrations and reference players."""
     answer = f"<answer>{' || '.join(actions)}</answer>"
     return f"<think>{thought}</think>{answer}" if think else answer
 
 
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
-    """(checkable sentences, true ones). A sentence is checkable if it begins with the first word
-    of a fact.
+    """Compare the sentences of a thought with the facts about the state.
 
+    A sentence is checkable if it begins with the first word of a fact.
+    Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
     """
@@ -83,39 +85,37 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
 
 @dataclass
 class TurnRecord:
-    """What one turn did, as it is written to trajectories.jsonl.
+    """The facts of one turn for metrics and trajectories.jsonl. The file omits fields with None."""
 
-    A field that is None is left out there."""
-
-    actions: list[str]  # parsed from the reply, cut at the limit of actions
-    num_actions: int = 0  # executed
+    actions: list[str]  # parsed from the reply, without those over the limit
+    num_actions: int = 0  # executed actions
     format_ok: bool = False
     effective: float = 0.0  # fraction of the executed actions that changed something
     statements_checked: int = 0  # sentences of the thought that can be checked
     statements_true: int = 0
     env_reward: float = 0.0  # without format penalty and think_reward
-    closing: str | None = None  # the last observation, which nobody answers
+    closing: str | None = None  # the observation after the last turn of the episode
     error: str | None = None  # why the environment or the player failed
 
 
 class TurnOutcome(NamedTuple):
-    """What the environment makes of one reply."""
+    """The outcome of one reply."""
 
     user: str  # the next message; '' at the end
-    reward: float  # environment reward plus format penalty, plus think_reward if that is on
-    status: str | None  # success, failure, out_of_turns, error; None while the dialogue goes on
+    reward: float  # environment reward + format penalty + bonus from think_reward
+    status: str | None  # success, failure, out_of_turns or error; None before the end
     record: TurnRecord
 
 
 @dataclass
 class Executed:
-    """Sums over the actions that one reply had executed."""
+    """The result of the executed actions of one reply, summed over the actions."""
 
     reward: float = 0.0
     num_actions: int = 0
     num_effective: int = 0
-    unknown: list[str] = field(default_factory=list)  # actions that the environment does not know
-    status: str | None = None  # success or failure once the game is over
+    unknown: list[str] = field(default_factory=list)  # actions that the environment refused
+    status: str | None = None  # success or failure if the game is over
 
 
 class Episode:
@@ -134,9 +134,9 @@ class Episode:
         return self.open(self.env.reset(seed, split=split, member=member))
 
     def open(self, observation: str) -> tuple[str, str]:
-        """Like `reset`, for an environment that has been started already."""
+        """Like `reset`, but the environment has already started and gave `observation`."""
         self.turn_idx = 0
-        self.plan_lengths: list[int] = []  # for reward_density="plan": at first and after each turn
+        self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see `shape_rewards`
         self._note_plan_length()
         return self.system(), self._turn_text(observation, "")
 
@@ -145,7 +145,7 @@ class Episode:
             self.plan_lengths.append(self.env.optimal_length())
 
     def system(self) -> str:
-        """Rules, action names, limits and the required form of a reply."""
+        """The system message: rules, action names, limits and the required form of a reply."""
         config = self.config
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
@@ -155,14 +155,15 @@ class Episode:
         return f"{self.env.rules()}\n{limits}\n{reply}"
 
     def _turn_text(self, observation: str, report: str) -> str:
+        """A user message: the report on the last reply, the limits and the observation."""
         left = self.env.actions_left
         turn = f"Turn {self.turn_idx + 1} of {self.config.max_turns}"
         return f"{report}{turn}, {left} action{'s' if left != 1 else ''} left.\n{observation}"
 
     def step(self, response: str) -> TurnOutcome:
-        """Execute one response.
+        """Execute one response. Any text is accepted.
 
-        Any text is accepted. The next message reports what was not executed."""
+        The next message reports errors of the reply and its reward, without the bonus."""
         config = self.config
         facts = self.env.statements()
         parsed = parse_response(response, think=config.think)
@@ -203,7 +204,7 @@ class Episode:
             if not step.valid:
                 executed.unknown.append(action)
                 continue
-            executed.reward += float(step.reward)  # the environment's may be a numpy number
+            executed.reward += float(step.reward)  # an environment may return a numpy number
             executed.num_actions += 1
             executed.num_effective += step.effective
             if step.terminated or step.truncated:
@@ -212,9 +213,9 @@ class Episode:
         return executed
 
     def _think_bonus(self, thought: str, facts: list[str], num_false: int) -> float:
-        """think_reward times the share of facts that the thought states, minus its false sentences.
+        """think_reward * max(0, stated facts - false sentences) / facts.
 
-        Each fact counts once, however often the thought repeats it."""
+        A fact that the thought repeats counts once."""
         distinct = set(facts)
         stated = {part.strip() + "." for part in thought.split(".")} & distinct
         return self.config.think_reward * max(0, len(stated) - num_false) / max(1, len(distinct))
@@ -234,10 +235,10 @@ class Episode:
 
 
 def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
-    """What a reference player answers now.
+    """The actions that a reference player chooses in the present state.
 
-    `optimal` commits the best plan of at most `actions_per_turn` actions.
-    `greedy` and `random` choose one action."""
+    `optimal` chooses the best plan of at most `actions_per_turn` actions. `greedy` and `random`
+    choose one action. If no plan exists, `optimal` chooses the action of `greedy`."""
     env = episode.env
     if player == "random":
         return env.random(1, rng)
@@ -261,19 +262,23 @@ def shape_rewards(
 ) -> list[float]:
     """Redistribute the environment's rewards over the turns of a finished episode.
 
-    The sum is 1 for a success and below 1 otherwise. (In arXiv 2510.01132, the source of these
-    densities, a failure could earn more than a success.)
+    The shaped rewards sum to 1 for a success and to less than 1 otherwise. (In arXiv 2510.01132,
+    the source of these densities, a failure could earn more than a success.)
 
-    - "sparse": everything at the last turn.
-    - "dense": progress when it is made. Progress is the sum of rewards so far as a share of
+    - "sparse": 1 at the last turn of a success, and 0 elsewhere.
+    - "dense": the progress in each turn. Progress is the sum of the rewards so far, divided by
       `max_reward`.
-    - "balanced": the same progress, paid at every second turn that earns something, and at the end.
-    - "plan": steps by which the goal came nearer, as a share of the first distance. A dead end
-      counts as twice the first distance.
+    - "balanced": the same progress, paid at every second turn with a positive reward, and at the
+      last turn.
+    - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
+      is the length of the best plan. Without a plan it is twice the first distance.
 
-    Args: rewards: of the K turns, environment units; max_reward: what a success pays;
-        plan_lengths: for "plan", lengths of the best plan before the first turn and after each
-        turn, 0 where no plan exists.
+    Args:
+        rewards: one for each turn, in environment units.
+        max_reward: the total reward of a success.
+        plan_lengths: for "plan", the length of the best plan before the first turn and after each
+            turn; 0 if no plan exists.
+    Returns: one reward for each turn.
     Raises: ValueError for another density.
     >>> shape_rewards([1.0, 0.0, 1.0], True, "dense", max_reward=2.0)
     [0.5, 0.0, 0.5]
@@ -294,13 +299,16 @@ def shape_rewards(
         progress[last] = 1.0
     shaped = []
     paid = 0.0
-    milestones = 0  # turns so far that earned something
+    num_milestones = 0  # turns so far with a positive reward
     for turn, reached in enumerate(progress):
-        milestones += rewards[turn] > 0
-        is_second = rewards[turn] > 0 and milestones % 2 == 0
+        is_milestone = rewards[turn] > 0
+        if is_milestone:
+            num_milestones += 1
+        is_second = is_milestone and num_milestones % 2 == 0
         pays = density == "dense" or turn == last or is_second
-        shaped.append(reached - paid if pays else 0.0)
-        paid += shaped[-1]
+        payment = reached - paid if pays else 0.0
+        shaped.append(payment)
+        paid += payment
     return shaped
 
 
@@ -319,10 +327,10 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
 
 
 class Chat:
-    """ChatML as token ids.
+    """Encodes messages as token ids in the ChatML format.
 
-    Role marks are inserted by id, and contents are encoded without special tokens. So no text of
-    the environment or of the policy can forge a role boundary."""
+    Role marks are inserted by id, and contents are encoded without special tokens. So text of the
+    environment or of the policy cannot forge the boundary of a message."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
@@ -344,13 +352,13 @@ class Chat:
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
     def opening(self, system: str, user: str) -> list[int]:
-        """The first prompt, up to and including the mark that opens the assistant's turn."""
+        """The first prompt. It ends with the marks that open the assistant's message."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:
-        """What comes between two responses.
+        """The tokens between two responses.
 
-        `closed`: the policy sampled its own end-of-turn token."""
+        Args: closed: True if the policy sampled the end-of-turn token. Otherwise it is inserted."""
         end = [] if closed else [self.end]
         return [*end, *self.encode("\n"), *self._user_and_assistant(user)]
 

@@ -2,11 +2,11 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
-Masks are built while sampling: `Turn.response_ids` is what the policy sampled and what is trained;
-`Turn.prompt_ids` was inserted by us.
+The loss mask comes from sampling: the policy sampled `Turn.response_ids` and is trained on them.
+`Turn.prompt_ids` are the tokens around them, which only condition the policy.
 
-`Conversation` is the only place where a turn happens. `collect` drives it for a policy, `play` for
-players that answer in text: reference players, demonstrations, API models, a human.
+A `Conversation` executes every turn. `collect` drives it for a policy, and `play` for players that
+answer in text: reference players, demonstrations, API models, a human.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dialogue import Chat, Episode, TurnOutcome, TurnRecord, shape_rewards
 from envs import env_specs, make_env, reserved_keys
@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
 
 @dataclass
 class Turn:
-    """One prompt, the response to it, and what the environment made of the response."""
+    """One prompt, the response to it, and its outcome in the environment."""
 
-    # The first prompt; later the next message, after a forced end mark where one is missing.
-    # With context_turns: everything that this turn sees.
+    # The tokens between the last response and this one. In the first turn: the first prompt. With
+    # context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     response_ids: list[int]  # sampled, with the end-of-turn token if the policy sampled one
     rollout_logprobs: list[float]  # of response_ids, under the engine, at its temperature, nats
@@ -48,20 +48,19 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """One episode.
+    """All turns of one episode."""
 
-    `status`: success, failure, out_of_turns, out_of_tokens or error. '' while it is under way."""
-
-    seed: tuple[int, ...]  # names the instance
+    seed: tuple[int, ...]  # of the instance
     member: int  # index in the group; members differ in transition and sampling noise
     turns: list[Turn] = field(default_factory=list)
+    # success, failure, out_of_turns, out_of_tokens or error; '' until the episode ends
     status: str = ""
-    system: str = ""
-    env: str = ""
+    system: str = ""  # the system message
+    env: str = ""  # name and options of the environment, as in the setting `env`
 
     @property
     def ids(self) -> list[int]:
-        """All tokens of the trajectory."""
+        """All tokens: prompts and responses."""
         ids = []
         for turn in self.turns:
             ids += turn.prompt_ids
@@ -92,7 +91,7 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """R(tau), the sum of turn rewards: what the filter and GRPO compare."""
+        """The sum of the turn rewards. The filter and the group baselines compare scores."""
         return sum(turn.reward for turn in self.turns)
 
     @property
@@ -107,7 +106,7 @@ class Trajectory:
 
 @dataclass
 class Reply:
-    """What a player answers to one message. Players that write text have no tokens."""
+    """A player's answer to one message. Players that answer in text have no tokens."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
@@ -120,20 +119,20 @@ class Reply:
 
 
 def make_episode(config: Config, env: str = "") -> Episode:
-    """A new dialogue with environment `env`, by default the one that the config names.
+    """Build a new episode in the environment `env`, by default `config.env`.
 
     Raises: UserError for an unknown environment, or one that cannot draw its instances."""
-    made = make_env(
+    environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    made.also_reserved = env_specs(config.env, config.eval_env)
+    environment.also_reserved = env_specs(config.env, config.eval_env)
     try:
-        # Draw the reserved instances now: `reset` draws them under a time limit.
-        reserved_keys(made.spec, *made.also_reserved)
-    except Exception as error:  # code of users
+        # Draw and cache the evaluation instances now, because `reset` has a time limit.
+        reserved_keys(environment.spec, *environment.also_reserved)
+    except Exception as error:  # user code may raise anything
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"env={made.spec!r} cannot draw its instances: {reason}") from error
-    return Episode(made, config)
+        raise UserError(f"env={environment.spec!r} cannot draw its instances: {reason}") from error
+    return Episode(environment, config)
 
 
 class Conversation:
@@ -143,15 +142,15 @@ class Conversation:
         self.episode = episode
         self.config = episode.config
         self.trajectory = Trajectory(tuple(seed), member, env=env or episode.config.env)
-        self.user = ""
-        self.failure: TurnOutcome | None = None  # set when the environment could not start
+        self.user = ""  # the message that waits for a reply
+        self.failure: TurnOutcome | None = None  # set if the environment could not start
 
     @property
     def done(self) -> bool:
         return bool(self.trajectory.status)
 
     def reset(self, split: str) -> None:
-        """Start the episode. If that fails, its first turn will end it with status error."""
+        """Start the episode. If this fails, the first turn ends it with status error."""
         trajectory = self.trajectory
         try:
             opening = call_with_timeout(
@@ -167,12 +166,12 @@ class Conversation:
             self.open(*opening)
 
     def open(self, system: str, user: str) -> None:
-        """Take up the first messages of an episode that the caller started."""
+        """Set the first messages of an episode that has started."""
         self.trajectory.system = system
         self.user = user
 
-    def respond(self, text: str) -> TurnOutcome:
-        """Let the environment answer a reply. Every failure of the environment is an outcome."""
+    def execute(self, text: str) -> TurnOutcome:
+        """Execute a reply. A failure of the environment becomes an outcome with status error."""
         if self.failure:
             return self.failure
         try:
@@ -184,7 +183,7 @@ class Conversation:
         return outcome
 
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
-        """Record a reply with what came of it, and take up the next message."""
+        """Record a reply and its outcome. The outcome holds the next message."""
         turn = Turn(
             prompt_ids=reply.prompt_ids,
             response_ids=reply.response_ids,
@@ -205,7 +204,7 @@ class Conversation:
         return next_prompt(chat, self.trajectory, self.user, self.config.context_turns)
 
     def finish(self) -> Trajectory:
-        """The trajectory, its rewards at the density that the config names."""
+        """Spread the rewards over the turns as reward_density says. Returns: the trajectory."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density == "native" or trajectory.status == "error":
@@ -224,24 +223,27 @@ class Conversation:
 
 
 def play(conversation: Conversation, player: Callable[[Conversation], Reply | None]) -> Trajectory:
-    """Play a started conversation to its end with a player that answers at once.
+    """Play a started conversation to its end with a player that answers in text.
 
-    Args: player: gives the reply to `conversation.user`, or None when no more tokens fit."""
+    Args: player: returns the reply to `conversation.user`, or None if no more tokens fit."""
     while not conversation.done:
         reply = Reply("") if conversation.failure else player(conversation)
         if reply is None:
             conversation.trajectory.status = "out_of_tokens"
             break
-        outcome = failed_outcome(reply.error) if reply.error else conversation.respond(reply.text)
+        if reply.error:
+            outcome = failed_outcome(reply.error)
+        else:
+            outcome = conversation.execute(reply.text)
         conversation.add_turn(reply, outcome)
     return conversation.finish()
 
 
 def next_prompt(chat: Chat, trajectory: Trajectory, user: str, context_turns: int) -> list[int]:
-    """The tokens between the last response and the next one.
+    """The tokens to put between the last response and the next one.
 
-    With `context_turns` the engine forgets earlier turns, so the prompt repeats all that the turn
-    may see."""
+    With `context_turns` the engine forgets earlier turns, so the prompt repeats the system message
+    and the turns that the next response may see."""
     turns = trajectory.turns
     if not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
@@ -259,20 +261,22 @@ def next_prompt(chat: Chat, trajectory: Trajectory, user: str, context_turns: in
 
 
 class EnvError(Exception):
-    """An environment raised an error, took too long, or paid something that is not a number."""
+    """An environment raised an error or exceeded the time limit."""
 
 
 def failed_outcome(error: object) -> TurnOutcome:
-    """The end of a trajectory whose environment or player failed."""
+    """The outcome that ends a trajectory after its environment or player failed."""
     return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
 
 
-def call_with_timeout(limit_s: float, call: Callable, *args, **options):
-    """Call code of an environment.
+def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
+    """Call environment code with a time limit.
 
-    Only the main thread can interrupt the call after `limit_s`. In another thread nothing can, so
-    the thread that waits for it watches the clock.
-    Raises: EnvError for whatever the call raises, and for a timeout."""
+    In the main thread an alarm interrupts the call after `limit_s` seconds. Python cannot interrupt
+    another thread, so `BlockingSteps` gives up such a call instead.
+
+    Args: args, options: the arguments of `call`. Returns: its result.
+    Raises: EnvError if the call raises an error or is interrupted."""
     in_main_thread = threading.current_thread() is threading.main_thread()
 
     def on_alarm(*_) -> None:
@@ -294,10 +298,10 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options):
 def without_errors(
     trajectories: Sequence[Trajectory], config: Config, group_size: int = 1
 ) -> list[Trajectory]:
-    """Drop every group with a member whose environment failed: advantages compare whole groups.
+    """Drop each group in which an environment failed, because advantages compare whole groups.
 
-    Raises: UserError with the first error if more than max_error_frac failed, or no group is left.
-    """
+    Raises: UserError with the first error if the fraction of failed trajectories is more than
+        max_error_frac, or if no group is left."""
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
         return list(trajectories)
@@ -335,10 +339,13 @@ def collect(
 ) -> list[Trajectory]:
     """Play one episode for each (instance seed, member) in `starts`, all at once.
 
-    Args: noise_seed: with instance, member and turn it seeds the sampling of every response, so
-        the result does not depend on the other episodes in the batch; on_done: called when a
-        trajectory ends; episodes: what to play, by default a new one for each of `envs`; envs: by
-        default the environment of the config.
+    Args:
+        split: of the instances, see `envs.SPLITS`.
+        noise_seed: seeds the sampling of each response, together with instance seed, member and
+            turn. So a response does not depend on the other episodes in the batch.
+        on_done: is called when a trajectory ends.
+        episodes: the episodes to play, by default a new one for each of `envs`.
+        envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`.
     Raises: UserError if a first prompt does not fit into the context."""
     envs = envs or [config.env] * len(starts)
@@ -356,9 +363,9 @@ def collect(
 
 
 class RolloutScheduler:
-    """Keeps an engine busy with many conversations.
+    """Keeps an engine busy with the turns of many conversations.
 
-    The key of a conversation in the engine is its index."""
+    The engine knows a conversation by its key, the index in `conversations`."""
 
     def __init__(
         self,
@@ -389,12 +396,12 @@ class RolloutScheduler:
                     f"{self.config.max_context_tokens}; raise it"
                 )
         for sample, text, outcome in self._finished_turns():
-            self._take(sample, text, outcome)
+            self._record_turn(sample, text, outcome)
             if self.conversations[sample.key].done:
                 on_done()
 
     def _request_turn(self, key: int, prompt: list[int]) -> bool:
-        """Queue the next turn in the engine. Returns: False if nothing more fits."""
+        """Queue the next turn in the engine. Returns: False if the context has no room for it."""
         trajectory = self.conversations[key].trajectory
         used = len(self.histories[key]) + len(prompt)
         room = min(self.config.max_response_tokens, self.config.max_context_tokens - used)
@@ -411,29 +418,29 @@ class RolloutScheduler:
         )
         return True
 
-    def _take(self, sample: Sample, text: str, outcome: TurnOutcome) -> None:
+    def _record_turn(self, sample: Sample, text: str, outcome: TurnOutcome) -> None:
         """Record a finished turn and queue the next one."""
         key = sample.key
         conversation = self.conversations[key]
-        forgets = bool(self.config.context_turns)
+        forgets_turns = self.config.context_turns > 0
         self.histories[key] += sample.ids
         reply = Reply(text, self.prompts[key], sample.ids, sample.logprobs)
         conversation.add_turn(reply, outcome)
-        if forgets:  # the next prompt repeats what the next turn may see
+        if forgets_turns:  # the next prompt repeats the turns that it needs
             self.engine.release(key)
             self.histories[key] = []
-        if not conversation.done and not self._request_turn(
-            key, conversation.next_prompt(self.chat)
-        ):
-            conversation.trajectory.status = "out_of_tokens"
-        if conversation.done and not forgets:
+        if not conversation.done:
+            has_room = self._request_turn(key, conversation.next_prompt(self.chat))
+            if not has_room:
+                conversation.trajectory.status = "out_of_tokens"
+        if conversation.done and not forgets_turns:
             self.engine.release(key)
 
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
-        """Advance the engine until nothing is left; yield each response, its text, its outcome.
+        """Advance the engine until no turn is left. Yield each response, its text and its outcome.
 
-        A blocking environment works in a thread while the others go on. It is given up after
-        step_timeout_s."""
+        A blocking environment steps in a thread while the engine decodes other conversations. Its
+        step fails after step_timeout_s."""
         blocking = BlockingSteps(self.conversations, self.config.step_timeout_s)
         while self.engine.busy or blocking.pending:
             samples = self.engine.step() if self.engine.busy else []
@@ -443,12 +450,12 @@ class RolloutScheduler:
                 if conversation.episode.env.blocking and not conversation.failure:
                     blocking.start(sample, text)
                 else:
-                    yield sample, text, conversation.respond(text)
+                    yield sample, text, conversation.execute(text)
             yield from blocking.finished(self.engine)
 
 
 class BlockingSteps:
-    """Steps of environments that wait for a program or a server, each in a thread of its own."""
+    """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self, conversations: Sequence[Conversation], limit_s: float):
         self.conversations = conversations
@@ -457,17 +464,19 @@ class BlockingSteps:
         self.pending: dict[int, tuple[float, Sample, str]] = {}  # key: (deadline, sample, text)
 
     def start(self, sample: Sample, text: str) -> None:
+        """Execute a response in a new thread."""
+
         def work() -> None:
-            outcome = self.conversations[sample.key].respond(text)
+            outcome = self.conversations[sample.key].execute(text)
             self.results.put((sample, text, outcome))
 
         self.pending[sample.key] = (time.monotonic() + self.limit_s, sample, text)
         threading.Thread(target=work, daemon=True).start()
 
     def finished(self, engine: Engine) -> Iterator[tuple[Sample, str, TurnOutcome]]:
-        """Yield the steps that ended or ran out of time.
+        """Yield the steps that ended or exceeded the time limit.
 
-        It waits for a thread only while the engine has nothing to decode."""
+        This waits for a thread only if the engine has nothing to decode."""
         while self.pending:
             deadline, late_sample, late_text = min(
                 self.pending.values(), key=lambda entry: entry[0]
@@ -480,7 +489,8 @@ class BlockingSteps:
                     return
                 outcome = failed_outcome(f"no answer within {self.limit_s:g} s")
                 result = (late_sample, late_text, outcome)
-            if self.pending.pop(result[0].key, None):  # otherwise it was given up earlier
+            sample, _, _ = result
+            if self.pending.pop(sample.key, None):  # None: the late result of a failed step
                 yield result
 
 
@@ -488,10 +498,10 @@ class BlockingSteps:
 
 
 def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
-    """The training sequences: whole trajectories, or single turns where the policy forgets.
+    """The training sequences: whole trajectories, or single turns with context_turns.
 
-    With context_turns every turn repeats its context in its own prompt. The order of the response
-    tokens stays."""
+    With context_turns the prompt of each turn repeats its context, so the turn is a sequence of its
+    own. The response tokens keep their order."""
     if not config.context_turns:
         return list(trajectories)
     return [
@@ -502,9 +512,9 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 
 
 def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
-    """Count every token after the system message as sampled: RAGEN v1's loss mask.
+    """Move every token after the system message to the responses. This is RAGEN v1's loss mask.
 
-    Log-probs of tokens that the engine did not sample are unknown: NaN."""
+    Tokens that the engine did not sample have no rollout log-prob: it is NaN."""
     opening = trajectory.turns[0].prompt_ids
     system = opening[: opening.index(end_id) + 2]  # with the end mark and its line break
     turns = []
@@ -524,7 +534,7 @@ def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Metrics of the group "rollout" that need no group structure; see support/metrics.py."""
+    """Rollout metrics that are means over trajectories or turns; see support/metrics.py."""
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
     num_turns = len(records)
