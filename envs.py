@@ -1,14 +1,15 @@
-"""Environments: the protocol `Env`, the Bandit, how environments are found and mixed, and splits.
+"""Environments: the protocol `Env`, the Bandit, specs and mixtures of environments, and splits.
 
 docs/environments.md lists all environments and says how to write your own.
 
 Rules, symbols, rewards and budgets are RAGEN's (arXiv 2504.20073, github.com/RAGEN-AI/RAGEN), with
 three deliberate differences:
-- Members of a group share the instance but not the transition noise. RAGEN shares both, so that
-  all members of a group slip at the same time.
-- A seed means the same instance in every process. Nothing depends on `hash()` or on a global
+- Members of a group share the instance but not the transition noise. RAGEN shares both, so all
+  members of a group slip at the same time.
+- A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
   random state.
-- Splits are disjoint by instance, not only by seed, because small boards repeat.
+- Splits have no instance in common. Different seeds alone do not ensure this, because small boards
+  repeat.
 """
 
 from configurator import UserError, check_type, parse_text, run_main
@@ -29,7 +30,7 @@ SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-TRANSITIONS = 7  # separates the seeds of transition noise from the seeds of instances
+SEED_TRANSITIONS = 7  # purpose number in the seed of transition noise
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
 
 
@@ -70,11 +71,11 @@ class Env:
         _move(move: int) -> Move
             Execute `actions[move]`, or the action that `_read` returned.
         observe() -> str
-            What the policy sees each turn.
+            The observation that the policy gets in each turn.
         rules() -> str
-            What the system message says about the game.
+            The description of the game in the system message.
         statements() -> list[str]
-            True sentences about the present state; thoughts are checked against them.
+            True sentences about the present state. Thoughts are checked against them.
         plan(max_actions: int, turns_left: int) -> list[str]
             The best next actions, at most `max_actions`; [] if the game cannot be won.
 
@@ -84,7 +85,7 @@ class Env:
         key(instance: tuple) -> Hashable
             A value that is equal for instances that are the same game.
         _read(action: str) -> Any
-            What `_move` receives for this text; None if it is no legal action.
+            The argument of `_move` for this text; None if the action is illegal.
         greedy() -> str
             The action of the reference player "greedy".
         random(count: int, rng: np.random.Generator) -> list[str]
@@ -94,9 +95,9 @@ class Env:
         optimal_length() -> int
             The number of actions of a shortest solution.
 
-    Keyword-only arguments of `__init__` that have a default are the options of the environment,
-    as in `--env=frozenlake:size=5`. `__init__` passes all others on: `super().__init__(**common)`.
-    Noise during the game must come from `self.rng`, which `start` sets.
+    The keyword-only arguments of `__init__` with a default are the options of the environment, as
+    in `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
+    `super().__init__(**common)`. Noise during the game must come from `self.rng`. `start` sets it.
     """
 
     actions: tuple[str, ...] = ()
@@ -105,7 +106,7 @@ class Env:
     blocking = False  # True: a step waits for a program or a server, so it runs in a thread
 
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Environments whose fixed splits are kept out of the training instances, too.
+    # Specs of other environments. Training does not draw the instances of their fixed splits.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -132,9 +133,9 @@ class Env:
             raise UserError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         if isinstance(seed, (int, np.integer)):
             seed = (seed,)
-        path = tuple(int(number) for number in seed)
-        instance = draw_instance(self.spec, path, split, self.also_reserved)
-        return self.start(instance, [TRANSITIONS, SPLITS.index(split), *path, member])
+        numbers = tuple(int(number) for number in seed)
+        instance = draw_instance(self.spec, numbers, split, self.also_reserved)
+        return self.start(instance, [SEED_TRANSITIONS, SPLITS.index(split), *numbers, member])
 
     def start(self, instance: tuple, noise_seed: Sequence[int]) -> str:
         """Start an instance that `draw` made, with transition noise from `noise_seed`.
@@ -179,7 +180,7 @@ class Env:
         return instance
 
     def _read(self, action: str) -> Any:
-        """What `_move` receives for this text: an index into `actions`, or None if illegal."""
+        """The argument of `_move` for this text: an index into `actions`, or None if illegal."""
         indices = {name.lower(): index for index, name in enumerate(self.actions)}
         return indices.get(action.lower())
 
@@ -204,12 +205,12 @@ class Env:
 
 
 class Bandit(Env):
-    """One choice between two arms, known by name only.
+    """One choice between two arms. Only their names tell them apart.
 
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    PAIRS = {  # low arm/high arm; `jobs_test` is for generalisation only
+    PAIRS = {  # low arm/high arm; `jobs_test` is for tests of generalisation
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",
         "engineer": "Engineer/Teacher",
@@ -224,7 +225,7 @@ class Bandit(Env):
     }
     LOW_REWARD = 0.1
     HIGH_PROB = 0.25  # probability that the high arm pays 1
-    repeats = True  # two prompts a pair, so training and evaluation share them
+    repeats = True  # a pair gives two prompts, so training and evaluation share them
 
     def __init__(self, *, pair: str = "phoenix", **common):
         common["max_actions"] = 1  # the game is one choice
@@ -264,7 +265,7 @@ class Bandit(Env):
         return [self.high]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """A random arm: the prompt does not tell which arm is better, so RL has to find out."""
+        """A random arm. The prompt does not tell which arm is better, so RL has to find it out."""
         return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:
@@ -275,7 +276,7 @@ class Bandit(Env):
 # ---------- finding and building environments
 
 
-ENVS = {  # name in --env -> "module:Class"; the module is imported when a run uses it
+ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "bandit": "envs:Bandit",
     "frozenlake": "grids:FrozenLake",
     "sokoban": "grids:Sokoban",
@@ -296,7 +297,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     Args:
         spec: 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'.
         observation: one of OBSERVATIONS.
-        max_actions: actions that one game may take.
+        max_actions: the largest number of actions in one game.
     Raises:
         UserError: the environment or an option is unknown (the message has near names), or a
             value has the wrong type or is out of range.
@@ -371,18 +372,20 @@ class Stage(NamedTuple):
     """One stage of a curriculum."""
 
     end: float  # the first iteration after the stage; inf for the last stage
-    shares: dict[str, float]  # environment -> its share of the groups; the shares sum to 1
+    shares: dict[str, float]  # spec -> probability that a group plays it; they sum to 1
 
 
 def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
-    """The environments at an iteration of a curriculum, each with its share of the groups.
+    """The environments at an iteration of a curriculum, with the probability of each.
 
-    'A + 2*B' mixes A and B as 1 to 2. 'A @50 > B' is A in iterations 0 to 49, then B. A stage may
-    be a mixture.
+    'A + 2*B' draws A for one third of the groups and B for two thirds. 'A @50 > B' is A in
+    iterations 0 to 49, then B. A stage may be a mixture.
 
     Args:
         text: the setting `env` or `eval_env`.
-        iteration: None means the last stage.
+        iteration: the number of finished iterations; None for the last stage.
+    Returns:
+        spec -> probability.
     Raises:
         UserError: an @N is missing, superfluous or not rising, a part is empty, a weight is 0, or
             `make_env` refuses an environment.
@@ -397,7 +400,7 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
 
 @lru_cache
 def env_specs(*texts: str) -> tuple[str, ...]:
-    """All environments that these curricula name, each once; an empty text names none."""
+    """The specs of all environments in some curricula, without repetition. A text may be empty."""
     specs = {}  # a dict, because it keeps the order
     for text in texts:
         for stage in _parse_stages(text) if text else ():
@@ -406,6 +409,7 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 
 
 def _parse_stages(text: str) -> list[Stage]:
+    """The stages of 'MIXTURE @50 > MIXTURE'."""
     parts = [STAGE.fullmatch(part).groups() for part in text.split(">")]
     ends = [float(end or "inf") for _, end in parts]
     _, last_end = parts[-1]
@@ -429,7 +433,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
             raise UserError(
                 f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above 0"
             )
-        spec = make_env(match[2]).spec
+        spec = make_env(match[2]).spec  # raises for an unknown environment
         weights[spec] = weights.get(spec, 0.0) + weight
     total = sum(weights.values())
     return {spec: weight / total for spec, weight in weights.items()}
@@ -440,13 +444,13 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 
 @lru_cache(maxsize=64)  # the members of a group share the instance
 def draw_instance(
-    spec: str, path: tuple[int, ...], split: str, also_reserved: tuple[str, ...] = ()
+    spec: str, seed: tuple[int, ...], split: str, also_reserved: tuple[str, ...] = ()
 ) -> tuple:
     """The instance of a split and seed.
 
     Args:
         spec: the environment.
-        path: the seed; for "eval" and "heldout" one index below 256.
+        seed: integers >= 0; for "eval" and "heldout" one index below 256.
         split: one of SPLITS.
         also_reserved: more environments whose fixed splits training must not draw.
     Raises:
@@ -455,19 +459,19 @@ def draw_instance(
     reserved = reserved_instances(spec)
     if split == "train":
         taken = reserved_keys(spec, *also_reserved)
-        return _draw_outside(make_env(spec), np.random.default_rng(list(path)), taken)
-    if len(path) != 1 or not 0 <= path[0] < SPLIT_SIZE:
+        return _draw_outside(make_env(spec), np.random.default_rng(list(seed)), taken)
+    if len(seed) != 1 or not 0 <= seed[0] < SPLIT_SIZE:
         raise UserError(
-            f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(path)}"
+            f"an index of the {split} split is one integer in [0, {SPLIT_SIZE}), got {list(seed)}"
         )
-    return reserved[split][path[0]]
+    return reserved[split][seed[0]]
 
 
 @lru_cache(maxsize=64)
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """The instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 
-    All 512 are distinct, except in an environment whose instances repeat.
+    All 512 are distinct, except in an environment with `repeats`.
     """
     env = make_env(spec)
     taken = set()
@@ -495,20 +499,21 @@ def reserved_keys(*specs: str) -> frozenset:
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
-    """The first drawn instance whose key is not taken."""
+    """Draw instances until one has a key that is not taken."""
     for _ in range(MAX_DRAWS):
         instance = env.draw(rng)
         if env.repeats or env.key(instance) not in taken:
             return instance
     raise UserError(
-        f"env={env.spec!r} has too few distinct instances: no new one beyond {len(taken)} reserved "
-        f"ones in {MAX_DRAWS} draws"
+        f"env={env.spec!r} has too few distinct instances: {len(taken)} are reserved, and "
+        f"{MAX_DRAWS} draws gave no other one"
     )
 
 
 def main(argv: list[str]) -> None:
+    """Tell how to play an environment by hand."""
     wanted = " ".join(argv) or "frozenlake --seed=3"
-    raise UserError(f"playing by hand has moved to: python -m tools.play {wanted}")
+    raise UserError(f"to play by hand, run: python -m tools.play {wanted}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """Score policies and reference players on 256 fixed prompts that training never draws.
 
-    python eval.py out/frozenlake_ppo --json=scores.json        # a run: last policy, or its best
-    python eval.py out/A out/B --samples=4 --player=greedy      # runs, settings of the first
+    python eval.py out/frozenlake_ppo --json=scores.json        # the policy of a run
+    python eval.py out/A out/B --samples=4 --player=greedy      # runs, with the settings of out/A
     python eval.py out/A out/A_s1 --player=greedy --against=greedy      # with paired differences
     python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID         # any Qwen2-family models
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
-The policy samples at T=0.5 under the limits of the config. Instances and transition noise are the
-same for every row, so rows can be paired. (Bandit has only two prompts; training shares them.)
+The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
+transition noise are the same for every row, so rows can be paired. (Bandit has only two prompts,
+and training uses them, too.)
 
---eval_split=heldout scores 256 other instances: choose settings there. --samples=N plays every
-prompt N times and adds pass@k. --against=NAME prints each row's paired difference to row NAME.
---json=PATH writes the scores, --jsonl=PATH the trajectories. `python -m tools.api_models` scores a
-model behind an API, `python -m tools.replay` plays recorded trajectories again.
+--eval_split=heldout scores 256 other instances: use them to choose settings. --samples=N plays
+every prompt N times and adds pass@k. --against=NAME prints each row's paired difference to row
+NAME. --json=PATH writes the scores, --jsonl=PATH the trajectories. `python -m tools.api_models`
+scores a model behind an API. `python -m tools.replay` executes recorded trajectories again.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -55,7 +56,7 @@ from support.scores import Row, ScoreReport, Scores, score
 SEED_EVAL = 21  # purpose number of the random streams
 PLAYERS = ("random", "greedy", "optimal")
 OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
-MOVED = {  # options of other commands
+OTHER_COMMANDS = {  # options that other commands have
     "--api_base": "python -m tools.api_models",
     "--api_model": "python -m tools.api_models",
     "--repeat": "python -m tools.replay RUN --record=PATH",
@@ -67,17 +68,18 @@ MOVED = {  # options of other commands
 
 @dataclass
 class Job:
-    """What the command line asks for."""
+    """The arguments of the command line."""
 
     config: Config
-    options: dict
-    models: list[str]  # names or folders
+    options: dict  # a value for each key of OPTIONS
+    models: list[str]  # the models to score: names or folders
 
 
 def main(argv: list[str]) -> None:
     for arg in argv:
-        if arg.split("=")[0] in MOVED:
-            raise UserError(f"{arg} moved to another command: {MOVED[arg.split('=')[0]]}")
+        option = arg.split("=")[0]
+        if option in OTHER_COMMANDS:
+            raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
     job = read_arguments(argv, OPTIONS)
     init_distributed(job.config)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
@@ -93,10 +95,12 @@ def read_arguments(
 ) -> Job:
     """Read run folders, config files and options.
 
-    Args: options: legal ones with their defaults; default_model: score the config's model unless
-        runs or players are given; score_runs: score the policies of the given runs. Otherwise a
-        run only gives its settings.
-    Raises: UserError for a value or a combination that is not legal."""
+    Args:
+        options: the legal options with their defaults.
+        default_model: True to score the config's model if neither runs nor players are given.
+        score_runs: True to score the policies of the given runs; False to use the first run only
+            for its settings.
+    Raises: UserError for an illegal value or combination."""
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     base = load_saved(runs[0]) if runs else None
     config, options, sources = load_config(argv[len(runs) :], extra=options, base=base)
@@ -111,7 +115,8 @@ def read_arguments(
             raise UserError(f"{options[key]} cannot be written: there is no folder {folder}")
     if sources["num_samples"] == "command line":
         raise UserError(
-            "num_samples is a setting of train.py; here --samples=N plays every prompt N times"
+            "num_samples is a setting of train.py; eval.py has --samples=N, which plays every "
+            "prompt N times"
         )
     env_key = "eval_env" if config.eval_env else "env"
     env = getattr(config, env_key)
@@ -126,7 +131,7 @@ def read_arguments(
 
 
 def policy_of(run: str | Path) -> Path:
-    """The policy of a run: the last one when it is over, before that the best so far."""
+    """The folder of a run's policy: the last policy of a complete run, else the best so far."""
     for name in ("policy", "best"):
         folder = Path(run, name)
         if folder.is_dir():
@@ -141,9 +146,8 @@ def model_rows(job: Job) -> Iterator[Row]:
     """Score the models, one after the other."""
     config = job.config
     for name in job.models:
-        device, _ = init_distributed(
-            config
-        )  # again, because vLLM destroys the process group at its end
+        # Join the process group again: `shut_down` left it after the model before.
+        device, _ = init_distributed(config)
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
         engine = make_engine(config, model, chat)
@@ -154,7 +158,7 @@ def model_rows(job: Job) -> Iterator[Row]:
 
 
 def player_rows(job: Job) -> Iterator[Row]:
-    """Score the reference players, in one environment after the other."""
+    """Score the reference players in each environment that is scored."""
     if not job.options["player"]:
         return
     players = job.options["player"].split(",")
@@ -168,14 +172,14 @@ def player_rows(job: Job) -> Iterator[Row]:
 
 
 def scored_envs(config: Config) -> list[str]:
-    """The environments that are scored: those of eval_env, else of the last stage of training."""
+    """The environments to evaluate in: those of eval_env, or else of env's last stage."""
     return list(mixture_at(config.eval_env or config.env, None))
 
 
 def evaluate_all(
     config: Config, engine: Engine, chat: Chat, policy: Policy, samples: int = 1
 ) -> dict[str, Scores]:
-    """`evaluate` in each environment that is scored."""
+    """Run `evaluate` in each environment that is scored. Returns: scores by environment."""
     return {
         env: evaluate(replace(config, env=env), engine, chat, policy, samples)
         for env in scored_envs(config)
@@ -185,11 +189,11 @@ def evaluate_all(
 def evaluate(
     config: Config, engine: Engine, chat: Chat, policy: Policy, samples: int = 1
 ) -> Scores:
-    """Play the fixed prompts `samples` times each; all ranks share the work.
+    """Play each of the fixed prompts `samples` times, with fixed sampling noise.
 
-    The sampling noise is fixed, too.
-    Returns: the metrics of `score` with entropy (nats per response token, at the evaluation
-        temperature), and the trajectories in the order of the prompts."""
+    All ranks share the work.
+    Returns: the metrics of `score` and the entropy (nats per response token, at the evaluation
+        temperature, or at 1 if that is 0), and the trajectories in the order of the prompts."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     sync_weights(engine, policy)
     name = f"eval {config.eval_split}"
@@ -215,8 +219,9 @@ def evaluate(
 
 
 def progress_bar(**options) -> tqdm:
-    """A bar on the terminal of rank 0; log files get printed lines only."""
-    return tqdm(mininterval=1, disable=True if rank() else None, **options)
+    """A progress bar on the terminal of rank 0. Log files get no bar."""
+    disable = True if rank() else None  # None: tqdm shows the bar only on a terminal
+    return tqdm(mininterval=1, disable=disable, **options)
 
 
 # ---------- reference players
@@ -225,19 +230,21 @@ def progress_bar(**options) -> tqdm:
 def reference_rows(
     config: Config, players: Iterable[str] = PLAYERS, samples: int = 1
 ) -> dict[str, Scores]:
-    """The scores of the reference players, by the name of their row."""
+    """The scores of the reference players by the names of their rows."""
     rows = {}
     for name, settings in reference_settings(config, players).items():
-        trajectories = play_reference(settings, player=name.split(",")[0], samples=samples)
+        player = name.split(",")[0]  # "optimal, 2 a turn" -> "optimal"
+        trajectories = play_reference(settings, player, samples)
         rows[name] = Scores(score(trajectories), trajectories)
     return rows
 
 
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
-    """The settings of each row of reference players.
+    """The settings of each row of reference players, by its name.
 
-    "closed loop" decides anew after every action, with the same budget of actions. The optimal
-    player also plays under the limit of turns, with 1, 2 and 5 actions a turn."""
+    In a "closed loop" row the player has one action in a turn, and turns for all of its actions. So
+    it sees the result of each action. The optimal player has more rows, with the policy's limit of
+    turns and 1, 2 and 5 actions a turn."""
     closed_loop = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
     rows = {f"{player}, closed loop": closed_loop for player in players}
     if "optimal" in players:
@@ -249,22 +256,22 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 
 
 def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
-    """Let a reference player answer through the policy's dialogue.
+    """Play each of the fixed prompts `samples` times with a reference player.
 
-    Raises: UserError, see `rollout.without_errors`."""
+    The dialogue is that of the policy.
+    Raises: UserError if too many environments fail, see `rollout.without_errors`."""
     trajectories = []
     for index, member in product(range(config.eval_size), range(samples)):
         rng = np.random.default_rng([SEED_EVAL, index, member])
         conversation = Conversation(make_episode(config), (index,), member=member)
         conversation.reset(config.eval_split)
-        answer = ReferencePlayer(player, rng)
-        trajectories.append(play(conversation, answer))
+        trajectories.append(play(conversation, ReferencePlayer(player, rng)))
     without_errors(trajectories, config)  # raises for many errors; a few count as failures
     return trajectories
 
 
 class ReferencePlayer:
-    """Answers a conversation as `dialogue.reference_actions` says."""
+    """A player for `rollout.play` that replies with `dialogue.reference_actions`."""
 
     def __init__(self, player: str, rng: np.random.Generator):
         self.player = player

@@ -24,7 +24,7 @@ from worlds.sokoban_rooms import draw_room, manhattan_distance
 
 
 class Grid(Env):
-    """What FrozenLake and Sokoban share: a square board and the words for places on it."""
+    """The common part of FrozenLake and Sokoban: a square board and its texts."""
 
     size: int  # cells along each side
 
@@ -33,18 +33,19 @@ class Grid(Env):
         raise NotImplementedError
 
     def coordinates(self) -> str:
-        """What the observation mode "coord" adds: the place of everything that is not floor."""
+        """The line that the observation mode "coord" adds: the places of player and things."""
         raise NotImplementedError
 
     def relations(self) -> str:
-        """What the observation mode "relations" adds: directions, and what is next to things."""
+        """The lines that the observation mode "relations" adds: directions and neighbours."""
         raise NotImplementedError
 
     def word(self, cell: int) -> str:
-        """The word for what is on a cell, in relations and statements."""
+        """The content of a cell as a word, for relations and statements."""
         raise NotImplementedError
 
     def words(self, cells: Iterable[int]) -> str:
+        """The words of some cells, separated by spaces."""
         return " ".join(self.word(cell) for cell in cells)
 
     def observe(self) -> str:
@@ -56,7 +57,10 @@ class Grid(Env):
         return "\n".join(texts).rstrip()
 
     def _legend(self, relations: str) -> str:
-        """What `rules` says about the observation mode; `relations` describes that mode's lines."""
+        """The sentence of `rules` on the observation mode.
+
+        Args: relations: the description of the lines that `relations` adds.
+        """
         if self.observation_mode == "coord":
             return " Places are (row,column), counted from 1 at the top left."
         if self.observation_mode == "relations":
@@ -128,11 +132,11 @@ class FrozenLake(Grid):
 
     def _move(self, index: int) -> Move:
         side_prob = (1.0 - self.success_rate) / 2
-        draw = self.rng.random()
+        noise = self.rng.random()
         direction = index
-        if draw < side_prob:
+        if noise < side_prob:
             direction = (index - 1) % 4
-        elif draw < 2 * side_prob:
+        elif noise < 2 * side_prob:
             direction = (index + 1) % 4
         before = self.player
         self.player = lake_neighbour(self.size, before, direction)
@@ -165,7 +169,7 @@ class FrozenLake(Grid):
         return "you" if cell == self.player else self._ground(cell)
 
     def _word_after(self, *moves: str) -> str:
-        """The word for the cell that these moves reach if none slips; 'edge' if one hits it."""
+        """The word for the cell that these moves reach without slips, or 'edge'."""
         names = [name.lower() for name in self.actions]
         cell = self.player
         for move in moves:
@@ -176,8 +180,8 @@ class FrozenLake(Grid):
         return self.word(cell)
 
     def relations(self) -> str:
-        """Such as 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'"""
-        offset = self._offset(self.player, self.goal).split()  # 2 down 3 right, or here
+        """As in 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'"""
+        offset = self._offset(self.player, self.goal).split()  # such as 2 down 3 right, or here
         distances = offset[::2]
         towards = offset[1::2]
         away = [name.lower() for name in self.actions if name.lower() not in offset]
@@ -215,14 +219,17 @@ class FrozenLake(Grid):
     # Players
 
     def _shortest_path(self) -> tuple[int, ...]:
-        """Moves to the goal, () if no path exists."""
+        """The moves of a shortest path to the goal; () if no path exists."""
         return lake_paths(self.size, self.holes, self.goal).get(self.player, ())
 
     def optimal_length(self) -> int:
         return len(self._shortest_path())
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The best commitment of at most `max_actions` moves, by value iteration over turns."""
+        """The optimal moves for one turn, chosen before the outcome of any of them is known.
+
+        `lake_plans` computes them by value iteration over turns.
+        """
         plans = lake_plans(
             self.size, self.holes, self.goal, self.success_rate, max_actions, self.max_actions
         )
@@ -231,22 +238,22 @@ class FrozenLake(Grid):
         return [self.actions[move] for move in moves]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Moves along a random shortest path, as if nothing slipped.
+        """Moves along a random shortest path. They do not allow for slips.
 
-        The demonstrations do not show what is best under slip, so RL has to find it out.
+        So demonstrations do not show the best moves on slippery ice, and RL has to find them.
         """
         paths = lake_paths(self.size, self.holes, self.goal)
         cell = self.player
         moves = []
         while len(moves) < count and cell != self.goal:
-            near = [lake_neighbour(self.size, cell, move) for move in range(4)]
-            nearer = []
-            for move in range(4):
-                if near[move] in paths and len(paths[near[move]]) < len(paths[cell]):
+            neighbours = [lake_neighbour(self.size, cell, move) for move in range(4)]
+            nearer = []  # moves that shorten the path
+            for move, neighbour in enumerate(neighbours):
+                if neighbour in paths and len(paths[neighbour]) < len(paths[cell]):
                     nearer.append(move)
             move = nearer[rng.integers(len(nearer))]
             moves.append(move)
-            cell = near[move]
+            cell = neighbours[move]
         return [self.actions[move] for move in moves]
 
     def greedy(self) -> str:
@@ -260,8 +267,8 @@ class FrozenLake(Grid):
 class Sokoban(Grid):
     """Push every box onto a target.
 
-    `search_depth` limits the search that draws rooms (worlds/sokoban_rooms.py). RAGEN has 300 for
-    6x6 rooms with one box, 10 for 8x8 rooms with two boxes, and 30 for the symbols "newvocab".
+    `search_depth` limits the search that draws rooms (worlds/sokoban_rooms.py). RAGEN uses 300 for
+    6x6 rooms with one box, 10 for 8x8 rooms with two boxes, and 30 with the symbols "newvocab".
     """
 
     actions = ("Up", "Down", "Left", "Right")
@@ -360,9 +367,9 @@ class Sokoban(Grid):
         return self.words(cell + delta for delta in self.deltas)
 
     def _target_of(self, box: int) -> int:
-        """The target that the text names for a box: its own cell, or else the nearest free one.
+        """The target that the text names for a box: its own cell, or else the nearest free target.
 
-        Ties: the lowest cell.
+        Of two targets at the same distance, the lower cell number is chosen.
         """
         if box in self.targets:
             return box
@@ -407,14 +414,14 @@ class Sokoban(Grid):
         return [self.actions[move] for move in (path or ())[:max_actions]]
 
     def greedy(self) -> str:
-        """The move with the lowest `_cost_after`. Ties: the order Up, Down, Left, Right."""
+        """The move with the lowest `_cost_after`, or the first in `actions` of equal ones."""
         return self.actions[min(range(4), key=self._cost_after)]
 
     def _cost_after(self, index: int) -> tuple[int, int]:
-        """How far the game is from its end after a move; a blocked move costs most.
+        """The distance of the game from its end after a move. A blocked move costs most.
 
-        Returns: the sum of the distances of boxes to their nearest targets, and the distance of the
-        player to the nearest box that is on no target.
+        Returns: the sum of the distances of the boxes to their nearest targets; the distance of the
+            player to the nearest box that is not on a target.
         """
         moved = sokoban_move(self.floor, self.player, self.boxes, self.deltas[index])
         if moved is None:

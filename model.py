@@ -1,8 +1,8 @@
 """Policy and critic: Hugging Face Qwen2 models that run on packed sequences.
 
-A forward gets the sequences of a micro-batch in one row (packing.py) and a *layout* object that
-computes attention: `PackedLayout` in training, the KV cache of engine.py while decoding. The
-policy's log-probs are computed without the full logits, a part of the vocabulary at a time.
+The input of a forward is one row with the sequences of a micro-batch (packing.py), and a *layout*
+object that computes attention: `PackedLayout` in training, the KV cache of engine.py in decoding.
+The policy computes log-probs one chunk of the vocabulary at a time, without the full logits.
 
 Shapes: T tokens of a packed row, R of them sampled (response) tokens, H hidden size, V vocabulary.
 """
@@ -30,17 +30,17 @@ from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
 
-disable_progress_bar()  # transformers shows one for loading and saving, which take seconds
+disable_progress_bar()  # of transformers, because loading and saving take only seconds
 
 
 # ---------- policy and critic
 
 
 class Policy(nn.Module):
-    """A causal language model that scores the sampled tokens of packed sequences.
+    """A causal language model that computes log-probs of the sampled tokens of packed sequences.
 
-    `version` is a number that only its present weights have. Every optimizer step calls
-    `bump_version`, so parallel.py notices an engine that holds other weights.
+    `version` identifies the present weights. Every optimizer step calls `bump_version`, so
+    parallel.py notices an engine with other weights.
     """
 
     _versions = itertools.count(1)
@@ -55,10 +55,10 @@ class Policy(nn.Module):
         self.version = next(self._versions)
 
     def forward(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Score the sampled tokens.
+        """Compute the log-probs of the sampled tokens at a temperature.
 
-        Returns: logprobs (R,) of the sampled tokens and entropy (R,) of the distributions that
-            they were drawn from, both float32, in nats.
+        Returns: logprobs (R,) of the sampled tokens, and entropy (R,) of the policy's distribution
+            at each of them, both float32, in nats.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
         states = hidden[batch.response_index - 1]  # (R, H): the token before predicts the token
@@ -77,7 +77,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.value_head.bias)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Returns: values (R,), float32, in the units of the reward."""
+        """Compute the values. Returns: (R,) float32, in the units of the reward."""
         hidden = packed_hidden(self.backbone, batch)  # (T, H)
         values = self.value_head(hidden[batch.response_index - 1])  # (R, 1)
         return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
@@ -108,7 +108,7 @@ AttentionInterface.register("layout", _attention)  # for attn_implementation="la
 
 
 def compile_blocks(layers: Sequence[nn.Module]) -> None:
-    """torch.compile the MLPs and norms in place. Attention stays: its sizes differ in each pack."""
+    """Compile the MLPs and norms in place, but not attention: its sizes differ in each row."""
     for layer in layers:
         for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
             part.compile(dynamic=False)
@@ -131,7 +131,7 @@ def chunked_logprobs(
         hidden: (R, H) float.
         weight: (V, H) float, the head.
         targets: (R,) int64.
-        chunk_size: tokens of the vocabulary whose logits are held at a time.
+        chunk_size: the number of vocabulary tokens whose logits are in memory at a time.
 
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
@@ -142,10 +142,10 @@ def chunked_logprobs(
 
 
 class _VocabChunk(NamedTuple):
-    """A part of the vocabulary, C tokens, and its logits."""
+    """A chunk of C tokens of the vocabulary, and their logits."""
 
-    rows: slice  # these tokens in the vocabulary
-    weight: Tensor  # (C, H), their rows of the head in the type of the hidden states
+    rows: slice  # of these tokens in the vocabulary
+    weight: Tensor  # (C, H), these rows of the head, in the type of the hidden states
     logits: Tensor  # (R, C) float32, divided by the temperature
     target_column: Tensor  # (R, 1) int64, 0 if the target is in another chunk
     has_target: Tensor  # (R,) bool
@@ -169,14 +169,14 @@ def _vocab_chunks(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Log-prob of the target and entropy at each position, with O(R) memory for what is saved.
+    """Log-prob of the target and entropy at each position. It saves O(R) numbers for the backward.
 
-    Only the logits of one chunk of the vocabulary exist at a time, so they stay in the cache of a
+    Only the logits of one chunk of the vocabulary exist at a time, so they fit into the cache of a
     CPU. The backward computes them again and writes the gradient of the head once. With
 
-        z = W h / temperature,   p = softmax(z),   logp = log p[target],   H = -sum_j p_j log p_j
+        z = W h / temperature,   p = softmax(z),   logp = log p[target],   S = -sum_j p_j log p_j
 
-    the derivatives are  d logp / d z = onehot(target) - p  and  d H / d z = -p (log p + H).
+    the derivatives are  d logp / d z = onehot(target) - p  and  d S / d z = -p (log p + S).
     """
 
     @staticmethod
@@ -188,9 +188,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature: float,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
-        """Online softmax: the sums refer to the largest logit so far.
+        """Online softmax: the sums are relative to m, the largest logit so far.
 
-        A chunk that raises this maximum from m to m' multiplies the sums of earlier chunks by
+        If a chunk raises the maximum from m to m', the sums of earlier chunks are multiplied by
         e^(m - m'). All tensors that outlive a chunk are (R,).
         """
         lowest = torch.finfo(torch.float32).min
@@ -220,21 +220,21 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
         """With a = grad_logprobs and b = grad_entropy, both (R,):
 
-        dL/dz = a onehot(target) - p (a + b (log p + H))
+        dL/dz = a onehot(target) - p (a + b (log p + S))
         """
         hidden, weight, targets, maximum, log_total, entropy = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)  # (R, H)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
         chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
         for chunk in chunks:
-            # names change, memory does not: the in-place steps need two tensors (R, C) in all
+            # The steps are in place: the names of a tensor change, and two (R, C) tensors suffice.
             logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
             p = logp.exp()
             grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
             grad_z = grad_z.add_(grad_logprobs[:, None]).mul_(p).neg_()
             at_target = grad_logprobs * chunk.has_target  # (R,)
             grad_z = grad_z.scatter_add_(1, chunk.target_column, at_target[:, None])
-            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)  # now of the raw logits W h
+            grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)  # gradient of W h
             grad_hidden += grad_z @ chunk.weight
             if grad_weight is not None:
                 grad_weight[chunk.rows] = grad_z.T @ hidden
@@ -248,11 +248,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
 def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     """Add LoRA adapters (Hu et al., arXiv 2106.09685) in place, with peft.
 
-    The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is drawn from
-    `seed`, B (out, rank) starts at zero, and both are trained. Everything else is frozen. alpha is
-    equal to rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads its weight.
+    The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is random from
+    `seed`, and B (out, rank) starts at zero. A and B are trained, and all other weights are frozen.
+    alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads its
+    weight.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # takes a second, so only if needed
+    from peft import LoraConfig, inject_adapter_in_model  # this import takes a second
 
     torch.manual_seed(seed)  # every rank must draw the same A
     settings = LoraConfig(
@@ -266,11 +267,11 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 
 
 def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
-    """Write an adapter that PeftModel.from_pretrained loads.
+    """Write an adapter that PeftModel.from_pretrained can load.
 
     Args:
         model: a model with LoRA.
-        weights: its matrices A and B by the names of its parameters.
+        weights: its matrices A and B, by parameter name.
     """
     model.peft_config["default"].save_pretrained(folder)
     renamed = {}
@@ -291,7 +292,7 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not has_gpu:
         raise UserError(
             "device='cuda', but torch sees no GPU; use --device=cpu, and config/tiny.py for a "
-            "model that is fast enough there"
+            "model that is fast on a CPU"
         )
     return torch.device("cuda" if name != "cpu" and has_gpu else "cpu")
 
@@ -330,7 +331,7 @@ def load_model(
 
 
 def _folder_or_hub_name(name: str) -> str:
-    """The folder of a local model, checked, or the name of a model on the hub as given."""
+    """The checked folder of a local model, or the unchanged name of a model on the hub."""
     if name == "tiny":
         raise UserError(
             "model='tiny' has random weights, which only tools/sft.py trains; "

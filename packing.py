@@ -1,9 +1,9 @@
 """Packing: many token sequences in one row of T tokens, without padding.
 
-The row is cut into *pieces*. A piece continues the earlier pieces that its context names: its
-tokens attend to these pieces and, causally, to each other. So a prompt that several sequences
-share is computed once. Two responses A and B to one prompt P, of which the last token `p` is not
-shared because its state scores the first sampled token of each response:
+The row is cut into *pieces*. The context of a piece lists the earlier pieces that it continues. The
+tokens of a piece attend to these pieces and, causally, to each other. So a prompt that several
+sequences share is computed once. Example: two responses A A and B to the prompt P P P p. The last
+prompt token p is in both pieces, because its hidden state predicts the first token of a response.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -31,12 +31,12 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
-# below this ratio of keys to queries a causal kernel over the whole context is faster than a mask
+# Below this ratio of keys to queries, a causal kernel over the whole context is faster than a mask.
 MAX_CAUSAL_RATIO = 1.4
 
 
 class TokenSequence(Protocol):
-    """The attributes of a trajectory that packing reads."""
+    """The attributes of a trajectory that this file reads."""
 
     @property
     def ids(self) -> list[int]:
@@ -48,7 +48,7 @@ class TokenSequence(Protocol):
 
     @property
     def first_prompt_ids(self) -> list[int]:
-        """The tokens before the first response. They are the beginning of `ids`."""
+        """The tokens before the first response. `ids` begins with them."""
 
 
 @dataclass
@@ -56,22 +56,22 @@ class PackedBatch:
     """One row of T tokens, R of them sampled, for `Policy` and `Critic`."""
 
     ids: Tensor  # (T,) int64
-    position_ids: Tensor  # (T,) int64, positions in the sequences
+    position_ids: Tensor  # (T,) int64, position of each token in its sequence
     lengths: list[int]  # tokens of each piece; they sum to T
-    contexts: list[tuple[int, ...]]  # for each piece the pieces that it continues, in their order
-    response_index: Tensor  # (R,) int64, where the sampled tokens are; no piece begins with one
+    contexts: list[tuple[int, ...]]  # for each piece, the pieces that it continues, in their order
+    response_index: Tensor  # (R,) int64, row indices of sampled tokens; no piece begins with one
 
 
 # ---------- which sequences share a row
 
 
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
-    """Divide sequences into packs of at most `max_tokens` tokens.
+    """Divide sequences into packs of at most `max_tokens` tokens. A pack becomes one row.
 
     Sequences with the same first prompt are neighbours, because `pack` computes that prompt once.
     A sequence that is longer than `max_tokens` gets a pack of its own.
 
-    Returns: the indices of the sequences of each pack.
+    Returns: for each pack the indices of its sequences.
     """
     packs: list[list[int]] = []
     num_packed = 0  # tokens of the last pack
@@ -108,8 +108,8 @@ def pack(
     sequence has a piece with its own tokens.
 
     Args:
-        sequences: at least one.
-        pad_to: the row is filled up to this length with a piece that no other piece attends to.
+        sequences: at least one. Neighbours share a prompt, as in the order of `micro_batches`.
+        pad_to: the least length of the row. A piece that no other piece attends to fills it up.
             Compiled modules need rows of one length.
     """
     common_length = len(os.path.commonprefix([_shareable(sequence) for sequence in sequences]))
@@ -125,7 +125,7 @@ def pack(
 
 
 def _shareable(sequence: TokenSequence) -> list[int]:
-    """The first prompt without its last token: that token's state scores the first sampled one."""
+    """The first prompt without its last token. That token is repeated before each response."""
     return sequence.first_prompt_ids[:-1]
 
 
@@ -146,7 +146,7 @@ class _Row:
     def append(
         self, sequence: TokenSequence, start: int, end: int, context: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Append the tokens start to end of a sequence as a piece, unless there are none.
+        """Append sequence.ids[start:end] as a piece, unless it is empty.
 
         Returns: the context for a piece that continues these tokens.
         """
@@ -165,6 +165,7 @@ class _Row:
             self.pieces.append(_Piece(ids, [False] * num_missing, start=0, context=()))
 
     def to_batch(self, device: torch.device | str) -> PackedBatch:
+        """Concatenate the pieces."""
         ids: list[int] = []
         positions: list[int] = []
         response_mask: list[bool] = []
@@ -186,16 +187,16 @@ class _Row:
 
 
 def has_varlen_kernel(device: torch.device) -> bool:
-    """True for GPUs that run the kernels for sequences of various lengths (Ampere and newer)."""
+    """Whether the device runs kernels for sequences of various lengths (GPU, Ampere or newer)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class PackedLayout:
     """Attention for one packed batch, shared by all layers.
 
-    Newer GPUs run one varlen kernel for the whole row. A CPU, an older GPU and float32 run a loop
-    of SDPA calls, one for each piece. The keys of a piece are those of its context followed by its
-    own, so its queries belong to the last of its keys.
+    Newer GPUs run one varlen kernel for the whole row. A CPU, an older GPU and float32 run one SDPA
+    call for each piece. The keys of a piece are the keys of its context, then its own keys. So the
+    queries of a piece have the positions of its last keys.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -222,10 +223,10 @@ class PackedLayout:
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """One SDPA call for each piece."""
-        # SDPA takes its fused kernel for 4-D inputs only. `split` has one backward for all parts;
-        # the backward of a slice would fill a tensor of the size of the row.
+        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. The
+        # backward of each slice would fill a tensor of the size of the row.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
-        key_parts = k[None].split(self.lengths, dim=2)
+        key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)
         outputs = []
         for i, (context, mask) in enumerate(zip(self.contexts, self.masks, strict=True)):
@@ -247,8 +248,8 @@ class PackedLayout:
     def masks(self) -> list[Tensor | None]:
         """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
 
-        A causal kernel computes half of the scores but needs as many queries as keys. So the
-        queries of the context come along and their outputs are dropped, where that is faster.
+        A causal kernel computes half of the scores, but it needs as many queries as keys. If this
+        is faster, the piece adds the queries of its context and drops their outputs.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):
@@ -281,21 +282,21 @@ class PackedLayout:
 
     @cached_property
     def key_index(self) -> Tensor:
-        """Indices into the row of the keys of every piece, one piece after the other."""
+        """For each piece the row indices of its keys, concatenated: (sum of key_lengths,)."""
         row = torch.arange(sum(self.lengths), device=self.device).split(self.lengths)
         pieces = chain.from_iterable((*context, i) for i, context in enumerate(self.contexts))
         return torch.cat([row[i] for i in pieces])
 
     @cached_property
     def cumulative_lengths(self) -> tuple[Tensor, Tensor]:
-        """Where the queries and the keys of each piece begin and end: (pieces + 1,) int32 each."""
+        """The boundaries of the pieces in queries and in keys: (pieces + 1,) int32 each."""
         query_ends = torch.tensor(self.lengths, device=self.device).cumsum(0)
         key_ends = torch.tensor(self.key_lengths, device=self.device).cumsum(0)
         return F.pad(query_ends, (1, 0)).int(), F.pad(key_ends, (1, 0)).int()
 
 
 def _join(parts: Sequence[Tensor], pieces: tuple[int, ...]) -> Tensor:
-    """The parts of these pieces, concatenated: (1, heads, tokens, D)."""
+    """Concatenate the parts of some pieces: (1, heads, tokens, D)."""
     if len(pieces) == 1:
         return parts[pieces[0]]
     return torch.cat([parts[i] for i in pieces], dim=2)

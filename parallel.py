@@ -2,11 +2,11 @@
 
 Every rank samples its groups of trajectories on its own engine. All ranks then exchange their
 trajectories, so each one filters the same global batch and computes the same advantages. For the
-update each rank takes its part of the micro-batches. One process is the case of one rank.
+update each rank takes its part of the micro-batches. A single process is one rank.
 
 A *collective* is a call that all ranks must make in the same order, because each waits for the
 data of the others. A rank that skips one blocks the others. Collectives are every forward and
-backward of a sharded module, `full_tensor`, `stream_weights` and every function below that says so.
+backward of a sharded module, and every function below whose docstring says "collective".
 """
 
 from configurator import Config, UserError
@@ -30,10 +30,10 @@ from model import Policy, pick_device, pick_dtype
 from packing import micro_batches, pack
 from rollout import Trajectory, collect
 
-# length at which attention costs as much as the matrix products of Qwen2.5-0.5B
+# Length at which attention costs as much as the matrix products, for Qwen2.5-0.5B.
 ATTENTION_CROSSOVER_TOKENS = 16_640
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 # ---------- processes
@@ -86,8 +86,8 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """The store in which the ranks find each other, this rank, and the number of ranks.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
-    read the address of a dead one. Keys with the number of the attempt avoid this. They need one
-    node: the agents of several nodes count their attempts independently.
+    read the address of a dead one. A prefix with the number of the restart separates their keys. It
+    is used on one node only, because the agents of several nodes count restarts independently.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -99,15 +99,15 @@ def rendezvous() -> tuple[dist.Store, int, int]:
 
 
 def shut_down(engine: Engine) -> None:
-    """Close the engine and leave the process group, when all ranks have come here (collective)."""
-    dist.barrier()  # vLLM destroys the process group, which the other ranks may still need
+    """Wait for all ranks, then close the engine and leave the process group (collective)."""
+    dist.barrier()  # vLLM destroys the process group, and other ranks may still need it
     engine.close()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def peak_memory(device: torch.device) -> float:
-    """Largest memory of this process so far, GiB: torch's on a GPU, else the resident memory."""
+    """Largest memory of this process so far, in GiB: torch's GPU memory, or resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
@@ -117,7 +117,7 @@ def peak_memory(device: torch.device) -> float:
 # ---------- exchange between ranks
 
 
-def all_gather_lists(items: Sequence[T]) -> list[list[T]]:
+def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
     """The items of every rank, in the order of the ranks, on every rank (collective)."""
     if world_size() == 1:
         return [list(items)]
@@ -129,7 +129,7 @@ def all_gather_lists(items: Sequence[T]) -> list[list[T]]:
 def all_reduce_sum(*tensors: Tensor) -> None:
     """Replace each tensor by its sum over the ranks, in place (collective).
 
-    The tensors are on one device. They travel as one: each call costs gloo 2 ms.
+    The tensors are on one device. They share one all-reduce, because each call costs gloo 2 ms.
     """
     if world_size() == 1:
         return
@@ -163,15 +163,15 @@ def make_mesh(device: torch.device) -> DeviceMesh:
 def shard(
     module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype
 ) -> nn.Module:
-    """Apply FSDP2 in place, to each layer and to the rest.
+    """Apply FSDP2 in place, to each layer and to the rest of the module.
 
-    The weights and the sums of gradients are float32; the computation runs in `dtype`.
+    The weights and the reduction of gradients are float32. The computation runs in `dtype`.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    # By default FSDP2 keeps the root's weights gathered after a forward. After a forward without
-    # gradient they would stay until the next one, and miss the optimizer step in between.
+    # By default FSDP2 keeps the root's weights gathered after a forward. Without a backward they
+    # would stay gathered through the optimizer step, so the next forward would use old weights.
     return fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
 
 
@@ -186,11 +186,11 @@ def stream_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """The policy's full weights, one tensor at a time (collective: exhaust it on every rank).
 
-    Shards are cast before they are gathered, so bfloat16 halves the traffic. LoRA is merged,
-    W + (alpha / rank) B A, in float32 and by each rank for its shard; the model's W stays.
+    Shards are cast before they are gathered, so bfloat16 halves the traffic. Each rank merges LoRA
+    into a copy of its shard in float32: W + (alpha / rank) B A.
 
-    Yields: Hugging Face name and tensor. A tied head gets a name of its own, because vLLM keeps a
-        copy of it.
+    Yields: Hugging Face name and tensor. A tied head is repeated under its own name, because vLLM
+        keeps a copy of it.
     """
     if isinstance(policy, FSDPModule):
         policy.reshard()
@@ -232,7 +232,7 @@ def collect_all(
     group_size: int,
     **options,
 ) -> list[Trajectory]:
-    """`rollout.collect` on all ranks: each plays whole groups, in turn (collective).
+    """Run `rollout.collect` on all ranks (collective). Group g is sampled on rank g % world_size.
 
     Args: options: more arguments of `rollout.collect`.
     Returns: the trajectories of all ranks in the order of `starts`, on every rank.
@@ -251,25 +251,26 @@ def collect_all(
     mine = indices_by_rank[rank()]
     my_starts = [starts[i] for i in mine]
     my_envs = [envs[i] for i in mine]
-    played = collect(engine, chat, config, my_starts, envs=my_envs, **options)
+    my_trajectories = collect(engine, chat, config, my_starts, envs=my_envs, **options)
+    gathered = all_gather_lists(my_trajectories)
     by_index: dict[int, Trajectory] = {}
-    for indices, trajectories in zip(indices_by_rank, all_gather_lists(played), strict=True):
+    for indices, trajectories in zip(indices_by_rank, gathered, strict=True):
         by_index.update(zip(indices, trajectories, strict=True))
     return [by_index[i] for i in range(len(starts))]
 
 
 class MicroBatch(NamedTuple):
-    """Trajectories that one forward and backward of this rank works on."""
+    """The trajectories of one forward and backward pass on this rank."""
 
-    indices: list[int]
-    weight: float  # 1, or 0 for a micro-batch that only keeps the collectives of the ranks equal
+    indices: list[int]  # of trajectories in the batch that all ranks have
+    weight: float  # 1, or 0 if it only makes the number of micro-batches equal on all ranks
 
 
 def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[MicroBatch]:
     """This rank's micro-batches of a batch that all ranks have.
 
-    Every micro-batch is a collective, so all ranks get the same number. Ranks with fewer repeat
-    the shortest trajectory with weight 0.
+    The forward of a micro-batch is a collective, so all ranks need the same number. Ranks with
+    fewer repeat the shortest trajectory with weight 0.
     """
     costs = [_compute_cost(len(trajectory.ids)) for trajectory in trajectories]
     packs_by_rank = []
@@ -283,12 +284,15 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
 
 
 def _compute_cost(num_tokens: int) -> int:
-    """Matrix products are linear in the length and attention is quadratic; arbitrary units."""
+    """Cost of one trajectory, in arbitrary units.
+
+    Matrix products are linear in the length, and attention is quadratic.
+    """
     return num_tokens * (ATTENTION_CROSSOVER_TOKENS + num_tokens)
 
 
 def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
-    """Balance the ranks: the most expensive first, each to the rank with the least so far.
+    """Balance the ranks: assign the most expensive first, each to the rank with the lowest cost.
 
     Returns: for each rank the indices of its trajectories, ascending.
     """
@@ -304,11 +308,11 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """`micro_batches` of the trajectories with these indices, as indices of the whole batch."""
+    """The `micro_batches` of some trajectories. They contain indices into `trajectories`."""
     chosen = [trajectories[i] for i in indices]
     packs = []
-    for places in micro_batches(chosen, max_tokens):
-        packs.append([indices[place] for place in places])
+    for chosen_indices in micro_batches(chosen, max_tokens):
+        packs.append([indices[i] for i in chosen_indices])
     return packs
 
 
@@ -316,18 +320,18 @@ def _micro_batches_among(
 def score_tokens(
     module: nn.Module, trajectories: Sequence[Trajectory], config: Config, *args
 ) -> tuple[Tensor, ...]:
-    """Run the policy or the critic on all sampled tokens of the trajectories (collective).
+    """Run the policy or the critic on all response tokens, without gradient (collective).
 
-    Args: args: arguments of the module besides the batch, such as the temperature.
-    Returns: each output of the module, (R,) float32 in the order of the trajectories, on every
-        rank.
+    Args: args: arguments of the module after the batch, such as the temperature.
+    Returns: the outputs of the module on every rank: logprobs and entropy, or values. Each is (R,)
+        float32, in the order of the trajectories.
     """
     lengths = [trajectory.num_response_tokens for trajectory in trajectories]
     num_tokens = sum(lengths)
     device = next(module.parameters()).device
-    places = torch.arange(num_tokens, device=device).split(lengths)  # of each trajectory's tokens
+    token_indices = torch.arange(num_tokens, device=device).split(lengths)  # by trajectory
     pad_to = config.micro_batch_tokens if config.compile else 0
-    results: list[Tensor] = []  # each rank fills in its tokens, the others are 0 until the sum
+    results: list[Tensor] = []  # (R,) each; a rank fills in its tokens and leaves the others 0
     for indices, weight in local_micro_batches(trajectories, config.micro_batch_tokens):
         batch = pack([trajectories[i] for i in indices], device, pad_to=pad_to)
         outputs = module(batch, *args)
@@ -335,7 +339,7 @@ def score_tokens(
             outputs = (outputs,)
         if not results:
             results = [torch.zeros(num_tokens, device=device) for _ in outputs]
-        index = torch.cat([places[i] for i in indices])
+        index = torch.cat([token_indices[i] for i in indices])
         for result, output in zip(results, outputs, strict=True):
             result[index] += output * weight
     all_reduce_sum(*results)

@@ -343,7 +343,7 @@ def test_options_that_do_not_fit():
     ],
 )
 def test_an_old_option_names_the_new_command(old, new):
-    with pytest.raises(UserError, match=f"{old} moved to another command: {new}"):
+    with pytest.raises(UserError, match=f"{old} is an option of another command: {new}"):
         evaluation.main([*LAKE, old])
 
 
