@@ -12,7 +12,8 @@ import threading
 
 import pytest
 import torch
-from conftest import make_learner, small_config
+from conftest import small_config
+from learners import make_learner
 from safetensors.torch import load_file
 
 import parallel

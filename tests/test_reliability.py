@@ -22,8 +22,8 @@ import pytest
 import torch
 from conftest import SMALL_RUN, small_config
 from fuzz import Script
+from runs import assert_same_checkpoint, rows_of, run, untimed
 from test_parallel import needs_vllm
-from test_train import assert_same_checkpoint, rows_of, run, untimed
 
 import dialogue
 import envs
