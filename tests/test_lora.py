@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import small_config
 from learners import backward, collect_and_target, make_learner
-from peft import PeftModel
 from runs import assert_same_checkpoint, run, untimed
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
@@ -23,6 +22,8 @@ import train
 from packing import pack
 from support import checkpoint
 from support.checkpoint import Saver
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
 RANK = 4
 PARTS = [
@@ -37,13 +38,6 @@ PARTS = [
 NAMES = {
     f"layers.{i}.{part}.lora_{x}.default.weight" for i in range(2) for part in PARTS for x in "AB"
 }
-
-
-@pytest.fixture(autouse=True)
-def one_rank():
-    parallel.init_distributed(small_config())
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def frozen_weights(module):
@@ -146,6 +140,8 @@ def plain_logprobs(plain, trajectories):
 
 
 def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained_folder):
+    from peft import PeftModel  # takes seconds to import
+
     learner, kept, folder = updated
     expected = torch.cat(
         [parallel.score_tokens(learner.policy, [t], learner.config, 1.0)[0] for t in kept]
