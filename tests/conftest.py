@@ -1,4 +1,5 @@
-"""What several test files share: the path to the code, one thread, and a small model in place of the tiny one."""
+"""Fixtures and settings that several test files share. The helpers of whole runs are in runs.py,
+those of single updates in learners.py."""
 
 import os
 import pathlib
@@ -11,16 +12,10 @@ from configurator import Config
 import pytest
 import torch
 
-import model
-import train
-from dialogue import Chat
-from engine import make_engine
-from support.learner import Learner
-from tools import demonstrations, sft, tiny_model
+# Modules that take seconds to import are imported inside the fixtures.
+torch.set_num_threads(1)  # a sum has one order of additions, and other processes get the other core
 
-torch.set_num_threads(1)  # one order of additions, and a core for others
-
-# answers of a few tokens, three turns: a trajectory is about 320 tokens
+# Answers have a few tokens and there are three turns: a trajectory has about 320 tokens.
 SMALL_RUN = dict(
     engine="torch",
     device="cpu",
@@ -55,39 +50,52 @@ def small_config(**changes) -> Config:
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The tiny model's own tokenizer; building it draws boards, so it is built once."""
+    """The tokenizer of the tiny model. Building it draws boards, so it is built once."""
+    from tools import tiny_model
+
     return tiny_model.build_tiny_tokenizer()
 
 
 @pytest.fixture(scope="session")
 def chat(tokenizer):
+    from dialogue import Chat
+
     return Chat(tokenizer)
 
 
 @pytest.fixture
 def small_tokenizer(monkeypatch, tokenizer):
-    """`build_tiny` takes the tokenizer that is there."""
+    """Lets `build_tiny` take the tokenizer of the session instead of building one."""
+    from tools import tiny_model
+
     monkeypatch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
 
 
 @pytest.fixture
 def random_model(small_tokenizer):
-    """Small, with weights large enough that a token depends visibly on everything before it."""
+    """A small model whose weights are so large that a token depends visibly on all before it."""
+    from tools import tiny_model
+
     built = tiny_model.build_tiny(0, "2x64")[0]
     with torch.no_grad():
         for name, weight in built.named_parameters():
             if weight.ndim == 2:
                 weight.mul_(0.16 / weight.std())
             elif "norm" not in name:
-                weight.normal_(std=0.2)  # biases of q, k and v start at 0
+                weight.normal_(std=0.2)  # the biases of q, k and v start at 0
     return built
 
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory, tokenizer):
-    """A small model after 30 steps of imitation: about every second reply is well formed, so scores vary."""
-    if "NANORAGEN_TEST_START" in os.environ:  # made by the test that runs this one under torchrun
+    """A small model after 30 steps of imitation. About half of its replies are well formed, so
+    scores vary."""
+    if "NANORAGEN_TEST_START" in os.environ:  # written by the test that runs this one in torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
+    import model
+    from dialogue import Chat
+    from tools import demonstrations, sft, tiny_model
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
         built = tiny_model.build_tiny(0, "2x64")[0]
@@ -96,7 +104,10 @@ def trained_folder(tmp_path_factory, tokenizer):
     )
     chat = Chat(tokenizer)
     demos = [demonstrations.demonstration(config, chat, i) for i in range(128)]
-    packs_of = lambda step: [[demos[(8 * step + i) % 128] for i in range(8)]]  # noqa: E731
+
+    def packs_of(step):
+        return [[demos[(8 * step + i) % 128] for i in range(8)]]
+
     sft.imitate(model.Policy(built), packs_of, config)
     folder = tmp_path_factory.mktemp("small_start")
     built.save_pretrained(folder)
@@ -106,39 +117,28 @@ def trained_folder(tmp_path_factory, tokenizer):
 
 @pytest.fixture
 def trained_model(trained_folder):
+    import model
+
     return model.load_model(str(trained_folder))[0]
 
 
-def make_learner(start, *, bias=False, **changes):
-    """A learner on the small settings, from the model in folder `start`, with its engine as an attribute."""
-    config = small_config(**(dict(num_groups=4) | changes))
-    weights, tokenizer = model.load_model(str(start))
-    reference = model.load_model(str(start))[0] if config.kl_coef else None
-    engine = make_engine(config, weights, Chat(tokenizer))
-    learner = Learner(
-        config, weights, tokenizer, torch.device("cpu"), torch.float32, reference
-    )
-    learner.engine = engine
-    if (
-        learner.critic and bias
-    ):  # a head of zeros would hide mistakes in the values; a head is one row, on one rank
-        head = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) * 0.1
-        local = learner.critic.value_head.weight.detach().to_local()
-        local.copy_(head[: len(local)])
-    return learner
+@pytest.fixture
+def one_rank():
+    """One process on the CPU, as train.py starts it."""
+    import parallel
+
+    parallel.init_distributed(small_config())
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
-def backward(learner, kept, targets):
-    """Gradients of these trajectories as one mini-batch, aggregated by the token mean."""
-    groups = train.train_samples(kept, targets, learner.config)
-    samples = [sample for group in groups for sample in group]
-    num_tokens = len(targets.advantages)
-    return train.backward(learner, samples, torch.ones(num_tokens), num_tokens)
+@pytest.fixture(scope="module")
+def two_runs(trained_folder, tmp_path_factory):
+    """The folders a and b of two runs with the same policy, once as policy/ and once as best/."""
+    from support.run_folder import save_config
 
-
-def both_losses(learner, batch, targets):
-    """The policy's loss and, with a critic, the critic's: (loss, metrics) each, not yet backward."""
-    num_tokens = len(targets.advantages)
-    yield train.policy_loss(learner, batch, targets, torch.ones(num_tokens), num_tokens)
-    if learner.critic:
-        yield train.critic_loss(learner, batch, targets, num_tokens)
+    folder = tmp_path_factory.mktemp("two_runs")
+    for name, kind in (("a", "policy"), ("b", "best")):
+        save_config(small_config(eval_size=3), {}, folder / name)
+        (folder / name / kind).symlink_to(trained_folder, target_is_directory=True)
+    return folder

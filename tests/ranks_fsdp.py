@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import backward, make_learner, small_config
+from conftest import small_config
+from learners import backward, make_learner
 
 import model
 import parallel

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import backward, make_learner, small_config
+from conftest import small_config
+from learners import backward, make_learner
 from transformers import AutoModelForCausalLM
 
 import parallel

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from conftest import SMALL_RUN
+from runs import rows_of
 from soak import live
-from test_train import rows_of
 
 import parallel
 

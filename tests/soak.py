@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from conftest import SMALL_RUN
+from runs import assert_same_checkpoint, rows_of, untimed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_train import assert_same_checkpoint, rows_of, untimed
 
 import train
 from engine import VLLM_ENVIRONMENT, TorchEngine, VLLMEngine

@@ -232,6 +232,7 @@ def test_countdown_draws():
     assert set(plans) == set("0123456789+-*/() ")
 
 
+@pytest.mark.slow
 def test_countdown_splits_know_no_order_of_numbers():
     # 165 multisets of three numbers up to 9, so problems repeat: 602 different ones among 1000
     env = make_env(SMALL_COUNTDOWN)
@@ -286,6 +287,7 @@ def test_countdown_dialogue():
     assert outcome.reward == pytest.approx(0.9)  # the second is over the limit
 
 
+@pytest.mark.slow
 def test_countdown_players_and_demonstrations(chat):
     from eval import PLAYERS, play_reference
     from tools.demonstrations import demonstration

@@ -12,7 +12,8 @@ import threading
 
 import pytest
 import torch
-from conftest import make_learner, small_config
+from conftest import small_config
+from learners import make_learner
 from safetensors.torch import load_file
 
 import parallel
@@ -201,6 +202,7 @@ def test_what_a_crash_left_is_removed(tmp_path):
 # ---------- state
 
 
+@pytest.mark.slow
 def test_saving_before_the_first_step_changes_no_step(trained_folder):
     def step_counts(learner):
         state = checkpoint.training_state(learner.modules, learner.optimizers)
@@ -224,6 +226,7 @@ def test_saving_before_the_first_step_changes_no_step(trained_folder):
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_refused(trained_folder, tmp_path):
     learner = make_learner(trained_folder)
     with Saver(tmp_path, 2) as saver:

@@ -76,6 +76,7 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
         assert demonstration(config, chat, index).ids == demo.ids
 
 
+@pytest.mark.slow
 def test_noise_spoils_the_action_and_not_the_thought(chat):
     config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
     clean, noisy = (
@@ -105,6 +106,7 @@ def test_the_first_demonstrations_may_be_clean(chat, sizes):
         assert demonstration(config, chat, index).ids == demonstration(alone, chat, index).ids
 
 
+@pytest.mark.slow
 def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
     for noise, least, most in ((0.0, 0.75, 0.95), (1.0, 0.25, 0.45)):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
@@ -179,6 +181,7 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
         demonstration(replace(config, max_context_tokens=one_turn - 1), chat, whole.seed[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
     """Few boards exist at these sizes: unguarded draws would meet a reserved one again and again."""
@@ -272,12 +275,14 @@ def test_a_wrong_answer_earns_nothing_and_the_next_question_comes():
 # ---------- the corpus
 
 
+@pytest.mark.slow
 def test_the_same_path_gives_the_same_documents(chat):
     first, again, other = (read(chat, path, 3) for path in ((0, 5, 0), (0, 5, 0), (0, 6, 0)))
     assert [d.ids for d in first] == [d.ids for d in again] != [d.ids for d in other]
     assert len({d.system for d in first}) == 1  # a pack shares its system prompt
 
 
+@pytest.mark.slow
 def test_documents_are_right_and_of_every_kind(chat):
     systems, num_actions = [], set()
     for i in range(60):
@@ -309,6 +314,7 @@ def test_documents_are_right_and_of_every_kind(chat):
     assert num_actions == {1, 2, 3, 4, 5}
 
 
+@pytest.mark.slow
 def test_skill_spoils_the_actions_and_not_the_thought(chat):
     def success(skill):
         wins = 0
@@ -326,6 +332,7 @@ def test_skill_spoils_the_actions_and_not_the_thought(chat):
     assert success(1.0) > 50 and success(0.0) < 25
 
 
+@pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
     """Lakes with frozen probability 0.9 repeat so often that an unguarded corpus would show many reserved ones."""
     started, start = [], Env.start
@@ -364,6 +371,7 @@ def test_answers_of_games_are_parsed_as_written(chat):
                     assert parsed.actions == turn.record.actions
 
 
+@pytest.mark.slow
 def test_players_get_worse_towards_the_end(chat):
     def success(progress):
         played = [d for i in range(80) for d in read(chat, (2, i, 0), 6, progress)]
@@ -376,6 +384,7 @@ def test_players_get_worse_towards_the_end(chat):
     assert success(0.13) > success(0.99) + 0.15
 
 
+@pytest.mark.slow
 def test_both_arms_of_a_bandit_are_shown(chat):
     packs = [read(chat, (4, i, 0), 6) for i in range(60)]
     bandits = [pack for pack in packs if "two arms" in pack[0].system]
@@ -386,6 +395,7 @@ def test_both_arms_of_a_bandit_are_shown(chat):
         assert first.turns[0].observation.endswith(f"Arms: {arms[0]}, {arms[1]}")
 
 
+@pytest.mark.slow
 def test_half_of_the_games_begin_with_few_actions_left(chat):
     heads = [d.turns[0].observation for i in range(120) for d in read(chat, (5, i, 0), 4)]
     left = [
@@ -398,6 +408,7 @@ def test_half_of_the_games_begin_with_few_actions_left(chat):
     )  # 9 of 20
 
 
+@pytest.mark.slow
 def test_easy_documents_come_first(chat):
     for progress, environments in (
         (0.0, 1),

@@ -1,8 +1,8 @@
-"""
-Tests of dialogue.py: what turns earn at other reward densities and for true thoughts, and games by hand.
-The rest is in test_envs.py.
+"""Tests of dialogue.py: rewards at other densities and for true thoughts, and games by hand.
 
-    python -m pytest -q tests/test_dialogue.py
+More tests of dialogues are in test_envs.py and test_turns.py.
+
+Run with:  python -m pytest -q tests/test_dialogue.py
 """
 
 from configurator import Config
@@ -28,25 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
         ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
         ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),  # progress is not paid
         ([1.0], True, "sparse", 1, [1]),
-        (
-            [-0.2, 0.8, 10.6],
-            True,
-            "dense",
-            11,
-            [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11],
-        ),  # a win makes up for lost steps
+        # A win makes up for lost steps.
+        ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        (
-            [2.0, 0.0, 1.0],
-            False,
-            "dense",
-            2,
-            [0.99, 0, 0],
-        ),  # more than a win pays is held below one
+        # Progress that pays more than a win is held below one.
+        ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # progress in turns 0, 2, 3 of 4 steps: paid at the second time, and what is left at the end
+        # Progress in turns 0, 2, 3 of 4 steps is paid at the second time; a win pays the rest.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
         ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # a step back is none forward
@@ -54,7 +44,8 @@ ROOT = Path(__file__).resolve().parent.parent
     ],
 )
 def test_shape_by_hand(rewards, success, density, most, expected):
-    assert shape_rewards(rewards, success, density, max_reward=most) == pytest.approx(expected, abs=1e-12)
+    found = shape_rewards(rewards, success, density, max_reward=most)
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +70,19 @@ def test_plan_density_by_hand(remaining, success, expected):
 
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced", "plan"])
 def test_every_win_pays_one_and_every_loss_less(density):
-    rng, sums = random.Random(0), set()
+    rng = random.Random(0)
+    sums = set()
     for _ in range(500):
-        turns, success = rng.randint(1, 6), rng.random() < 0.5
+        turns = rng.randint(1, 6)
+        success = rng.random() < 0.5
         rewards = [rng.choice([-1.0, -0.1, 0.0, 0.5, 1.0, 10.0]) for _ in range(turns)]
         remaining = [rng.choice([None, 0, 1, 2, 5]) for _ in range(turns + 1)]
         shaped = shape_rewards(rewards, success, density, max_reward=2.0, plan_lengths=remaining)
         assert len(shaped) == turns
-        assert (sum(shaped) == pytest.approx(1.0)) if success else (sum(shaped) < 0.995)
+        if success:
+            assert sum(shaped) == pytest.approx(1.0)
+        else:
+            assert sum(shaped) < 0.995
         sums.add(round(sum(shaped), 6))
     assert len(sums) == 2 if density == "sparse" else len(sums) > 5
 
@@ -107,14 +103,12 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 
 
 def bonus(thought, most=0.6, **options):
-    """What the thought adds to the reward where all true facts are worth `most`."""
-    with_it, without = (outcome_of(thought, think_reward=x, **options) for x in (most, 0.0))
-    assert (with_it.user, with_it.status, with_it.record) == (
-        without.user,
-        without.status,
-        without.record,
-    )  # never shown
-    return with_it.reward - without.reward
+    """What the thought adds to the reward if all true facts are worth `most`. The policy never
+    sees it."""
+    paid = outcome_of(thought, think_reward=most, **options)
+    unpaid = outcome_of(thought, think_reward=0.0, **options)
+    assert (paid.user, paid.status, paid.record) == (unpaid.user, unpaid.status, unpaid.record)
+    return paid.reward - unpaid.reward
 
 
 def test_think_reward_by_hand():
@@ -147,13 +141,13 @@ def test_no_thought_earns_no_think_reward():
     facts = " ".join(env.statements())
     assert bonus(facts, think=False) == 0.0
     assert bonus("", think=False, text=f"<think>{facts}</think><answer>Left</answer>") == 0.0
-    assert (
-        bonus("", text=facts) == bonus("", text=f"<think>{facts}<answer>Left</answer>") == 0.0
-    )  # no closed tag
+    assert bonus("", text=facts) == 0.0
+    unclosed = f"<think>{facts}<answer>Left</answer>"
+    assert bonus("", text=unclosed) == 0.0
 
 
 def test_facts_are_a_set_and_may_be_none(monkeypatch):
-    """Two boxes may be as far from their targets, which is one fact."""
+    """Two boxes at the same distance from their targets make one fact."""
     env = make_env("frozenlake:success_rate=1.0")
     monkeypatch.setattr(env, "statements", lambda: ["Target 1 up.", "Target 1 up.", "Box here."])
     assert bonus("Target 1 up.", env=env) == pytest.approx(0.3)
@@ -172,35 +166,28 @@ def play(*arguments, typed=""):
 
 def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     typed = ["down||Right", "<answer>Up</answer>", "Jump"]
-    done = play(
-        "frozenlake:success_rate=1", "--seed=3", typed="".join(line + "\n" for line in typed)
-    )
+    lines = "".join(line + "\n" for line in typed)
+    done = play("frozenlake:success_rate=1", "--seed=3", typed=lines)
     episode = Episode(make_env("frozenlake:success_rate=1"), Config())
     system, first = episode.reset(3)
-    users = [first]
-    for text in [
-        "<think></think><answer>down||Right</answer>",
-        typed[1],
-        "<think></think><answer>Jump</answer>",
-    ]:
-        users.append(
-            episode.step(text).user
-        )  # tags are put around what has none, and not around what has some
+    # Tags are put around a line without tags only.
+    tagged = ["<think></think><answer>down||Right</answer>", typed[1]]
+    tagged.append("<think></think><answer>Jump</answer>")
+    users = [first, *(episode.step(text).user for text in tagged)]
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]
     assert (done.returncode, done.stderr) == (0, "")  # the end of the input ends the game
-    assert done.stdout == "\n".join([system, *(f"\n{user}\n> " for user in users)]).replace(
-        "> \n", "> "
-    )
+    printed = "\n".join([system, *(f"\n{user}\n> " for user in users)])
+    assert done.stdout == printed.replace("> \n", "> ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "player, last", [("--expert", "success after 4 turns, score 1\n"), ("--random", None)]
 )
 def test_reference_players_are_shown(player, last):
     done = play("frozenlake:success_rate=1", "--seed=3", player)
-    assert done.returncode == 0 and done.stdout.count("<answer>") == 1 + done.stdout.count(
-        "\nTurn "
-    )
+    assert done.returncode == 0
+    assert done.stdout.count("<answer>") == 1 + done.stdout.count("\nTurn ")
     assert done.stdout == play("frozenlake:success_rate=1", "--seed=3", player).stdout
     assert last is None or done.stdout.endswith(last)
 
@@ -211,4 +198,5 @@ def test_reference_players_are_shown(player, last):
 def test_what_cannot_be_played_is_one_sentence(arguments):
     done = play(*arguments)
     wanted = "expected an environment, --seed=N, and --expert, --random or neither; got"
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {wanted}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {wanted}")

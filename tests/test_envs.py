@@ -89,6 +89,7 @@ def test_play_by_hand_is_somewhere_else():
 # ---------- instances: the same everywhere, disjoint splits, groups
 
 
+@pytest.mark.slow
 def test_same_seed_same_prompts_in_another_process():
     tests = Path(__file__).parent
     code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tests)!r}]; import boards; "

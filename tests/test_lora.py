@@ -10,9 +10,9 @@ import sys
 
 import pytest
 import torch
-from conftest import backward, make_learner, small_config
-from peft import PeftModel
-from test_train import assert_same_checkpoint, played_and_targets, run, untimed
+from conftest import small_config
+from learners import backward, collect_and_target, make_learner
+from runs import assert_same_checkpoint, run, untimed
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 
@@ -22,6 +22,8 @@ import train
 from packing import pack
 from support import checkpoint
 from support.checkpoint import Saver
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
 RANK = 4
 PARTS = [
@@ -38,13 +40,6 @@ NAMES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_rank():
-    parallel.init_distributed(small_config())
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def frozen_weights(module):
     weights = {}
     for name, parameter in module.named_parameters():
@@ -59,7 +54,7 @@ def updated(trained_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)
-    kept, targets = played_and_targets(learner)
+    kept, targets = collect_and_target(learner)
     train.update(learner, kept, targets)
     learner.step = 1
     with Saver(folder, 2) as saver:
@@ -70,7 +65,7 @@ def updated(trained_folder, tmp_path_factory):
 
 def test_lora_starts_as_the_base(trained_folder):
     learner, plain = (make_learner(trained_folder, lora_rank=rank) for rank in (RANK, 0))
-    kept, _ = played_and_targets(learner)
+    kept, _ = collect_and_target(learner)
     found = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
     expected = parallel.score_tokens(plain.policy, kept, plain.config, 1.0)
     for one, other in zip(found, expected, strict=True):
@@ -84,7 +79,7 @@ def test_lora_starts_as_the_base(trained_folder):
 
 def test_only_adapters_and_value_head_get_gradients(trained_folder):
     learner = make_learner(trained_folder, lora_rank=RANK)
-    kept, targets = played_and_targets(learner)
+    kept, targets = collect_and_target(learner)
     backward(learner, kept, targets)
     wanted = {
         "policy": {f"model.model.{name}" for name in NAMES},
@@ -145,6 +140,8 @@ def plain_logprobs(plain, trajectories):
 
 
 def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained_folder):
+    from peft import PeftModel  # takes seconds to import
+
     learner, kept, folder = updated
     expected = torch.cat(
         [parallel.score_tokens(learner.policy, [t], learner.config, 1.0)[0] for t in kept]

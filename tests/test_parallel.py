@@ -28,6 +28,8 @@ from dialogue import Chat
 from model import Policy
 from tools import demonstrations, sft, tiny_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TWO_RANKS = ("--standalone", "--nproc_per_node=2")

@@ -1,35 +1,47 @@
-"""
-Defects of the code behind arXiv 2510.01132 (meow-tea-taro, a9c248c), each with the tests that would catch it here.
+"""Defects of the code behind arXiv 2510.01132, each with the tests that would catch it here.
 
-    what was wrong there                              what fails here if it were so
-    ------------------------------------------------  ----------------------------------------
-    log-probs recomputed with all but the last        model: test_a_token_sees_the_past_and_not_the_future
-    batch_size prompt tokens masked                   rollout: test_engine_logprobs_equal_a_plain_forward
-                                                      train: test_recomputed_log_probs_are_the_trainers
-                                                      practitioner: test_a_response_depends_on_all_of_its_prompt
-    trained on text encoded again, without the line   rollout: test_trained_ids_are_the_sampled_ids
-    break after a reply                               rollout: test_prompts_by_hand
-    a game that is over counts as won                 turns: test_hole_ends_in_failure
-                                                      practitioner: test_a_lost_game_is_worth_less_than_a_won_one
-                                                      textworld: test_a_lost_game_is_no_success
-    late with 9 of 10 milestones pays 9, a win 1      dialogue: test_every_win_pays_one_and_every_loss_less
-                                                      worlds: test_a_win_is_worth_more_than_any_loss
-                                                      practitioner: test_a_lost_game_is_worth_less_than_a_won_one
-    GRPO and RLOO with groups of one                  practitioner: test_every_recipe_of_groups_has_groups
-                                                      starpo: test_equal_rewards_and_groups_of_one_teach_nothing
-    the export of demonstrations fails, and would     practitioner: test_a_demonstration_holds_every_turn
-    hold the first turn alone                         worlds: test_players_and_demonstrations
-    a reply's header is trained, messages are         rollout: test_prompts_equal_the_chat_template
-    templated one by one                              rollout: test_trained_ids_are_the_sampled_ids
-    an episode cut off has no place for a reward      practitioner: test_every_episode_has_a_place_for_its_reward
-                                                      rollout: test_context_limit_ends_a_trajectory
-    the planner as expert is silently another         alfworld: test_the_expert_wins_alfworld
-    training and evaluation share seeds               worlds: test_splits_are_disjoint
-    harmless patches earn the tests that pass anyway  repair: test_repair_leaves_out_what_the_unpatched_code_passes
-                                                      sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
-    stale bytecode: the tests see the code of before  sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
+The code is meow-tea-taro at commit a9c248c. Each row names the defect and then the tests that fail
+here if this code has the same defect.
 
-    python -m pytest -q tests/test_practitioner.py
+    log-probs recomputed with all but the last batch_size prompt tokens masked
+        model: test_a_token_sees_the_past_and_not_the_future
+        rollout: test_engine_logprobs_equal_a_plain_forward
+        update: test_recomputed_log_probs_are_the_trainers
+        practitioner: test_a_response_depends_on_all_of_its_prompt
+    trained on text that was encoded again, without the line break after a reply
+        rollout: test_trained_ids_are_the_sampled_ids
+        rollout: test_prompts_by_hand
+    a game that is over counts as won
+        turns: test_hole_ends_in_failure
+        practitioner: test_a_lost_game_is_worth_less_than_a_won_one
+        textworld: test_a_lost_game_is_no_success
+    a late game with 9 of 10 milestones pays 9, a won one 1
+        dialogue: test_every_win_pays_one_and_every_loss_less
+        worlds: test_a_win_is_worth_more_than_any_loss
+        practitioner: test_a_lost_game_is_worth_less_than_a_won_one
+    GRPO and RLOO with groups of one
+        practitioner: test_every_recipe_of_groups_has_groups
+        starpo: test_equal_rewards_and_groups_of_one_teach_nothing
+    the export of demonstrations fails, and would hold the first turn alone
+        practitioner: test_a_demonstration_holds_every_turn
+        worlds: test_players_and_demonstrations
+    the header of a reply is trained, and messages are templated one by one
+        rollout: test_prompts_equal_the_chat_template
+        rollout: test_trained_ids_are_the_sampled_ids
+    an episode that is cut off has no place for a reward
+        practitioner: test_every_episode_has_a_place_for_its_reward
+        rollout: test_context_limit_ends_a_trajectory
+    the planner as expert is silently another one
+        alfworld: test_the_expert_wins_alfworld
+    training and evaluation share seeds
+        worlds: test_splits_are_disjoint
+    a harmless patch earns the tests that pass anyway
+        repair: test_repair_leaves_out_what_the_unpatched_code_passes
+        sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
+    stale bytecode: the tests see the code before the patch
+        sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
+
+Run with:  python -m pytest -q tests/test_practitioner.py
 """
 
 from configurator import Config, load_config
@@ -55,53 +67,50 @@ from train import compute_targets
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"(\w+): (test_\w+)", __doc__)
+OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))  # of a rollout
 
 
 def test_the_tests_of_the_table_are_there():
     for file in {file for file, _ in ROWS}:
         tree = ast.parse((ROOT / "tests" / f"test_{file}.py").read_text(encoding="utf-8"))
-        there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert {name for own, name in ROWS if own == file} <= there
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert {name for own, name in ROWS if own == file} <= defined
 
 
 def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
-    """Each of the first 40 tokens of the prompt, changed alone, changes the log-probs of the response."""
+    """A change of any one of the first 40 prompt tokens changes the response's log-probs."""
     config = small_config()
-    starts = [((4, 0), 0)]
-    (t,) = rollout.collect(
-        make_engine(config, random_model, chat),
-        chat,
-        config,
-        starts,
-        split="train",
-        temperature=1.0,
-        noise_seed=(7,),
-    )
-    t = replace(t, turns=t.turns[:1])
+    engine = make_engine(config, random_model, chat)
+    (trajectory,) = rollout.collect(engine, chat, config, [((4, 0), 0)], **OPTIONS)
+    first = trajectory.turns[0]
 
     def logprobs(prompt_ids):
-        changed = replace(t, turns=[replace(t.turns[0], prompt_ids=prompt_ids)])
+        changed = replace(trajectory, turns=[replace(first, prompt_ids=prompt_ids)])
         with torch.no_grad():
             return Policy(random_model)(packing.pack([changed]), 1.0)[0]
 
-    prompt = t.turns[0].prompt_ids
+    prompt = first.prompt_ids
     assert len(prompt) > 40
+    expected = logprobs(prompt)
     for i in range(40):
         other = [*prompt[:i], (prompt[i] + 1) % 700, *prompt[i + 1 :]]
-        assert not torch.equal(logprobs(other), logprobs(prompt)), i
+        assert not torch.equal(logprobs(other), expected), i
 
 
 class Dinner(Env):
-    """Ten milestones; the food may be eaten at any time, which ends the game."""
+    """Ten milestones. The food may be eaten at any time, and the game ends then."""
 
-    actions, max_reward = ("cook", "wait", "eat"), 10.0
+    actions = ("cook", "wait", "eat")
+    max_reward = 10.0
 
     def _start(self, instance):
         self.done = 0
 
     def _move(self, index):
-        self.done += index == 0
-        return float(index == 0), index == 2 or self.done == 10, self.done == 10, True
+        cooks = index == 0
+        eats = index == 2
+        self.done += cooks
+        return float(cooks), eats or self.done == 10, self.done == 10, True
 
     def observe(self):
         return f"Steps {self.done}"
@@ -115,7 +124,8 @@ class Dinner(Env):
 
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced"])
 def test_a_lost_game_is_worth_less_than_a_won_one(density):
-    """A win pays 1; 9 of 10 milestones and then eaten, or then too late, no more than 0.9 (upstream: 1 and 9)."""
+    """A win pays 1. Nine of ten milestones pay at most 0.9 if the food is then eaten or the turns
+    end (upstream: 1 and 9)."""
     totals = {}
     for end in ("cook", "eat", "wait"):
         env = Dinner(max_actions=10)
@@ -124,8 +134,9 @@ def test_a_lost_game_is_worth_less_than_a_won_one(density):
         episode.open(env.observe())
         outcomes = [episode.step(f"<answer>{name}</answer>") for name in ["cook"] * 9 + [end]]
         assert outcomes[-1].status == ("success" if end == "cook" else "failure")
-        rewards, won = [outcome.record.env_reward for outcome in outcomes], end == "cook"
-        totals[end] = sum(shape_rewards(rewards, won, density, max_reward=env.max_reward))
+        rewards = [outcome.record.env_reward for outcome in outcomes]
+        shaped = shape_rewards(rewards, end == "cook", density, max_reward=env.max_reward)
+        totals[end] = sum(shaped)
     assert totals["cook"] == pytest.approx(1)
     assert totals["eat"] == totals["wait"] == pytest.approx(0.0 if density == "sparse" else 0.9)
 
@@ -138,17 +149,14 @@ def test_every_recipe_of_groups_has_groups(path):
 
 @pytest.mark.parametrize("name", ["quest_ppo", "household_ppo"])
 def test_a_demonstration_holds_every_turn(name, chat):
-    """Its replies, read back from the tokens that are trained, do the task from the same start; each turn is there."""
-    config = replace(
-        load_config([str(ROOT / "config" / f"{name}.py")])[0],
-        max_context_tokens=16384,
-        sft_actions=1,
-    )
+    """The replies, read back from the trained tokens, do the task from the same start. No turn is
+    missing."""
+    config = load_config([str(ROOT / "config" / f"{name}.py")])[0]
+    config = replace(config, max_context_tokens=16384, sft_actions=1)
+    limits = dict(observation=config.observation, max_actions=config.actions_per_traj)
     for index in range(3):
         demo = demonstration(config, chat, index)
-        env = make_env(
-            config.env, observation=config.observation, max_actions=config.actions_per_traj
-        )
+        env = make_env(config.env, **limits)
         env.reset(demo.seed)
         assert len(demo.turns) == env.optimal_length() >= 2
         for turn in demo.turns:
@@ -162,31 +170,20 @@ def test_a_demonstration_holds_every_turn(name, chat):
 
 @pytest.mark.parametrize("limit", [300, 640])
 def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
-    """Wherever the context ends an episode: each of its tokens has the score less the mean of the others' (RLOO)."""
-    config = small_config(
-        max_context_tokens=limit,
-        estimator="rloo",
-        format_penalty=-0.25,
-        batch_size=8,
-        filter_keep=1,
-    )
+    """Wherever the context ends an episode, each of its tokens has the score less the mean score of
+    the rest of the group (RLOO)."""
+    rloo = dict(estimator="rloo", format_penalty=-0.25, batch_size=8, filter_keep=1)
+    config = small_config(max_context_tokens=limit, **rloo)
     starts = [((4, group), member) for group in range(2) for member in range(4)]
-    played = rollout.collect(
-        make_engine(config, trained_model, chat),
-        chat,
-        config,
-        starts,
-        split="train",
-        temperature=1.0,
-        noise_seed=(7,),
-    )
+    engine = make_engine(config, trained_model, chat)
+    played = rollout.collect(engine, chat, config, starts, **OPTIONS)
+    assert ("out_of_tokens" in {trajectory.status for trajectory in played}) == (limit == 300)
     learner = SimpleNamespace(config=config, device=torch.device("cpu"), ref=None, critic=None)
-    advantages = compute_targets(learner, played).advantages.split(
-        [t.num_response_tokens for t in played]
-    )
-    assert ("out_of_tokens" in {t.status for t in played}) == (limit == 300)
-    for i, (t, found) in enumerate(zip(played, advantages, strict=True)):
-        others = [other.score for other in played[i // 4 * 4 : i // 4 * 4 + 4] if other is not t]
-        assert len(found) >= 1 and found.tolist() == pytest.approx(
-            [t.score - sum(others) / 3] * len(found)
-        )
+    lengths = [trajectory.num_response_tokens for trajectory in played]
+    advantages = compute_targets(learner, played).advantages.split(lengths)
+    for i, (trajectory, found) in enumerate(zip(played, advantages, strict=True)):
+        group = played[i // 4 * 4 : i // 4 * 4 + 4]
+        others = [member.score for member in group if member is not trajectory]
+        expected = trajectory.score - sum(others) / 3
+        assert len(found) >= 1
+        assert found.tolist() == pytest.approx([expected] * len(found))

@@ -22,8 +22,8 @@ import pytest
 import torch
 from conftest import SMALL_RUN, small_config
 from fuzz import Script
+from runs import assert_same_checkpoint, rows_of, run, untimed
 from test_parallel import needs_vllm
-from test_train import assert_same_checkpoint, rows_of, run, untimed
 
 import dialogue
 import envs
@@ -409,9 +409,7 @@ def test_an_engine_that_dies_is_one_sentence(kind):
 # ---------- hostile text
 
 
-@pytest.mark.parametrize(
-    "maker", [pytest.param(fuzz.grammar, marks=pytest.mark.slow), fuzz.damaged]
-)
+@pytest.mark.parametrize("maker", [fuzz.grammar, fuzz.damaged])
 def test_hostile_replies_forge_nothing(chat, maker):
     """A part of the replies of `python tests/fuzz.py`."""
     assert maker(chat, 500) >= 500

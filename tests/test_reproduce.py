@@ -437,6 +437,7 @@ def test_names_of_players_are_moved_apart():
     assert plots.spread([94.0, 77.0, 73.0]) == [94.0, 77.5, 72.5]
 
 
+@pytest.mark.slow
 def test_all_pictures_are_drawn(tmp_path):
     curves = {"lake_ppo": ROWS, "lake_grpo": []}
     panel = experiments.Panel("Lake", {"PPO": "lake_ppo", "GRPO": "lake_grpo"})

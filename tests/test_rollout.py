@@ -228,6 +228,7 @@ def window_by_hand(chat, t, last, context_turns):
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context_turns", [1, 2, 9])
 def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context_turns):
     config = small_config(
@@ -345,7 +346,9 @@ def test_densities_replace_the_rewards_of_the_environment_only(chat, density, sp
             np.add(rewards, penalties).tolist(), abs=1e-12
         )
         expected = np.add(
-            dialogue.shape_rewards(rewards, old.success, density, max_reward=most, plan_lengths=remaining),
+            dialogue.shape_rewards(
+                rewards, old.success, density, max_reward=most, plan_lengths=remaining
+            ),
             penalties,
         )
         assert [turn.reward for turn in new.turns] == pytest.approx(expected.tolist(), abs=1e-12)
@@ -493,6 +496,7 @@ def assert_same(first, second):
         torch.testing.assert_close(*logprobs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_running", [1, 3])
 def test_results_do_not_depend_on_how_many_run_at_once(trained_model, chat, max_running):
     config = small_config(temperature=1.0)
@@ -503,6 +507,7 @@ def test_results_do_not_depend_on_how_many_run_at_once(trained_model, chat, max_
     assert_same(wide, play(trained_model, chat, replace(config, max_running=max_running)))
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_order_and_do_on_the_seeds(trained_model, chat):
     config = small_config(max_running=3)
     first = play(trained_model, chat, config)
@@ -568,6 +573,7 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
     assert len(calls) == 16
 
 
+@pytest.mark.slow
 def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
     """Every second instance takes 0.2 s a step: the others go on meanwhile, and nobody's tokens change."""
     config = small_config()
@@ -647,6 +653,7 @@ def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
     check_installed(small_config())
 
 
+@pytest.mark.slow
 def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, random_model, chat):
     config = small_config()
     engine = make_engine(config, trained_model, chat)

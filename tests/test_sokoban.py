@@ -259,6 +259,7 @@ def test_statements_are_true_and_counted():
         assert check_thought(" ".join(facts), facts) == (len(facts), len(facts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["sokoban:boxes=2", "sokoban:boxes=2,search_depth=30,symbols=newvocab"]
 )

@@ -310,6 +310,7 @@ def test_learning_curves(tmp_path, drawn):
     assert drawn["axhline"] == [[0.5], [1.0]]
 
 
+@pytest.mark.slow
 def test_panel_marks_what_appears_with_a_row(run_folder, drawn, monkeypatch):
     def new_warnings(history):
         return ["entropy drops"] if len(history) == 3 else []

@@ -387,6 +387,7 @@ def test_splits_are_disjoint(spec):
     assert len(train) > 100
 
 
+@pytest.mark.slow
 def test_same_seed_same_game_in_another_process():
     paths = [str(ROOT), str(ROOT / "tests")]
     code = f"import sys; sys.path[:0] = {paths!r}; import text_games; print(text_games.digest())"

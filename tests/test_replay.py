@@ -1,0 +1,124 @@
+"""Tests of tools/replay.py: games are played again from their records, and differences are found.
+
+Run with:  python -m pytest -q tests/test_replay.py
+"""
+
+import json
+
+import pytest
+from conftest import small_config
+from runs import read_lines, rows_in
+
+import eval as evaluation
+import model
+from engine import make_engine
+from support.records import write_jsonl
+from support.run_folder import save_config
+from tools import replay
+
+pytestmark = pytest.mark.slow
+
+ROOT = evaluation.Path(evaluation.__file__).parent
+LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
+
+
+def test_a_record_of_two_environments_and_players_is_repeated(tmp_path, capsys):
+    lines = tmp_path / "two.jsonl"
+    two = [*LAKE, "--eval_env=sokoban + frozenlake:success_rate=0.8", "--eval_size=2"]
+    evaluation.main([*two, "--player=greedy,optimal", f"--jsonl={lines}"])
+    rows = rows_in(capsys.readouterr().out)
+    replay.main([*two, f"--record={lines}"])
+    assert rows_in(capsys.readouterr().out) == rows and len(rows) > 8
+
+
+def test_a_record_that_went_otherwise_is_found(tmp_path):
+    lines = tmp_path / "greedy.jsonl"
+    evaluation.main([*LAKE, "--player=greedy", "--eval_size=3", f"--jsonl={lines}"])
+    records = read_lines(lines)
+    records[1]["turns"][-1]["reward"] += 0.5
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    message = "1 trajectories of .+ differ from their records, the first: prompt 1 of "
+    with pytest.raises(ValueError, match=message):
+        replay.main([*LAKE, f"--record={lines}"])
+    with pytest.raises(ValueError, match="3 trajectories of"):  # the games of other instances
+        replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
+
+
+@pytest.fixture
+def record(two_runs, tmp_path, capsys):
+    """The record of two games of the policy of run a."""
+    lines = tmp_path / "one.jsonl"
+    evaluation.main([str(two_runs / "a"), "--eval_size=2", f"--jsonl={lines}"])
+    capsys.readouterr()
+    return lines
+
+
+def test_two_records_of_one_policy_are_two_rows(two_runs, record, tmp_path, capsys):
+    policy = f"{two_runs}/a/policy"
+    first = record.read_text().splitlines()
+    again = [json.dumps(json.loads(line) | {"entropy": 9.0}) for line in first]
+    more = tmp_path / "more.jsonl"
+    more.write_text("\n".join([*first, *again]))
+    replay.main([str(two_runs / "a"), f"--record={more}"])
+    assert list(rows_in(capsys.readouterr().out))[2:] == [policy, f"{policy} (2)"]
+    # The same games twice are not two samples of a prompt.
+    more.write_text("\n".join([*first, *first]))
+    replay.main([str(two_runs / "a"), f"--record={more}"])
+    out = capsys.readouterr().out
+    assert list(rows_in(out))[2:] == [policy, f"{policy} (2)"]
+    assert "pass@" not in out
+
+
+@pytest.mark.parametrize("option", ["--player=greedy", "--samples=2", "--model=base"])
+def test_a_replay_takes_no_player_or_model(two_runs, record, option):
+    message = "replay plays a record and nothing else: without model, player and samples"
+    with pytest.raises(ValueError, match=message):
+        replay.main([str(two_runs / "a"), f"--record={record}", option])
+
+
+def test_a_file_without_trajectories_is_refused(record):
+    first = json.loads(record.read_text().splitlines()[0])
+    empty_turn = json.dumps(first | {"turns": [{}]})
+    for text in ("", '{"seed": [0]}\n', "[1]\n", "xx\n", empty_turn):
+        record.write_text(text)
+        message = "one.jsonl does not hold trajectories as --jsonl writes them"
+        with pytest.raises(ValueError, match=message):
+            replay.main([*LAKE, f"--record={record}"])
+
+
+def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
+    """Names of environments may be files, which are code. Only files that the user names are
+    run."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    env = f"{tmp_path}/evil.py:X"
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"env": env, "seed": [0], "member": 0, "turns": []}) + "\n")
+    message = r"lines.jsonl has games of '.*evil.py:X'; add --env=.*evil.py:X to play"
+    with pytest.raises(ValueError, match=message):
+        replay.main([*LAKE, f"--record={lines}"])
+    run = tmp_path / "run"
+    save_config(small_config(env=env), {}, run)
+    (run / "policy").mkdir()
+    message = r"run names code to run; if you trust it, add --env=.*evil.py:X"
+    with pytest.raises(ValueError, match=message):
+        evaluation.main([str(run)])
+    # With eval_env, another env changes nothing.
+    save_config(small_config(eval_env=env), {}, run)
+    message = r"run names code to run; if you trust it, add --eval_env=.*evil.py:X"
+    with pytest.raises(ValueError, match=message):
+        evaluation.main([str(run), "--env=bandit"])
+    save_config(small_config(env=env), {}, run)
+    with pytest.raises(SystemExit, match="it ran"):
+        replay.main([str(run), f"--env={env}", f"--record={lines}"])
+
+
+def test_a_record_of_shaped_rewards_and_full_contexts_is_repeated(trained_model, chat, tmp_path):
+    config = small_config(reward_density="plan", max_context_tokens=250, eval_size=5)
+    engine = make_engine(config, trained_model, chat)
+    result = evaluation.evaluate(config, engine, chat, model.Policy(trained_model))
+    assert "out_of_tokens" in {trajectory.status for trajectory in result[1]}
+    write_jsonl(tmp_path / "lines.jsonl", {"us": result}, chat.tokenizer)
+    job = evaluation.Job(config, {"record": str(tmp_path / "lines.jsonl")}, [])
+    ((env, name, (metrics, played), _),) = replay.replayed_rows(job)
+    assert (env, name, metrics) == (config.env, "us", result[0])
+    assert [trajectory.score for trajectory in played] == [t.score for t in result[1]]

@@ -1,0 +1,341 @@
+"""Tests of tools/sft.py: optimizers, imitation, files of demonstrations, pretraining, drills.
+
+Run with:  python -m pytest -q tests/test_sft.py
+"""
+
+from configurator import load_config
+
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import small_config
+from runs import read_lines
+
+import model
+from packing import pack
+from rollout import Trajectory, Turn
+from support.run_folder import save_config
+from tools import demonstrations, drills, probes, sft, tiny_model
+from tools.drills import DrillRecord
+
+pytestmark = pytest.mark.slow
+
+ROOT = sft.Path(sft.__file__).parent.parent
+FROZENLAKE = f"{ROOT}/config/frozenlake_ppo.py"
+TINY_BANDIT = [f"{ROOT}/config/bandit_ppo.py", f"{ROOT}/config/tiny.py"]
+
+
+def weights_of(folder):
+    return list(model.load_model(str(folder))[0].parameters())
+
+
+# ---------- imitation and fine-tuning
+
+
+def loss_of(policy, demos):
+    with torch.no_grad():
+        return -policy(pack(demos), 1.0)[0].mean().item()
+
+
+@pytest.mark.parametrize("muon", [0.02, 0.0])
+def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
+    config = small_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8, sft_steps=15)
+    demos = [demonstrations.demonstration(config, chat, i) for i in range(8)]
+    policy = model.Policy(tiny_model.build_tiny(0, "2x64")[0])
+    before = loss_of(policy, demos)
+    # Random weights are nearly uniform over the vocabulary.
+    assert before == pytest.approx(math.log(768), abs=0.2)
+    sft.imitate(policy, lambda _: [demos], config)
+    assert loss_of(policy, demos) < before / 2
+
+
+def test_muon_is_that_of_torch_but_for_its_precision():
+    torch.manual_seed(0)
+    for shape in ((8, 32), (48, 12), (16, 16)):
+        ours = torch.nn.Parameter(torch.zeros(shape))
+        theirs = torch.nn.Parameter(torch.zeros(shape))
+        optimizers = {
+            ours: sft.Muon([ours], 0.1),
+            theirs: torch.optim.Muon([theirs], 0.1, weight_decay=0.0),
+        }
+        for _ in range(3):
+            gradient = torch.randn(shape)
+            for weight, optimizer in optimizers.items():
+                weight.grad = gradient.clone()
+                optimizer.step()
+        assert theirs.abs().max() > 0.05
+        # Torch computes with 8 bits of mantissa.
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.01)
+
+
+def test_every_weight_has_one_optimizer(random_model):
+    policy = model.Policy(random_model)
+    adam, muon = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.2))
+    names = {id(weight): name for name, weight in policy.named_parameters()}
+    by_muon = [names.pop(id(p)) for group in muon.param_groups for p in group["params"]]
+    by_adam = [names.pop(id(p)) for group in adam.param_groups for p in group["params"]]
+    assert names == {}
+    assert len(by_muon) == 2 * 7
+    assert all(re.search(r"layers\.\d.+_proj\.weight", name) for name in by_muon)
+    assert any("embed_tokens" in name for name in by_adam)
+    assert any("bias" in name for name in by_adam)
+    assert (adam.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (0.1, 0.2)
+    (only,) = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.0))
+    assert len(only.param_groups[0]["params"]) == len(list(policy.parameters()))
+
+
+def test_a_loss_that_is_not_finite_stops_imitation(random_model, chat):
+    config = small_config(sft_lr=1e-2, sft_batch_size=2, sft_steps=3)
+    demos = [demonstrations.demonstration(config, chat, i) for i in range(2)]
+    torch.nn.init.constant_(random_model.model.norm.weight, math.nan)
+    with pytest.raises(ValueError, match="the loss is nan at step 0; lower sft_lr or sft_muon_lr"):
+        sft.imitate(model.Policy(random_model), lambda _: [demos], config)
+
+
+def test_fine_tuning(trained_folder, tmp_path, capsys):
+    settings = dict(
+        sft_steps=3,
+        sft_batch_size=4,
+        sft_lr=1e-2,
+        sft_muon_lr=0.02,
+        model=trained_folder,
+        num_threads=1,
+        device="cpu",
+        eval_size=4,
+        eval_every=0,
+        max_response_tokens=40,
+        max_context_tokens=900,
+    )
+    options = [f"--{key}={value}" for key, value in settings.items()]
+    for name in "ab":
+        sft.main([FROZENLAKE, *options, f"--out_dir={tmp_path / name}"])
+    assert f"wrote {tmp_path / 'b'}/: curve.jsonl, and model" in capsys.readouterr().out
+    before = weights_of(trained_folder)
+    first, second = weights_of(tmp_path / "a/model"), weights_of(tmp_path / "b/model")
+    assert all(not torch.equal(*pair) for pair in zip(before, first, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    (row,) = read_lines(tmp_path / "a/curve.jsonl")
+    measured = {"success_T0.5", "success_T1", "valid_frac_T1", "thought_true_frac_T1"}
+    assert set(row) >= measured | {"entropy_T1", "loss"}
+    assert row["step"] == 3 and 0 < row["loss"] < 10
+    assert 0 < row["response_tokens"] < row["tokens"] and row["cpu_s"] > 0
+
+
+def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
+    config = small_config(model="some", sft_batch_size=5)
+    monkeypatch.setattr(sft.parallel, "world_size", lambda: 2)
+    dealt = []
+    for rank in (0, 1):
+        monkeypatch.setattr(sft.parallel, "rank", lambda rank=rank: rank)
+        (part,) = sft.packs_of(config, chat, 3)
+        dealt.append(sorted(trajectory.seed[-1] for trajectory in part))
+    assert dealt == [[15, 17, 19], [16, 18]]
+
+
+# ---------- files of demonstrations
+
+
+def first_two_packs(config, chat):
+    """The demonstrations of steps 0 and 1."""
+    found = []
+    for step in (0, 1):
+        (part,) = sft.packs_of(config, chat, step)
+        found += part
+    return found
+
+
+@pytest.mark.parametrize("context_turns", [0, 2])
+def test_demonstrations_of_a_file_are_the_same_tokens(
+    trained_folder, chat, tmp_path, capsys, context_turns
+):
+    file = tmp_path / "demos.jsonl"
+    words = ["--env=quest:w=2,o=2,q=2", f"--model={trained_folder}", "--device=cpu"]
+    words += ["--sft_steps=2", "--sft_batch_size=2", f"--context_turns={context_turns}"]
+    sft.main([*words, f"--out_dir={tmp_path / 'run'}", f"--export={file}"])
+    assert capsys.readouterr().out.endswith(f"wrote {file}: 4 demonstrations\n")
+    assert not (tmp_path / "run").exists()
+    config = load_config(words)[0]
+    made = first_two_packs(config, chat)
+    config = replace(config, sft_file=str(file))
+    read = first_two_packs(config, chat)
+    for one, other in zip(made, read, strict=True):
+        assert one.ids == other.ids
+        assert one.response_mask == other.response_mask
+        assert (one.seed, one.status, one.system) == (other.seed, other.status, other.system)
+    few = replace(config, sft_demos=3, sft_file="")
+    shown = [sorted({t.seed[-1] for t in sft.packs_of(few, chat, step)[0]}) for step in (0, 1)]
+    assert shown == [[0, 1], [0, 2]]
+    # The file has two steps, so step 2 begins again.
+    assert sft.packs_of(config, chat, 2)[0][0].ids in [t.ids for t in read[:2]]
+
+
+LONG_REPLY = '"turns": [{"observation": "", "response": "0123456789abc"}]'
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"seed": [1]}', "bad.jsonl:1 is no demonstration .KeyError: 'status'"),
+        ("quest", "bad.jsonl:1 is no demonstration .JSONDecodeError"),
+        (
+            '{"seed": [1], "status": "", "system": "", "turns": []}',
+            "bad.jsonl:1 is no demonstration .LookupError: it has no turns",
+        ),
+        ("", "bad.jsonl holds no demonstrations; python -m tools.sft --export="),
+        (
+            '{"seed": [1], "status": "", "system": "", ' + LONG_REPLY + "}",
+            r"bad.jsonl:1 is no demonstration .*has a reply of \d+ tokens "
+            "and max_response_tokens is 12; raise it",
+        ),
+    ],
+)
+def test_a_file_without_demonstrations(text, message, tmp_path, chat):
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        demonstrations.read_demonstrations(str(file), chat, small_config())
+
+
+# ---------- mistakes of the user
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ("--sft_file=/nowhere.jsonl", "does not exist"),
+        ("--max_response_tokens=2", "raise it"),
+    ],
+)
+def test_wrong_demonstrations_leave_no_folder(tmp_path, wrong, message):
+    options = [*TINY_BANDIT, "--sft_steps=1", f"--out_dir={tmp_path}/out"]
+    with pytest.raises((OSError, ValueError), match=message):
+        sft.main([*options, wrong])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path):
+    options = [*TINY_BANDIT, "--sft_steps=1", f"--out_dir={tmp_path}/out"]
+    save_config(load_config(options)[0], {}, tmp_path / "out")
+    message = "holds a run with other settings .*; give another --out_dir$"
+    with pytest.raises(ValueError, match=message):
+        sft.main([*options, "--sft_lr=0.5"])
+
+
+def test_sft_without_steps_is_refused():
+    with pytest.raises(ValueError, match="nothing to do: sft_steps is 0"):
+        sft.main([FROZENLAKE])
+
+
+@pytest.mark.parametrize("env", ["bandit + sokoban", "bandit @5 > sokoban"])
+def test_one_environment_at_a_time(env, tmp_path):
+    message = "supervised learning takes one environment, got env='bandit"
+    with pytest.raises(ValueError, match=message):
+        sft.main([f"--env={env}", "--sft_steps=2", f"--export={tmp_path}/file"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_needs_work_for_every_process(monkeypatch, tmp_path):
+    device = (torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(sft.parallel, "world_size", lambda: 3)
+    monkeypatch.setattr(sft.parallel, "init_distributed", lambda _: device)
+    message = r"sft_batch_size \(2\) is less than the number of processes \(3\)"
+    with pytest.raises(ValueError, match=message):
+        sft.main([f"{ROOT}/config/base.py", f"--out_dir={tmp_path}/out"])
+
+
+# ---------- pretraining
+
+
+PRETRAINING = [
+    f"{ROOT}/config/base.py",
+    "--tiny_shape=2x64",
+    "--sft_steps=6",
+    "--sft_batch_size=2",
+    "--micro_batch_tokens=1024",
+    "--save_every=2",
+    "--eval_every=3",
+]
+
+
+def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(sft, "base_report", lambda *_: {})
+    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/whole"])
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sft, "base_report", stop)  # called after three steps; two of them are saved
+        sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
+    assert torch.load(tmp_path / "cut/state.pt", weights_only=True)["step"] == 2
+    message = "holds a run with other settings .seed was 0 and is now 1"
+    with pytest.raises(ValueError, match=message):
+        sft.main([*PRETRAINING, "--seed=1", f"--out_dir={tmp_path}/cut"])
+    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
+    expected, found = weights_of(tmp_path / "whole/model"), weights_of(tmp_path / "cut/model")
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+    whole = read_lines(tmp_path / "whole/curve.jsonl")
+    cut = read_lines(tmp_path / "cut/curve.jsonl")
+    assert [row["step"] for row in whole] == [row["step"] for row in cut] == [3, 6]
+    assert whole[0]["loss"] > whole[1]["loss"]
+    for row, other in zip(whole, cut, strict=True):
+        assert (row["tokens"], row["loss"]) == (other["tokens"], other["loss"])
+
+
+def test_two_processes_train_like_one(tmp_path):
+    # The report of the base model takes minutes, so it is left out.
+    code = "from tools import sft; sft.base_report = lambda *_: {}; sft.run_main(sft.main)"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no_python"]
+    for num_ranks in (1, 2):
+        program = [f"--nproc_per_node={num_ranks}", sys.executable, "-c", code, *PRETRAINING]
+        command = [*launch, *program, f"--out_dir={tmp_path}/{num_ranks}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in "12")
+    assert one["totals"]["tokens"] == two["totals"]["tokens"]
+    assert one["totals"]["losses"] == pytest.approx(two["totals"]["losses"], abs=1e-5)
+    start = model.Policy(tiny_model.build_tiny(0, "2x64")[0]).state_dict()
+    for name, weight in one["policy"].items():
+        assert (weight - start[name]).abs().max() > 1e-3
+        torch.testing.assert_close(weight, two["policy"][name], rtol=1e-4, atol=1e-4)
+
+
+# ---------- drills
+
+
+def drill_turn(question, truth, answer):
+    record = DrillRecord([], question=question, truth=truth, answer=answer)
+    return Turn([], [], [], record=record)
+
+
+def test_reading_is_scored_by_kind():
+    player = "Player (1,1)."
+    holes = "Holes (1,3) (2,3)."
+    turns = [
+        drill_turn("Where", f"{player} Goal (3,2). {holes}", f"{player} Goal (3,1). {holes}"),
+        drill_turn("Where", "Player (1,1). Goal (3,2). Holes none.", "Player (1,1)"),
+        drill_turn("Row 1", "wall you floor wall", "wall you wall wall"),
+        drill_turn("Column 2", "wall box", ""),
+        drill_turn("Up", "P_\n__", "P_\n__"),
+    ]
+    scores = drills.score_reading([Trajectory((0,), 0, turns)])
+    assert scores == {
+        "cell": 0.5,  # 3 of 4 and 0 of 2
+        "goal": 0.0,
+        "holes": 0.5,
+        "next_board": 1.0,
+        "player": 1.0,
+        "wall": 0.6667,  # 2 of 2 and 0 of 1
+    }
+
+
+def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
+    # Answers are paid one by one.
+    config = small_config(eval_size=3, observation="grid", reward_density="dense")
+    scores = probes.probe_reading(trained_model, chat, config)
+    assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

@@ -1,0 +1,426 @@
+"""Tests of one iteration of train.py on a CPU: targets, losses, gradients, bad steps, checkpoints.
+
+python -m pytest -q tests/test_update.py
+"""
+
+import copy
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from learners import both_losses, collect_and_target, make_learner
+
+import model
+import parallel
+import starpo
+import train
+from dialogue import Chat
+from packing import pack
+from rollout import Trajectory, Turn
+from support.checkpoint import Saver
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
+
+
+# ---------- targets
+
+
+def small_trajectory(rewards, lengths):
+    turns = []
+    for reward, length in zip(rewards, lengths, strict=True):
+        logprobs = [-0.5 * (i + 1) for i in range(length)]
+        turns.append(Turn([1, 3, 4], list(range(5, 5 + length)), logprobs, reward))
+    return Trajectory((0,), 0, turns)
+
+
+def test_targets_by_hand(trained_folder):
+    kept = [small_trajectory([-0.1, 1.0], [2, 1]), small_trajectory([0.0], [2])]
+    old = [-0.5, -1.0, -0.5, -0.5, -1.0]
+
+    targets = train.compute_targets(make_learner(trained_folder), kept)
+    assert targets.ref_logprobs is None
+    assert targets.rollout_logprobs.tolist() == targets.old_logprobs.tolist() == old
+    assert targets.old_values.tolist() == [0.0] * 5
+    # With gamma = lam = 1 and values of 0, a return is the reward still to come. The returns have
+    # mean 0.56 and unbiased variance 0.271333...
+    torch.testing.assert_close(targets.returns, torch.tensor([0.9, 0.9, 1.0, 0.0, 0.0]))
+    spread = math.sqrt((2 * 0.34**2 + 0.44**2 + 2 * 0.56**2) / 4)
+    expected = torch.tensor([0.34, 0.34, 0.44, -0.56, -0.56]) / spread
+    torch.testing.assert_close(targets.advantages, expected, rtol=1e-5, atol=1e-6)
+
+    learner = make_learner(trained_folder, estimator="grpo", group_size=2, batch_size=2)
+    targets = train.compute_targets(learner, kept)
+    assert targets.ref_logprobs is targets.old_values is targets.returns is None
+    assert targets.rollout_logprobs.tolist() == targets.old_logprobs.tolist() == old
+    # The mean is 0.45 and the unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2).
+    expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
+    torch.testing.assert_close(targets.advantages, expected, rtol=1e-5, atol=1e-5)
+
+
+NEUTRAL = dict(
+    reward_density="native",
+    think_reward=0.0,
+    context_turns=0,
+    turn_level=False,
+    turn_gamma=1.0,
+    turn_lam=1.0,
+    reward_norm="none",
+    filter_strategy="fraction",
+    filter_by="reward_std",
+    filter_loss_scale="none",
+    dual_clip=0.0,
+    aggregation="token_mean",
+    kl_in="loss",
+    kl_coef=0.1,
+    mask_observations=True,
+)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder, estimator):
+    learner = make_learner(trained_folder, bias=True, estimator=estimator, **NEUTRAL)
+    kept, targets = collect_and_target(learner)
+    assert targets.old_logprobs.tolist() == targets.rollout_logprobs.tolist()
+    expected = []
+    for i, trajectory in enumerate(kept):
+        group = kept[i // 4 * 4 : i // 4 * 4 + 4]
+        scores = torch.tensor([member.score for member in group])
+        relative = (trajectory.score - scores.mean().item()) / (scores.std().item() + 1e-6)
+        for k, turn in enumerate(trajectory.turns):
+            to_go = sum(later.reward for later in trajectory.turns[k:])
+            expected += [to_go if estimator == "gae" else relative] * len(turn.response_ids)
+    expected = torch.tensor(expected)
+    if estimator == "gae":  # the rewards to come less the value, whitened
+        torch.testing.assert_close(targets.returns, expected, rtol=1e-5, atol=1e-5)
+        expected = expected - targets.old_values
+        expected = (expected - expected.mean()) / expected.std()
+    torch.testing.assert_close(targets.advantages, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
+    learner = make_learner(trained_folder, bias=True)
+    kept, targets = collect_and_target(learner)
+    assert len({len(trajectory.ids) for trajectory in kept}) > 1
+    with torch.no_grad():
+        packs = [pack([trajectory]) for trajectory in kept]
+        values_alone = torch.cat([learner.critic(batch) for batch in packs])
+        logprobs_alone = torch.cat([learner.policy(batch, 1.0)[0] for batch in packs])
+    for micro_batch_tokens in (640, 100_000):
+        config = replace(learner.config, micro_batch_tokens=micro_batch_tokens)
+        (values,) = parallel.score_tokens(learner.critic, kept, config)
+        logprobs, _ = parallel.score_tokens(learner.policy, kept, config, 1.0)
+        torch.testing.assert_close(values, values_alone, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logprobs, logprobs_alone, rtol=1e-5, atol=1e-5)
+        assert values.std() > 1e-3
+        # These are the sampler's.
+        torch.testing.assert_close(logprobs, targets.old_logprobs, rtol=1e-4, atol=1e-4)
+
+
+# ---------- the update
+
+
+def captured_update(start, monkeypatch, **changes):
+    """One update. Returns its metrics and the gradients of each optimizer step."""
+    learner = make_learner(start, bias=True, **changes)
+    kept, targets = collect_and_target(learner)
+    if targets.ref_logprobs is not None:
+        targets.ref_logprobs = targets.ref_logprobs - 0.3  # a reference that differs
+    wave = torch.sin(torch.arange(len(targets.old_logprobs)))
+    targets.old_logprobs = targets.old_logprobs + 0.1 * wave
+    steps = []
+    optimizer_step = train.optimizer_step
+
+    def spy(learner, metrics):
+        modules = [m for m in (learner.policy, learner.critic) if m is not None]
+        weights = [p for module in modules for p in module.parameters()]
+        steps.append([p.grad.full_tensor().clone() for p in weights])
+        return optimizer_step(learner, metrics)
+
+    monkeypatch.setattr(train, "optimizer_step", spy)
+    metrics = train.update(learner, kept, targets)
+    monkeypatch.undo()
+    return metrics, steps
+
+
+MICRO_BATCHES = {
+    "gae": dict(estimator="gae", entropy_coef=0.001, temperature=0.7),
+    "grpo": dict(estimator="grpo", kl_coef=0.1, entropy_coef=0.1, temperature=0.7),
+    "windows": dict(context_turns=2, aggregation="seq_mean_token_mean", entropy_coef=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", MICRO_BATCHES)
+def test_micro_batches_change_nothing(trained_folder, monkeypatch, kind):
+    changes = dict(batch_size=8) | MICRO_BATCHES[kind]
+    found = []
+    for micro_batch_tokens in (640, 100_000):
+        changes["micro_batch_tokens"] = micro_batch_tokens
+        found.append(captured_update(trained_folder, monkeypatch, **changes))
+    (small, [in_small]), (large, [in_large]) = found
+    assert small.keys() == large.keys()
+    assert {"pg_loss", "grad_norm", "entropy", "approx_kl"} <= small.keys()
+    assert small == pytest.approx(large, rel=1e-5, abs=1e-5)
+    assert small["grad_norm"] > 0.01 and small["approx_kl"] > 1e-4
+    for gradient, expected in zip(in_small, in_large, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def trajectories_in(batch):
+    """The token ids of each whole trajectory of a pack, which may share prefixes."""
+    parts = batch.ids.split(batch.lengths)
+    inner = {i for context in batch.contexts for i in context}
+    found = []
+    for i, context in enumerate(batch.contexts):
+        if i not in inner:
+            ids = torch.cat([parts[j] for j in (*context, i)])
+            found.append(tuple(ids.tolist()))
+    return found
+
+
+def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatch):
+    learner = make_learner(trained_folder, num_epochs=3)
+    kept, targets = collect_and_target(learner)
+    packs = []
+    policy_loss = train.policy_loss
+
+    def spy(learner, batch, targets, weights, num_tokens):
+        packs.append((batch, num_tokens, targets))
+        return policy_loss(learner, batch, targets, weights, num_tokens)
+
+    monkeypatch.setattr(train, "policy_loss", spy)
+    train.update(learner, kept, targets)
+    numbers = {tuple(trajectory.ids): i for i, trajectory in enumerate(kept)}
+    assert len(numbers) == 8 and len(packs) == 3 * 2
+    lengths = [trajectory.num_response_tokens for trajectory in kept]
+    pieces = targets.split(lengths)
+    orders = []
+    for batch, num_tokens, batch_targets in packs:
+        chosen = [numbers[ids] for ids in trajectories_in(batch)]
+        assert num_tokens == sum(lengths[i] for i in chosen)
+        for field in fields(train.Targets):  # targets belong to the trajectories of the pack
+            value = getattr(batch_targets, field.name)
+            expected = [getattr(pieces[i], field.name) for i in chosen]
+            if value is None:
+                assert expected == [None] * len(chosen)
+            else:
+                assert torch.equal(value, torch.cat(expected))
+        orders.append(set(chosen))
+    epochs = [orders[0:2], orders[2:4], orders[4:6]]
+    assert all(first | second == set(range(8)) for first, second in epochs)
+    assert any(epoch != epochs[0] for epoch in epochs)
+    assert epochs[0] != [{0, 1, 2, 3}, {4, 5, 6, 7}]  # shuffled
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator):
+    """The gradient of the loss is zero in every hidden state that does not choose a sampled
+    token."""
+    coefficients = dict(kl_coef=0.1, entropy_coef=0.1)
+    learner = make_learner(trained_folder, bias=True, estimator=estimator, **coefficients)
+    kept, targets = collect_and_target(learner)
+    hidden = []
+    packed_hidden = model.packed_hidden
+
+    def spy(*args):
+        hidden.append(packed_hidden(*args))
+        hidden[-1].retain_grad()
+        return hidden[-1]
+
+    monkeypatch.setattr(model, "packed_hidden", spy)
+    batch = pack(kept)
+    for loss, _ in both_losses(learner, batch, targets):
+        loss.backward()
+    turns = [turn for trajectory in kept for turn in trajectory.turns]
+    sampled = [token for turn in turns for token in turn.response_ids]
+    assert batch.ids[batch.response_index].tolist() == sampled
+    chooses = torch.zeros(len(batch.ids), dtype=torch.bool)
+    chooses[batch.response_index - 1] = True  # the row before a sampled token
+    assert len(hidden) == (2 if estimator == "gae" else 1)
+    for rows in hidden:
+        assert rows.grad.shape == (len(batch.ids), 64)
+        assert (rows.grad[~chooses] == 0).all()
+        assert (rows.grad[chooses].abs().amax(1) > 0).all()
+
+
+def test_prompt_text_is_not_trained(trained_folder):
+    """The loss does not read prompt tokens as targets. They count only by what they do to the
+    states of the sampled tokens."""
+    learner = make_learner(trained_folder, estimator="grpo")
+    kept, targets = collect_and_target(learner)
+    # This policy is not sharded, so its parts can be used alone.
+    learner.policy = model.Policy(model.load_model(str(trained_folder))[0])
+    batch = pack(kept)
+    weight = learner.policy.model.lm_head.weight
+    untied = torch.nn.Parameter(weight.detach().clone())
+    learner.policy.model.lm_head.weight = untied
+    targets.advantages = torch.ones_like(targets.advantages)
+    learner.config = replace(learner.config, entropy_coef=0.0)
+    for loss, _ in both_losses(learner, batch, targets):
+        loss.backward()
+    # By hand at ratio 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
+    with torch.no_grad():
+        hidden = model.packed_hidden(learner.policy.model.model, batch)
+        states = hidden[batch.response_index - 1]  # (R, 64)
+        chosen = batch.ids[batch.response_index]  # (R,)
+        probabilities = (states @ untied.T).softmax(-1)  # (R, 768)
+        error = torch.nn.functional.one_hot(chosen, 768) - probabilities
+        expected = -(error.T @ states) / len(chosen)
+    torch.testing.assert_close(untied.grad, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_loss_moves_probability_towards_advantage(trained_folder):
+    learner = make_learner(trained_folder, estimator="grpo", learning_rate=1e-5, batch_size=8)
+    kept, targets = collect_and_target(learner)
+    before = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0]
+    train.update(learner, kept, targets)
+    gain = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0] - before
+    assert (gain * targets.advantages).mean() > 0
+
+
+def test_compiled_parts_on_packs_of_one_size_change_nothing(trained_folder, monkeypatch):
+    compiled = []
+    packs = []
+
+    def compile_eagerly(module, **options):
+        compiled.append((type(module).__name__, options))
+
+    def spy(*args, **options):
+        packs.append(pack(*args, **options))
+        return packs[-1]
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
+    monkeypatch.setattr(train, "pack", spy)
+    sizes = dict(batch_size=8, micro_batch_tokens=2000)
+    found, _ = captured_update(trained_folder, monkeypatch, compile=True, **sizes)
+    monkeypatch.undo()
+    assert len(compiled) == 2 * 2 * 3
+    assert {options["dynamic"] for _, options in compiled} == {False}
+    assert {len(batch.ids) for batch in packs} == {2000}
+    expected, _ = captured_update(trained_folder, monkeypatch, **sizes)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_recomputed_log_probs_are_the_trainers(trained_folder):
+    learner = make_learner(trained_folder, recompute_old_logprobs=True)
+    kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
+    for trajectory in kept:
+        for turn in trajectory.turns:  # an engine that is off
+            turn.rollout_logprobs = [logprob - 0.5 for logprob in turn.rollout_logprobs]
+    targets = train.compute_targets(learner, kept)
+    expected, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
+    assert torch.equal(targets.old_logprobs, expected)
+    metrics = train.update(learner, kept, targets)
+    assert metrics["logprob_diff_mean"] == pytest.approx(0.5, abs=1e-3)
+    assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-2)
+
+
+def test_a_mixture_draws_an_environment_for_each_group(trained_folder, monkeypatch):
+    learner = make_learner(trained_folder, num_groups=400, group_size=2)
+    asked = []
+
+    def mixture_at(spec, step):
+        return {"a": 0.25, "b": 0.75} if step else {spec: 1.0}
+
+    def collect_all(*args, envs, **options):
+        asked.append(envs)
+
+    monkeypatch.setattr(train, "mixture_at", mixture_at)
+    monkeypatch.setattr(parallel, "collect_all", collect_all)
+    for learner.step in (1, 1, 2, 0):
+        train.collect_rollouts(learner, learner.engine, None)
+    first, again, second, alone = asked
+    assert first == again != second and set(alone) == {learner.config.env}
+    assert first[::2] == first[1::2] and len(first) == 800
+    assert {type(env) for env in first} == {str}
+    deviation = (0.25 * 0.75 / 400) ** 0.5
+    assert first.count("a") / 800 == pytest.approx(0.25, abs=4 * deviation)
+
+
+# ---------- steps that are not finite
+
+
+def state_of(learner):
+    weights = [p for m in (learner.policy, learner.critic) for p in m.parameters()]
+    return [p.detach().full_tensor().clone() for p in weights]
+
+
+def unchanged(learner, before):
+    pairs = zip(state_of(learner), before, strict=True)
+    return all(torch.equal(weight, old) for weight, old in pairs)
+
+
+def spoil(where, learner, monkeypatch):
+    """Makes the loss NaN, or one gradient of the policy or the critic infinite."""
+    policy_loss, backward = starpo.policy_loss, train.backward
+
+    def spoilt_loss(*args, **options):
+        return policy_loss(*args, **options)[0] * math.nan, {}
+
+    def spoilt_backward(*args):
+        metrics = backward(*args)
+        module.weight.grad.mul_(math.inf)
+        return metrics
+
+    if where == "loss":
+        monkeypatch.setattr(starpo, "policy_loss", spoilt_loss)
+        return
+    norm = learner.policy.model.model.norm
+    module = norm if where == "policy gradient" else learner.critic.value_head
+    monkeypatch.setattr(train, "backward", spoilt_backward)
+
+
+@pytest.mark.parametrize("where", ["loss", "policy gradient", "critic gradient"])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(
+    trained_folder, monkeypatch, where, capsys
+):
+    learner = make_learner(trained_folder, batch_size=8, max_bad_steps=3)
+    kept, targets = collect_and_target(learner)
+    before = state_of(learner)
+    capsys.readouterr()
+    spoil(where, learner, monkeypatch)
+    message = "iteration 1: the loss or the gradient is not finite; optimizer step skipped\n"
+    for count in (1, 2):
+        train.update(learner, kept, targets)
+        assert capsys.readouterr().out == message
+        assert learner.bad_steps == count and unchanged(learner, before)
+        assert all(p.grad is None for p in learner.policy.parameters())  # the next step starts new
+    with pytest.raises(ValueError) as error:
+        train.update(learner, kept, targets)
+    assert str(error.value) == (
+        "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); "
+        "lower learning_rate or critic_lr, and start with another --out_dir"
+    )
+    assert unchanged(learner, before)
+
+    learner.bad_steps = 2
+    monkeypatch.undo()
+    for optimizer in learner.optimizers.values():
+        optimizer.zero_grad()
+    train.update(learner, kept, targets)
+    assert learner.bad_steps == 0 and not unchanged(learner, before)  # only steps in a row count
+
+
+# ---------- checkpoints
+
+
+def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
+    learner = make_learner(trained_folder, bias=True)
+    kept, targets = collect_and_target(learner)
+    train.update(learner, kept, targets)
+    learner.step = 7
+    learner.bad_steps = 1
+    with Saver(tmp_path, 2) as saver:
+        learner.save(saver)
+    other = make_learner(trained_folder)
+    other.load(tmp_path / "checkpoint-000007")
+    assert (other.step, other.bad_steps) == (7, 1)
+    assert unchanged(other, state_of(learner))
+    for each in (learner, other):  # the next step is the same, so the optimizers agree too
+        train.update(each, kept, copy.deepcopy(targets))
+    assert unchanged(other, state_of(learner))
+    with Saver(tmp_path, 2) as saver:
+        for learner.step in (8, 9):
+            learner.save(saver)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["checkpoint-000008", "checkpoint-000009"]
