@@ -257,8 +257,10 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     start = save_model(random_model, tokenizer, tmp_path / "random")
     # No reply has the form, and a missing form costs nothing: all scores are 0.
     rows = run(tmp_path / "out", start, format_penalty=0.0, weight_decay=0.1)
-    message = "iteration 1: the filter kept no group, because the scores in each group that it picked "
+    message = (
+        "iteration 1: the filter kept no group, because the scores in each group that it picked "
         "are equal; update skipped"
+    )
     assert message in capsys.readouterr().out
     assert len(rows) == 2
     for row in rows:
