@@ -315,6 +315,46 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-2)
 
 
+def test_the_entropy_bonus_lowers_the_loss(trained_folder):
+    learner = make_learner(trained_folder, estimator="grpo", entropy_coef=0.5)
+    kept, targets = collect_and_target(learner)
+    num_tokens = len(targets.advantages)
+    targets.advantages = torch.zeros(num_tokens)  # leaves the bonus alone
+    weights = torch.ones(num_tokens)
+    loss, metrics = train.policy_loss(learner, pack(kept), targets, weights, num_tokens)
+    mean_entropy = metrics["entropy"].item() / num_tokens
+    assert mean_entropy > 0.01
+    assert loss.item() == pytest.approx(-0.5 * mean_entropy, rel=1e-5)
+
+
+def test_metrics_are_means_over_the_tokens_of_all_steps(trained_folder, monkeypatch):
+    learner = make_learner(trained_folder)
+    kept, targets = collect_and_target(learner)
+    sums, backward = [], train.backward
+
+    def spy(learner, samples, weights, num_tokens):
+        metrics = backward(learner, samples, weights, num_tokens)
+        sums.append((metrics["entropy"].item(), metrics["vf_loss"].item(), num_tokens))
+        return metrics
+
+    monkeypatch.setattr(train, "backward", spy)
+    metrics = train.update(learner, kept, targets)
+    entropies, value_losses, num_tokens = zip(*sums, strict=True)
+    assert len(sums) == 2 and num_tokens[0] != num_tokens[1]
+    assert metrics["entropy"] == pytest.approx(sum(entropies) / sum(num_tokens))
+    assert metrics["vf_loss"] == pytest.approx(sum(value_losses) / sum(num_tokens))
+
+
+def test_every_iteration_draws_its_own_instances(trained_folder):
+    learner = make_learner(trained_folder)
+    chat = Chat(learner.tokenizer)
+    seeds = []
+    for learner.step in (0, 1):
+        played = train.collect_rollouts(learner, learner.engine, chat)
+        seeds.append({trajectory.seed for trajectory in played})
+    assert len(seeds[0]) == len(seeds[1]) == 4 and not seeds[0] & seeds[1]
+
+
 def test_a_mixture_draws_an_environment_for_each_group(trained_folder, monkeypatch):
     learner = make_learner(trained_folder, num_groups=400, group_size=2)
     asked = []
