@@ -124,7 +124,6 @@ class Run:
         config = self.config
         learner = self.learner
         self.scores = scores
-        is_last = self._is_over([*self.history, row])
         row = nan_to_none({**row, **report.eval_metrics(config, scores)})
         row["regime"] = classify_regime(row, self.history)
         improved = scores and row["eval_success"] > best_success(self.history)
@@ -143,7 +142,7 @@ class Run:
                 self.samples_path, learner.step, samples, config.group_size, learner.tokenizer
             )
         self.stop_requested = self.interruption.requested()
-        is_last = is_last or self._is_over(self.history)
+        is_last = self._is_over(self.history)
         if is_last or self.stop_requested or is_due(config.save_every, learner.step):
             learner.save(self.saver)
         self._print_line(row)

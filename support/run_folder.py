@@ -95,6 +95,8 @@ def load_saved(path: str | Path) -> Config:
     path = Path(path)
     if path.is_dir():
         path = path / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected the folder of a run, or its config.json")
     try:
         saved = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -134,6 +136,18 @@ def fsync_path(path: Path) -> None:
     os.close(descriptor)
 
 
+def check_writable(path: str) -> None:
+    """Check that a file can be written, before the work that makes its content.
+
+    Raises: UserError if the folder of the file does not exist, or `path` is a folder.
+    """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {folder}")
+    if Path(path).is_dir():
+        raise UserError(f"{path} cannot be written: it is a folder")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that a crash leaves the old content or the new one, never a part."""
     partial = path.with_name(f"{path.name}.partial")
@@ -145,13 +159,29 @@ def write_atomically(path: Path, text: str) -> None:
 def read_rows(path: Path, last_step: float = math.inf) -> list[dict]:
     """The rows of a JSON-lines file up to a step; [] if there is no file.
 
-    A last line without line break is left out: a crash cut it off.
+    A last line without a line break is left out, because a crash cut it off.
+    Raises: UserError for a line that is no JSON object.
     """
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    rows = [json.loads(line) for line in lines]
-    return [row for row in rows if row.get("step", 0) <= last_step]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = _parse_object(line)
+        if row is None:
+            raise UserError(f"{path}:{number} must be a JSON object, got {line[:80]!r}")
+        if row.get("step", 0) <= last_step:
+            rows.append(row)
+    return rows
+
+
+def _parse_object(line: str) -> dict | None:
+    """The JSON object in a line; None if the line holds something else."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def write_rows(path: Path, rows: Sequence[dict]) -> None:

@@ -49,7 +49,10 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     successes = successes_by_prompt(trajectories)
     samples = len(trajectories) // len(successes)
     metrics = summarize(trajectories)
-    for k in sorted({2**i for i in range(1, samples.bit_length())} | ({samples} - {1})):
+    ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ... up to samples
+    if samples not in (1, *ks):
+        ks.append(samples)
+    for k in ks:
         chances = [pass_at_k(samples, sum(won), k) for won in successes.values()]
         metrics[f"pass@{k}"] = sum(chances) / len(successes)
     return metrics

@@ -227,7 +227,7 @@ def test_wrong_demonstrations_leave_no_folder(tmp_path, chat):
         f"--out_dir={tmp_path}/out",
     ]
     for wrong, message in (
-        ("--sft_file=/nowhere.jsonl", "does not exist"),
+        ("--sft_file=/nowhere.jsonl", "is not a file"),
         ("--max_response_tokens=2", "raise it"),
     ):
         with pytest.raises((OSError, ValueError), match=message):
@@ -634,8 +634,8 @@ def test_eval_of_a_player(tmp_path, capsys):
         (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
         (
             ["no/such/run"],
-            "argument 'no/such/run' is neither a config/name.py file nor --key=value, such as --seed=1; nor "
-            "is there such a folder",
+            "no/such/run is not a folder; expected folders of runs first, then config/name.py "
+            "files and --key=value",
         ),
     ],
 )

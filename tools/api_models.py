@@ -31,11 +31,11 @@ from eval import (
     player_rows,
     progress_bar,
     read_arguments,
+    report_rows,
     scored_envs,
 )
-from parallel import init_distributed
 from rollout import Conversation, Reply, Trajectory, make_episode, play
-from support.scores import Row, ScoreReport, Scores, score
+from support.scores import Row, Scores, score
 
 ATTEMPTS = 5  # of a request
 PAUSE_S = 1.0  # before the second attempt; it doubles after each
@@ -45,14 +45,13 @@ TIMEOUT_S = 120.0  # of one attempt
 def main(argv: list[str]) -> None:
     options = {**OPTIONS, "api_base": "", "api_model": ""}
     job = read_arguments(argv, options, default_model=False)
-    if not job.options["api_base"] or not job.options["api_model"]:
-        raise UserError(f"api_base and api_model must be given together; got {argv}")
-    init_distributed(job.config)
-    report = ScoreReport(job.config, job.options, scored_envs(job.config))
-    for rows in (model_rows(job), api_rows(job), player_rows(job)):
-        for row in rows:
-            report.add(row)
-    report.finish()
+    url = job.options["api_base"]
+    if not url or not job.options["api_model"]:
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"api_base and api_model must be given together; got {given}")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"api_base must begin with http:// or https://, got {url!r}")
+    report_rows(job, model_rows(job), api_rows(job), player_rows(job))
 
 
 def api_rows(job: Job) -> Iterator[Row]:

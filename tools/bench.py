@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 import parallel
+from support.run_folder import check_writable
 from tools.bench_gpu import gpu
 from tools.bench_head import head
 from tools.bench_iteration import iteration, scale
@@ -75,6 +76,8 @@ def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
     config, options, _ = load_config([*SETTINGS, *settings], extra=OPTIONS)
     if options["repeats"] < 1:
         raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
+    if options["json"]:
+        check_writable(options["json"])
     return name, config, options
 
 

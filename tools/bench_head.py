@@ -1,9 +1,11 @@
 """Benchmark of the language-model head: log-probs in chunks of the vocabulary, or with full logits.
 
-python -m tools.bench_head 1024     # one measurement, as JSON; 0 for full logits
+tools/bench.py runs this file in a new process for every measurement:
+
+    python -m tools.bench_head 1024     # 1,024 columns at a time; 0 for full logits
 """
 
-from configurator import Config
+from configurator import Config, UserError, run_main
 
 import json
 import resource
@@ -68,7 +70,15 @@ def peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
 
 
-if __name__ == "__main__":
+def main(argv: list[str]) -> None:
+    """Print one measurement as JSON."""
+    if len(argv) != 1 or not argv[0].isdecimal():
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"give the number of columns at a time, 0 for full logits; got {given}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(json.dumps(measure_head(int(sys.argv[1]))))
+    print(json.dumps(measure_head(int(argv[0]))))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -5,13 +5,13 @@ from configurator import Config, UserError, load_config
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 from rollout import make_episode
 from support.run_folder import read_rows
+from support.timer import Timer
 from tools.bench_measure import Rows, check, compare, is_installed
 from tools.bench_update import make_trl_trainer
 
@@ -68,12 +68,10 @@ def bandit_prompt() -> list[dict[str, str]]:
 
 def time_training(trainer) -> dict[str, float]:
     """Seconds of one iteration; the set-up inside train() takes a hundredth of its time."""
-    cpu_start = time.process_time()
-    wall_start = time.perf_counter()
+    timer = Timer()
     trainer.train()
-    cpu_s = time.process_time() - cpu_start
-    wall_s = time.perf_counter() - wall_start
-    return {"cpu_s": cpu_s / TRL_ITERATIONS, "wall_s": wall_s / TRL_ITERATIONS}
+    timer.stop()
+    return {"cpu_s": timer.cpu_s / TRL_ITERATIONS, "wall_s": timer.wall_s / TRL_ITERATIONS}
 
 
 # ---------- growing sizes

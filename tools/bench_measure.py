@@ -3,10 +3,11 @@
 from configurator import UserError
 
 import importlib.util
-import time
 from collections.abc import Callable
 
 import numpy as np
+
+from support.timer import Timer
 
 RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 # 8 instances with 16 members each: seed of the instance, and number of the member
@@ -61,12 +62,10 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
 
 
 def measure(run: Run) -> Counts:
-    cpu_start = time.process_time()
-    wall_start = time.perf_counter()
+    timer = Timer()
     counts = run()
-    cpu_s = time.process_time() - cpu_start
-    wall_s = time.perf_counter() - wall_start
-    return {"cpu_s": cpu_s, "wall_s": wall_s, **counts}
+    timer.stop()
+    return {"cpu_s": timer.cpu_s, "wall_s": timer.wall_s, **counts}
 
 
 def summarize(values: list[float]) -> list[float]:

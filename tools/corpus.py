@@ -16,7 +16,7 @@ symbols of "newvocab", other sizes and the pairs of "jobs_test" are left out to 
     python -m tools.corpus --packs=600        # print what a sample of it is made of
 """
 
-from configurator import Config, load_config, run_main
+from configurator import Config, UserError, load_config, run_main
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -160,7 +160,8 @@ def draw_environment(rng: np.random.Generator, progress: float) -> str:
     """The environment of a pack; at first only lakes, then small and large rooms, too."""
     if progress < EASY:
         stages = [LAKE, SOKOBAN, LARGER]
-        return str(rng.choice(stages[: 1 + int(progress / EASY * 3)], p=None))
+        num_stages = 1 + int(progress / EASY * 3)
+        return str(rng.choice(stages[:num_stages]))
     return str(rng.choice(list(WORLDS), p=list(WORLDS.values())))
 
 
@@ -224,6 +225,8 @@ def made_up_name(rng: np.random.Generator) -> str:
 def main(argv: list[str]) -> None:
     """Print a table of a sample of the corpus of config/base.py."""
     config, options, _ = load_config(["config/base.py", *argv], extra={"packs": 600})
+    if options["packs"] < 1:
+        raise UserError(f"packs must be 1 or more, got {options['packs']}")
     chat = Chat(build_tiny_tokenizer())
     documents_of = defaultdict(list)  # by stage, environment and kind
     for step in range(options["packs"]):

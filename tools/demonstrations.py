@@ -138,7 +138,7 @@ def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajector
     Raises: UserError that names the first line that is no demonstration or breaks a limit of
         rollouts, and if there is no line."""
     if not Path(path).is_file():
-        raise UserError(f"sft_file={path!r} does not exist")
+        raise UserError(f"sft_file={path!r} is not a file")
     demonstrations = []
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, start=1):

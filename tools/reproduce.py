@@ -94,6 +94,8 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
     scale = options["scale"]
     if scale not in SCALES:
         raise UserError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    if options["jobs"] < 0:
+        raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
     seeds = options["seeds"].split(",")
     are_integers = all(seed.isdecimal() for seed in seeds)
     if not are_integers or len(set(seeds)) < len(seeds):

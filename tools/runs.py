@@ -67,7 +67,8 @@ def run(curve: Curve, scale: str, seed: int) -> str:
     command = train_command(curve, scale, seed)
     config = command.config()
     out_dir = command.out_dir
-    if failure := launch(command):
+    failure = launch(command)
+    if failure:
         return failure
     if load_saved(out_dir) != config:
         return f"{out_dir} holds a run of other settings; remove it"
@@ -146,8 +147,7 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
     sft_totals = {"response_tokens": 0, "cpu_s": 0.0}
     if sft:
         shown = config.sft_steps * config.sft_batch_size
-        lines = (sft.out_dir / "curve.jsonl").read_text().splitlines()
-        sft_totals = json.loads(lines[-1])
+        sft_totals = read_rows(sft.out_dir / "curve.jsonl")[-1]
     rollouts = config.num_groups * config.group_size  # of an iteration
     return {
         "demonstrations": min(shown, config.sft_demos or shown),

@@ -34,10 +34,11 @@ from tqdm import tqdm
 import parallel
 from dialogue import Chat
 from envs import env_specs
+from eval import progress_bar
 from model import Policy, load_model
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
-from support.run_folder import check_out_dir, save_config
+from support.run_folder import check_out_dir, check_writable, save_config, write_rows
 from tools.corpus import documents
 from tools.demonstrations import demonstration, read_demonstrations, write_demonstrations
 from tools.probes import base_report, probe
@@ -59,6 +60,7 @@ def main(argv: list[str]) -> None:
     if len(env_specs(config.env)) > 1:
         raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
     if options["export"]:
+        check_writable(options["export"])
         _, tokenizer = load_model(config.model)
         count = write_demonstrations(options["export"], config, Chat(tokenizer))
         print(f"wrote {options['export']}: {count} demonstrations")
@@ -113,8 +115,7 @@ def probe_and_write(config: Config, model, tokenizer, chat: Chat, step: int, tot
     if parallel.rank() == 0:
         if is_tiny:
             save_model(model, tokenizer, out_dir / f"model-{step}")
-        lines = [json.dumps(row) + "\n" for row in totals["rows"]]
-        (out_dir / "curve.jsonl").write_text("".join(lines))
+        write_rows(out_dir / "curve.jsonl", totals["rows"])
         tqdm.write(json.dumps(row))
 
 
@@ -172,14 +173,8 @@ def imitate(
     totals = {"tokens": 0, "response_tokens": 0, "cpu_s": 0.0, "losses": [], "rows": []}
     if state_file and state_file.is_file():
         first, totals = load_state(state_file, policy, optimizers)
-    bar = tqdm(
-        range(first, steps),
-        initial=first,
-        total=steps,
-        desc="sft",
-        unit="step",
-        mininterval=2,
-        disable=True if parallel.rank() else None,
+    bar = progress_bar(
+        iterable=range(first, steps), initial=first, total=steps, desc="sft", unit="step"
     )
     for step in bar:
         packs = packs_at(step)
