@@ -1,4 +1,4 @@
-"""The folder of a run: settings, JSON-lines files, and writing that survives a crash."""
+"""The folder of a run: its settings, JSON-lines files, and writes that survive a crash."""
 
 from configurator import FIELD_TYPES, Config, UserError, check_type, lookup_type
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-# settings that a run may change when it continues
+# the settings that may change when a run continues
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -88,8 +88,8 @@ def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) ->
 def load_saved(path: str | Path) -> Config:
     """Read the settings of a run.
 
-    Args: path: a config.json, or the folder of a run. Settings that the file lacks get their
-        defaults.
+    Args: path: a config.json, or the folder of a run.
+    Returns: the settings. Those that the file lacks have their defaults.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)
@@ -149,7 +149,7 @@ def check_writable(path: str) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old content or the new one, never a part."""
+    """Write a file so that a crash leaves either the old content or the complete new content."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     fsync_path(partial)

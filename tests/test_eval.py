@@ -107,7 +107,7 @@ def test_rows_are_paired_with_one_of_them():
     assert found["all 2 models, as seeds"] == "50.0 [0.0, 100.0]" and len(found) == 5
     assert "  p: 33.3 [" in differences(rows, "q")
     with pytest.raises(
-        ValueError, match=r"--against wants the first words of 'm' or .* or 'r', got 's'"
+        ValueError, match=r"--against must be the beginning of 'm' or .* or 'r', got 's'"
     ):
         differences(rows, "s")
     del rows["p"][1][:2]  # the samples of a prompt
