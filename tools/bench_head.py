@@ -27,7 +27,7 @@ VOCABULARY = 151_936  # of Qwen2.5
 def head(config: Config, repeats: int) -> Rows:
     """Forward and backward on 2,048 positions.
 
-    Every measurement has a process of its own, because the peak memory of a process never falls.
+    Every measurement has its own process, because the peak memory of a process never falls.
     """
     variants = {
         "full logits": partial(measure_in_process, 0),
@@ -44,7 +44,7 @@ def measure_in_process(chunk: int) -> dict[str, float]:
 def measure_head(
     chunk: int, rows: int = NUM_POSITIONS, vocabulary: int = VOCABULARY
 ) -> dict[str, float]:
-    """CPU seconds, and peak memory above what the inputs and the gradient of the head take.
+    """CPU seconds, and peak memory besides the inputs and the gradient of the head.
 
     Args:
         chunk: Columns of the vocabulary at a time, 0 for full logits.

@@ -1,4 +1,4 @@
-"""What the benchmarks share: settings, interleaved repeats and the table of medians."""
+"""Code that the benchmarks share: settings, interleaved repeats and the table of medians."""
 
 from configurator import UserError
 
@@ -14,7 +14,7 @@ RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 STARTS = [((71, i // 16), i % 16) for i in range(128)]
 
 Counts = dict[str, float]
-Run = Callable[[], Counts]  # does the work once, returns what it counted
+Run = Callable[[], Counts]  # does the work once and returns counts, such as sampled tokens
 Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smallest, largest]
 
 
@@ -35,8 +35,8 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
     """Run the variants in turn, once to warm up and then `repeats` times; print a line for each.
 
     Args:
-        variants: Name -> function that does the work. Times that it returns replace the measured
-            ones, "cpu_s" and "wall_s".
+        variants: Name -> function that does the work. If it returns "cpu_s" or "wall_s", these
+            replace the measured times.
         repeats: Number of measurements, 1 or more.
 
     Returns:
