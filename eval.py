@@ -20,7 +20,7 @@ from configurator import Config, UserError, load_config, run_main
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import chain, product, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +50,7 @@ from rollout import (
     split_by_context,
     without_errors,
 )
-from support.run_folder import load_saved
+from support.run_folder import check_writable, load_saved
 from support.scores import Row, ScoreReport, Scores, score
 
 SEED_EVAL = 21  # purpose number of the random streams
@@ -81,11 +81,14 @@ def main(argv: list[str]) -> None:
         if option in OTHER_COMMANDS:
             raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
     job = read_arguments(argv, OPTIONS)
+    report_rows(job, model_rows(job), player_rows(job))
+
+
+def report_rows(job: Job, *sources: Iterable[Row]) -> None:
+    """Score the rows of all sources, print the table and write the files of the options."""
     init_distributed(job.config)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
-    for row in model_rows(job):
-        report.add(row)
-    for row in player_rows(job):
+    for row in chain(*sources):
         report.add(row)
     report.finish()
 
@@ -102,6 +105,13 @@ def read_arguments(
             for its settings.
     Raises: UserError for an illegal value or combination."""
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
+    for arg in argv[len(runs) :]:
+        if not arg.startswith("-") and not arg.endswith(".py"):
+            problem = "comes too late" if Path(arg).is_dir() else "is not a folder"
+            raise UserError(
+                f"{arg} {problem}; expected folders of runs first, then config/name.py files "
+                "and --key=value"
+            )
     base = load_saved(runs[0]) if runs else None
     config, options, sources = load_config(argv[len(runs) :], extra=options, base=base)
     for player in filter(None, options["player"].split(",")):
@@ -110,9 +120,8 @@ def read_arguments(
     if options["samples"] < 1:
         raise UserError(f"samples must be 1 or more, got {options['samples']}")
     for key in ("json", "jsonl"):
-        folder = Path(options[key]).parent
-        if not folder.is_dir():
-            raise UserError(f"{options[key]} cannot be written: there is no folder {folder}")
+        if options[key]:
+            check_writable(options[key])
     if sources["num_samples"] == "command line":
         raise UserError(
             "num_samples is a setting of train.py; eval.py has --samples=N, which plays every "

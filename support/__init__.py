@@ -1,1 +1,1 @@
-"""What a run needs around the algorithm: checkpoints, logs, collapse diagnostics, reports."""
+"""Everything around the algorithm: checkpoints, logs, collapse diagnostics, scores, reports."""

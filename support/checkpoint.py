@@ -1,16 +1,18 @@
-"""Checkpoints, written while training goes on, and the policy as a Hugging Face folder.
+"""Checkpoints, which a thread writes during training, and Hugging Face folders of the policy.
 
     out_dir/checkpoint-000010/state/*.safetensors   trained weights and optimizer moments
                              /state.json            format, step, bad_steps
                              /config.json           the settings
                              /manifest.json         sha256 of the files above
-    out_dir/best/, out_dir/policy/                  Hugging Face folders: the policy of the best
-                                                    evaluation, and of the last iteration
+    out_dir/best/                                   Hugging Face folder: the policy with the best
+                                                    evaluation
+    out_dir/policy/                                 Hugging Face folder: the policy after the last
+                                                    iteration
 
-Training waits only while weights and moments are copied; a thread writes the copy. A folder gets
-its name after all of its files are on disk, so a folder with its final name is complete. A
-checkpoint has no random state, because every draw is seeded with its purpose and iteration. It
-has no pickle either, so loading one executes no code.
+Training waits only while weights and moments are copied to CPU memory. A folder gets its final name
+after all of its files are on disk, so a folder with that name is complete. A checkpoint has no
+random state, because every draw is seeded with its purpose and iteration. It has no pickle, so
+loading it executes no code.
 """
 
 from configurator import UserError
@@ -40,8 +42,8 @@ import parallel
 from model import Policy, save_adapter
 from support.run_folder import DISK_ADVICE, fsync_path
 
-FORMAT = 1  # of a checkpoint; another number is refused
-FOLDERS = "checkpoint-??????"  # the step, six digits
+FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
+FOLDERS = "checkpoint-??????"  # glob of the checkpoints; ?????? is the step, six digits
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -53,7 +55,7 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 class Saver:
     """Writes the checkpoints of a run in a thread, one at a time. Its methods are collectives.
 
-    On exit, the context waits for the last checkpoint and prints how long training waited.
+    At its end, the context waits for the last checkpoint and prints how long training waited.
     """
 
     def __init__(self, out_dir: Path, keep: int):
@@ -61,7 +63,7 @@ class Saver:
         self.keep = keep
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
-        # a group of its own: collectives of this thread must not mix with those of training
+        # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()
         self.paused_s = 0.0
@@ -73,19 +75,19 @@ class Saver:
     def __exit__(self, *_) -> None:
         self.thread.shutdown()
         if self.num_saves:
-            share = self.paused_s / (time.perf_counter() - self.began)
+            fraction = self.paused_s / (time.perf_counter() - self.began)
             print(
-                f"training waited {self.paused_s:.2f} s, {share:.1%} of its time, "
+                f"training waited {self.paused_s:.2f} s, {fraction:.1%} of its time, "
                 f"for {self.num_saves} checkpoints"
             )
 
     def save(self, state: dict[str, dict], counts: dict[str, int]) -> None:
-        """Copy the state and return; a thread writes checkpoint-STEP and removes old checkpoints.
+        """Copy the state and return. A thread writes checkpoint-STEP and removes old checkpoints.
 
         Args:
             state: from `training_state`.
             counts: step and bad_steps.
-        Raises: UserError if the checkpoint before this one could not be written.
+        Raises: UserError if the previous checkpoint could not be written.
         """
         self.wait()
         began = time.perf_counter()
@@ -95,9 +97,9 @@ class Saver:
         self.paused_s += time.perf_counter() - began
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written.
+        """Wait until the checkpoint in progress is written.
 
-        Raises: UserError if it could not be written. A second call does not raise it again.
+        Raises: UserError if it could not be written. A second call does not repeat the error.
         """
         began = time.perf_counter()
         writing = self.writing
@@ -130,8 +132,10 @@ class Saver:
         (folder / "manifest.json").write_text(manifest, encoding="utf-8")
 
     def _remove_others(self, final: Path) -> None:
-        """Keep the last `keep` checkpoints up to `final`. Later ones are damaged: the run went back
-        to a checkpoint before them."""
+        """Keep the last `keep` checkpoints up to `final`, and remove all others.
+
+        Checkpoints of later steps are damaged: the run continued from a checkpoint before them.
+        """
         folders = sorted(self.out_dir.glob(FOLDERS))
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
@@ -140,10 +144,10 @@ class Saver:
 
 
 class ShardWriter(dcp.HuggingFaceStorageWriter):
-    """Writes the files of HuggingFaceStorageWriter with `save_file`.
+    """Writes the same files as its base class, but with `save_file` of safetensors.
 
-    The original serializes all tensors in memory first, which doubles the memory and holds
-    Python's lock: training would stand still for seconds.
+    The base class first serializes all tensors in memory. That doubles the memory and holds
+    Python's global lock, so training would pause for seconds.
     """
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> torch.futures.Future:
@@ -162,10 +166,10 @@ class ShardWriter(dcp.HuggingFaceStorageWriter):
 
 @contextmanager
 def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterator[Path]:
-    """A folder that all ranks write into; it gets the name `final` when it is complete.
+    """Yield a folder that all ranks write into, and rename it to `final` when it is complete.
 
-    Args: group: the process group of the ranks, if called outside the main thread.
-    Raises: UserError if the disk refuses a file. An older folder `final` then stays.
+    Args: group: the process group of the ranks; a thread must not use the one of training.
+    Raises: UserError if a file cannot be written. An older folder `final` then stays.
     """
     partial = final.with_name("partial")
     old = final.with_name("old")
@@ -180,7 +184,7 @@ def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterat
         if parallel.rank() == 0:
             for path in (*partial.rglob("*"), partial):
                 fsync_path(path)
-            if final.exists():  # a folder cannot replace another in one call
+            if final.exists():  # rename cannot replace a folder that holds files
                 final.rename(old)
             partial.rename(final)
             fsync_path(final.parent)
@@ -194,7 +198,7 @@ def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterat
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The error itself, or the first that a rank reported to torch.distributed.checkpoint."""
+    """The first error that a rank reported, if this is a CheckpointException; else the error."""
     if isinstance(error, dcp.CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error
@@ -204,7 +208,7 @@ def _reason(error: BaseException) -> BaseException:
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters with gradients by name: all, or with LoRA its matrices and the value head."""
+    """Name -> parameter that is trained: all of them, or the LoRA matrices and the value head."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -249,7 +253,7 @@ def to_cpu(state):
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all checkpoints are damaged, or the format is another one.
+    Raises: UserError if all checkpoints are damaged, or the newest has another format.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]
@@ -275,7 +279,7 @@ def _newest_on_rank_0(out_dir: Path) -> Path | None:
 
 
 def find_corruption(folder: Path) -> str:
-    """What is wrong with the files of a checkpoint; "" if nothing is."""
+    """Compare the files of a checkpoint with its manifest. Returns: the problem, or ""."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         wrong = [name for name, wanted in manifest.items() if sha256_of(folder / name) != wanted]
@@ -322,7 +326,10 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, in
 
 
 def export(folder: Path, policy: Policy, tokenizer) -> None:
-    """Write the policy as a Hugging Face folder, LoRA merged. Its adapter/ holds LoRA for peft."""
+    """Write the policy as a Hugging Face folder.
+
+    With LoRA, the weights are merged, and the subfolder adapter/ holds the LoRA matrices for peft.
+    """
     with atomic_folder(folder) as partial:
         weights = _full_weights(policy)
         adapter = {}
@@ -337,7 +344,7 @@ def export(folder: Path, policy: Policy, tokenizer) -> None:
 
 
 def _full_weights(policy: Policy) -> dict[str, Tensor]:
-    """All weights on the CPU of rank 0, {} on others; a tied head is left out."""
+    """All weights on the CPU of rank 0, {} on other ranks. A tied head is left out."""
     tied = "lm_head.weight" if policy.model.config.tie_word_embeddings else ""
     weights = {}
     for name, weight in parallel.stream_weights(policy):  # every rank must exhaust the stream

@@ -8,7 +8,7 @@ answers. The mutual information in nats,
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
 is 0 when thoughts ignore prompts, and H(X) when every thought identifies its prompt. Source:
-RAGEN-2, https://github.com/mll-lab-nu/RAGEN, whose bound log N is H(X) of N distinct prompts.
+RAGEN-2, https://github.com/mll-lab-nu/RAGEN. Its bound log N equals H(X) if the N prompts differ.
 docs/diagnostics.md explains the numbers; support/metrics.py lists them.
 """
 
@@ -29,8 +29,8 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats per thought; log-probs that are closer differ by rounding only
-EMA_DECAY = 0.9  # of the z-score, per measurement
+TIE = 1e-3  # nats; log-probs of a thought that differ by less differ only by rounding
+EMA_DECAY = 0.9  # decay per measurement of the moving average of the z-score
 
 
 def measure_collapse(
@@ -47,9 +47,9 @@ def measure_collapse(
     Args:
         trajectories: the same on every rank.
         rng: draws the thoughts that are compared; the same on every rank.
-        history: earlier rows of metrics.jsonl; the average z-score continues from the last one
-            that has it.
-    Returns: values by metric name. Without a thought, valid_thinking_rate only.
+        history: earlier rows of metrics.jsonl. The moving average of the z-score continues from
+            the last row that has one.
+    Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
     """
     thoughts_by_trajectory = []
     num_turns = 0
@@ -95,7 +95,7 @@ class Thought(NamedTuple):
 
 
 class ThoughtSamples(NamedTuple):
-    """The two samples that are measured; the field names end the names of their metrics."""
+    """The two samples that are measured. The metrics of a sample end with the field's name."""
 
     first: list[Thought]  # from first turns
     sampled: list[Thought]  # from a uniform turn per trajectory
@@ -120,7 +120,7 @@ def find_thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
 def _thought_span(turn: Turn, chat: Chat) -> range | None:
     """Indices of the sampled tokens between <think> and </think>; None if there are none.
 
-    Bisection over decoded prefixes finds the tokens: encoding the text again could give others.
+    Encoding the text again could give other tokens, so this bisects over decoded prefixes.
     A token that contains a part of a tag, like ".</", belongs to the tag.
     """
     before, opening_tag, rest = turn.text.partition("<think>")
@@ -143,7 +143,7 @@ def sample_thoughts(
     max_thoughts: int,
     rng: np.random.Generator,
 ) -> ThoughtSamples:
-    """Draw trajectories without replacement, and at most `max_thoughts` thoughts of each kind."""
+    """Draw at most `max_thoughts` thoughts for each sample, at most one of a trajectory."""
     first = []
     sampled = []
     order = rng.permutation(len(thoughts_by_trajectory))
@@ -168,7 +168,7 @@ class ThoughtScores(NamedTuple):
 
 
 def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) -> ThoughtScores:
-    """Score all thoughts after all their prompts, at the sampling temperature (a collective)."""
+    """Score every thought after every distinct prompt, at `temperature` (a collective)."""
     prompt_rows: dict[tuple[int, ...], int] = {}
     for thought in thoughts:
         prompt_rows.setdefault(thought.prompt_ids, len(prompt_rows))
@@ -195,7 +195,7 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
     Per-token metrics use the mean log-prob of a thought's tokens, as RAGEN-2 does. Metrics with
     _seq use the log-prob of the whole thought; only these are a mutual information.
 
-    Returns: values by metric name, without the ending for the sampling; docs/metrics.md.
+    Returns: metric name without _first or _sampled -> value; docs/metrics.md explains them.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])
     >>> scores = ThoughtScores(logprobs, torch.tensor([1, 1]), torch.tensor([0, 1]))
     >>> metrics = collapse_metrics(scores)
@@ -232,8 +232,8 @@ def _information(
 def _retrieval(logprobs: Tensor, own_prompts: Tensor) -> dict[str, float]:
     """How often a thought's own prompt is among the k prompts that make the thought likeliest.
 
-    A tie counts as the average over its orders. So a policy that ignores its prompts scores
-    exactly min(k, J) / J, which is chance.
+    Tied prompts count as the average over their orders. So a policy that ignores its prompts
+    scores exactly the chance level, min(k, J) / J.
     """
     J, num_pairs = logprobs.shape
     matched = logprobs[own_prompts, torch.arange(num_pairs)]  # (I,)

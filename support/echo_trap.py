@@ -1,4 +1,4 @@
-"""The Echo Trap, seen from the rows of metrics.jsonl: the regime, early signs, and early stops.
+"""The Echo Trap in the rows of metrics.jsonl: regimes, early signs and early stops.
 
 In the Echo Trap an agent repeats itself: rewards inside a group stop varying, so there is nothing
 left to learn from. Source: https://arxiv.org/abs/2504.20073; regimes and early stops as in RAGEN-2,
@@ -11,25 +11,26 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-WINDOW = 5  # iterations; the level of a metric is its median over them
+WINDOW = 5  # iterations; the level of a metric is its median over this many
 PERIOD = 10  # iterations of the first level, and between two levels that are compared
 
-# Regimes. Models that read their prompt had over 0.9 of H(X), those that did not under 0.01.
-LOW_MI_SHARE = 0.25  # of H(X)
-LOW_ENTROPY = 0.05  # nats per token; a choice of two at 99 : 1
-LOW_ENTROPY_SHARE = 0.25  # of the first entropy
+# Regimes. Measured MI was over 0.9 H(X) for models that read their prompts, and under 0.01 H(X)
+# for models that did not.
+LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
+LOW_ENTROPY = 0.05  # nats per token: the entropy of a choice between two at 99 : 1
+LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
 
-# Early signs. In eleven healthy runs of the tiny model entropy changed up to 2.9-fold within PERIOD
-# iterations, and levels of gradient norms reached 4.8 times the first level. Single norms reached
-# 98 times the median before them, hence medians.
-STD_DROP = 0.5  # the std of rewards falls to less than this share of its level
+# Early signs. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
+# PERIOD iterations, and levels of gradient norms reached 4.8 times the first level. Single norms
+# reached 98 times the median before them, so levels are medians.
+STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level
 SOLVED = 0.5  # from this success rate on, success itself lowers the std of rewards
-ENTROPY_JUMP = 4  # times, up or down
-GRAD_NORM_SPIKE = 10  # times the first level
+ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
+GRAD_NORM_SPIKE = 10  # sign: the gradient norm exceeds this multiple of its first level
 
 # Early stops, as in RAGEN-2
-STALE_STD_SHARE = 0.1  # of the early std of rewards, for PERIOD iterations
-DEAD_SUCCESS = 0.01  # success, for WINDOW evaluations
+STALE_STD_SHARE = 0.1  # stop: the std of rewards is below this share of its mean at the start
+DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations
 
 
 def early_stop_reason(history: Sequence[dict]) -> str | None:
@@ -89,8 +90,9 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
         compressed  thoughts are certain and depend on the prompt; a trained policy may look so
         collapsed   both low
 
-    The last measurement of first turns counts. Without one, or with a single prompt, for which
-    mutual information is always 0, the policy's entropy and the traces of the Echo Trap decide.
+    The last measurement of first-turn thoughts decides. A measurement on a single prompt does not
+    count, because its mutual information is always 0. Without a measurement, the policy's entropy
+    and the traces of the Echo Trap decide.
 
     Args: row: the metrics of the iteration. history: the rows before it.
     Returns: None if neither entropy is known.
@@ -114,8 +116,8 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
 
 def _shows_trap(rows: Sequence[dict]) -> bool:
-    """Rewards vary less than half as much as at first while most trajectories fail, or gradient
-    norms stay high."""
+    """Whether rewards vary less than half as much as at first while most trajectories fail, or
+    gradient norms stay high."""
     std = _levels(rows, "in_group_reward_std")
     success = _levels(rows, "success")
     flat = std.now < STD_DROP * std.first and success.now < SOLVED

@@ -1,4 +1,4 @@
-"""What training changes: policy, critic and their optimizers, and the frozen reference of KL."""
+"""The learner: policy, critic, their optimizers, and the frozen reference model of the KL term."""
 
 from configurator import Config
 
@@ -16,7 +16,7 @@ from support.checkpoint import Saver
 
 
 class Learner:
-    """Policy, critic, their optimizers and, with KL, the frozen reference: sharded by FSDP2."""
+    """Policy, critic, their optimizers and, with KL, the frozen reference. FSDP2 shards them."""
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
     tensorboard --logdir out
 
-SCALARS has the metrics in the groups of support/metrics.py, and their moving averages in
-rollout_ema/ and so on. HPARAMS has the settings, TEXT sampled trajectories.
+The tab SCALARS shows the metrics in the groups of support/metrics.py, and their moving averages in
+rollout_ema/, update_ema/ and so on. HPARAMS shows the settings, and TEXT sampled trajectories.
 """
 
 from configurator import Config
@@ -21,7 +21,7 @@ from rollout import Trajectory
 from support.metrics import metric_groups
 from support.run_folder import fsync_path, write_rows
 
-EMA_DECAY = 0.9  # of the moving averages, per iteration
+EMA_DECAY = 0.9  # decay per iteration of the moving averages
 
 
 class Log:
@@ -42,7 +42,7 @@ class Log:
             self.board.file_writer.add_summary(summary)
 
     def write(self, row: dict[str, float | str | None], samples: Sequence[Trajectory] = ()) -> None:
-        """Append an iteration, and some of its trajectories as text.
+        """Append the row of an iteration, and show some of its trajectories in TensorBoard.
 
         Raises: ValueError if the row lacks a metric or has an unknown one.
         """

@@ -1,4 +1,4 @@
-"""Every metric of a training run, defined once: name, group, unit and meaning.
+"""Every metric of a training run: name, group, unit and meaning.
 
 A row of metrics.jsonl has exactly the keys of `metric_names(config)`. TensorBoard shows each
 metric in its group. docs/metrics.md is the same list as a page:
@@ -27,15 +27,15 @@ class Metric(NamedTuple):
 
 PLACEHOLDERS = {
     "N": "`group_size`",
-    "ENV": "an environment that is scored, without the first one",
-    "SAMPLING": "`first` for thoughts of first turns, `sampled` for one random turn per trajectory",
-    "K": ", ".join(str(k) for k in RETRIEVAL_RANKS),
+    "ENV": "a scored environment other than the first",
+    "SAMPLING": "`first` (thoughts of first turns) or `sampled` (one random turn per trajectory)",
+    "K": f"one of {', '.join(str(k) for k in RETRIEVAL_RANKS)}",
 }
 
 GROUPS = {
     "rollout": "The training trajectories of the iteration, sampled at `temperature`.",
-    "update": "The filter of groups and the optimizer steps, means over sampled tokens. Losses, "
-    "norms and differences are null if the filter keeps no group.",
+    "update": "The group filter and the optimizer steps. Values per token are means over sampled "
+    "tokens. Losses, norms and differences are null if the filter keeps no group.",
     "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. Null in iterations "
     "without an evaluation (`eval_every`).",
     "collapse": "Whether thoughts still depend on their prompts; [diagnostics.md](diagnostics.md) "
@@ -127,7 +127,8 @@ METRICS = [
         "vf_loss",
         "update",
         "reward squared",
-        "Value loss; the four metrics of the critic are null for estimators without one.",
+        "Value loss. This, `vf_clipfrac`, `explained_variance` and `grad_norm_critic` are null for "
+        "estimators without a critic.",
     ),
     Metric("vf_clipfrac", "update", "fraction", "Tokens at which the clipped value is active."),
     Metric(
@@ -157,7 +158,7 @@ METRICS = [
         "eval_success",
         "eval",
         "fraction",
-        "Solved prompts of the first environment that is scored (`eval_env`).",
+        "Solved prompts of the first scored environment (`eval_env`).",
     ),
     Metric("eval_success/{ENV}", "eval", "fraction", "Solved prompts of the other environments."),
     Metric("eval_reward", "eval", "reward", "Like `reward`, on the prompts of `eval_success`."),
@@ -180,15 +181,15 @@ METRICS = [
         "valid_thinking_rate",
         "collapse",
         "fraction",
-        "Turns with a thought that is closed and not empty; the metrics below leave out others.",
+        "Turns with a thought that is closed and not empty. The metrics below use only these.",
     ),
-    Metric("pairs_{SAMPLING}", "collapse", "pairs", "Pairs that were compared."),
+    Metric("pairs_{SAMPLING}", "collapse", "pairs", "Number of pairs in the measurement."),
     Metric(
         "mi_bound_{SAMPLING}",
         "collapse",
         "nats",
-        "H(X), the entropy of the prompts of the pairs: the largest mutual information possible. "
-        "log n for n different prompts.",
+        "H(X), the entropy of the prompts of the pairs: an upper bound of the mutual information. "
+        "It is log n if all n pairs have different prompts.",
     ),
     Metric(
         "mi_seq_{SAMPLING}",
@@ -200,8 +201,8 @@ METRICS = [
         "mi_{SAMPLING}",
         "collapse",
         "nats per token",
-        "The same, with the mean log-prob of a thought's tokens in place of their sum. Comparable "
-        "with RAGEN-2, but not a true mutual information.",
+        "`mi_seq` with the mean log-prob of a thought's tokens instead of their sum. It is "
+        "comparable to RAGEN-2, but not a true mutual information.",
     ),
     Metric(
         "conditional_entropy_seq_{SAMPLING}",
@@ -209,21 +210,31 @@ METRICS = [
         "nats per thought",
         "H(Z given X): how varied thoughts are for one prompt.",
     ),
-    Metric("conditional_entropy_{SAMPLING}", "collapse", "nats per token", "The same, per token."),
+    Metric(
+        "conditional_entropy_{SAMPLING}",
+        "collapse",
+        "nats per token",
+        "`conditional_entropy_seq` with mean log-probs.",
+    ),
     Metric(
         "marginal_entropy_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
         "H(Z): how varied thoughts are over all prompts.",
     ),
-    Metric("marginal_entropy_{SAMPLING}", "collapse", "nats per token", "The same, per token."),
+    Metric(
+        "marginal_entropy_{SAMPLING}",
+        "collapse",
+        "nats per token",
+        "`marginal_entropy_seq` with mean log-probs.",
+    ),
     Metric(
         "mi_zscore_seq_{SAMPLING}",
         "collapse",
         "none",
         "`mi_seq` / (standard deviation over pairs of the marginal log-prob + 0.001).",
     ),
-    Metric("mi_zscore_{SAMPLING}", "collapse", "none", "The same, with log-probs per token."),
+    Metric("mi_zscore_{SAMPLING}", "collapse", "none", "`mi_zscore_seq` with mean log-probs."),
     Metric(
         "mi_zscore_ema_{SAMPLING}",
         "collapse",
@@ -234,17 +245,21 @@ METRICS = [
         "retrieval@{K}_{SAMPLING}",
         "collapse",
         "fraction",
-        "Thoughts whose own prompt is among the K prompts that make them likeliest. A tie counts "
-        "as the average over its orders.",
+        "Thoughts whose own prompt is among the K prompts that make them likeliest. Tied prompts "
+        "count as the average over their orders.",
     ),
     Metric(
         "retrieval_chance@{K}_{SAMPLING}",
         "collapse",
         "fraction",
-        "The same for a policy that ignores its prompts: min(K, J) / J for J different prompts.",
+        "`retrieval@K` of a policy that ignores its prompts: min(K, J) / J for J different "
+        "prompts.",
     ),
     Metric(
-        "retrieval_above@{K}_{SAMPLING}", "collapse", "fraction", "The difference of these two."
+        "retrieval_above@{K}_{SAMPLING}",
+        "collapse",
+        "fraction",
+        "`retrieval@K` - `retrieval_chance@K`.",
     ),
     # ---------- cost
     Metric("rollout_s", "cost", "seconds", "Wall time of the rollouts."),
@@ -300,9 +315,10 @@ def glossary() -> str:
         "",
         "A run writes one JSON object per iteration to `metrics.jsonl` in its folder. TensorBoard",
         "(`tensorboard --logdir out`) shows the same numbers in one group per heading, and their",
-        "moving averages (decay 0.9) in `rollout_ema` and so on. A fraction counts the things that",
-        "its meaning names. Rewards have the unit of the environment. Null means not measured.",
-        "This page is printed by `python -m support.metrics`.",
+        "moving averages (decay 0.9) in `rollout_ema`, `update_ema` and so on. The unit *fraction*",
+        "is the share of the trajectories, groups, tokens or other things that the meaning names.",
+        "Rewards have the unit of the environment. Null means not measured.",
+        "`python -m support.metrics` prints this page.",
         "",
     ]
     for placeholder, meaning in PLACEHOLDERS.items():

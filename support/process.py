@@ -1,4 +1,4 @@
-"""One process per run folder, and a graceful end: the folder's lock, signals, exit codes."""
+"""The lock of a run folder, and the graceful end of a run after a signal."""
 
 from configurator import UserError
 
@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 75
 EXIT_CTRL_C = 130  # exit code of shells after Ctrl-C
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-CONTINUES = "started again, the run continues from its checkpoint"
+CONTINUES = "start again to continue from the newest checkpoint"
 
 
 # ---------- the lock of a run folder
@@ -131,5 +131,5 @@ def exit_now(sentence: str, code: int) -> None:
 
 
 def _write_to_stderr(sentence: str) -> None:
-    """Write a line from a signal handler. print() may be interrupted by itself and then raises."""
+    """Write a line to stderr. A print() in a signal handler raises if it interrupts a print()."""
     os.write(2, f"\n{sentence}\n".encode())

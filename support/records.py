@@ -11,10 +11,11 @@ from rollout import Trajectory, Turn
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """A trajectory as plain data.
 
-    Each turn has the reward of its own actions. Each sampled token has its surprise, -log p under
-    the engine, nats. A token that is no whole character is decoded as U+FFFD.
+    Each turn has the reward of its own actions. Each sampled token has its surprise: -log p under
+    the engine, in nats. A token that is a part of a character is decoded as U+FFFD.
 
-    Args: tokenizer: of the policy. Players that answer in text have none; their tokens are text."""
+    Args: tokenizer: the tokenizer of the policy; None if the tokens are texts already, as those of
+        players are."""
     return {
         "env": trajectory.env,
         "seed": trajectory.seed,
@@ -49,7 +50,8 @@ def turn_record(turn: Turn, tokenizer) -> dict:
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
     """Write a line for each trajectory, with the name and the mean entropy of its row.
 
-    Args: rows: by name of a policy or player, its `eval.Scores`."""
+    Args: rows: name of a policy or player -> its `Scores`; mode: "w" replaces the file, "a" appends
+        to it."""
     with Path(path).open(mode, encoding="utf-8") as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}

@@ -1,4 +1,4 @@
-"""What a run prints: the line of an iteration, and the tables and hints at its end."""
+"""The texts that a run prints: a line per iteration, and the tables and hints at its end."""
 
 from configurator import Config
 
@@ -14,7 +14,7 @@ from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.scores import Scores, score_table
 
-# The metrics in the printed line, with width and digits.
+# The metrics in the line of an iteration -> width and digits.
 PRINTED = {
     "reward": "5.2",
     "success": "4.2",
@@ -30,7 +30,7 @@ PRINTED = {
 }
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
 NEXT_STEPS = """
-next, for instance:
+next steps, for example:
   python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse
   python eval.py {run}{env} --samples=4    # pass@k on the fixed prompts
   tensorboard --logdir {runs}"""
@@ -40,16 +40,16 @@ next, for instance:
 
 
 def print_start(config: Config, scores: dict[str, Scores]) -> None:
-    """Say how the model scores that the run begins with."""
+    """Print the success of the model that the run begins with."""
     for env, (metrics, _) in scores.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
         print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
 
 
 def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, float | None]:
-    """eval_* of the first environment that is scored, and eval_success/ENV of the others.
+    """The metrics eval_* of the first scored environment, and eval_success/ENV of the others.
 
-    Every value is None without scores."""
+    Without scores, every value is None."""
     first, *others = scored_envs(config)
     row = {}
     for key in EVAL_KEYS:
@@ -77,9 +77,10 @@ def describe_step(row: dict, num_iterations: int, left_s: float) -> str:
 
 
 def write_report(config: Config, stages: dict[str, dict[str, Scores]], tokenizer) -> None:
-    """Write scores.md, scores.json and eval_final.jsonl, with the reference players; print them.
+    """Write eval_final.jsonl, scores.json and scores.md, and print the table.
 
-    Args: stages: by stage ("start", "after RL") and environment."""
+    The scores include those of the reference players.
+    Args: stages: "start" or "after RL" -> environment -> scores of the policy."""
     out_dir = Path(config.out_dir)
     write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], tokenizer)
     texts = []
@@ -104,14 +105,14 @@ def write_report(config: Config, stages: dict[str, dict[str, Scores]], tokenizer
 
 
 def remove_final_outputs(out_dir: Path) -> None:
-    """Remove the files of an earlier end: the run goes on."""
+    """Remove the final files of a finished run, because it continues with more iterations."""
     for name in ("scores.md", "scores.json", "eval_final.jsonl"):
         (out_dir / name).unlink(missing_ok=True)
     shutil.rmtree(out_dir / "policy", ignore_errors=True)
 
 
 def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
-    """Whether nothing is left to do in out_dir; then print its report and how to go on."""
+    """If the run is finished, print its report and how to continue. Returns: whether it is."""
     report = Path(config.out_dir, "scores.md")
     out_of_iterations = num_rows >= config.num_iterations
     if not report.is_file() or not (early_stop_reason or out_of_iterations):
@@ -132,7 +133,7 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
 
 
 def next_steps_hint(config: Config) -> str:
-    """Commands that look at the finished run."""
+    """Commands that show or score the finished run."""
     key = "eval_env" if config.eval_env else "env"
     value = getattr(config, key)
     # eval.py runs a user's file of code only if the command line names it.

@@ -1,4 +1,4 @@
-"""A run in its folder: what it continues from, its rows of metrics, its checkpoints, its report."""
+"""A run in its folder: its start or continuation, metrics, checkpoints and report."""
 
 from configurator import Config, UserError, describe
 
@@ -36,8 +36,8 @@ from support.scores import Scores
 def open_run(config: Config, sources: dict[str, str], *, take_config: bool) -> Iterator["Run"]:
     """The run in config.out_dir. No other process can use the folder until the context ends.
 
-    A run that a signal interrupted exits with EXIT_INTERRUPTED.
-    Raises: UserError if the folder is in use, or holds something else than this run."""
+    The process exits with EXIT_INTERRUPTED if a signal interrupted the run.
+    Raises: UserError if the folder is in use, or holds files that are not of this run."""
     check_out_dir(config, accept_changes=take_config, flag="--take_config=True")
     out_dir = Path(config.out_dir)
     with (
@@ -53,7 +53,7 @@ def open_run(config: Config, sources: dict[str, str], *, take_config: bool) -> I
 
 
 class Run:
-    """What happens around the iterations. Every rank has one; only rank 0 writes files."""
+    """Everything around the iterations. Every rank has a Run, but only rank 0 writes log files."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Run:
         self.history = read_rows(self.out_dir / "metrics.jsonl", last_step)
 
     def is_finished(self) -> bool:
-        """Whether an earlier process finished the run; shows its report."""
+        """Whether an earlier process finished the run. If so, print its report."""
         if not self.saved:
             return False
         reason = self._early_stop_reason(self.history)
@@ -84,10 +84,10 @@ class Run:
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
         """Load the newest checkpoint into the learner, and open the files of the run.
 
-        Args: start_scores: by environment, of the model that the run begins with."""
+        Args: start_scores: environment -> scores of the model that the run begins with."""
         self.learner = learner
         self.start_scores = start_scores
-        self.scores: dict[str, Scores] | None = None  # of the newest iteration, if it has some
+        self.scores: dict[str, Scores] | None = None  # newest iteration; None if not evaluated
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
@@ -112,7 +112,7 @@ class Run:
         return not self.stop_requested and not self._is_over(self.history)
 
     def evaluation_due(self, row: dict) -> bool:
-        """Whether the iteration that made `row` is evaluated; the last one always is."""
+        """Whether to evaluate the iteration that made `row`. The last one is always evaluated."""
         is_last = self._is_over([*self.history, row])
         return is_last or is_due(self.config.eval_every, self.learner.step)
 
@@ -121,11 +121,10 @@ class Run:
     ) -> None:
         """Record an iteration: write its row, samples and checkpoint, print its line.
 
-        Args: scores: by environment, if the iteration was evaluated."""
+        Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config
         learner = self.learner
         self.scores = scores
-        is_last = self._is_over([*self.history, row])
         row = nan_to_none({**row, **report.eval_metrics(config, scores)})
         row["regime"] = classify_regime(row, self.history)
         improved = scores and row["eval_success"] > best_success(self.history)
@@ -136,15 +135,15 @@ class Run:
             self.saver.wait()
             checkpoint.export(self.out_dir / "best", learner.policy, learner.tokenizer)
         if rank() == 0:
-            # Before the checkpoint: a restart drops a row without its checkpoint, and makes it
-            # again.
+            # Written before the checkpoint: a restart drops a row that has no checkpoint, and
+            # repeats its iteration.
             samples = trajectories[: config.num_samples] if scores else []
             self.log.write(row, samples)
             write_samples(
                 self.samples_path, learner.step, samples, config.group_size, learner.tokenizer
             )
         self.stop_requested = self.interruption.requested()
-        is_last = is_last or self._is_over(self.history)
+        is_last = self._is_over(self.history)
         if is_last or self.stop_requested or is_due(config.save_every, learner.step):
             learner.save(self.saver)
         self._print_line(row)
@@ -213,7 +212,7 @@ def nan_to_none(row: dict) -> dict:
 
 
 def is_due(every: int, step: int) -> bool:
-    """Whether something that happens after every `every` iterations happens now; 0 = never."""
+    """Whether `step` is a multiple of `every`; never if `every` is 0."""
     return every > 0 and step % every == 0
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: settings, JSON-lines files, and writing that survives a crash."""
+"""The folder of a run: its settings, JSON-lines files, and writes that survive a crash."""
 
 from configurator import FIELD_TYPES, Config, UserError, check_type, lookup_type
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-# settings that a run may change when it continues
+# the settings that may change when a run continues
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -88,13 +88,15 @@ def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) ->
 def load_saved(path: str | Path) -> Config:
     """Read the settings of a run.
 
-    Args: path: a config.json, or the folder of a run. Settings that the file lacks get their
-        defaults.
+    Args: path: a config.json, or the folder of a run.
+    Returns: the settings. Those that the file lacks have their defaults.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected the folder of a run, or its config.json")
     try:
         saved = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -134,8 +136,20 @@ def fsync_path(path: Path) -> None:
     os.close(descriptor)
 
 
+def check_writable(path: str) -> None:
+    """Check that a file can be written, before the work that makes its content.
+
+    Raises: UserError if the folder of the file does not exist, or `path` is a folder.
+    """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {folder}")
+    if Path(path).is_dir():
+        raise UserError(f"{path} cannot be written: it is a folder")
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves the old content or the new one, never a part."""
+    """Write a file so that a crash leaves either the old content or the complete new content."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     fsync_path(partial)
@@ -145,13 +159,29 @@ def write_atomically(path: Path, text: str) -> None:
 def read_rows(path: Path, last_step: float = math.inf) -> list[dict]:
     """The rows of a JSON-lines file up to a step; [] if there is no file.
 
-    A last line without line break is left out: a crash cut it off.
+    A last line without a line break is left out, because a crash cut it off.
+    Raises: UserError for a line that is no JSON object.
     """
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    rows = [json.loads(line) for line in lines]
-    return [row for row in rows if row.get("step", 0) <= last_step]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = _parse_object(line)
+        if row is None:
+            raise UserError(f"{path}:{number} must be a JSON object, got {line[:80]!r}")
+        if row.get("step", 0) <= last_step:
+            rows.append(row)
+    return rows
+
+
+def _parse_object(line: str) -> dict | None:
+    """The JSON object in a line; None if the line holds something else."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def write_rows(path: Path, rows: Sequence[dict]) -> None:

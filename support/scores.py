@@ -16,7 +16,7 @@ from rollout import Trajectory, summarize
 from support.records import write_jsonl
 from support.statistics import paired_bootstrap, pass_at_k, wilson_interval
 
-# Columns after success and pass@k: the metric and its head.
+# Metrics in the columns after success and pass@k -> heading.
 COLUMNS = {
     "reward": "reward",
     "num_turns": "turns",
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 class Scores(NamedTuple):
-    """What one policy or player reached: metrics by name, and the trajectories."""
+    """The result of one policy or player: metrics by name, and the trajectories."""
 
     metrics: dict[str, float]
     trajectories: list[Trajectory]
@@ -45,11 +45,16 @@ class Row(NamedTuple):
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """`rollout.summarize`, and for n > 1 samples a prompt the mean of pass@k, k = 2, 4, ..., n."""
+    """The metrics of `rollout.summarize`, and pass@k if prompts have n > 1 samples.
+
+    pass@k is a mean over prompts, for k = 2, 4, 8, ... and n."""
     successes = successes_by_prompt(trajectories)
     samples = len(trajectories) // len(successes)
     metrics = summarize(trajectories)
-    for k in sorted({2**i for i in range(1, samples.bit_length())} | ({samples} - {1})):
+    ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ... up to samples
+    if samples not in (1, *ks):
+        ks.append(samples)
+    for k in ks:
         chances = [pass_at_k(samples, sum(won), k) for won in successes.values()]
         metrics[f"pass@{k}"] = sum(chances) / len(successes)
     return metrics
@@ -67,9 +72,9 @@ def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, .
 
 
 def score_table(rows: dict[str, Scores]) -> str:
-    """Markdown with a line for each policy or player.
+    """A Markdown table with a line for each policy or player.
 
-    Success and pass@k are in %, success with its 95 % interval."""
+    Success and pass@k are in %. Success has its 95 % interval."""
     pass_keys = []
     for scores in rows.values():
         pass_keys += [key for key in scores.metrics if key.startswith("pass@")]
@@ -98,8 +103,8 @@ def score_table(rows: dict[str, Scores]) -> str:
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
     """95 % Wilson interval of the success rate.
 
-    All samples of a prompt count as one trial, because they are not independent: the interval is
-    rather too wide than too narrow."""
+    All samples of a prompt count as one trial, because they are not independent. So the interval
+    may be too wide, but not too narrow."""
     num_prompts = len({trajectory.seed for trajectory in trajectories})
     rate = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
     return wilson_interval(num_prompts * rate, num_prompts)
@@ -108,14 +113,15 @@ def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
 def differences(rows: dict[str, Scores], reference: str) -> str:
     """Success of each row minus that of the reference row, paired by prompt, in %.
 
-    Each line has a 95 % bootstrap interval. The last line takes all models as seeds of one method.
+    Each line has a 95 % bootstrap interval. If several rows are models, the last line treats them
+    as seeds of one method.
 
-    Args: reference: the first words of a row's name.
-    Raises: UserError if no row has that name, or if the rows played different prompts."""
+    Args: reference: the beginning of a row's name.
+    Raises: UserError if no row's name begins so, or if the rows played different prompts."""
     matches = [name for name in rows if name.startswith(reference)]
     if not matches:
         names = " or ".join(repr(name) for name in rows)
-        raise UserError(f"--against wants the first words of {names}, got {reference!r}")
+        raise UserError(f"--against must be the beginning of {names}, got {reference!r}")
     reference = matches[0]
     env = rows[reference].trajectories[0].env
     rates = {}  # by row, (n,) success rates in the order of the prompts
@@ -129,8 +135,8 @@ def differences(rows: dict[str, Scores], reference: str) -> str:
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
 
-    compared = {name: [name] for name in rates if name != reference}
-    models = [name for name in compared if "entropy" in rows[name].metrics]
+    compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
+    models = [name for name in compared if "entropy" in rows[name].metrics]  # players have none
     if len(models) > 1:
         compared[f"all {len(models)} models, as seeds"] = models
     lines = [f"success - {reference}, paired by prompt, % [95 % bootstrap]:"]
@@ -152,9 +158,9 @@ class ScoreReport:
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:
-        """Take a row; its trajectories are written at once."""
+        """Add a row to the table, and write its trajectories to the file of --jsonl."""
         title = row.name if len(self.envs) == 1 else f"{row.env}: {row.name}"
-        if title in self.rows:  # a record may hold two evaluations
+        if title in self.rows:  # tools.replay may read a file with two evaluations
             title += f" ({len(self.rows) + 1})"
         self.rows[title] = row.scores
         if self.options["jsonl"] and rank() == 0:
@@ -174,7 +180,7 @@ class ScoreReport:
         )
         if self.options["json"] and rank() == 0:
             self._write_json(Path(self.options["json"]))
-        if self.options["against"]:  # last: a wrong name must not lose the files
+        if self.options["against"]:  # last, because a wrong name raises an error
             print(differences(self.rows, self.options["against"]))
 
     def _write_json(self, path: Path) -> None:

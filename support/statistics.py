@@ -1,4 +1,4 @@
-"""Statistics of success rates: intervals, paired differences, pass@k. Pure functions of numbers."""
+"""Statistics of success rates: intervals, paired differences, pass@k."""
 
 import math
 
@@ -45,7 +45,7 @@ def paired_bootstrap(
         a: (S, n) scores of S seeds on n instances.
         b: (S, n) scores on the same instances, or (1, n) for a player without seeds.
         draws: Number of bootstrap samples. Each draws S rows and n columns with replacement.
-        seed: Seed of these draws.
+        seed: Seed of the bootstrap.
 
     Returns:
         Mean, lower end and upper end, in units of the scores.
@@ -68,9 +68,9 @@ def paired_bootstrap(
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:
-    """Chance that at least one of k samples is right, estimated without bias from n samples.
+    """Unbiased estimate of the chance that at least one of k samples is right, from n samples.
 
-    Source: 1 - C(n - num_right, k) / C(n, k), arXiv 2107.03374.
+    It is 1 - C(n - num_right, k) / C(n, k). Source: arXiv 2107.03374.
 
     >>> pass_at_k(4, 1, 2)
     0.5

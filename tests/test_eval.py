@@ -188,7 +188,7 @@ def test_rows_are_paired_with_one_of_them():
     assert found["m"] == "100.0 [100.0, 100.0]" and found["n"] == "0.0 [0.0, 0.0]"
     assert found["all 2 models, as seeds"] == "50.0 [0.0, 100.0]" and len(found) == 5
     assert "  p: 33.3 [" in differences(rows, "q")
-    message = r"--against wants the first words of 'm' or .* or 'r', got 's'"
+    message = r"--against must be the beginning of 'm' or .* or 'r', got 's'"
     with pytest.raises(ValueError, match=message):
         differences(rows, "s")
     del rows["p"][1][:2]  # the samples of a prompt
@@ -380,8 +380,8 @@ def test_eval_of_a_player(capsys):
         (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
         (
             ["no/such/run"],
-            "argument 'no/such/run' is neither a config/name.py file nor --key=value, "
-            "such as --seed=1; nor is there such a folder",
+            "no/such/run is not a folder; expected folders of runs first, then config/name.py "
+            "files and --key=value",
         ),
     ],
 )

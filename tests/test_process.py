@@ -90,14 +90,13 @@ def test_a_signal_is_noted_and_the_old_handler_returns(number, capfd):
             0.2,
             EXIT_INTERRUPTED,
             "no iteration ended within grace_s (0.2 s); "
-            "started again, the run continues from its checkpoint",
+            "start again to continue from the newest checkpoint",
         ),
         (
             [signal.SIGINT, signal.SIGINT],
             60,
             130,
-            "interrupted twice: ended at once; "
-            "started again, the run continues from its checkpoint",
+            "interrupted twice: ended at once; start again to continue from the newest checkpoint",
         ),
     ],
 )

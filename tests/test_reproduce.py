@@ -509,10 +509,10 @@ def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkey
     out_dir = command.out_dir
     assert runs.launch(command) == ""
     save_config(replace(command.config(), num_iterations=199), {}, out_dir)
-    expected = f"{out_dir} holds a run of other settings; remove it"
+    expected = f"{out_dir} holds a run with other settings; remove it"
     assert runs.run(trained, "tiny", 0) == expected
     monkeypatch.setattr(runs, "base_of", lambda _: "another")
-    expected = f"{out_dir} is not known to have begun with the weights in base/; remove it"
+    expected = f"{out_dir} may have started from other weights than those in base/; remove it"
     assert runs.run(trained, "tiny", 0) == expected
     assert len(launched) == 2 and not list((results / "runs").iterdir())
 
@@ -523,7 +523,7 @@ def test_no_run_starts_from_a_refused_sft_stage(results, monkeypatch):
     folder = sft_command(curve_of("split", "quest PPO 40% SFT"), "tiny", 0).out_dir
     folder.mkdir(parents=True)
     Path(f"{folder}.base").write_text("another")
-    message = "is not known to have begun with the weights in base/; remove it"
+    message = "may have started from other weights than those in base/; remove it"
     with pytest.raises(ValueError, match=message):
         reproduce.main(["split", "--only=40% SFT", "--seeds=0"])
     assert not launched
@@ -579,7 +579,7 @@ def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
     reproduce.main(["split", "--only=40%", "--seeds=0", "--dry_run=True"])
     _, stage, rest, total = capsys.readouterr().out.splitlines()
     assert stage.startswith("python -m tools.sft config/quest_ppo.py ")
-    assert stage.endswith("# before those that start from it")
+    assert stage.endswith("# SFT stage of runs below")
     assert "and SFT come on top" in total
     assert rest.endswith("# 2.00 h")  # 60 iterations of 120 s
 

@@ -58,7 +58,7 @@ def test_saved_settings_with_mistakes(tmp_path, text, message):
 
 
 def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
-    with pytest.raises(ValueError, match="nothing is not a saved config .FileNotFoundError"):
+    with pytest.raises(ValueError, match="nothing does not exist; expected the folder of a run"):
         load_saved(tmp_path / "nothing")
     path = tmp_path / "config.json"
     path.write_text('{"config": {"seed": 3}}')

@@ -227,7 +227,7 @@ def test_it_works_in_threads(tmp_path):
 
 def test_without_a_sandbox_it_runs_only_when_told_so(rows, monkeypatch):
     monkeypatch.setattr(swe, "can_isolate", lambda: False)
-    with pytest.raises(ValueError, match="limits on resources alone are no security boundary"):
+    with pytest.raises(ValueError, match="resource limits alone are no security boundary"):
         opened(rows)
     env = opened(rows, ",sandbox=none")
     assert env.blocking
@@ -328,7 +328,10 @@ def test_rows_of_another_kind_are_refused(rows, tmp_path, change):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
     (key,) = change
-    message = f"a row of SWE-Gym has texts, and lists of tests; {key} is not in '"
+    message = (
+        f"a row of SWE-Gym must have texts and lists of tests; {key} is missing or has another "
+        "type in '"
+    )
     with pytest.raises(ValueError, match=message):
         opened(path)
 

@@ -207,7 +207,7 @@ def test_a_file_without_demonstrations(text, message, tmp_path, chat):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ("--sft_file=/nowhere.jsonl", "does not exist"),
+        ("--sft_file=/nowhere.jsonl", "is not a file"),
         ("--max_response_tokens=2", "raise it"),
     ],
 )

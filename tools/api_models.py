@@ -3,9 +3,9 @@
     python -m tools.api_models config/frozenlake_ppo.py \
         --api_base=http://localhost:8000/v1 --api_model=NAME          # several: NAME,OTHER
 
-Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The server's key is
-read from OPENAI_API_KEY. Trajectories are played in `max_running` threads, where environments have
-no time limit. max_context_tokens does not apply: the context is the server's.
+Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The environment
+variable OPENAI_API_KEY holds the key of the server. `max_running` threads play the trajectories;
+environments have no time limit in them. The server limits the context, not max_context_tokens.
 """
 
 from configurator import Config, UserError, run_main
@@ -31,28 +31,27 @@ from eval import (
     player_rows,
     progress_bar,
     read_arguments,
+    report_rows,
     scored_envs,
 )
-from parallel import init_distributed
 from rollout import Conversation, Reply, Trajectory, make_episode, play
-from support.scores import Row, ScoreReport, Scores, score
+from support.scores import Row, Scores, score
 
-ATTEMPTS = 5  # of a request
-PAUSE_S = 1.0  # before the second attempt; it doubles after each
-TIMEOUT_S = 120.0  # of one attempt
+ATTEMPTS = 5  # attempts of a request
+PAUSE_S = 1.0  # the pauses between attempts are 1, 3, 7 and 15 times this
+TIMEOUT_S = 120.0  # time limit of one attempt
 
 
 def main(argv: list[str]) -> None:
     options = {**OPTIONS, "api_base": "", "api_model": ""}
     job = read_arguments(argv, options, default_model=False)
-    if not job.options["api_base"] or not job.options["api_model"]:
-        raise UserError(f"api_base and api_model must be given together; got {argv}")
-    init_distributed(job.config)
-    report = ScoreReport(job.config, job.options, scored_envs(job.config))
-    for rows in (model_rows(job), api_rows(job), player_rows(job)):
-        for row in rows:
-            report.add(row)
-    report.finish()
+    url = job.options["api_base"]
+    if not url or not job.options["api_model"]:
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"api_base and api_model must be given together; got {given}")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"api_base must begin with http:// or https://, got {url!r}")
+    report_rows(job, model_rows(job), api_rows(job), player_rows(job))
 
 
 def api_rows(job: Job) -> Iterator[Row]:
@@ -118,7 +117,7 @@ class APIPlayer:
 
 
 def messages_of(conversation: Conversation) -> list[dict[str, str]]:
-    """The dialogue so far, or with context_turns the part that the turn may see."""
+    """The dialogue so far; with context_turns, only the turns that the policy would see."""
     trajectory = conversation.trajectory
     context_turns = conversation.config.context_turns
     first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0
@@ -131,11 +130,12 @@ def messages_of(conversation: Conversation) -> list[dict[str, str]]:
 
 
 def request_reply(url: str, body: dict) -> Reply:
-    """Ask a server that speaks OpenAI's chat completions.
+    """Request a chat completion from an OpenAI-compatible server.
 
-    Errors that may pass (no connection, timeouts, 5xx, 429, malformed replies) are tried again.
-    Returns: a reply with as many tokens as the server counted (the first is the whole text), or
-        a reply with an error."""
+    It tries again after errors that may be temporary: no connection, timeouts, 5xx, 408, 429 and
+    malformed replies.
+    Returns: a reply with as many tokens as the server counted: the whole text, then empty ones. If
+        all attempts fail, a reply with an error."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = Request(f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)

@@ -7,12 +7,12 @@
     python -m tools.bench scale       # cost against trajectories, turns and ranks
     python -m tools.bench gpu         # on a GPU, Qwen2.5-0.5B with random weights: MFU, memory
 
-The settings are those of frozenlake_grpo with tiny; --key=value overrides them. --repeats=N sets
-the number of measurements (5), --json=PATH writes them to a file. The variants run in turn, once to
-warm up and then N times, and a table shows median, smallest and largest value. CPU time comes
-first, because wall time says little on a shared machine. rollout, update and iteration also check
-that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl) are
-compared if they are installed.
+The settings are those of config/frozenlake_grpo.py and config/tiny.py; --key=value overrides them.
+--repeats=N sets the number of measurements (5), --json=PATH writes them to a file. The variants run
+in turn, once to warm up and then N times. A table shows median, smallest and largest value. Compare
+CPU times, because wall time says little on a shared machine. rollout, update and iteration also
+check that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl)
+take part if they are installed.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 import parallel
+from support.run_folder import check_writable
 from tools.bench_gpu import gpu
 from tools.bench_head import head
 from tools.bench_iteration import iteration, scale
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
-    """Returns: name of a benchmark, settings, options. Raises: UserError."""
+    """Read the command line. Returns: name of a benchmark, settings, options."""
     if not argv or argv[0] not in BENCHMARKS:
         given = argv[0] if argv else "nothing"
         raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")
@@ -75,6 +76,8 @@ def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
     config, options, _ = load_config([*SETTINGS, *settings], extra=OPTIONS)
     if options["repeats"] < 1:
         raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
+    if options["json"]:
+        check_writable(options["json"])
     return name, config, options
 
 

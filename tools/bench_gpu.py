@@ -35,6 +35,8 @@ PACK_TOKENS = (16_384, 32_768)
 
 
 class Case(NamedTuple):
+    """One measurement: a workload, and how the update computes it."""
+
     work: str  # a key of OBSERVATION_TOKENS
     pack_tokens: int  # of one forward and backward pass
     kernel: str  # of attention: "varlen" or "SDPA"
@@ -47,10 +49,10 @@ class Case(NamedTuple):
 
 
 def gpu(config: Config, repeats: int, *, shape: dict = QWEN) -> dict[str, dict]:
-    """One update as the trainer makes it: forward, backward, gradient clipping, AdamW.
+    """One update as in training: forward, backward, gradient clipping, AdamW.
 
-    The update of GRPO is that of the policy, the update of PPO the sum of policy and critic. MFU
-    is the FLOP of `flop_of`, without padding, divided by time and PEAK_FLOPS.
+    GRPO updates the policy only. PPO updates policy and critic: add their times. MFU is the FLOP
+    of `flop_of`, without padding, divided by time and PEAK_FLOPS.
     """
     rng = np.random.default_rng(0)
     works = {}
@@ -75,7 +77,7 @@ def measure_case(
     case: Case, trajectories: list[Trajectory], config: Config, repeats: int, shape: dict
 ) -> dict[str, float]:
     device = torch.device(config.device)
-    packing.has_varlen_kernel = lambda _: case.kernel == "varlen"
+    packing.has_varlen_kernel = lambda _: case.kernel == "varlen"  # selects the attention kernel
     network = Qwen2ForCausalLM(Qwen2Config(**shape, attn_implementation="layout")).to(device)
     compile_blocks(network.model.layers if case.compiled else ())
     num_head = network.lm_head.weight.numel()
@@ -161,8 +163,8 @@ def workload(rng: np.random.Generator, observation: int, vocabulary: int) -> lis
 def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> float:
     """FLOP of forward and backward.
 
-    Every weight costs 6 for each token, those of the head only for sampled tokens. Attention costs
-    12 x layers x width for each key that a query sees.
+    Every weight costs 6 FLOP for each token. The weights of the head cost them for sampled tokens
+    only. Attention costs 12 x layers x width for each key that a query sees.
     """
     weights = 6.0 * (num_body * len(batch.ids) + num_head * len(batch.response_index))
     layout = PackedLayout(batch)

@@ -1,9 +1,11 @@
 """Benchmark of the language-model head: log-probs in chunks of the vocabulary, or with full logits.
 
-python -m tools.bench_head 1024     # one measurement, as JSON; 0 for full logits
+tools/bench.py runs this file in a new process for every measurement:
+
+    python -m tools.bench_head 1024     # 1,024 columns at a time; 0 for full logits
 """
 
-from configurator import Config
+from configurator import Config, UserError, run_main
 
 import json
 import resource
@@ -25,7 +27,7 @@ VOCABULARY = 151_936  # of Qwen2.5
 def head(config: Config, repeats: int) -> Rows:
     """Forward and backward on 2,048 positions.
 
-    Every measurement has a process of its own, because the peak memory of a process never falls.
+    Every measurement has its own process, because the peak memory of a process never falls.
     """
     variants = {
         "full logits": partial(measure_in_process, 0),
@@ -42,7 +44,7 @@ def measure_in_process(chunk: int) -> dict[str, float]:
 def measure_head(
     chunk: int, rows: int = NUM_POSITIONS, vocabulary: int = VOCABULARY
 ) -> dict[str, float]:
-    """CPU seconds, and peak memory above what the inputs and the gradient of the head take.
+    """CPU seconds, and peak memory besides the inputs and the gradient of the head.
 
     Args:
         chunk: Columns of the vocabulary at a time, 0 for full logits.
@@ -68,7 +70,15 @@ def peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
 
 
-if __name__ == "__main__":
+def main(argv: list[str]) -> None:
+    """Print one measurement as JSON."""
+    if len(argv) != 1 or not argv[0].isdecimal():
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"give the number of columns at a time, 0 for full logits; got {given}")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(json.dumps(measure_head(int(sys.argv[1]))))
+    print(json.dumps(measure_head(int(argv[0]))))
+
+
+if __name__ == "__main__":
+    run_main(main)

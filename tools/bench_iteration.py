@@ -5,13 +5,13 @@ from configurator import Config, UserError, load_config
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 from rollout import make_episode
 from support.run_folder import read_rows
+from support.timer import Timer
 from tools.bench_measure import Rows, check, compare, is_installed
 from tools.bench_update import make_trl_trainer
 
@@ -26,8 +26,9 @@ TRL_ITERATIONS = 4
 def iteration(config: Config, repeats: int) -> Rows:
     """128 replies of the base model to one of two Bandit prompts, then one step on all of them.
 
-    A measurement is four iterations, the first of which warms up. Both sides have the same policy,
-    and the lengths of its replies agree within sampling error.
+    A measurement of ours is the median of three iterations after one to warm up, one of TRL's the
+    mean of four. Both sides have the same policy, and the lengths of its replies agree within
+    sampling error.
     """
     num_sampled: list[float] = []  # tokens of our iterations
 
@@ -52,7 +53,7 @@ def iteration(config: Config, repeats: int) -> Rows:
         def theirs() -> dict[str, float]:
             times = time_training(trainer)
             tokens = np.mean(trl_sampled[-TRL_ITERATIONS:])
-            difference = f"TRL samples {tokens} tokens an iteration, we {num_sampled[-1]}"
+            difference = f"TRL samples {tokens} tokens an iteration, we sample {num_sampled[-1]}"
             check(abs(tokens / num_sampled[-1] - 1) < 0.05, difference)
             return {**times, "sampled tokens": tokens}
 
@@ -67,13 +68,11 @@ def bandit_prompt() -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Seconds of one iteration; the set-up inside train() takes a hundredth of its time."""
-    cpu_start = time.process_time()
-    wall_start = time.perf_counter()
+    """Seconds of one iteration, with the set-up inside train(), which takes 1 % of the time."""
+    timer = Timer()
     trainer.train()
-    cpu_s = time.process_time() - cpu_start
-    wall_s = time.perf_counter() - wall_start
-    return {"cpu_s": cpu_s / TRL_ITERATIONS, "wall_s": wall_s / TRL_ITERATIONS}
+    timer.stop()
+    return {"cpu_s": timer.cpu_s / TRL_ITERATIONS, "wall_s": timer.wall_s / TRL_ITERATIONS}
 
 
 # ---------- growing sizes
@@ -82,10 +81,10 @@ def time_training(trainer) -> dict[str, float]:
 def scale(config: Config, repeats: int) -> dict[str, object]:
     """Iterations of train.py with more trajectories, turns and ranks, and fitted exponents.
 
-    An exponent is the slope of log CPU time (for ranks: wall time) over log size, without the
-    smallest size. Turns are those that were played, on Sokoban with one action a turn. Replies are
-    cut at 24 tokens, because the base model was not trained for late turns and writes longer
-    replies in them.
+    An exponent is the slope of log CPU time (for ranks: wall time) over log size. The fit leaves
+    out the smallest of more than two sizes. The number of turns is the mean that was played, on
+    Sokoban with one action a turn. Replies are cut at 24 tokens, because the base model was not
+    trained for late turns and writes longer replies in them.
     """
     lake = ["config/frozenlake_grpo.py", "config/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/tiny.py", "--batch_size=16"]
@@ -101,29 +100,29 @@ def scale(config: Config, repeats: int) -> dict[str, object]:
     return rows
 
 
-def grow(what: str, runs: dict[int, list[str]], repeats: int) -> dict[str, object]:
-    """Train at each size; returns a row for each, and the exponent."""
+def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, object]:
+    """Train at each size of a quantity. Returns: a row for each size, and the exponent."""
     rows: dict[str, object] = {}
     sizes = []
     seconds = []
-    for n, arguments in runs.items():
-        num_ranks = n if what == "ranks" else 1
+    for size, arguments in runs.items():
+        num_ranks = size if quantity == "ranks" else 1
         row = run_training(*arguments, ranks=num_ranks, iterations=1 + repeats)
-        row["n"] = row["num_turns"] if what == "turns" else n
-        rows[f"{n} {what}"] = row
+        row["n"] = row["num_turns"] if quantity == "turns" else size
+        rows[f"{size} {quantity}"] = row
         sizes.append(row["n"])
-        seconds.append(row["wall_s" if what == "ranks" else "cpu_s"])
+        seconds.append(row["wall_s" if quantity == "ranks" else "cpu_s"])
         values = [f"{key} {row[key]:.2f}" for key in ("num_turns", "cpu_s", "wall_s")]
-        print(f"| {n} {what} | {' | '.join(values)}", flush=True)
+        print(f"| {size} {quantity} | {' | '.join(values)}", flush=True)
     first = 1 if len(sizes) > 2 else 0
     slope, _ = np.polyfit(np.log(sizes[first:]), np.log(seconds[first:]), 1)
-    rows[f"exponent of {what}"] = float(slope)
-    print(f"time grows like {what}^{slope:.2f}")
+    rows[f"exponent of {quantity}"] = float(slope)
+    print(f"time grows like {quantity}^{slope:.2f}")
     return rows
 
 
 def run_training(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, float]:
-    """Medians of what a run of train.py logs of its iterations, without the first."""
+    """Run train.py. Returns: the median of each logged number over all iterations but the first."""
     shutil.rmtree(OUT_DIR, ignore_errors=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     settings = [f"--num_iterations={iterations}", f"--out_dir={OUT_DIR}", "--filter_keep=1.0"]

@@ -1,19 +1,20 @@
-"""What the benchmarks share: settings, interleaved repeats and the table of medians."""
+"""Code that the benchmarks share: settings, interleaved repeats and the table of medians."""
 
 from configurator import UserError
 
 import importlib.util
-import time
 from collections.abc import Callable
 
 import numpy as np
+
+from support.timer import Timer
 
 RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 # 8 instances with 16 members each: seed of the instance, and number of the member
 STARTS = [((71, i // 16), i % 16) for i in range(128)]
 
 Counts = dict[str, float]
-Run = Callable[[], Counts]  # does the work once, returns what it counted
+Run = Callable[[], Counts]  # does the work once and returns counts, such as sampled tokens
 Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smallest, largest]
 
 
@@ -34,8 +35,8 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
     """Run the variants in turn, once to warm up and then `repeats` times; print a line for each.
 
     Args:
-        variants: Name -> function that does the work. Times that it returns replace the measured
-            ones, "cpu_s" and "wall_s".
+        variants: Name -> function that does the work. If it returns "cpu_s" or "wall_s", these
+            replace the measured times.
         repeats: Number of measurements, 1 or more.
 
     Returns:
@@ -61,12 +62,10 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
 
 
 def measure(run: Run) -> Counts:
-    cpu_start = time.process_time()
-    wall_start = time.perf_counter()
+    timer = Timer()
     counts = run()
-    cpu_s = time.process_time() - cpu_start
-    wall_s = time.perf_counter() - wall_start
-    return {"cpu_s": cpu_s, "wall_s": wall_s, **counts}
+    timer.stop()
+    return {"cpu_s": timer.cpu_s, "wall_s": timer.wall_s, **counts}
 
 
 def summarize(values: list[float]) -> list[float]:

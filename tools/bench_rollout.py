@@ -130,7 +130,7 @@ class DrawnLengths:
 
 
 class HuggingFace:
-    """`generate` for all trajectories that still play, turn by turn, padded on the left.
+    """An engine that calls `generate` once a turn for all unfinished trajectories, padded left.
 
     Args:
         model: A model of transformers.
@@ -196,7 +196,7 @@ class HuggingFace:
         self.mask = self.mask[rows]
 
     def append_prompts(self, histories: Sequence[list[int]]) -> None:
-        """Append what each history has after the tokens that are known, padded on the left."""
+        """Append the tokens of each history that are not in `ids` yet, padded on the left."""
         num_known = self.mask.sum(1).tolist()
         new = [torch.tensor(ids[n:]) for ids, n in zip(histories, num_known, strict=True)]
         ones = [torch.ones_like(row) for row in new]

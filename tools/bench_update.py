@@ -162,10 +162,10 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 
 
 def make_trl_trainer(folder: str, prompt, **options):
-    """TRL's GRPOTrainer with our settings and rewards that depend on the place in the group.
+    """TRL's GRPOTrainer with our settings. Rewards depend only on the position in the group.
 
     Returns:
-        The trainer, and a list to which it appends the number of tokens of each rollout.
+        The trainer, and a list. The trainer appends the number of tokens of each rollout to it.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable

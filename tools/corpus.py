@@ -1,22 +1,22 @@
 """The corpus that the tiny base model is pretrained on: scripted dialogues, generated on the fly.
 
 A document is a dialogue in one environment.
-- A drill asks where things are, what lies around, what a row or column holds, what a move makes of
-  the board, and for a short plan. Every answer is right. (See tools/drills.py.)
-- A game is a dialogue of RL, by a player whose skill is drawn for every game. Thoughts are true,
-  but with probability 1 - skill the actions of a turn are random.
+- A drill asks questions about a board: the places of things, the cells around the player, a row or
+  column, the board after a move, a short plan. Every answer is right. (See tools/drills.py.)
+- A game is a dialogue as in RL. Its player has a random skill. Thoughts are true, but with
+  probability 1 - skill the actions of a turn are random.
 
-Training begins with single questions about plain boards; otherwise a model of this size does not
-begin to read. Towards its end the players get worse: a model that has learned to read and to plan
-becomes a broad imitator. This spoils its actions, and leaves its knowledge.
+Training begins with single questions about plain boards. Without them, a model of this size does
+not learn to read boards. Towards the end of training the players get worse. This spoils the model's
+actions but not its knowledge, so RL has something to improve.
 
-The corpus never shows a board of the evaluation or held-out instances, whatever its symbols. The
-symbols of "newvocab", other sizes and the pairs of "jobs_test" are left out to test generalisation.
+The corpus never shows a board of the evaluation or held-out instances, with any symbols. It leaves
+out the symbols of "newvocab", other sizes and the pairs of "jobs_test", to test generalisation.
 
-    python -m tools.corpus --packs=600        # print what a sample of it is made of
+    python -m tools.corpus --packs=600        # print a table of the documents in a sample
 """
 
-from configurator import Config, load_config, run_main
+from configurator import Config, UserError, load_config, run_main
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ SEED_CORPUS = 14  # purpose number of the random streams
 LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
 SOKOBAN = "sokoban:search_depth=300"
 LARGER = "sokoban:size=8,boxes=2,search_depth=10"
-WORLDS = {  # shares of the corpus
+WORLDS = {  # environment -> share of the packs
     "frozenlake:frozen_prob=0.8,success_rate=0.8": 0.25,
     LAKE: 0.1,
     "frozenlake:frozen_prob=0.9,success_rate=0.8": 0.05,
@@ -51,7 +51,7 @@ RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
 )
-# Pairs of arms, and parts of made-up names for others.
+# The known pairs of arms, and the syllables of made-up names for other arms.
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
@@ -63,12 +63,12 @@ DRILLS = 0.45  # share of the packs
 OTHER_SYMBOLS = 0.2  # share of the Sokoban packs
 UNKNOWN_ARMS = 0.5  # share of the bandits
 THINK = 0.9  # share of the packs whose players think
-EASY = 0.09  # part of the training that asks single questions: lakes, then small, then large rooms
+EASY = 0.09  # part of the training that asks single questions; `draw_environment` orders them
 IMITATION_STARTS_AT = 0.75  # part of the training after which the players get worse
 SKILL = 0.8  # mean skill of the players until then
 LAST_SKILL = {"frozenlake": 0.3, "sokoban": 0.11}  # mean skill from then on
-HEED_SLIPS = 0.8  # share of the skilled turns on a lake that heed slips; others walk shortest paths
-FEW_ACTIONS = 0.5  # share of the games with fewer actions left at the start: to practise the last
+HEED_SLIPS = 0.8  # share of skilled turns that follow the optimal plan; others walk shortest paths
+FEW_ACTIONS = 0.5  # share of the games that start with fewer actions left, to practise the end
 
 
 def documents(
@@ -76,8 +76,8 @@ def documents(
 ) -> Iterator[Trajectory]:
     """Pack `index` of a step: documents of one environment, until they have micro_batch_tokens.
 
-    They share one system prompt. Args: progress: part of the training that is done, 0 to 1; it
-    sets how good the players are."""
+    Args: progress: finished part of the training, 0 to 1. It sets the environments and the skill of
+        the players."""
     path = (config.seed, SEED_CORPUS, step, index)
     rng = np.random.default_rng([*path, 1])
     easy = progress < EASY
@@ -134,10 +134,10 @@ class ReplyWriter:
 def random_reply(
     episode: Episode, skill: float, rng: np.random.Generator, arm: int | None = None
 ) -> str:
-    """A true thought; with probability `skill` good actions, otherwise random ones.
+    """A true thought, with good actions at probability `skill`, otherwise with random ones.
 
-    Good actions are the optimal plan or a shortest path. Args: arm: the one to choose of a
-    bandit."""
+    Good actions follow the optimal plan or a shortest path.
+    Args: arm: index of the arm of a bandit to choose; None in other environments."""
     env = episode.env
     config = episode.config
     count = int(rng.integers(1, min(config.actions_per_turn, env.actions_left) + 1))
@@ -157,10 +157,13 @@ def random_reply(
 
 
 def draw_environment(rng: np.random.Generator, progress: float) -> str:
-    """The environment of a pack; at first only lakes, then small and large rooms, too."""
+    """The environment of a pack.
+
+    The easy part has lakes only, then also small rooms of Sokoban, then also large rooms."""
     if progress < EASY:
         stages = [LAKE, SOKOBAN, LARGER]
-        return str(rng.choice(stages[: 1 + int(progress / EASY * 3)], p=None))
+        num_stages = 1 + int(progress / EASY * 3)
+        return str(rng.choice(stages[:num_stages]))
     return str(rng.choice(list(WORLDS), p=list(WORLDS.values())))
 
 
@@ -171,7 +174,7 @@ def draw_observation(rng: np.random.Generator, easy: bool) -> str:
 
 
 def draw_limits(config: Config, env: Env, rng: np.random.Generator) -> Config:
-    """Settings with other limits of turns, actions and tokens, which the system prompt states."""
+    """Settings with random limits on turns, actions and tokens; the system prompt states them."""
     if env.repeats:
         max_turns, actions_per_turn = 1, 1
     elif rng.random() < 0.7:
@@ -218,19 +221,23 @@ def made_up_name(rng: np.random.Generator) -> str:
     return "".join(rng.choice(SYLLABLES, rng.integers(1, 4))).capitalize()
 
 
-# ---------- what it is made of
+# ---------- the table of documents
 
 
 def main(argv: list[str]) -> None:
-    """Print a table of a sample of the corpus of config/base.py."""
+    """Print a table of the documents in a sample of the corpus of config/base.py."""
     config, options, _ = load_config(["config/base.py", *argv], extra={"packs": 600})
+    if options["packs"] < 1:
+        raise UserError(f"packs must be 1 or more, got {options['packs']}")
     chat = Chat(build_tiny_tokenizer())
     documents_of = defaultdict(list)  # by stage, environment and kind
     for step in range(options["packs"]):
         progress = (step + 0.5) / options["packs"]
         for document in documents(config, chat, step, 0, progress):
             documents_of[kind_of(document, progress)].append(document)
-    total = sum(len(d.ids) for found in documents_of.values() for d in found)
+    total = 0
+    for found in documents_of.values():
+        total += sum(len(document.ids) for document in found)
     print(
         "| stage | environment | kind | documents | different openings | tokens % | trained % "
         "| success % |"

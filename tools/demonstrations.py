@@ -1,7 +1,7 @@
 """Scripted players whose dialogues SFT imitates, and files of such demonstrations.
 
-A demonstration states what is true and follows a shortest path (`Env.demonstrate`), mostly with one
-action a turn. What RL should find out, such as the danger of slipping, it does not show.
+A demonstration has true thoughts and follows a shortest path (`Env.demonstrate`), mostly with one
+action a turn. It does not show what RL should find out, such as the danger of slipping.
 """
 
 from configurator import Config, UserError
@@ -18,20 +18,20 @@ from dialogue import Chat, Episode, format_response
 from rollout import Conversation, Reply, Trajectory, Turn, make_episode, next_prompt, play
 
 SEED_DEMOS = 11  # purpose number of the random streams
-COMMIT_ONE = 0.75  # chance that a turn wants one action; two: 19 %, more: 6 %
+COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more: 6 %
 
 
 def recite(
     chat: Chat, conversation: Conversation, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play an opened conversation with scripted replies, as tokens that a policy would sample.
+    """Play an opened conversation with scripted replies, encoded like those of a policy.
 
     Raises: UserError if the environment fails."""
 
     def player(conversation: Conversation) -> Reply | None:
         prompt = conversation.next_prompt(chat)
         trajectory = conversation.trajectory
-        # With context_turns the prompt holds all earlier tokens that count.
+        # With context_turns, the prompt already contains the earlier turns that the reply sees.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -51,17 +51,18 @@ def num_demonstrations(config: Config) -> int:
 
 
 def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
-    """Demonstration `index`: a scripted player on a training instance of its own.
+    """Demonstration `index`: a scripted player on a training instance, another for every index.
 
-    With probability `sft_noise` a turn has a random number of random actions, but not in the first
-    `sft_clean` of all demonstrations."""
+    With probability `sft_noise`, a turn has a random number of random actions. The first fraction
+    `sft_clean` of the demonstrations has no such turns."""
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
     conversation = Conversation(episode, path)
     conversation.open(*episode.reset(path))
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
-    # The 1 keeps this stream apart from the instance's: numpy seeds [a, b] and [a, b, 0] alike.
+    # numpy gives the seeds [a, b] and [a, b, 0] the same stream. The 1 keeps this stream apart from
+    # that of the instance.
     rng = np.random.default_rng([*path, 1])
     trajectory = recite(chat, conversation, lambda: scripted_reply(episode, noise, rng), config)
     return cut_to_context(trajectory, config)
@@ -84,8 +85,7 @@ def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> 
 def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
     """Drop the last turns that do not fit into the context.
 
-    Raises: UserError for a reply that is longer than a policy may give, and if not even one turn
-        fits."""
+    Raises: UserError if a reply is longer than max_response_tokens, or if no turn fits."""
     longest = max(len(turn.response_ids) for turn in trajectory.turns)
     if longest > config.max_response_tokens:
         raise UserError(
@@ -112,7 +112,7 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
     """Write the demonstrations of a run with these settings as lines of JSON.
 
-    The keys are those that eval.py --jsonl writes. Returns: the number of lines."""
+    The lines of eval.py --jsonl have the same keys, and more. Returns: the number of lines."""
     count = num_demonstrations(config)
     with Path(path).open("w", encoding="utf-8") as file:
         for index in range(count):
@@ -133,12 +133,12 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 
 @lru_cache(maxsize=1)
 def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajectory]:
-    """Read demonstrations back as tokens. The same tokenizer gives the tokens that were written.
+    """Read demonstrations back as tokens. With the same tokenizer, these are the written tokens.
 
-    Raises: UserError that names the first line that is no demonstration or breaks a limit of
-        rollouts, and if there is no line."""
+    Raises: UserError if a line is no demonstration or breaks a limit of rollouts; it names the
+        first such line. UserError if the file has no lines."""
     if not Path(path).is_file():
-        raise UserError(f"sft_file={path!r} does not exist")
+        raise UserError(f"sft_file={path!r} is not a file")
     demonstrations = []
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, start=1):

@@ -12,7 +12,7 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from grids import FrozenLake, Grid
 from rollout import Trajectory
 
-# What a drill asks about: a word is repeated to make its questions more frequent.
+# Kinds of questions. A repeated kind is more frequent.
 KINDS = [
     "Where",
     "Where",
@@ -40,8 +40,8 @@ class DrillRecord(TurnRecord):
 class Drill(Episode):
     """Questions about a board of a grid world; a turn earns 1 for the right answer.
 
-    The board is shown with each question. A move in a question never slips, and later questions
-    are about the board after it."""
+    Each question shows the board. If a question is a move, the move never slips, and later
+    questions are about the board after it."""
 
     def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
         super().__init__(env, Config())
@@ -106,10 +106,10 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
-    """Share of right answers by kind.
+    """The share of right answers for each kind of fact.
 
-    Kinds: the places of player, goal or target, all holes or boxes; every cell of a row or column,
-    and the walls among them; the whole board after a move."""
+    Where: the places of the player, the goal or targets, and all holes or boxes. Row and Column:
+    each cell, and each wall. Moves: the whole board after the move."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:

@@ -2,9 +2,9 @@
 
 `learning` shows what the config files of this repository learn. `fig5` to `table4` are figures and
 tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of arXiv 2510.01132. A figure has
-curves, a curve is a training run with several seeds, and curves of one figure differ only in the
-settings that their labels name. Settings that equal the defaults are left out of a command, so that
-two figures which share a run give it the same name.
+curves. A curve is a training run with several seeds. Curves of one figure differ only in the
+settings that their labels name. A command leaves out settings that equal the defaults, so a run
+that two figures share has the same name in both.
 """
 
 from configurator import Config, load_config
@@ -22,8 +22,8 @@ from typing import NamedTuple
 class Curve:
     """A training run: names of files in config/, then settings that override them.
 
-    A run with an SFT stage takes over the files and the overrides of that stage and starts from
-    the model that it trains. `tools/sft.py` runs a stage once for all curves that share it.
+    A run with an SFT stage takes over the files and overrides of the stage, and starts from the
+    model that the stage trains. A stage runs once for all curves that share it.
     """
 
     files: tuple[str, ...]
@@ -47,6 +47,8 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
+    """A figure or table of a paper: training runs and the metrics to compare."""
+
     title: str
     metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
     curves: dict[str, Curve]  # by label; the first word of a label is the environment
@@ -54,14 +56,16 @@ class Figure:
 
 
 class Seconds(NamedTuple):
-    """What an iteration costs."""
+    """The estimated cost of an iteration, in seconds."""
 
-    rollout: float  # of 128 trajectories
-    step: float  # of an optimizer step on 32 trajectories
+    rollout: float  # 128 trajectories
+    step: float  # an optimizer step on 32 trajectories
 
 
 @dataclass(frozen=True)
 class Scale:
+    """The size of the model and of the machine that runs it."""
+
     files: tuple[str, ...]  # files in config/ that come after those of every curve
     jobs: int  # runs at the same time
     seconds: dict[str, Seconds]  # by environment
@@ -102,7 +106,7 @@ STARPO_S = curve()  # the config files of this repository are StarPO-S
 
 
 def online_k(num_epochs: int) -> Curve:
-    """200 passes over rollouts in all, evaluated after every tenth."""
+    """k = `num_epochs` passes over each rollout, 200 passes in all, evaluated every ten passes."""
     return curve(
         num_epochs=num_epochs,
         num_iterations=200 // num_epochs,

@@ -128,7 +128,7 @@ class Message(NamedTuple):
 
     report: str  # on the last turn
     budget: str  # turns and actions that are left
-    board: str  # the first lines, as far as they consist of symbols that have a picture
+    board: str  # the first lines, as long as they have equal length and only symbols with pictures
     text: str  # everything after the board
 
 

@@ -3,10 +3,12 @@
     python -m tools.play frozenlake --seed=3
     python -m tools.play sokoban --seed=3 --expert       # watch the optimal player, or --random
 
-A typed line may have tags. Without any "<" it is taken as the actions of an answer: Down || Right
+Type actions, such as: Down || Right. A line with "<" is sent as the whole reply, with its tags.
 """
 
 from configurator import Config, UserError, run_main
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,28 +19,26 @@ from rollout import Conversation, Reply, play
 PLAYERS = {"--expert": "optimal", "--random": "random"}
 
 
+class Command(NamedTuple):
+    """A parsed command line."""
+
+    env: str
+    seed: int = 0
+    player: str = ""  # of `reference_actions`; "": a human plays
+
+
 def main(argv: list[str]) -> None:
-    seed = "0"
-    player = ""
-    for arg in argv[1:]:
-        if arg.startswith("--seed="):
-            seed = arg.removeprefix("--seed=")
-        elif arg in PLAYERS and not player:
-            player = PLAYERS[arg]
-        else:
-            seed = ""  # not legal
-    if not argv or not seed.isdecimal():
-        raise UserError(
-            "expected an environment, --seed=N, and --expert, --random or neither; "
-            f"got {' '.join(argv)!r}"
-        )
-    conversation = Conversation(Episode(make_env(argv[0]), Config()), (int(seed),))
+    command = parse_command(argv)
+    conversation = Conversation(Episode(make_env(command.env), Config()), (command.seed,))
     conversation.reset("train")
     if conversation.failure:
-        raise UserError(f"env={argv[0]!r} could not start: {conversation.failure.record.error}")
+        error = conversation.failure.record.error
+        raise UserError(f"env={command.env!r} could not start: {error}")
     print(conversation.trajectory.system)
-    rng = np.random.default_rng(int(seed))
-    trajectory = play(conversation, ScriptedPlayer(player, rng) if player else ask_human)
+    answer = ask_human
+    if command.player:
+        answer = ScriptedPlayer(command.player, np.random.default_rng(command.seed))
+    trajectory = play(conversation, answer)
     if trajectory.status == "out_of_tokens":  # the human ended the input
         return
     closing = trajectory.turns[-1].record.closing
@@ -46,8 +46,28 @@ def main(argv: list[str]) -> None:
     print(f"\n{closing}\n{trajectory.status} after {num_turns} turns, score {trajectory.score:g}")
 
 
+def parse_command(argv: list[str]) -> Command:
+    """Read the command line. Raises: UserError for an argument that is not legal."""
+    mistake = UserError(
+        "expected an environment, --seed=N, and --expert, --random or neither; "
+        f"got {' '.join(argv)!r}"
+    )
+    if not argv:
+        raise mistake
+    command = Command(argv[0])
+    for arg in argv[1:]:
+        name, _, value = arg.partition("=")
+        if name == "--seed" and value.isdecimal():
+            command = command._replace(seed=int(value))
+        elif arg in PLAYERS and not command.player:
+            command = command._replace(player=PLAYERS[arg])
+        else:
+            raise mistake
+    return command
+
+
 def ask_human(conversation: Conversation) -> Reply | None:
-    """Read a reply from the terminal; None at the end of the input."""
+    """Read a reply from the terminal. Returns: None at the end of the input."""
     print(f"\n{conversation.user}")
     try:
         text = input("> ")
@@ -57,7 +77,7 @@ def ask_human(conversation: Conversation) -> Reply | None:
 
 
 class ScriptedPlayer:
-    """Shows how a reference player plays, with true thoughts."""
+    """Prints and returns the replies of a reference player, with true thoughts."""
 
     def __init__(self, player: str, rng: np.random.Generator):
         self.player = player

@@ -30,9 +30,9 @@ NUM_COLUMNS = 3
 class Player(NamedTuple):
     """A reference player as a horizontal line."""
 
-    name: str  # in a row
-    label: str
-    style: str | tuple
+    name: str  # its key in the successes of a row
+    label: str  # its name in the picture
+    style: str | tuple  # of the line
 
 
 PLAYERS = (
@@ -53,7 +53,7 @@ def plot_success(path: Path, panels: Sequence[Panel], curves: Curves) -> None:
 
     Args:
         path: PNG to write.
-        panels: One pair of axes each, and a legend in the place of one more.
+        panels: One pair of axes for each. The legend takes the space of one more.
         curves: The rows of every curve.
     """
     num_lines = math.ceil((len(panels) + 1) / NUM_COLUMNS)
@@ -179,7 +179,7 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """The curves that were run by the first word of their labels, which is taken off."""
+    """Group the curves that were run by the first word of their labels, and remove this word."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -189,7 +189,7 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 
 
 def draw_curve(axes: Axes, metric: str, label: str, rows: Rows) -> None:
-    """Mean of the seeds over the passes made over trajectories, which are iterations x epochs.
+    """Draw the mean of the seeds. The x axis counts passes over rollouts: iterations x epochs.
 
     The band of evaluations is a Wilson interval over prompts, any other the range of the seeds.
     A triangle marks the first warning of a seed.
@@ -221,7 +221,8 @@ def draw_shared_players(axes: Axes, curves: Curves) -> None:
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations (I,) at which any seed has a value, and values (S, I) with NaN for the others."""
+    """Returns: iterations (I,) at which any seed has a value; values (S, I), NaN if a seed has
+    none."""
     seeds = [series(row).get(metric, {}) for row in rows]
     iterations = sorted(set().union(*seeds))
     values = []

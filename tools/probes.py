@@ -1,4 +1,4 @@
-"""Probes of what supervised learning taught, on held-out boards."""
+"""Probes of supervised learning: how well a model plays and reads held-out boards."""
 
 from configurator import Config, load_config
 
@@ -30,8 +30,8 @@ PROBE_KEYS = ("success", "valid_frac", "thought_true_frac", "entropy")
 def probe(model, chat: Chat, config: Config) -> dict[str, float]:
     """Play the config's environment on held-out instances, at eval_temperature and at T=1.
 
-    Returns: success, well-formed turns, true statements in thoughts, and mean -log p of the
-        sampled tokens, nats."""
+    Returns: the metrics of PROBE_KEYS at each temperature. Entropy is the mean -log p of the
+        sampled tokens, in nats."""
     # Always the torch engine: a second vLLM does not fit into one process.
     engine = make_engine(replace(config, engine="torch"), model, chat)
     starts = [((i,), 0) for i in range(config.eval_size)]

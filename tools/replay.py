@@ -2,8 +2,8 @@
 
     python -m tools.replay out/frozenlake_ppo --record=out/frozenlake_ppo/eval_final.jsonl
 
-It needs no model: the scores come from the replies in the record, which eval.py --jsonl or a run
-wrote. The entropy is copied from the record. It fails if a trajectory differs from its record.
+A record is a file that eval.py --jsonl or a run wrote. Replay needs no model: it plays the recorded
+replies and copies the entropy. It fails if a trajectory differs from its record.
 """
 
 from configurator import Config, UserError, run_main
@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from eval import OPTIONS, Job, read_arguments, reference_settings, scored_envs
-from parallel import init_distributed
+from eval import OPTIONS, Job, read_arguments, reference_settings, report_rows, scored_envs
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.records import trajectory_record
-from support.scores import Row, ScoreReport, Scores, score
+from support.scores import Row, Scores, score
 
 RECORD_KEYS = {"env", "seed", "member"}
 TURN_KEYS = {"response", "tokens", "surprise"}
@@ -27,24 +26,21 @@ TURN_KEYS = {"response", "tokens", "surprise"}
 def main(argv: list[str]) -> None:
     job = read_arguments(argv, {**OPTIONS, "record": ""}, default_model=False, score_runs=False)
     if not job.options["record"]:
-        raise UserError(f"--record=PATH is missing; got {argv}")
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"give --record=PATH, a file of eval.py --jsonl or of a run; got {given}")
     if job.models or job.options["player"] or job.options["samples"] > 1:
-        raise UserError("replay plays a record and nothing else: without model, player and samples")
-    init_distributed(job.config)
-    report = ScoreReport(job.config, job.options, scored_envs(job.config))
-    for row in replayed_rows(job):
-        report.add(row)
-    report.finish()
+        raise UserError("tools.replay takes no model, player or samples; it only plays the record")
+    report_rows(job, replayed_rows(job))
 
 
 def replayed_rows(job: Job) -> Iterator[Row]:
-    """Play every trajectory of the record again; a row for each policy in it.
+    """Play every trajectory of the record again, and yield a row for each policy in it.
 
-    Raises: UserError for games of an environment that is not scored here; after the last row, if
-        a trajectory differs from its record."""
+    Raises: UserError if the record has games of an environment that is not scored. After the last
+        row, UserError if a trajectory differs from its record."""
     path = job.options["record"]
-    groups = defaultdict(list)  # (env, policy, entropy, evaluation) -> trajectories
-    num_seen = Counter()  # how often a record repeats a game: it may hold several evaluations
+    groups = defaultdict(list)  # ((env, policy, entropy), evaluation) -> trajectories
+    num_seen = Counter()  # game -> how often it was seen; a file may hold several evaluations
     different = []
     for record in read_records(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
@@ -71,7 +67,7 @@ def replayed_rows(job: Job) -> Iterator[Row]:
 def read_records(path: str, legal_envs: list[str]) -> list[dict]:
     """The lines of a record. Raises: UserError for a file that holds something else."""
     if not Path(path).is_file():
-        raise UserError(f"record={path!r} does not exist")
+        raise UserError(f"record={path!r} is not a file")
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
         records = [json.loads(line) for line in lines if line]
@@ -85,7 +81,8 @@ def read_records(path: str, legal_envs: list[str]) -> list[dict]:
     if not is_whole:
         raise UserError(f"{path} does not hold trajectories as --jsonl writes them")
     for record in records:
-        if record["env"] not in legal_envs:  # a name may be a file of code: a record cannot run it
+        # The name of an environment may be a file of code, and a record must not run code.
+        if record["env"] not in legal_envs:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"
             )

@@ -1,5 +1,7 @@
-"""Run the experiments of this repository and of two papers (arXiv 2504.20073 and, from `quest` on,
-2510.01132), and make their tables and pictures.
+"""Run the experiments of this repository and of two papers, and make their tables and pictures.
+
+`learning` trains the config files of this repository. `fig5` to `table4` are experiments of arXiv
+2504.20073, `quest` to `ratio` those of arXiv 2510.01132.
 
     python -m tools.reproduce learning                     # all runs of a figure, two at a time
     python -m tools.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
@@ -7,10 +9,11 @@
     python -m tools.reproduce learning --draw=True         # no run: tables, points and pictures
     python -m tools.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
 
-An interrupted run continues and a finished one is not repeated. Two figures with the same run share
-it, because a run is known by its settings. Runs are JSON files in docs/results/runs/. From them the
-script writes docs/results/NAME.md, NAME.csv and NAME.png, and for `learning` also frozenlake.png,
-the picture in README. Runs that started from other weights than those in base/ do not count.
+An interrupted run continues, and a finished run is not repeated. Settings identify a run, so two
+figures with the same settings share a run. Finished runs are JSON files in docs/results/runs/. From
+these the script writes docs/results/NAME.md, NAME.csv and NAME.png, and for `learning` also
+frozenlake.png, the picture in README. It ignores runs that started from other weights than those in
+base/.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -36,7 +39,7 @@ from tools.experiments import (
 OPTIONS = {
     "scale": "tiny",  # a key of SCALES
     "seeds": "0,1,2",
-    "jobs": 0,  # runs at the same time; 0 = what suits the scale
+    "jobs": 0,  # runs at the same time; 0 = the number in SCALES
     "only": "",  # part of the labels of the curves to run
     "dry_run": False,
     "draw": False,
@@ -82,7 +85,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
-    """Returns: names of figures, options, seeds. Raises: UserError."""
+    """Read the command line. Returns: names of figures, options, seeds."""
     names = list(takewhile(lambda word: not word.startswith("-"), argv))
     if not names or set(names) - FIGURES.keys():
         given = " ".join(names) or "nothing"
@@ -94,6 +97,8 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
     scale = options["scale"]
     if scale not in SCALES:
         raise UserError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    if options["jobs"] < 0:
+        raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
     seeds = options["seeds"].split(",")
     are_integers = all(seed.isdecimal() for seed in seeds)
     if not are_integers or len(set(seeds)) < len(seeds):
@@ -105,7 +110,7 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
 def chosen_jobs(
     names: Sequence[str], only: str, scale: str, seeds: Sequence[int]
 ) -> dict[Config, Job]:
-    """The jobs of these figures by their settings, so that a run which they share is there once."""
+    """Settings -> job, for all jobs of these figures. A run that figures share occurs once."""
     curves = []
     for name in names:
         curves += FIGURES[name].curves.items()
@@ -125,7 +130,7 @@ def chosen_jobs(
 
 
 def run_all(jobs: Sequence[Job], num_parallel: int) -> list[str]:
-    """Run the SFT stages, then the jobs; returns a sentence about each failure."""
+    """Run the SFT stages, then the jobs. Returns: a sentence about each failure."""
     with ThreadPoolExecutor(num_parallel) as pool:
         stages = sft_stages(jobs)
         failed_stages = dict(zip(stages, pool.map(runs.launch, stages), strict=True))
@@ -153,7 +158,7 @@ def sft_stages(jobs: Sequence[Job]) -> list[Command]:
 
 def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -> None:
     for stage in sft_stages(jobs):
-        print(f"{stage}  # before those that start from it")
+        print(f"{stage}  # SFT stage of runs below")
     total = 0.0
     for job in jobs:
         estimate = hours(job.settings(), job.scale, rows)
@@ -163,7 +168,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimate for one run without its SFT stage, from its other seeds if there are any."""
+    """Estimated hours of one run without its SFT stage; from other seeds if some are finished."""
     key = "cpu_s_per_iteration" if scale == "tiny" else "wall_s_per_iteration"
     wanted = without_seed(config)
     known = [row[key] for other, row in rows.items() if without_seed(other) == wanted]
@@ -177,7 +182,7 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
 
 
 def without_seed(config: Config) -> Config:
-    """The settings with seed 0, also in the path of the model that an SFT stage left."""
+    """The settings with seed 0, without the seed in the path of the model of an SFT stage."""
     return replace(config, seed=0, model=config.model.replace(f"_s{config.seed}/", "/"))
 
 
@@ -185,7 +190,7 @@ def without_seed(config: Config) -> Config:
 
 
 def show(name: str, scale: str, seeds: Sequence[int]) -> str:
-    """Write table, points and pictures of the finished runs of a figure; returns the table."""
+    """Write table, points and pictures of the finished runs of a figure. Returns: the table."""
     figure = FIGURES[name]
     found = rows_of(figure.curves, scale, seeds)
     suffix = "" if scale == "tiny" else f"_{scale}"
@@ -206,7 +211,7 @@ def show(name: str, scale: str, seeds: Sequence[int]) -> str:
 
 
 def rows_of(curves: dict[str, Curve], scale: str, seeds: Sequence[int]) -> dict[str, list[dict]]:
-    """Label -> rows of its finished seeds: the given ones and any other in docs/results/runs/."""
+    """Label -> rows of its finished runs with these seeds, or any other in docs/results/runs/."""
     rows = runs.finished_rows()
     all_seeds = sorted({*seeds, *(config.seed for config in rows)})
     found = {}

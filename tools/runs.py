@@ -1,9 +1,8 @@
 """Runs of the figures: train one seed of a curve and keep its results as a row.
 
 A row is one JSON file in docs/results/runs/. It holds the settings of the run, its commit and
-machine, what it cost, its metrics over the iterations and, for every prompt, whether the policy
-and the reference players succeed. A run is known by its settings: a row that has them all is found
-again whatever its file is called.
+machine, its costs, its metrics over the iterations, and for every prompt whether the policy and the
+reference players succeed. The settings identify a run; the name of the file does not matter.
 """
 
 from configurator import FIELD_TYPES, Config
@@ -32,14 +31,14 @@ from tools.experiments import (
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("docs/results")
-SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS)  # metrics that a row keeps of every iteration
+SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS)  # a row keeps these metrics of every iteration
 
 
 def finished_rows() -> dict[Config, dict]:
     """The rows in docs/results/runs/ by their settings.
 
-    A setting that did not exist when a row was written has its default. Rows with settings that no
-    longer exist and rows of runs that started from other weights in base/ are left out.
+    A setting that a row lacks has its default. Rows with unknown settings, and rows of runs that
+    started from other weights in base/, are left out.
     """
     found = {}
     for path in sorted((RESULTS / "runs").glob("*.json")):
@@ -67,10 +66,11 @@ def run(curve: Curve, scale: str, seed: int) -> str:
     command = train_command(curve, scale, seed)
     config = command.config()
     out_dir = command.out_dir
-    if failure := launch(command):
+    failure = launch(command)
+    if failure:
         return failure
     if load_saved(out_dir) != config:
-        return f"{out_dir} holds a run of other settings; remove it"
+        return f"{out_dir} holds a run with other settings; remove it"
     row = make_row(command, config, sft_command(curve, scale, seed))
     path = RESULTS / "runs" / f"{out_dir.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def run(curve: Curve, scale: str, seed: int) -> str:
 
 
 def launch(command: Command) -> str:
-    """Run a script to its end, or continue it; its output goes to a log next to its folder.
+    """Start or continue a script, and wait for its end. Its output goes to out_dir.log.
 
     Returns:
         A sentence about the failure, or '' after success.
@@ -93,7 +93,7 @@ def launch(command: Command) -> str:
     if base and out_dir.exists():
         same_base = started_from.is_file() and started_from.read_text() == base
         if not same_base:
-            return f"{out_dir} is not known to have begun with the weights in base/; remove it"
+            return f"{out_dir} may have started from other weights than those in base/; remove it"
     started_from.write_text(base)
     with log.open("a") as output:
         words = [sys.executable, *command.script, *command.arguments]
@@ -136,18 +136,17 @@ def describe_machine() -> str:
 
 
 def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
-    """What went into a run.
+    """The data and the CPU time that a run used.
 
-    Demonstrations and instances are counted once even though they are shown and played several
-    times. Tokens are those of replies: the expert's as often as they are shown, and the policy's.
-    CPU seconds are without evaluations.
+    "demonstrations" and "instances" count different ones, even if a run shows or plays them several
+    times. Tokens are those of replies. The expert's tokens count as often as they are shown. CPU
+    seconds are without evaluations.
     """
     shown = 0
     sft_totals = {"response_tokens": 0, "cpu_s": 0.0}
     if sft:
         shown = config.sft_steps * config.sft_batch_size
-        lines = (sft.out_dir / "curve.jsonl").read_text().splitlines()
-        sft_totals = json.loads(lines[-1])
+        sft_totals = read_rows(sft.out_dir / "curve.jsonl")[-1]
     rollouts = config.num_groups * config.group_size  # of an iteration
     return {
         "demonstrations": min(shown, config.sft_demos or shown),
@@ -172,9 +171,9 @@ def rounded(values: Sequence[float | None]) -> list[float | None]:
 
 
 def first_warning(steps: Sequence[dict]) -> list | None:
-    """Iteration and sentence of the first warning of collapse, None without one.
+    """[iteration, sentence] of the first warning of collapse; None without a warning.
 
-    Every iteration is judged by the metrics up to it.
+    The warnings of an iteration depend only on the rows up to it.
     """
     for num_steps, step in enumerate(steps, 1):
         sentences = new_warnings(steps[:num_steps])

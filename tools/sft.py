@@ -6,14 +6,14 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=quests.jsonl
 
---export only writes the demonstrations, here 25 x 16 of them; --sft_file imitates the same tokens,
-here eight times.
+--export writes demonstrations and does not train: 25 steps x 16 of them in the example above.
+--sft_file imitates them, eight times each in the example.
 
 model='tiny' (random weights) learns from the documents of tools/corpus.py. Any other model learns
-from demonstrations in the config's environment, or from those of a file. Generated data depend on
-the step number, so their order does not depend on the number of processes. The processes share the
-work and add up their gradients. An interrupted run continues from out_dir. Probes on held-out
-boards measure what was learned, apart from success.
+from demonstrations in the config's environment, or from those in a file. Generated data depend only
+on seed, step and index, not on the number of processes. The processes share the work and add up
+their gradients. An interrupted run continues from out_dir. Probes on held-out boards measure how
+well the model plays and reads.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -34,10 +34,11 @@ from tqdm import tqdm
 import parallel
 from dialogue import Chat
 from envs import env_specs
+from eval import progress_bar
 from model import Policy, load_model
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
-from support.run_folder import check_out_dir, save_config
+from support.run_folder import check_out_dir, check_writable, save_config, write_rows
 from tools.corpus import documents
 from tools.demonstrations import demonstration, read_demonstrations, write_demonstrations
 from tools.probes import base_report, probe
@@ -59,6 +60,7 @@ def main(argv: list[str]) -> None:
     if len(env_specs(config.env)) > 1:
         raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
     if options["export"]:
+        check_writable(options["export"])
         _, tokenizer = load_model(config.model)
         count = write_demonstrations(options["export"], config, Chat(tokenizer))
         print(f"wrote {options['export']}: {count} demonstrations")
@@ -83,7 +85,7 @@ def train(config: Config, sources: dict[str, str], device: torch.device) -> None
         model, tokenizer = load_model(config.model)
     policy = Policy(model.to(device))
     chat = Chat(tokenizer)
-    packs_of(config, chat, 0)  # Wrong demonstrations fail here, before any file is written.
+    packs_of(config, chat, 0)  # wrong demonstrations fail before any file is written
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)
         num_parameters = sum(p.numel() for p in model.parameters())
@@ -113,8 +115,7 @@ def probe_and_write(config: Config, model, tokenizer, chat: Chat, step: int, tot
     if parallel.rank() == 0:
         if is_tiny:
             save_model(model, tokenizer, out_dir / f"model-{step}")
-        lines = [json.dumps(row) + "\n" for row in totals["rows"]]
-        (out_dir / "curve.jsonl").write_text("".join(lines))
+        write_rows(out_dir / "curve.jsonl", totals["rows"])
         tqdm.write(json.dumps(row))
 
 
@@ -125,9 +126,9 @@ def save_model(model, tokenizer, folder: Path) -> None:
 
 
 def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """This process's packs of a step. Each pack goes through the model at once.
+    """This process's packs of a step. A pack is one forward and backward pass.
 
-    They are packs of documents for the tiny model, and packs of demonstrations for others."""
+    Packs hold documents for the tiny model, and demonstrations for other models."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     if config.model == "tiny":
         progress = step / config.sft_steps
@@ -157,14 +158,15 @@ def imitate(
     state_file: Path | None = None,
     report: Callable[[int, dict], object] = lambda *_: None,
 ) -> None:
-    """Minimise the token mean of -log p over the response tokens.
+    """Minimise the mean of -log p over the response tokens.
 
-    The learning rate has a short warm-up and a cosine schedule. On CUDA it computes in bfloat16,
-    with float32 weights.
+    The learning rate has a short warm-up and a cosine schedule. On CUDA the model computes in
+    bfloat16, with float32 weights.
 
-    Args: packs_at(step): this process's packs of a step; state_file: what an interrupted run
-        continues from; report(finished steps, totals): called after every `eval_every` steps and
-        at the end.
+    Args:
+        packs_at: step -> this process's packs.
+        state_file: the file from which an interrupted run continues.
+        report: called with (finished steps, totals) every `eval_every` steps and at the end.
     Raises: UserError if the loss is not finite."""
     steps = config.sft_steps
     optimizers = make_optimizers(policy, config)
@@ -172,14 +174,8 @@ def imitate(
     totals = {"tokens": 0, "response_tokens": 0, "cpu_s": 0.0, "losses": [], "rows": []}
     if state_file and state_file.is_file():
         first, totals = load_state(state_file, policy, optimizers)
-    bar = tqdm(
-        range(first, steps),
-        initial=first,
-        total=steps,
-        desc="sft",
-        unit="step",
-        mininterval=2,
-        disable=True if parallel.rank() else None,
+    bar = progress_bar(
+        iterable=range(first, steps), initial=first, total=steps, desc="sft", unit="step"
     )
     for step in bar:
         packs = packs_at(step)
@@ -215,8 +211,8 @@ def count_tokens(packs: Sequence[list[Trajectory]]) -> Tensor:
     """Response tokens and all tokens of a step, summed over the ranks: (2,) int64."""
     num_response_tokens = 0
     num_tokens = 0
-    for pack_ in packs:
-        for trajectory in pack_:
+    for trajectories in packs:
+        for trajectory in trajectories:
             num_response_tokens += trajectory.num_response_tokens
             num_tokens += len(trajectory.ids)
     counts = torch.tensor([num_response_tokens, num_tokens])  # (2,)
@@ -265,7 +261,7 @@ def save_state(
     policy: Policy,
     optimizers: list[torch.optim.Optimizer],
 ) -> None:
-    """Write what an interrupted run continues from; the old file stays until the new is whole."""
+    """Write the state of an interrupted run. The old file stays until the new one is complete."""
     state = {
         "step": step,
         "totals": totals,
@@ -281,7 +277,7 @@ def save_state(
 
 
 def make_optimizers(policy: Policy, config: Config) -> list[torch.optim.Optimizer]:
-    """AdamW; with `sft_muon_lr` Muon for the matrices of the blocks and AdamW for the rest."""
+    """AdamW. If `sft_muon_lr` is not 0: Muon for the matrices of the blocks, AdamW for the rest."""
     matrices = []
     others = []
     for name, p in policy.named_parameters():
@@ -299,8 +295,8 @@ def make_optimizers(policy: Policy, config: Config) -> list[torch.optim.Optimize
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised (K. Jordan 2024; constants as in torch.optim.Muon).
 
-    It computes in float32. torch's computes in bfloat16, which takes ten times as long on a CPU
-    without such instructions."""
+    It computes in float32. torch.optim.Muon computes in bfloat16, which takes ten times as long on
+    a CPU without bfloat16 instructions."""
 
     MOMENTUM = 0.95
     NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
@@ -319,10 +315,10 @@ class Muon(torch.optim.Optimizer):
             p.sub_(update, alpha=group["lr"] * shape_factor)
 
     def _orthogonalize(self, matrix: Tensor) -> Tensor:
-        """Newton-Schulz iteration: pulls all singular values towards 1."""
+        """Newton-Schulz iteration, which moves all singular values towards 1."""
         a, b, c = self.NEWTON_SCHULZ
         is_tall = matrix.shape[0] > matrix.shape[1]
-        x = matrix.T if is_tall else matrix  # squares the small side
+        x = matrix.T if is_tall else matrix  # so that x @ x.T has the smaller of two sizes
         x = x / x.norm().clamp_min(1e-7)
         for _ in range(5):
             square = x @ x.T

@@ -8,8 +8,8 @@ import numpy as np
 
 from support.statistics import paired_bootstrap, wilson_interval
 
-Rows = list[dict]  # of one curve, one for each seed; see tools/runs.py
-Curves = dict[str, Rows]  # by label; a curve that was not run has no rows
+Rows = list[dict]  # the rows of a curve, one for each seed; see tools/runs.py
+Curves = dict[str, Rows]  # label -> rows; a curve that was not run has no rows
 Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (S, n) of 0 and 1
 
 HEADINGS = (
@@ -38,7 +38,7 @@ iteration of the first early sign of collapse (support/echo_trap.py), - if there
 
 
 def wins_by_env(rows: Rows) -> dict[str, Wins]:
-    """Successes in every environment that was scored; the environment of the run comes first."""
+    """Scored environment -> successes. The environment of the run comes first."""
     return {env: wins_in(env, rows) for env in rows[0]["successes"]}
 
 
@@ -57,7 +57,8 @@ def wins_of_run(rows: Rows) -> Wins:
 
 
 def series(row: dict) -> dict[str, dict[int, float]]:
-    """Metric -> iteration -> value, without iterations that lack a value; 0 is the start."""
+    """Metric -> iteration -> value. Iteration 0 is the model before RL. Missing values are left
+    out."""
     start = wins_of_run([row])["start"]
     success = {0: float(start.mean())}
     for iteration, value in row["curve"].items():
@@ -122,7 +123,7 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """`wins_by_env` under the names of table rows: the label, then "label on ENV"."""
+    """`wins_by_env` with names of table rows as keys: the label, then "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins
@@ -130,7 +131,7 @@ def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
 
 
 def success_lines(curves: Curves) -> list[str]:
-    """One line per curve and scored environment: all seeds together, differences paired."""
+    """One line per curve and scored environment, over all seeds, with paired differences."""
     lines = []
     for label, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
@@ -150,7 +151,7 @@ def success_lines(curves: Curves) -> list[str]:
 
 
 def cost_lines(curves: Curves) -> list[str]:
-    """Mean costs of every curve; nothing unless a curve has demonstrations."""
+    """The mean costs of every curve; no lines unless a curve uses demonstrations."""
     all_rows = [row for rows in curves.values() for row in rows]
     if not any(row["costs"]["demonstrations"] for row in all_rows):
         return []
@@ -166,7 +167,7 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """One line for every set of reference players, after the curves which play its instances."""
+    """One line for each set of results of reference players, with the curves that share it."""
     labels: dict[str, list[str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():

@@ -37,7 +37,7 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# finer borders while merges are learned: words, digits, "||" and the cells of a grid
+# how text is split while merges are learned: words, digits, "||" and the cells of a grid
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
 # tokens besides the learned ones: the tags of a reply, and digits with the space before them
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -63,9 +63,9 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
         num_attention_heads=width // HEAD_DIM,
         num_key_value_heads=1,
         max_position_embeddings=4096,
-        # With Qwen2's own values (10,000 and 0.02) a model of this size cannot copy a board after
-        # 250 steps; with these it can after 150. The small theta separates distances of tens of
-        # tokens, and the larger weights make attention less flat at the start.
+        # With these values a model of this size can copy a board after 150 steps. With Qwen2's own
+        # values (10,000 and 0.02) it cannot after 250. The small theta separates distances of tens
+        # of tokens, and the larger weights make attention less flat at the start.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.09,
         vocab_size=VOCAB_SIZE,
@@ -77,13 +77,13 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
     )
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
-    with torch.no_grad():  # the embedding is also the head; this gives logits of the usual size
+    with torch.no_grad():  # the head is tied to the embedding; scaling keeps the logits small
         model.lm_head.weight.mul_(0.02 / config.initializer_range)
     return model, tokenizer
 
 
 def _parse_shape(shape: str) -> tuple[int, int]:
-    """Layers and width. Raises: UserError unless both are positive and heads fit the width."""
+    """Read layers and width. Raises: UserError unless 32 divides the width and both are over 0."""
     layers, _, width = shape.partition("x")
     if layers.isdecimal() and width.isdecimal():
         num_layers = int(layers)
@@ -99,9 +99,9 @@ def _parse_shape(shape: str) -> tuple[int, int]:
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE on text of all environments. No merge crosses a word, a digit or a cell.
 
-    These fine borders apply while merges are learned. The tokenizer itself splits by Qwen2's
-    pattern, because AutoTokenizer puts that pattern into the tokenizer of every Qwen2 model. The
-    ids are the same with both.
+    LEARNING_SPLIT applies while merges are learned. The finished tokenizer uses QWEN2_SPLIT,
+    because AutoTokenizer puts that pattern into the tokenizer of every Qwen2 model. Both give the
+    same ids.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -125,7 +125,7 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Cut text where the pattern says, then write each part in bytes."""
+    """Split text into the matches of a pattern and the text between them, then into bytes."""
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, to_bytes])
@@ -134,8 +134,8 @@ def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
 def environment_texts() -> list[str]:
     """First messages and plain replies of the environments in every observation mode.
 
-    The texts are the same on every machine. They determine the tokenizer that `base` was trained
-    with: another environment here would change the meaning of its ids.
+    The texts are the same on every machine. They determine the ids of the tokenizer that `base` was
+    trained with, so adding an environment would make these weights useless.
     """
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]

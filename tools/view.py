@@ -18,11 +18,12 @@ from pathlib import Path
 from dialogue import parse_response
 from support.run_folder import load_saved, read_rows
 from tools.pictures import COLORS, LAYERS, cells_of, split_message
-from tools.view_curves import draw_curves, draw_panel
+from tools.view_curves import draw_curves, draw_warning_panel
 from tools.view_gif import draw_gif
 
 TEMPLATE = Path(__file__).with_name("view.html")
 PLACEHOLDER = "{{data}}"  # in the template
+RECORD_KEYS = {"env", "seed", "member", "status", "success", "score", "system", "turns"}
 STAGES = {  # file of a run -> what its trajectories are; None: training, an iteration per row
     "eval_start.jsonl": "before RL",
     "trajectories.jsonl": None,
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> None:
         draw_gif(load_run(run), command.gif, path)
     elif command.panel:
         path = run / "panel.png"
-        draw_panel(command.runs, path)
+        draw_warning_panel(command.runs, path)
     elif len(command.runs) > 1:
         path = run / "curves.png"
         draw_curves(command.runs, path)
@@ -58,9 +59,12 @@ def main(argv: list[str]) -> None:
 
 
 def parse_command(argv: list[str]) -> Command:
-    """Read the command line; raises UserError unless it is one of those in the file's docstring."""
+    """Read the command line. Raises: UserError unless it has a form that --help shows."""
     runs = [Path(argument) for argument in argv if not argument.startswith("--")]
     options = [argument for argument in argv if argument.startswith("--")]
+    for run in runs:
+        if not run.is_dir():
+            raise UserError(f"{run} is not a folder; expected the folder of a run")
     if runs and not options:
         return Command(runs)
     if runs and options == ["--panel"]:
@@ -83,8 +87,8 @@ def load_run(run: Path) -> dict:
 
     Returns:
         trajectories: list of dicts from `describe_trajectory`, in the order of training.
-        texts: list of strings; trajectories name token strings and system messages by their
-            index in this list, so that a text that occurs often is stored once.
+        texts: list of strings. Trajectories refer to tokens and system messages by their index in
+            this list, so that a frequent text is stored once.
         cells, layers, colors: how to draw boards; see tools/pictures.py.
 
     Raises:
@@ -95,6 +99,9 @@ def load_run(run: Path) -> dict:
     trajectories = []
     for file, stage in STAGES.items():
         for record in read_rows(run / file):
+            missing = sorted(RECORD_KEYS - record.keys())
+            if missing:
+                raise UserError(f"{run / file} has a trajectory without {', '.join(missing)}")
             trajectories.append(describe_trajectory(record, stage, think, text_ids))
     if not trajectories:
         raise UserError(
@@ -126,7 +133,7 @@ def describe_trajectory(
         text_ids: text -> number; gets the new texts of this trajectory.
 
     Returns:
-        The fields below; "group" is equal for trajectories that start from the same state.
+        The fields below. Trajectories that start from the same state have the same "group".
     """
     if stage is None:
         when = f"iteration {record['step']}"

@@ -15,7 +15,7 @@ from support.run_folder import load_saved, read_rows
 from support.statistics import wilson_interval
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")  # entropy: nats a token
-STAGES = ("start", "after RL")  # scores of the policy; all others are of reference players
+STAGES = ("start", "after RL")  # rows of the policy in scores.json; others are reference players
 LABEL_HEIGHT = 0.045  # of a player's name, as a fraction of the axis
 
 
@@ -83,7 +83,7 @@ def draw_players(axes: Axes, players: set[tuple[float, str]]) -> None:
         )
 
 
-def draw_panel(runs: Sequence[Path], path: Path) -> None:
+def draw_warning_panel(runs: Sequence[Path], path: Path) -> None:
     """Plot metrics that change before a run collapses, with a dashed line at each early sign.
 
     Source: figure 6 of https://arxiv.org/abs/2504.20073.

@@ -1,7 +1,7 @@
 """Animate a trajectory for tools/view.py: a frame per turn, then a frame of the end.
 
-A frame shows the board at the left; at the right what the policy thought and answered, and the
-reward. Positions and sizes are in inches; y grows downwards.
+A frame shows the board at the left, and the thought, the answer and the reward at the right.
+Positions and sizes are in inches; y grows downwards.
 """
 
 from configurator import UserError
@@ -23,7 +23,7 @@ WIDTH = 7.0
 BOARD_SIZE = 3.2
 MARGIN = 0.15
 TEXT_LEFT = 3.65
-LINE_CHARACTERS = 36  # that fit between TEXT_LEFT and the right margin
+LINE_CHARACTERS = 36  # characters that fit between TEXT_LEFT and the right margin
 FONT_SIZE = 12  # points
 LABEL_SIZE = 9.5
 LINE_HEIGHT = 0.23
@@ -109,7 +109,7 @@ def end_frame(trajectory: dict) -> Frame:
 
 
 def response_blocks(turn: dict) -> list[Block]:
-    """List the observation besides the board, the thought and the answer, without empty ones."""
+    """The blocks of a turn: observation without its board, thought, answer. Omits empty blocks."""
     actions = [f"{ARROWS.get(name.lower(), '')} {name}".strip() for name in turn["actions"]]
     parts = [
         make_block("Observation", turn["text"]),

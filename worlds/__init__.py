@@ -1,1 +1,1 @@
-"""Environments that are imported only when a run names them, and what the grid worlds build on."""
+"""Environments that are imported when a run names them, and planners of the grid worlds."""

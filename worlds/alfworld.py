@@ -1,7 +1,7 @@
 """ALFWorld: its text games, played by the engine of the package `alfworld`.
 
-The package is optional and imported when a game begins. Where its data set is not installed, the
-games of `Household` are written in its format.
+The package is optional and imported when a game begins. Without its data set, games of `Household`
+are converted to its format.
 """
 
 from configurator import UserError
@@ -32,7 +32,7 @@ IDLE_VERBS = ("look", "inventory", "examine", "help")  # they change nothing
 
 
 class ALFWorld(Household):
-    """Games of ALFWorld's data set, else games of `Household` in its format.
+    """Games of ALFWorld's data set, or without it games of `Household` in its format.
 
     The data set is read from $ALFWORLD_DATA, or ~/.cache/alfworld. `part` is train, valid_seen or
     valid_unseen. Games step one after another, because the engine does not support threads.
@@ -53,12 +53,12 @@ class ALFWorld(Household):
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)
-        self.repeats = part != "train"  # too few games to keep 512 apart
+        self.repeats = part != "train"  # too few games for 512 reserved instances
 
     # ---------- instances
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("alfworld", file name) from the data set, else an instance of `Household`."""
+        """Draw ("alfworld", file name), or without a data set an instance of `Household`."""
         names = game_files(self.folder, tuple(GOALS[task] for task in self.tasks))
         if not names:
             return super().draw(rng)
@@ -163,11 +163,11 @@ def start_engine(game: dict):
 
 @lru_cache
 def cache_engine_functions() -> None:
-    """Let the engine remember the results of four functions that it calls again and again.
+    """Let the engine cache the results of four functions that it calls again and again.
 
-    The engine parses its grammar some 50 times a step. Measured on one CPU core, without these
-    caches a start takes 0.64 s and a step 48 ms; with them 0.30 s (0.06 s for the other members of
-    a group) and 2 ms. The observations are the same.
+    The engine parses its grammar about 50 times in a step. Measured on one CPU core, a start takes
+    0.64 s without these caches and 0.30 s with them (0.06 s for further members of a group), and a
+    step 48 ms without and 2 ms with them. The observations are the same.
     """
     import fast_downward
     from textworld.envs.pddl import textgen
@@ -193,7 +193,7 @@ def cache_engine_functions() -> None:
 
 
 def alfworld_game(instance: tuple) -> dict:
-    """Write an instance of `Household` as a file game.tw-pddl of ALFWorld would hold it."""
+    """Convert an instance of `Household` to the content of a file game.tw-pddl."""
     from alfworld.gen.goal_library import gdict
     from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
 
@@ -254,14 +254,16 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
     facts.append(f"(objectType {name} {kind_of(thing)}Type)")
     facts.append(f"(inReceptacle {name} {place_name})")
     facts.append(f"(objectAtLocation {name} at_{place_name})")
-    uses = ("pickupable", "cleanable", "heatable", "coolable")
-    for use in ("toggleable",) if thing == LAMP else uses:
+    uses = ["pickupable", "cleanable", "heatable", "coolable"]
+    if thing == LAMP:
+        uses = ["toggleable"]
+    for use in uses:
         facts.append(f"({use} {name})")
 
 
 def _mangled(name: str) -> str:
-    """The identifier that ALFWorld shows as this name: 'mug 1' is 'mug_bar_1'."""
+    """The identifier that ALFWorld displays as this name: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # ALFWorld shows an identifier that ends in basin as its kind
+    if kind == "sinkbasin":  # ALFWorld reads the kind of a basin from the end of its identifier
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

@@ -1,8 +1,8 @@
 """Countdown: combine numbers to make a target number.
 
-Rules and rewards are RAGEN's (arXiv 2504.20073), with two deliberate differences: problems are
-drawn so that all can be solved, instead of read from a dataset; and expressions are parsed and
-computed exactly, never passed to `eval`.
+Rules and rewards are RAGEN's (arXiv 2504.20073), with two deliberate differences. Problems are
+drawn at random, not read from a dataset, and all can be solved. Expressions are parsed and computed
+exactly; they are never passed to `eval`.
 """
 
 from configurator import UserError
@@ -26,8 +26,8 @@ EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # the characters of an expressi
 class Countdown(Env):
     """Make the target of 3 or 4 numbers, each used once.
 
-    The game is one action, an expression. Any other text is no legal action. Numbers and targets
-    have RAGEN's ranges. Numbers are in falling order, so that an instance is its own key.
+    The game has one action, an expression. Any other text is no legal action. Numbers and targets
+    have RAGEN's ranges. Numbers are in falling order, so that equal problems are equal instances.
     """
 
     TARGETS = range(10, 101)
@@ -91,14 +91,14 @@ class Countdown(Env):
 
         Ties: the order of `itertools.product`, + before -.
         """
-        form = " {} ".join(map(str, self.numbers))
+        template = " {} ".join(map(str, self.numbers))
         sign_choices = product("+-", repeat=len(self.numbers) - 1)
 
-        def error(text: str) -> Fraction:
+        def distance(text: str) -> Fraction:
             _, value = evaluate_expression(text)
             return abs(value - self.target)
 
-        return min((form.format(*signs) for signs in sign_choices), key=error)
+        return min((template.format(*signs) for signs in sign_choices), key=distance)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         return [random_expression(self.numbers, rng)[1] for _ in range(count)]
@@ -108,8 +108,8 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
     """Read whole numbers joined by + - * / and parentheses, at most 100 characters.
 
     Returns:
-        The sorted numbers and the exact value; None for any other text and for a division by 0.
-        No text makes it raise.
+        The sorted numbers and the exact value. None for any other text, or a division by 0: no
+        text raises an exception.
     >>> evaluate_expression("(3 + 5) / 2 * 1")
     ([1, 2, 3, 5], Fraction(4, 1))
     """
@@ -135,7 +135,7 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """All ways to replace two parts by their + - * /, where that is a whole number above 0.
+    """All ways to join two parts with + - * / to a part whose value is a whole number above 0.
 
     A part is (value, text of the expression).
     """
@@ -149,7 +149,7 @@ def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
 
 
 def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple[int, str]:
-    """(value, text) of an expression of all numbers, which combines two random parts at a time."""
+    """Join two random parts at a time, beginning with the numbers. Returns: (value, text)."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         choices = combine_two(parts)
@@ -162,7 +162,7 @@ def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple
 def countdown_solution(parts: tuple[tuple[int, str], ...], target: int) -> str | None:
     """The first expression of all parts, in parentheses, that makes the target; None if none does.
 
-    It tries all ways to combine two parts, and then the same for the parts that remain.
+    It tries all ways to join two parts, and solves each resulting list of parts in the same way.
     """
     if len(parts) == 1:
         value, text = parts[0]

@@ -41,7 +41,7 @@ class NumberGame(gymnasium.Env):
 
 
 class Guess(Env):
-    """The wrapper: what is drawn, what an action does, what is shown, and reference players."""
+    """The wrapper: instances, actions, texts and reference players of the game."""
 
     repeats = True  # fewer than 512 instances, so training and evaluation share them
 

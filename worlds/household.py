@@ -20,6 +20,8 @@ class Task(NamedTuple):
 
 
 class Room(NamedTuple):
+    """The kinds of places and things in a room, separated by spaces."""
+
     places: str  # kinds of places; several of a kind are numbered
     things: str  # kinds of things
 
@@ -58,9 +60,9 @@ START = "the middle of the room"
 
 
 class Household(World):
-    """Things lie in or on numbered places and are seen from there; the player carries one thing.
+    """A room with numbered places. The player sees the things at its place, and carries one thing.
 
-    The state of a thing is that of its last treatment: a hot apple that is cooled is cool.
+    The last treatment of a thing sets its state: a hot apple that is cooled is cool.
     """
 
     def __init__(self, *, task: str = "all", things: int = 8, show: str = "none", **common):
@@ -100,7 +102,7 @@ class Household(World):
         return ("household", room, task, wanted, target, lamp, things)
 
     def key(self, instance: tuple) -> tuple:
-        """The same for games that differ only in the numbers of things of a kind."""
+        """Games that differ only in the numbering of things have the same key."""
         *parts, things = instance
         return (*parts, *sorted((kind_of(name), place) for name, place in things))
 
@@ -169,21 +171,21 @@ class Household(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """The wanted things, their places, the tool, the lamp, and one target of every state."""
+        """The wanted things, their places, the tool, the lamp, and one target in each state."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
-            targets.setdefault(facts.get(place), place)  # the first of those that are alike
+            targets.setdefault(facts.get(place), place)  # the first target in each state
         only = {self.lamp, *self.wanted, *targets.values()}
         only.update(facts[name] for name in self.wanted)
         only.update(place for place in self.places if kind_of(place) == tool)
         return only
 
     def progress(self, facts: Facts) -> float:
-        """The share of the steps that are done: hold the thing, treat it, store it.
+        """The share of finished steps. The steps are: hold the thing, treat it, store it.
 
-        A stored thing counts as held. With a lamp, the steps are: hold the thing, and be at the
-        lamp while it is on.
+        A stored thing counts as held. In the task with the lamp, the steps are: hold the thing,
+        and be at the lamp while it is on.
         """
         if self.lamp:
             return self._reading_progress(facts)
@@ -236,7 +238,7 @@ def kind_of(name: str) -> str:
 
 
 def numbered(kinds: Sequence[str]) -> list[str]:
-    """Each kind with its number among those of its kind.
+    """Number the kinds, each from 1.
 
     >>> numbered(["bed", "shelf", "shelf"])
     ['bed 1', 'shelf 1', 'shelf 2']

@@ -1,7 +1,7 @@
 """An interpreter for a small part of Python: whole numbers, and lists of them.
 
-Repair runs the code that a policy writes. No sandbox is needed, because neither `exec` nor a
-process runs this code: the interpreter knows only the statements and functions below, and limits
+`repair.py` runs code that a policy writes. It needs no sandbox, because neither `exec` nor a
+process runs this code. The interpreter knows only the statements and functions below, and limits
 steps and sizes.
 """
 
@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # in one run; three times as many as the library of Repair needs
+MAX_STEPS = 200  # steps of one run; three times as many as the functions of `repair.py` need
 MAX_NUMBER = 10**6
 MAX_LENGTH = 64  # of a list
 
@@ -35,7 +35,7 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
     Args:
         source: the text of one function with one parameter.
         arguments: the values to call it with.
-    Returns: the value that it returns for each argument, or "error: ..." if it fails.
+    Returns: for each argument, the value that the function returns, or "error: ..." if it fails.
 
     >>> interpret("def half(n): return 6 // n", [2, 0])
     [3, 'error: integer division or modulo by zero']
@@ -64,12 +64,13 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
 
 
 def _product(left: int, right: int) -> int:
-    """A product of numbers. A list times a number could fill the memory, so it is a TypeError."""
+    """Multiply numbers. A list raises TypeError: a list times a number could fill the memory."""
     return operator.index(left) * operator.index(right)
 
 
 def _list(*parts: int) -> list[int]:
-    """A list of numbers. Lists of lists could double at every step, so they are a TypeError."""
+    """Make a list of numbers. A list as a part raises TypeError: nested lists could double in size
+    at every step."""
     return [operator.index(part) for part in parts]
 
 
@@ -103,7 +104,7 @@ OPERATIONS = {
 
 
 class Returned(NamedTuple):
-    """The effect of a `return` statement."""
+    """The result of a `return` statement; other statements result in None."""
 
     value: int | list[int] | None
 

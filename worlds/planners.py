@@ -15,7 +15,7 @@ import numpy as np
 
 ACTION_COST = 1e-6  # a shorter plan is better than a longer one with the same success rate
 FALL_VALUE = -1e-4  # value of a hole: running out of turns is a little better than falling
-TOLERANCE = 1e-9  # plans whose values differ by less are equally good
+TOLERANCE = 1e-9  # plans are equally good if their values differ by less than this
 
 
 # ---------- FrozenLake
@@ -35,10 +35,10 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 @lru_cache(maxsize=4096)
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
-    """The moves of a shortest path to the goal, for every cell that has a path.
+    """For every cell with a path to the goal, the moves of the safest shortest path.
 
-    Of several shortest paths it is the one with the lowest risk: the number of holes at the sides
-    of its moves, into which they could slip. Ties: the order Left, Down, Right, Up.
+    The risk of a path is the number of holes into which its moves could slip. Of several shortest
+    paths, this takes the one with the lowest risk. Ties: the order Left, Down, Right, Up.
     """
     paths = {}
     risks = {}
@@ -49,7 +49,7 @@ def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[i
         near = [lake_neighbour(size, cell, move) for move in range(4)]
         options = [(0, ())] if cell == goal else []
         for move, neighbour in enumerate(near):
-            if neighbour in paths:  # it was reached before, so it is nearer to the goal
+            if neighbour in paths:  # reached earlier, so it is nearer to the goal
                 sides = (near[(move - 1) % 4], near[(move + 1) % 4])
                 risk = risks[neighbour] + sum(side in holes for side in sides)
                 options.append((risk, (move, *paths[neighbour])))
@@ -63,7 +63,7 @@ def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[i
 def lake_transitions(
     size: int, holes: frozenset[int], goal: int, success_rate: float
 ) -> np.ndarray:
-    """P(next cell | cell, move) as an array (4, cells, cells); goal and holes keep the player."""
+    """P(next cell | cell, move): array (4, cells, cells). The player never leaves goal or holes."""
     num_cells = size**2
     side_prob = (1.0 - success_rate) / 2
     slips = ((-1, side_prob), (0, success_rate), (1, side_prob))
@@ -86,12 +86,12 @@ def lake_plans(
     max_actions: int,
     budget: int,
 ) -> np.ndarray:
-    """The optimal commitment for every number of turns left, cell and number of actions left.
+    """The optimal moves of a turn, for every number of turns left, cell and number of actions left.
 
     Value iteration over turns, where a turn commits to a sequence q of 1 to `max_actions` moves:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
-    Goal and holes are absorbing. With one action a turn, and as many turns as actions, this is the
-    optimum of closed-loop control. Ties: the shortest sequence, then Left, Down, Right, Up.
+    Goal and holes are absorbing. With one action a turn and as many turns as actions, this is
+    optimal closed-loop control. Ties: the shortest sequence, then Left, Down, Right, Up.
 
     Args:
         max_actions: the longest sequence of one turn.
@@ -150,7 +150,7 @@ def move_sequences(
 
 
 def decode_moves(code: int) -> list[int]:
-    """The moves of a plan of `lake_plans`: one digit 1..4 in base 5 for each move; 0 is no move.
+    """Decode a plan of `lake_plans`: each digit 1..4 in base 5 is a move; the code 0 has no moves.
 
     >>> decode_moves(2 * 5 + 4)
     [1, 3]

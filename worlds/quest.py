@@ -47,8 +47,8 @@ MAX_GOALS = 9  # goals that are tried before another house is drawn
 class Quest(World):
     """Fetch something in a house of `w` rooms and `o` objects: furniture, keys and items.
 
-    Doors come on top. The task takes exactly `q` commands: no shorter way does it. `goal` tells
-    the policy the full list of commands, the last one, or none.
+    Doors do not count as objects. A shortest solution has exactly `q` commands. `goal` sets which
+    of its commands the policy is told: all of them (full), the last one, or none.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Quest(World):
 
         num_furniture = 1 + (self.num_objects - 2) // 3
         furniture = rng.permutation(BOXES + TABLES)[:num_furniture].tolist()
-        furniture = [f"{colours.pop()} {x}" if x in BOXES else x for x in furniture]
-        boxes = [name for name in furniture if " " in name]
+        furniture = [f"{colours.pop()} {kind}" if kind in BOXES else kind for kind in furniture]
+        boxes = [name for name in furniture if " " in name]  # only boxes have a colour
 
         num_left = self.num_objects - len(furniture)
         shuffled = rng.permutation(doors + boxes).tolist()
@@ -121,7 +121,7 @@ class Quest(World):
         return tuple(links), tuple(placed), tuple(facts.items())
 
     def key(self, instance: tuple) -> tuple:
-        """The same for a house that is listed in another order, or whose links are reversed."""
+        """A house has the same key if its parts are listed in another order, or links reversed."""
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
         return (kind, goal, passages, frozenset(furniture), frozenset(facts))
@@ -139,7 +139,10 @@ class Quest(World):
             self.fixed[room].append(name)
 
         self.first_facts = dict(facts)
-        self.movable = [x for x, state in facts if x != "you" and state not in ("closed", "locked")]
+        self.movable = []
+        for name, state in facts:
+            if name != "you" and state not in ("closed", "locked"):
+                self.movable.append(name)
         plan_text = f" {' ; '.join(path)} "
         self.handled = [name for name in self.first_facts if f" {name} " in plan_text]
         shown = {"full": path, "last": path[-1:], "none": ()}[self.goal_shown]
@@ -201,12 +204,13 @@ class Quest(World):
         """The commands that change nothing."""
         room = facts["you"]
         reachable = ("you", room, *self._open_furniture(facts))
-        seen = self.fixed[room] + [x for x in self.movable if facts[x] in reachable]
+        seen = self.fixed[room] + [thing for thing in self.movable if facts[thing] in reachable]
         return ["look", "inventory"] + [f"examine {name}" for name in seen]
 
     def _open_furniture(self, facts: Facts) -> list[str]:
         """The tables and open boxes in the player's room."""
-        furniture = [x for x in self.fixed[facts["you"]] if not x.endswith("door")]
+        fixed = self.fixed[facts["you"]]
+        furniture = [name for name in fixed if not name.endswith("door")]
         return [name for name in furniture if facts.get(name, "open") == "open"]
 
     # ---------- the task
@@ -222,7 +226,11 @@ class Quest(World):
             only |= containers | keys
 
     def progress(self, facts: Facts) -> float:
-        """The share of the things of the shortest solution that were moved, opened or unlocked."""
+        """The share of the task that is done, 1 at the goal.
+
+        Each thing in the shortest solution is a step, done once it is moved, opened or unlocked.
+        The goal is one step more.
+        """
         thing, place = self.goal
         if facts[thing] == place:
             return 1.0
@@ -288,7 +296,7 @@ def _reversed_link(link: Link) -> Link:
 
 
 def _possible_goals(house: tuple[tuple, tuple, tuple]) -> list[tuple[str, str]]:
-    """(item, place) for every item and every place where it does not lie at the start."""
+    """(item, place) for every item and every place other than its place at the start."""
     _, furniture, facts = house
     places = ["you", *(name for name, _ in furniture)]
     goals = []
@@ -299,5 +307,5 @@ def _possible_goals(house: tuple[tuple, tuple, tuple]) -> list[tuple[str, str]]:
 
 
 def _key_for(lock: str) -> str:
-    """The key of a door or box has its colour."""
+    """The key of a door or box: it has the same colour."""
     return f"{lock.split()[0]} key"

@@ -1,7 +1,7 @@
 """Repair: find and mend the one fault of a short function.
 
 It follows the SWE-Gym task of arXiv 2510.01132 at a size for small models. It differs on purpose:
-- `mini_python.py` interprets the code that a policy writes, so it needs no sandbox.
+- `mini_python.py` interprets the code that a policy writes, so no sandbox is needed.
 - The reward leaves out the tests that the unpatched code passes. Otherwise a harmless patch would
   earn most of it.
 """
@@ -20,10 +20,10 @@ from envs import Env, Move
 from worlds.mini_python import interpret
 
 NUM_TESTS = 10
-NUM_VISIBLE = 4  # the first tests, which `run` shows; the others decide
+NUM_VISIBLE = 4  # the command `run` shows the results of the first 4 tests; the others decide
 MAX_LINE = 100  # characters of an edited line
 
-# Name, parameter and result of every function, then its body, for a number K
+# Each function: name(parameter): description, then the body. K is a number that is drawn.
 LIBRARY_TEXT = """
 above(xs): how many of xs exceed K
     n = 0
@@ -103,7 +103,7 @@ jumps(xs): how many neighbours differ by over K
 # "above(xs): how many of xs exceed K" -> body
 LIBRARY = dict(block.split("\n", 1) for block in LIBRARY_TEXT.strip().split("\n\n"))
 
-# The operators that a fault puts in the place of others
+# right operator -> wrong operator that a fault puts in its place
 SWAPS = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -120,22 +120,26 @@ SWAPS = {
 
 
 class Command(NamedTuple):
+    """An action of the policy."""
+
     verb: str  # read, run, submit or edit
     index: int = 0  # of the line that is edited, from 0
     text: str = ""  # the new text of that line
 
 
 class Result(NamedTuple):
+    """The result of one test."""
+
     argument: int | list[int]
     given: int | list[int] | str | None  # the value that the code returns, or "error: ..."
     expected: int | list[int]
 
 
 class Repair(Env):
-    """Mend a function: the task tells its right result, some tests can be run, others decide.
+    """Mend a function. The task says what it should return. Some tests can be run; others decide.
 
-    `reward=binary` pays 1 if all tests that decide pass. `reward=ratio` pays their share on a scale
-    where the unpatched code, or worse, earns 0.
+    `reward=binary` pays 1 if all deciding tests pass. `reward=ratio` pays the share that passes, on
+    a scale where the unpatched code, or worse code, earns 0.
     """
 
     def __init__(self, *, reward: str = "binary", **common):
@@ -248,7 +252,7 @@ class Repair(Env):
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         if not self.output:
-            return ["read"]  # the fault cannot be known before
+            return ["read"]  # a player cannot know the fault before it reads the code
         return self.plan(count, 1)
 
     def greedy(self) -> str:
@@ -282,7 +286,7 @@ def tests_of(title: str, k: int) -> list[tuple]:
     """(argument, right value) of all tests; the first NUM_VISIBLE are the visible ones."""
     rng = np.random.default_rng([list(LIBRARY).index(title), k])
     arguments = rng.integers(4 * k, size=NUM_TESTS).tolist()
-    if "(xs)" in title:  # lists of numbers around K and 2 * K, with many K
+    if "(xs)" in title:  # lists of numbers up to 2 * K + 1, many of them K
         numbers = [k, k, k, *range(-1, 2 * k + 2)]
         sizes = rng.integers(1, 9, NUM_TESTS)
         arguments = [rng.choice(numbers, size).tolist() for size in sizes]
@@ -291,7 +295,7 @@ def tests_of(title: str, k: int) -> list[tuple]:
 
 @lru_cache(maxsize=16384)
 def run_tests(code: str, title: str, k: int) -> list[Result]:
-    """Run all tests of a function on some code."""
+    """Run all tests of the function `title` on `code`."""
     tests = tests_of(title, k)
     values = interpret(code, [argument for argument, _ in tests])
     results = []
@@ -302,9 +306,9 @@ def run_tests(code: str, title: str, k: int) -> list[Result]:
 
 @lru_cache(maxsize=1024)
 def faults(title: str, k: int) -> list[str]:
-    """The right code with one operator swapped or one number off by one.
+    """All faulty codes: the right code with one operator swapped or one number off by one.
 
-    Only faults that fail visible tests and deciding tests count.
+    Each fails at least one visible test and one deciding test.
     """
     codes = []
     for code in dict.fromkeys(_mutations(ast.parse(library(title, k)))):

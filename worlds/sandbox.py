@@ -1,7 +1,7 @@
 """A sandbox for shell commands that a policy writes.
 
-A command runs in Linux namespaces of its own, without network and without other processes. It sees
-the system and the Python interpreter, both read-only, and one folder that it may change.
+A command runs in its own Linux namespaces, without network. It sees no other processes. It can read
+the system and the Python interpreter, and can change one folder.
 """
 
 import os
@@ -93,10 +93,10 @@ def run_sandboxed(
 
     Args:
         command: the text for `sh -c`.
-        folder: its working directory, the only one that it may change.
-        stdin: its standard input.
-        isolated: False runs it as the present user, under limits alone. These are no security
-            boundary, and processes that leave the session keep running.
+        folder: the working directory of the command, the only folder that it can change.
+        stdin: the standard input of the command.
+        isolated: False runs the command as the present user, with resource limits only. Such limits
+            are no security boundary, and processes that leave the session keep running.
     Returns: the exit status (None after MAX_SECONDS), and the first MAX_OUTPUT bytes of the output.
     """
     with (
@@ -119,10 +119,13 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # a user who owns no other files
+        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # a user that owns no other files
     else:
         unshare.append("-Ur")
-    real_folders = [x for x in SYSTEM_FOLDERS if os.path.isdir(x) and not os.path.islink(x)]
+    real_folders = []
+    for path in SYSTEM_FOLDERS:
+        if os.path.isdir(path) and not os.path.islink(path):
+            real_folders.append(path)
     read_only = dict.fromkeys([*real_folders, sys.base_prefix, sys.prefix])
     return [*unshare, "sh", "-c", ISOLATE, "sh", new_root, folder, user, command, *read_only]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns)
 TURN_PROB = 0.35  # probability that the digging walk turns
-# What one step of the digging walk digs: (row, column) in the 3x3 square around it.
+# The cells that one step of the digging walk digs: (row, column) in the 3x3 square around it.
 MASKS = (
     ((1, 0), (1, 1), (1, 2)),
     ((0, 1), (1, 1), (2, 1)),
@@ -59,7 +59,7 @@ def draw_room(
 
 
 def dig_floor(rng: np.random.Generator, size: int) -> set[int]:
-    """The floor cells of a random walk that digs a random mask at each step."""
+    """The floor cells that a random walk digs, with a random mask at each step."""
     direction = DIRECTIONS[rng.integers(4)]
     row, col = rng.integers(1, size, size=2).tolist()
     last = size - 2  # the last row and column inside the walls

@@ -1,13 +1,14 @@
 """SWE-Gym: rows of the data set on local checkouts.
 
 It is the code task of arXiv 2510.01132 without containers and downloads. It differs on purpose:
-- Commands and tests run in the sandbox of `sandbox.py`. Without a sandbox they do not run, unless
-  `sandbox=none` is set.
-- The policy gets the files of the base commit without the history, which may contain the answer.
+- Commands and tests run in the sandbox of `sandbox.py`. Where it does not work, they run only with
+  the option `sandbox=none`.
+- The policy gets the files of the base commit without the git history, because the history may
+  contain the answer.
 - The reward leaves out the tests that the unpatched code passes. Otherwise a harmless patch would
   earn most of it.
 
-Tests run in one process with the code that they test. Code can forge their report on purpose.
+Tests run in the same process as the code that they test, so this code can forge their report.
 """
 
 from configurator import UserError
@@ -43,8 +44,8 @@ ROW_TYPES = {
 class SWE(Env):
     """Rows of SWE-Gym: a file of JSON lines, and the checkouts of their repositories in its folder.
 
-    The checkout of `getmoto/moto` is the folder `moto`. Actions are shell commands in a copy of the
-    base commit, and `submit`. The tests of the row decide.
+    The checkout of `getmoto/moto` is the folder `moto`. An action is a shell command in a copy of
+    the base commit, or `submit`. The tests of the row decide.
     """
 
     blocking = True
@@ -65,14 +66,14 @@ class SWE(Env):
             )
         if sandbox == "required" and not can_isolate():
             raise UserError(
-                "no sandbox: swe needs Linux with user namespaces, unshare, setpriv and prlimit. "
-                "sandbox=none runs without; limits on resources alone are no security boundary"
+                "no sandbox: swe needs Linux with user namespaces, unshare, setpriv and prlimit; "
+                "sandbox=none runs without, but resource limits alone are no security boundary"
             )
         self.folder = Path(rows).parent
         self.reward = reward
         self.isolated = sandbox == "required"
         self.rows = read_rows(Path(rows))
-        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # few rows: splits share them, as in Bandit
+        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # splits share the rows if there are few
 
     def draw(self, rng: np.random.Generator) -> tuple:
         return ("swe", str(rng.choice(list(self.rows))))
@@ -110,7 +111,7 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # the parser of replies cuts a patch at "||", so its first piece counts as the patch
+        # The parser of replies splits at "||". If the patch has one, its first piece arrives here.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # the last action submits as well
@@ -128,9 +129,9 @@ class SWE(Env):
         return Move(reward, terminated=True, success=success, effective=True)
 
     def _passed_tests(self) -> set[str]:
-        """The names of the tests that pass.
+        """Restore the test files of the base commit, apply the row's test patch, run the tests.
 
-        Restores the test files of the base commit before, and applies the row's patch to them.
+        Returns: the names of the tests that pass.
         """
         test_patch = self.row["test_patch"]
         tests = self.row["FAIL_TO_PASS"] + self.row["PASS_TO_PASS"]
@@ -197,7 +198,7 @@ def _check_row(line: str) -> dict:
     wrong = [key for key, kind in ROW_TYPES.items() if not isinstance(row.get(key), kind)]
     if wrong:
         raise UserError(
-            f"a row of SWE-Gym has texts, and lists of tests; {', '.join(wrong)} "
-            f"is not in {line[:80]!r}"
+            f"a row of SWE-Gym must have texts and lists of tests; {', '.join(wrong)} "
+            f"is missing or has another type in {line[:80]!r}"
         )
     return row

@@ -3,8 +3,8 @@
 `quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132 at a size
 for small models. `textworld.py` and `alfworld.py` play the games of the original packages. All of
 them differ from that paper on purpose:
-- An episode earns the largest share of the task that was done at any time: 1 for a success, less
-  for anything else.
+- An episode earns the largest share of the task that was done at any moment: 1 for a success, less
+  otherwise.
 - A command that is impossible now is not an action. Every observation repeats the task.
 - Optimal lengths come from a breadth-first search from the present state, not from a recorded
   solution.
@@ -30,9 +30,9 @@ class World(Env):
     """A game whose state is a dict of facts.
 
     A subclass defines:
-    - `effects`: all possible commands with the facts that they change. Given a set `only`, it
-      leaves out the commands that do not help when nothing but these things matters.
-    - `relevant`: the things that a shortest plan may deal with.
+    - `effects`: all possible commands with the facts that they change. With a set of things `only`,
+      it may leave out commands that no shortest plan needs if other things do not matter.
+    - `relevant`: the things that matter in a shortest plan; `search` passes them as `only`.
     - `progress`: the share of the task that is done.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """
@@ -102,7 +102,7 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """The possible command with most words of the task's final command; ties: the first."""
+        """The possible command that shares most words with the final command; ties: the first."""
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
@@ -132,7 +132,7 @@ class World(Env):
         return None
 
     def _contents(self) -> dict[str, list[str]]:
-        """Place -> the things there, each with its state: 'hot apple 1'."""
+        """Place -> the things in it, each with its state: 'hot apple 1'."""
         contents = {}
         for name, place in self.facts.items():
             state = self.facts.get(f"{name} is", "")
@@ -154,7 +154,7 @@ def drop_articles(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, without line breaks around them."""
+    """Split a text at its full stops. Each sentence ends with one, without spaces around it."""
     return [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
 
 

@@ -1,8 +1,8 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
 The package is optional and imported when a game begins. The games differ on purpose:
-- The Python logic of the package plays them, not a z-machine. The texts are ours: `statements`.
-- A lost game ends without success. A turn earns the rise of the score, as a share of the highest.
+- The Python logic of the package plays them, not a z-machine. `statements` makes the observations.
+- A lost game ends without success. A turn earns the rise of the score, as a share of the maximum.
 """
 
 from configurator import UserError
@@ -138,9 +138,9 @@ class TextWorld(World):
         return min(0.99, self.state.score / self.game.max_score)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """TextWorld's own plan from here, which is not always the shortest.
+        """TextWorld's own plan from the present state; it is not always the shortest.
 
-        Where it has none, the rest of the walkthrough, as long as its next command is possible.
+        If TextWorld has no plan: the rest of the walkthrough, if its next command is possible.
         """
         if self.state.done:
             return ()
@@ -152,7 +152,7 @@ class TextWorld(World):
     # ---------- texts
 
     def statements(self) -> list[str]:
-        """What can be seen, from the facts of the game, worded as in `Quest`."""
+        """Describe the visible facts of the game in the words of `Quest`."""
         infos = self.game.infos
         facts = []
         for fact in self.state.state.facts:
