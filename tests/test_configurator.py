@@ -1,4 +1,4 @@
-"""Settings: files and command line go through one check, and every mistake gets a sentence that names it.
+"""Settings: files and command line go through one check, and a sentence names every mistake.
 
 Run with:  python -m pytest -q tests/test_configurator.py
 """
@@ -19,31 +19,11 @@ ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
 EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
-OVERLAYS = [
-    "all_text",
-    "bandit_transfer",
-    "base",
-    "bi_level",
-    "curriculum",
-    "dr_grpo",
-    "frozenlake_det",
-    "frozenlake_v1",
-    "lora",
-    "mixture",
-    "online_5",
-    "quest_transfer",
-    "reinforce_plus_plus",
-    "rloo",
-    "single_turn",
-    "sokoban_large",
-    "sokoban_to_large",
-    "sokoban_transfer",
-    "starpo_vanilla",
-    "think_reward",
-    "tiny",
-    "tiny_text",
-    "top_p",
-]
+OVERLAYS = """
+    all_text bandit_transfer base bi_level curriculum dr_grpo frozenlake_det frozenlake_v1 lora
+    mixture online_5 quest_transfer reinforce_plus_plus rloo single_turn sokoban_large
+    sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_text top_p
+""".split()
 ALGORITHMS = {"bi_level", "dr_grpo", "reinforce_plus_plus", "rloo"}
 
 
@@ -66,11 +46,8 @@ def shipped(name):
 def test_defaults():
     config, extras, sources = load_config([])
     assert replace(config, out_dir="") == Config()
-    assert (
-        extras == {}
-        and set(sources.values()) == {"default"}
-        and set(sources) == set(asdict(config))
-    )
+    assert extras == {}
+    assert set(sources.values()) == {"default"} and set(sources) == set(asdict(config))
 
 
 def test_file_then_command_line_last_wins(tmp_path):
@@ -78,17 +55,13 @@ def test_file_then_command_line_last_wins(tmp_path):
     config, _, sources = load_config(["--seed=7", "--gamma=0.5", path, "--learning_rate=3e-6"])
     assert (config.seed, config.gamma, config.learning_rate) == (1, 0.5, 3e-6)
     assert sources["seed"] == path
-    assert (
-        sources["gamma"] == sources["learning_rate"] == "command line"
-        and sources["lam"] == "default"
-    )
+    assert sources["gamma"] == sources["learning_rate"] == "command line"
+    assert sources["lam"] == "default"
 
 
 def test_later_file_wins(tmp_path):
-    first, second = (
-        config_file(tmp_path, "seed = 1", "a.py"),
-        config_file(tmp_path, "seed = 2", "b.py"),
-    )
+    first = config_file(tmp_path, "seed = 1", "a.py")
+    second = config_file(tmp_path, "seed = 2", "b.py")
     assert load(first, second).seed == 2
     assert load(second, first).seed == 1
 
@@ -118,11 +91,18 @@ def test_negative_and_exponent_numbers():
 
 
 def test_file_helpers_are_ignored(tmp_path):
-    text = (
-        "import math, time\nfrom pathlib import Path\n_base = 4\ndef twice(x):\n    return 2 * x\n"
-    )
-    text += "class Helper:\n    pass\nnum_groups = twice(_base)\nseed = math.floor(3.7)\n"
-    config = load(config_file(tmp_path, text))
+    lines = [
+        "import math, time",
+        "from pathlib import Path",
+        "_base = 4",
+        "def twice(x):",
+        "    return 2 * x",
+        "class Helper:",
+        "    pass",
+        "num_groups = twice(_base)",
+        "seed = math.floor(3.7)",
+    ]
+    config = load(config_file(tmp_path, "\n".join(lines)))
     assert (config.num_groups, config.seed) == (8, 3)
 
 
@@ -139,22 +119,19 @@ def test_extra_options_are_returned_apart():
 
 
 def test_unknown_key_on_the_command_line_names_the_nearest():
-    with pytest.raises(
-        ValueError, match="unknown key 'learing_rate' from command line: did you mean learning_rate"
-    ):
+    message = "unknown key 'learing_rate' from command line: did you mean learning_rate"
+    with pytest.raises(ValueError, match=message):
         load("--learing_rate=1e-6")
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k"])
 def test_a_cut_distribution_is_refused_with_the_reason(key, tmp_path):
-    for source, argument in (
-        ("command line", f"--{key}=0.9"),
-        (None, config_file(tmp_path, f"{key} = 0.9")),
-    ):
+    path = config_file(tmp_path, f"{key} = 0.9")
+    for source, argument in (("command line", f"--{key}=0.9"), (path, path)):
         with pytest.raises(ValueError) as error:
             load(argument)
         assert str(error.value) == (
-            f"{key} from {source or argument} is refused: it cuts the distribution that is sampled, "
+            f"{key} from {source} is refused: it cuts the distribution that is sampled, "
             "so the log-probs in the loss would be those of another policy; use temperature"
         )
 
@@ -181,9 +158,8 @@ def test_all_keys_when_nothing_is_near():
 
 
 def test_near_names_include_extra_options():
-    with pytest.raises(
-        ValueError, match="unknown key 'playr' from command line: did you mean player"
-    ):
+    message = "unknown key 'playr' from command line: did you mean player"
+    with pytest.raises(ValueError, match=message):
         load_config(["--playr=oracle"], extra={"player": ""})
 
 
@@ -191,9 +167,8 @@ def test_extra_options_are_for_the_command_line_only(tmp_path):
     path = config_file(tmp_path, "player = 'oracle'")
     with pytest.raises(ValueError, match="unknown key 'player' from .*mine.py"):
         load_config([path], extra={"player": ""})
-    with pytest.raises(
-        UserError, match=r"episodes wants int, got 'many' \(str\) from command line"
-    ):
+    message = r"episodes wants int, got 'many' \(str\) from command line"
+    with pytest.raises(UserError, match=message):
         load_config(["--episodes=many"], extra={"episodes": 1})
 
 
@@ -290,7 +265,8 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
         ("--turn_gamma=1.1", "turn_gamma must be between 0 and 1, got 1.1"),
         (
             "--filter_strategy=top_k",
-            "filter_strategy must be one of fraction, count, top_p, top_p_softmax, min_p, got 'top_k'",
+            "filter_strategy must be one of fraction, count, top_p, top_p_softmax, min_p, "
+            "got 'top_k'",
         ),
         ("--format_penalty=0.1", "format_penalty must be 0 or less, got 0.1"),
         ("--gamma=1.1", "gamma must be between 0 and 1, got 1.1"),
@@ -323,9 +299,8 @@ def test_ranges_hold_for_files_and_for_direct_use(tmp_path):
 
 
 def test_every_number_has_one_range():
-    assert set(configurator.RANGES) == {
-        key for key, kind in configurator.FIELD_TYPES.items() if kind in (int, float)
-    }
+    kinds = configurator.FIELD_TYPES.items()
+    assert set(configurator.RANGES) == {key for key, kind in kinds if kind in (int, float)}
 
 
 def test_batch_is_no_more_than_the_filter_keeps():
@@ -342,31 +317,29 @@ def test_batch_is_no_more_than_the_filter_keeps():
 def test_batch_is_no_more_than_other_filters_may_keep():
     count = ["--filter_strategy=count", "--filter_keep=3"]
     assert load(*count, "--batch_size=48").filter_keep == 3.0
-    with pytest.raises(
-        ValueError,
-        match=r"batch_size \(49\) is more than the 48 trajectories kept \(filter_keep 3.0",
-    ):
+    message = r"batch_size \(49\) is more than the 48 trajectories kept \(filter_keep 3.0"
+    with pytest.raises(ValueError, match=message):
         load(*count, "--batch_size=49")
-    for strategy in ("top_p", "top_p_softmax", "min_p"):  # any number of groups, up to all
-        assert load(f"--filter_strategy={strategy}", "--batch_size=128").filter_keep == 0.25
-        with pytest.raises(
-            ValueError, match=r"batch_size \(129\) is more than the 128 trajectories kept"
-        ):
-            load(f"--filter_strategy={strategy}", "--batch_size=129")
-        with pytest.raises(
-            ValueError, match=rf"filter_keep must be at most 1 for {strategy}, got 3\.0"
-        ):
-            load(f"--filter_strategy={strategy}", "--filter_keep=3")
-        for option in ("--filter_smallest=True", "--filter_by=reward_mean"):
-            with pytest.raises(
-                ValueError, match=f"'{strategy}' adds up values >= 0 from the largest"
-            ):
-                load(f"--filter_strategy={strategy}", option)
-    for keep in (0.5, 9):
-        with pytest.raises(
-            ValueError, match=f"filter_keep must be 1 to 8 for count, got {float(keep)}"
-        ):
+    for keep in (0.5, 9.0):
+        message = f"filter_keep must be 1 to 8 for count, got {keep}"
+        with pytest.raises(ValueError, match=message):
             load("--filter_strategy=count", f"--filter_keep={keep}")
+
+
+@pytest.mark.parametrize("strategy", ["top_p", "top_p_softmax", "min_p"])
+def test_filters_by_share_keep_any_number_of_groups(strategy):
+    filter_strategy = f"--filter_strategy={strategy}"
+    assert load(filter_strategy, "--batch_size=128").filter_keep == 0.25
+    message = r"batch_size \(129\) is more than the 128 trajectories kept"
+    with pytest.raises(ValueError, match=message):
+        load(filter_strategy, "--batch_size=129")
+    message = rf"filter_keep must be at most 1 for {strategy}, got 3\.0"
+    with pytest.raises(ValueError, match=message):
+        load(filter_strategy, "--filter_keep=3")
+    for option in ("--filter_smallest=True", "--filter_by=reward_mean"):
+        message = f"'{strategy}' adds up values >= 0 from the largest"
+        with pytest.raises(ValueError, match=message):
+            load(filter_strategy, option)
 
 
 def test_k1_is_refused_in_the_loss_with_the_reason():
@@ -380,6 +353,9 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
     assert load("--kl_estimator=k1").kl_coef == 0.0  # nothing is measured
 
 
+SINGLES = ["--group_size=1", "--batch_size=1", "--filter_keep=1.0"]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -388,14 +364,8 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
             "collapse metrics compare thoughts and think is False",
         ),
         (["--turn_level=True"], "turn_level is for estimators grpo, dr_grpo, rloo, .*; got 'gae'"),
-        (
-            ["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--estimator=rloo"],
-            "group_size=1 leaves",
-        ),
-        (
-            ["--group_size=1", "--batch_size=1", "--filter_keep=1.0", "--reward_norm=mean"],
-            "group_size=1 leaves",
-        ),
+        ([*SINGLES, "--estimator=rloo"], "group_size=1 leaves"),
+        ([*SINGLES, "--reward_norm=mean"], "group_size=1 leaves"),
     ],
 )
 def test_what_would_teach_nothing_is_refused(arguments, message):
@@ -408,9 +378,8 @@ def test_a_group_of_one_is_never_kept():
         load("--group_size=1", "--batch_size=1")
     assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
     assert load("--group_size=1", "--batch_size=1", "--filter_zero_std=True").group_size == 1
-    assert (
-        load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464
-    )  # 29 groups of 16
+    # 29 groups of 16
+    assert load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464
 
 
 @pytest.mark.parametrize(
@@ -441,7 +410,8 @@ def test_pairs_that_contradict(argument, message):
 def test_out_dir(tmp_path):
     assert load().out_dir == "out/default"
     assert load("--seed=2").out_dir == "out/default_s2"
-    first, second = config_file(tmp_path, "", "first.py"), config_file(tmp_path, "", "second.py")
+    first = config_file(tmp_path, "", "first.py")
+    second = config_file(tmp_path, "", "second.py")
     assert load(first, second).out_dir == "out/first"
     assert load(first, "--seed=1").out_dir == "out/first_s1"
     assert load(first, "--seed=1", "--out_dir=out/mine").out_dir == "out/mine"
@@ -452,34 +422,35 @@ def test_out_dir(tmp_path):
 
 
 def test_every_shipped_config_is_known():
-    assert sorted(path.stem for path in (ROOT / "config").glob("*.py")) == sorted(
-        EXPERIMENTS + OVERLAYS
-    )
+    found = sorted(path.stem for path in (ROOT / "config").glob("*.py"))
+    assert found == sorted(EXPERIMENTS + OVERLAYS)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_loads_alone_and_tiny(name):
     env, algorithm = name.split("_")
-    config, small = load(shipped(name)), load(shipped(name), shipped("tiny"))
+    config = load(shipped(name))
+    small = load(shipped(name), shipped("tiny"))
     assert config.env.split(":")[0] == small.env.split(":")[0] == env
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "base" and small.device == "cpu"
-    assert (config.num_groups * config.group_size, config.batch_size) == (
-        128,
-        32,
-    )  # as the headers say
+    # These are the numbers in the headers of the files.
+    assert (config.num_groups * config.group_size, config.batch_size) == (128, 32)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay_loads_on_an_experiment(name):
-    base, config = load(shipped("frozenlake_ppo")), load(shipped("frozenlake_ppo"), shipped(name))
+    base = load(shipped("frozenlake_ppo"))
+    config = load(shipped("frozenlake_ppo"), shipped(name))
     changed = {key for key, value in asdict(config).items() if value != getattr(base, key)}
-    assert changed and "out_dir" not in changed and ("estimator" in changed) == (name in ALGORITHMS)
+    assert changed and "out_dir" not in changed
+    assert ("estimator" in changed) == (name in ALGORITHMS)
 
 
 def test_ppo_and_grpo_differ_in_the_estimator_only():
     for env in WORLDS:
-        ppo, grpo = load(shipped(f"{env}_ppo")), load(shipped(f"{env}_grpo"))
+        ppo = load(shipped(f"{env}_ppo"))
+        grpo = load(shipped(f"{env}_grpo"))
         assert replace(ppo, estimator="grpo", out_dir=grpo.out_dir) == grpo
 
 
@@ -537,9 +508,8 @@ if __name__ == "__main__":
 def run_script(folder, *argv, **env):
     (folder / "script.py").write_text(SCRIPT)
     env = {"PYTHONPATH": str(ROOT), **env}
-    return subprocess.run(
-        [sys.executable, "script.py", *argv], cwd=folder, env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, "script.py", *argv]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
 def test_script_runs(tmp_path):
@@ -581,11 +551,8 @@ def test_a_bug_shows_its_traceback(tmp_path, argument, last):
 
 def test_script_shows_the_traceback_on_request(tmp_path):
     done = run_script(tmp_path, "--sead=1", NANORAGEN_TRACEBACK="1")
-    assert (
-        done.returncode == 1
-        and "Traceback" in done.stderr
-        and "UserError: unknown key 'sead'" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and "UserError: unknown key 'sead'" in done.stderr
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

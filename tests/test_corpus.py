@@ -1,7 +1,8 @@
-"""
-Tests of corpus.py: demonstrations replayed, drills against boards read by hand, what is never shown.
+"""Tests of the pretraining corpus: demonstrations, drills, and which boards are never shown.
 
-    python -m pytest -q tests/test_corpus.py
+Demonstrations are replayed, and answers of drills are compared with boards read by hand.
+
+Run with:  python -m pytest -q tests/test_corpus.py
 """
 
 from configurator import Config, load_config
@@ -25,9 +26,8 @@ ROOT = corpus.__file__.rsplit("/", 2)[0]
 
 
 def tiny_config(experiment, **changes):
-    return replace(
-        load_config([f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"])[0], **changes
-    )
+    files = [f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"]
+    return replace(load_config(files)[0], **changes)
 
 
 def read(chat, path, count, progress=0.5):
@@ -39,6 +39,15 @@ def read(chat, path, count, progress=0.5):
 # ---------- demonstrations
 
 
+def first_demonstration(config, chat, num_turns):
+    """The first demonstration with at least this many turns."""
+    for i in range(50):
+        demo = demonstration(config, chat, i)
+        if len(demo.turns) >= num_turns:
+            return demo
+    raise AssertionError(f"no demonstration has {num_turns} turns")
+
+
 @pytest.mark.parametrize("experiment", ["frozenlake_ppo", "sokoban_ppo", "bandit_ppo"])
 @pytest.mark.parametrize("noise", [0.0, 0.6])
 def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise):
@@ -48,27 +57,21 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
         episode = make_episode(config)
         system, user = episode.reset((config.seed, demonstrations.SEED_DEMOS, index))
         assert demo.system == system
-        prompt, status = chat.opening(system, user), None
+        prompt = chat.opening(system, user)
+        status = None
         for turn in demo.turns:
             assert status is None
             assert turn.observation == user and turn.prompt_ids == prompt
             assert turn.response_ids[-1] == chat.end and chat.end not in turn.response_ids[:-1]
-            assert (
-                chat.tokenizer.decode(turn.response_ids[:-1])
-                == turn.text
-                == chat.decode(turn.response_ids)
-            )
+            assert chat.tokenizer.decode(turn.response_ids[:-1]) == turn.text
+            assert chat.decode(turn.response_ids) == turn.text
             assert len(turn.response_ids) <= config.max_response_tokens
-            info = turn.record
-            assert info.statements_true == info.statements_checked > 0 and info.format_ok
-            assert (
-                1
-                <= info.num_actions
-                <= len(info.actions)
-                <= min(config.sft_actions, config.actions_per_turn)
-            )
+            record = turn.record
+            assert record.statements_true == record.statements_checked > 0 and record.format_ok
+            most = min(config.sft_actions, config.actions_per_turn)
+            assert 1 <= record.num_actions <= len(record.actions) <= most
             outcome = episode.step(turn.text)
-            assert (outcome.reward, outcome.record) == (turn.reward, info)
+            assert (outcome.reward, outcome.record) == (turn.reward, record)
             user, status = outcome.user, outcome.status
             prompt = chat.following(user, closed=True)
         assert demo.status == status in ("success", "failure", "out_of_turns")
@@ -79,27 +82,25 @@ def test_demonstrations_are_true_well_formed_and_replay(chat, experiment, noise)
 @pytest.mark.slow
 def test_noise_spoils_the_action_and_not_the_thought(chat):
     config = tiny_config("frozenlake_ppo", env="frozenlake:success_rate=1")
-    clean, noisy = (
-        [demonstration(replace(config, sft_noise=n), chat, i) for i in range(60)]
-        for n in (0.0, 1.0)
-    )
-    success = [sum(d.success for d in demos) for demos in (clean, noisy)]
-    assert success[0] > 54 and success[1] < success[0] - 10
-    assert {d.status for d in clean} <= {
-        "success",
-        "out_of_turns",
-    }  # no hole is entered without slip
-    assert "failure" in {d.status for d in noisy}
-    for a, b in zip(clean, noisy, strict=True):  # the same instance, and the same thought about it
-        assert a.turns[0].prompt_ids == b.turns[0].prompt_ids
-        assert a.turns[0].text.split("</think>")[0] == b.turns[0].text.split("</think>")[0]
+    clean = [demonstration(replace(config, sft_noise=0.0), chat, i) for i in range(60)]
+    noisy = [demonstration(replace(config, sft_noise=1.0), chat, i) for i in range(60)]
+    num_won = sum(demo.success for demo in clean)
+    assert num_won > 54 and sum(demo.success for demo in noisy) < num_won - 10
+    # Without slips and noise no hole is entered.
+    assert {demo.status for demo in clean} <= {"success", "out_of_turns"}
+    assert "failure" in {demo.status for demo in noisy}
+    for demo, other in zip(clean, noisy, strict=True):
+        first, spoilt = demo.turns[0], other.turns[0]
+        assert first.prompt_ids == spoilt.prompt_ids  # the same instance
+        assert first.text.split("</think>")[0] == spoilt.text.split("</think>")[0]
 
 
 @pytest.mark.parametrize(
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """30 of 40 are those without noise, the others those with it; with fewer to go through, those are counted."""
+    """The first 30 of 40 demonstrations are those without noise, the others those with it. The
+    share counts steps times batch size, or sft_demos if that is less."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)
@@ -112,13 +113,13 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # drawn: 0.75 and 1/3; a near goal makes plans shorter, so a few more
+        # Drawn are 0.75 and 1/3. A near goal makes plans shorter, so there are a few more.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 
 def test_a_demonstration_stays_inside_the_context(chat):
     config = tiny_config("frozenlake_ppo", sft_noise=0.9)
-    whole = next(d for i in range(50) if len((d := demonstration(config, chat, i)).turns) >= 3)
+    whole = first_demonstration(config, chat, num_turns=3)
     index = whole.seed[-1]
     used = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
     limit = used + len(whole.turns[1].prompt_ids) - 1  # the second prompt does not fit by one token
@@ -128,21 +129,19 @@ def test_a_demonstration_stays_inside_the_context(chat):
 
 def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
     config = tiny_config("frozenlake_ppo", sft_noise=0.9)
-    whole = next(d for i in range(50) if len((d := demonstration(config, chat, i)).turns) >= 4)
+    whole = first_demonstration(config, chat, num_turns=4)
     for seen in (1, 3):
         demo = demonstration(replace(config, context_turns=seen), chat, whole.seed[-1])
         assert [turn.text for turn in demo.turns] == [turn.text for turn in whole.turns]
         for k, (turn, last) in enumerate(zip(demo.turns, whole.turns, strict=True)):
             first = max(0, k + 1 - seen)
             opening = chat.opening(whole.system, whole.turns[first].observation)
-            seen_before = zip(whole.turns[first:k], whole.turns[first + 1 : k + 1], strict=True)
-            rest = [
-                x
-                for before, after in seen_before
-                for x in (*before.response_ids, *after.prompt_ids)
-            ]
-            assert turn.prompt_ids == opening + rest and turn.response_ids == last.response_ids
-    # a turn of a window has the context for itself
+            rest = []
+            for i in range(first, k):
+                rest += whole.turns[i].response_ids + whole.turns[i + 1].prompt_ids
+            assert turn.prompt_ids == opening + rest
+            assert turn.response_ids == last.response_ids
+    # Each turn has the whole context for its window.
     limit = max(len(turn.prompt_ids) for turn in demo.turns[1:]) + config.max_response_tokens
     short = replace(config, context_turns=3, max_context_tokens=limit)
     assert demonstration(short, chat, whole.seed[-1]).status == demo.status
@@ -152,41 +151,36 @@ def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
 
 def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
     config = tiny_config("frozenlake_ppo", sft_noise=0.9)
-    whole = next(d for i in range(50) if len((d := demonstration(config, chat, i)).turns) >= 4)
+    whole = first_demonstration(config, chat, num_turns=4)
+    index = whole.seed[-1]
     longest = max(len(turn.response_ids) for turn in whole.turns)
     fits = replace(config, max_response_tokens=longest)
-    assert [turn.text for turn in demonstration(fits, chat, whole.seed[-1]).turns] == [
-        t.text for t in whole.turns
-    ]
-    with pytest.raises(
-        ValueError,
-        match=f"in frozenlake.* has a reply of {longest} tokens and max_response_tokens is "
-        f"{longest - 1}; raise it",
-    ):
-        demonstration(replace(config, max_response_tokens=longest - 1), chat, whole.seed[-1])
-    # a context that ends inside of the last reply ends before its turn
-    cut = demonstration(
-        replace(config, max_context_tokens=len(whole.ids) - 1), chat, whole.seed[-1]
-    )
+    texts = [turn.text for turn in demonstration(fits, chat, index).turns]
+    assert texts == [turn.text for turn in whole.turns]
+    message = f"has a reply of {longest} tokens and max_response_tokens is {longest - 1}; raise it"
+    with pytest.raises(ValueError, match=f"in frozenlake.* {message}"):
+        demonstration(replace(config, max_response_tokens=longest - 1), chat, index)
+
+    def within(max_context_tokens):
+        return demonstration(replace(config, max_context_tokens=max_context_tokens), chat, index)
+
+    # A context that ends inside of the last reply ends before its turn.
+    cut = within(len(whole.ids) - 1)
     assert (cut.status, cut.ids) == ("out_of_tokens", replace(whole, turns=whole.turns[:-1]).ids)
     one_turn = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
-    assert (
-        len(demonstration(replace(config, max_context_tokens=one_turn), chat, whole.seed[-1]).turns)
-        == 1
-    )
-    with pytest.raises(
-        ValueError,
-        match=f"one turn of a demonstration .* max_context_tokens, {one_turn - 1}; raise",
-    ):
-        demonstration(replace(config, max_context_tokens=one_turn - 1), chat, whole.seed[-1])
+    assert len(within(one_turn).turns) == 1
+    message = f"one turn of a demonstration .* max_context_tokens, {one_turn - 1}; raise"
+    with pytest.raises(ValueError, match=message):
+        within(one_turn - 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
-    """Few boards exist at these sizes: unguarded draws would meet a reserved one again and again."""
+    """Few boards exist at these sizes, so unguarded draws would meet reserved ones often."""
     config = tiny_config("frozenlake_ppo", env=env, observation="grid")
-    episode, reserved = make_episode(config), set()
+    episode = make_episode(config)
+    reserved = set()
     for split in ("eval", "heldout"):
         first = {episode.reset((i,), split=split)[1] for i in range(SPLIT_SIZE)}
         assert len(first) == SPLIT_SIZE and not first & reserved
@@ -221,9 +215,9 @@ def test_drills_on_a_lake_drawn_by_hand():
         "you ice hole ice",
         "ice ice goal ice",
         "ice ice ice hole",
-        "Next edge ice ice edge. Goal 2 down 1 right. Way down down right.",  # no hole beside it
-        "P_O_\n__O_\n_G__\n___O",  # against the border
-        "__O_\nP_O_\n_G__\n___O",  # never a slip
+        "Next edge ice ice edge. Goal 2 down 1 right. Way down down right.",  # no hole is near
+        "P_O_\n__O_\n_G__\n___O",  # a move against the border
+        "__O_\nP_O_\n_G__\n___O",  # moves of drills never slip
         "Away left edge, up ice. Goal 1 down ice ice, 1 right ice hole, corner goal.",
         "Right || Down",  # the seed's choice of two shortest paths
     ]
@@ -231,12 +225,10 @@ def test_drills_on_a_lake_drawn_by_hand():
 
 def test_a_drill_ends_with_the_game():
     instance = ("frozenlake", 4, (1,), 0, 4)
-    assert answers(make_env("frozenlake"), instance, ["Right", "Where"]) == [
-        "_X__\nG___\n____\n____"
-    ]
-    assert answers(make_env("frozenlake"), instance, ["Down", "Where"]) == [
-        "_O__\n√___\n____\n____"
-    ]
+    lost = answers(make_env("frozenlake"), instance, ["Right", "Where"])
+    assert lost == ["_X__\nG___\n____\n____"]
+    won = answers(make_env("frozenlake"), instance, ["Down", "Where"])
+    assert won == ["_O__\n√___\n____\n____"]
 
 
 def test_drills_in_a_room_drawn_by_hand():
@@ -264,11 +256,8 @@ def test_a_wrong_answer_earns_nothing_and_the_next_question_comes():
     system, user = drill.reset((3,), split="heldout")
     assert system.endswith("\nAnswer questions about the board.") and user.endswith("\nRow 1?")
     outcome = drill.step("you")
-    assert (outcome.user, outcome.reward, outcome.status) == (
-        user.replace("Row 1", "Row 2"),
-        0.0,
-        None,
-    )
+    assert outcome.user == user.replace("Row 1", "Row 2")
+    assert (outcome.reward, outcome.status) == (0.0, None)
     assert drill.step(drill.truth)[:3] == ("", 1.0, "success")
 
 
@@ -284,32 +273,24 @@ def test_the_same_path_gives_the_same_documents(chat):
 
 @pytest.mark.slow
 def test_documents_are_right_and_of_every_kind(chat):
-    systems, num_actions = [], set()
+    systems = []
+    num_actions = set()
     for i in range(60):
         for document in read(chat, (0, i, 0), 3):
             systems.append(document.system)
             assert document.status in ("success", "failure", "out_of_turns", "out_of_tokens")
             assert len(document.ids) <= 1024
             for turn in document.turns:
+                record = turn.record
                 assert chat.decode(turn.response_ids) == turn.text
-                if isinstance(turn.record, DrillRecord):
+                if isinstance(record, DrillRecord):
                     assert turn.reward == 1
                 else:
-                    assert (
-                        turn.record.format_ok
-                        and turn.record.statements_true == turn.record.statements_checked
-                    )
-                    num_actions.add(turn.record.num_actions)
-    for part in (
-        "Answer questions",
-        "<think>",
-        "Reply <answer>",
-        "hole O",
-        "two arms",
-        "slips",
-        "Below",
-        "Places",
-    ):
+                    assert record.format_ok
+                    assert record.statements_true == record.statements_checked
+                    num_actions.add(record.num_actions)
+    parts = ["Answer questions", "<think>", "Reply <answer>", "hole O", "two arms", "slips"]
+    for part in [*parts, "Below", "Places"]:
         assert any(part in system for system in systems), part
     assert num_actions == {1, 2, 3, 4, 5}
 
@@ -319,7 +300,8 @@ def test_skill_spoils_the_actions_and_not_the_thought(chat):
     def success(skill):
         wins = 0
         for i in range(60):
-            episode, rng = Episode(make_env("sokoban"), Config()), np.random.default_rng([i, 1])
+            episode = Episode(make_env("sokoban"), Config())
+            rng = np.random.default_rng([i, 1])
             episode.reset((0, i))
             status = None
             while status is None:
@@ -334,8 +316,10 @@ def test_skill_spoils_the_actions_and_not_the_thought(chat):
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Lakes with frozen probability 0.9 repeat so often that an unguarded corpus would show many reserved ones."""
-    started, start = [], Env.start
+    """Lakes with frozen probability 0.9 repeat often, so an unguarded corpus would show many
+    reserved ones."""
+    started = []
+    start = Env.start
 
     def spy(env, instance, noise):
         started.append((instance, env))
@@ -354,9 +338,8 @@ def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
     roles = Sokoban.SYMBOLS["newvocab"]
     for _, env in started:
         if isinstance(env, Sokoban):
-            assert len(set(env.alphabet)) == 7 and all(
-                a != b for a, b in zip(env.alphabet, roles, strict=True)
-            )
+            assert len(set(env.alphabet)) == 7
+            assert all(own != role for own, role in zip(env.alphabet, roles, strict=True))
             assert env.size in (6, 8)
     for name in Bandit.PAIRS["jobs_test"].replace("/", " ").split():
         assert not any(name in text for text in texts), name
@@ -375,9 +358,8 @@ def test_answers_of_games_are_parsed_as_written(chat):
 def test_players_get_worse_towards_the_end(chat):
     def success(progress):
         played = [d for i in range(80) for d in read(chat, (2, i, 0), 6, progress)]
-        games = [
-            d for d in played if "Turn 1" in d.turns[0].observation and "two arms" not in d.system
-        ]
+        games = [d for d in played if "Turn 1" in d.turns[0].observation]
+        games = [d for d in games if "two arms" not in d.system]
         return sum(d.success for d in games) / len(games)
 
     assert success(0.13) == success(0.74) and success(0.75) == success(0.99)
@@ -398,29 +380,18 @@ def test_both_arms_of_a_bandit_are_shown(chat):
 @pytest.mark.slow
 def test_half_of_the_games_begin_with_few_actions_left(chat):
     heads = [d.turns[0].observation for i in range(120) for d in read(chat, (5, i, 0), 4)]
-    left = [
-        int(h.split(", ")[1].split()[0])
-        for h in heads
-        if h.startswith("Turn 1") and "Arms" not in h
-    ]
-    assert (
-        set(left) == set(range(1, 11)) and 0.4 < sum(n < 10 for n in left) / len(left) < 0.5
-    )  # 9 of 20
+    games = [head for head in heads if head.startswith("Turn 1") and "Arms" not in head]
+    left = [int(head.split(", ")[1].split()[0]) for head in games]
+    assert set(left) == set(range(1, 11))
+    assert 0.4 < sum(n < 10 for n in left) / len(left) < 0.5  # expected are 9 of 20
 
 
 @pytest.mark.slow
 def test_easy_documents_come_first(chat):
-    for progress, environments in (
-        (0.0, 1),
-        (0.029, 1),
-        (0.031, 2),
-        (0.059, 2),
-        (0.061, 2),
-        (0.089, 2),
-    ):
+    num_environments = {0.0: 1, 0.029: 1, 0.031: 2, 0.059: 2, 0.061: 2, 0.089: 2}
+    for progress, expected in num_environments.items():
         played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]
-        assert all(
-            len(d.turns) == 1 and d.system.endswith("\nAnswer questions about the board.")
-            for d in played
-        )
-        assert len({d.system for d in played}) == environments
+        for document in played:
+            assert len(document.turns) == 1
+            assert document.system.endswith("\nAnswer questions about the board.")
+        assert len({document.system for document in played}) == expected

@@ -1,6 +1,6 @@
-"""README and docs keep their promises: commands parse and, if short, run; files and functions exist.
+"""README and docs keep their promises: commands parse, short ones run, files and functions exist.
 
-python -m pytest -q tests/test_readme.py
+Run with:  python -m pytest -q tests/test_readme.py
 """
 
 from configurator import Config, load_config

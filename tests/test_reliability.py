@@ -409,6 +409,7 @@ def test_an_engine_that_dies_is_one_sentence(kind):
 # ---------- hostile text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", [fuzz.grammar, fuzz.damaged])
 def test_hostile_replies_forge_nothing(chat, maker):
     """A part of the replies of `python tests/fuzz.py`."""

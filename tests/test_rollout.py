@@ -1,7 +1,8 @@
-"""
-Tests of rollout.py: sampled tokens against a plain Hugging Face forward, masks and prompts token by token, schedules.
+"""Tests of rollout.py: sampled tokens, masks and prompts token by token, schedules, limits.
 
-    python -m pytest -q tests/test_rollout.py
+Sampled tokens and log-probs are compared with a plain forward of Hugging Face.
+
+Run with:  python -m pytest -q tests/test_rollout.py
 """
 
 import itertools
@@ -35,27 +36,42 @@ from rollout import (
 )
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
+OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))
 
 
-def play(model, chat, config, starts=STARTS, *, temperature=1.0, noise_seed=(7,), **options):
-    options |= dict(split="train", temperature=temperature, noise_seed=noise_seed)
-    return collect(make_engine(config, model, chat), chat, config, starts, **options)
+def play(model, chat, config, starts=STARTS, **options):
+    engine = make_engine(config, model, chat)
+    return collect(engine, chat, config, starts, **(OPTIONS | options))
 
 
-def reference_logits(model, folder, ids):
+def pairs_with_logits(model, folder, trajectories):
+    """Each trajectory with the logits of Hugging Face for its tokens, (tokens, vocabulary)."""
     model.save_pretrained(folder)
-    reference = AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="sdpa", dtype=torch.float32
-    )
+    load = AutoModelForCausalLM.from_pretrained
+    reference = load(folder, attn_implementation="sdpa", dtype=torch.float32)
+    pairs = []
     with torch.no_grad():
-        return [reference(input_ids=torch.tensor([tokens])).logits[0] for tokens in ids]
+        for trajectory in trajectories:
+            logits = reference(input_ids=torch.tensor([trajectory.ids])).logits[0]
+            pairs.append((trajectory, logits))
+    return pairs
+
+
+def sampled_logprobs(trajectory, logits):
+    """Log-probs of the sampled tokens."""
+    chosen = torch.tensor(trajectory.ids)[1:, None]
+    logprobs = logits.log_softmax(-1)[:-1].gather(1, chosen)[:, 0]
+    return logprobs[torch.tensor(trajectory.response_mask)[1:]]
 
 
 class Spy:
-    """Passes everything on to an engine and remembers what it saw and returned."""
+    """Passes everything on to an engine and remembers what the engine saw and returned."""
 
     def __init__(self, engine):
-        self.engine, self.asked, self.returned, self.released = engine, {}, {}, []
+        self.engine = engine
+        self.asked = {}
+        self.returned = {}
+        self.released = []
 
     busy = property(lambda self: self.engine.busy)
 
@@ -75,10 +91,12 @@ class Spy:
 
 
 class Script:
-    """An engine that replies with given token ids, one reply after the other, to a single trajectory."""
+    """An engine for one trajectory that gives these replies, lists of token ids, in order."""
 
     def __init__(self, replies):
-        self.replies, self.prompts, self.busy = list(replies), [], False
+        self.replies = list(replies)
+        self.prompts = []
+        self.busy = False
 
     def add(self, key, ids, **_):
         self.prompts.append(list(ids))
@@ -103,44 +121,34 @@ def test_engine_logprobs_equal_a_plain_forward(
     config = small_config(max_turns=4, max_running=max_running)
     played = play(random_model, chat, config, temperature=temperature)
     assert len(played) == 16 and min(len(t.turns) for t in played) >= 3
-    for t, logits in zip(
-        played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True
-    ):
-        logp = (
-            (logits / temperature)
-            .log_softmax(-1)[:-1]
-            .gather(1, torch.tensor(t.ids)[1:, None])[:, 0]
-        )
-        expected = logp[torch.tensor(t.response_mask)[1:]]
-        assert len(expected) == t.num_response_tokens > 24
-        torch.testing.assert_close(torch.tensor(t.rollout_logprobs), expected, rtol=1e-4, atol=1e-4)
+    for trajectory, logits in pairs_with_logits(random_model, tmp_path, played):
+        expected = sampled_logprobs(trajectory, logits / temperature)
+        assert len(expected) == trajectory.num_response_tokens > 24
+        found = torch.tensor(trajectory.rollout_logprobs)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
     played = play(random_model, chat, small_config(), STARTS[::4], temperature=0.0)
-    for t, logits in zip(
-        played, reference_logits(random_model, tmp_path, [t.ids for t in played]), strict=True
-    ):
-        places = np.flatnonzero(t.response_mask)
-        assert logits[places - 1].argmax(-1).tolist() == [t.ids[place] for place in places]
+    for trajectory, logits in pairs_with_logits(random_model, tmp_path, played):
+        places = np.flatnonzero(trajectory.response_mask)
+        chosen = [trajectory.ids[place] for place in places]
+        assert logits[places - 1].argmax(-1).tolist() == chosen
         assert len(places) == 36
-        torch.testing.assert_close(  # log-probs of T = 1, where arg max has one
-            torch.tensor(t.rollout_logprobs),
-            logits[places - 1].log_softmax(-1).amax(-1),
-            rtol=1e-4,
-            atol=1e-4,
-        )
+        # Arg max has no log-prob at T = 0, so those of T = 1 are returned.
+        expected = logits[places - 1].log_softmax(-1).amax(-1)
+        found = torch.tensor(trajectory.rollout_logprobs)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_sampling_frequencies(temperature):
     p = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
     n = 20_000
-    noise = torch.tensor(
-        [np.random.default_rng((0, 32, 5, i)).random(1, np.float32)[0] for i in range(n)]
-    )
+    streams = [np.random.default_rng((0, 32, 5, i)) for i in range(n)]
+    noise = torch.tensor([stream.random(1, np.float32)[0] for stream in streams])
     tokens, logprobs = draw((p.log() + 3.0).expand(n, -1), torch.full((n,), temperature), noise)
-    # softmax(log p / T) is p ** (1 / T) / sum
+    # softmax(log p / T) = p ** (1 / T) / sum
     expected = p ** (1 / temperature) / (p ** (1 / temperature)).sum()
     frequencies = torch.bincount(tokens, minlength=5) / n
     assert ((frequencies - expected).abs() < 4 * (expected * (1 - expected) / n).sqrt()).all()
@@ -149,9 +157,8 @@ def test_sampling_frequencies(temperature):
 
 def test_a_token_without_probability_is_never_drawn():
     p = torch.tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0])
-    tokens, logprobs = draw(
-        p.log().expand(4, -1), torch.ones(4), torch.tensor([0.0, 0.29, 0.31, 1 - 2**-24])
-    )
+    noise = torch.tensor([0.0, 0.29, 0.31, 1 - 2**-24])
+    tokens, logprobs = draw(p.log().expand(4, -1), torch.ones(4), noise)
     assert tokens.tolist() == [2, 2, 4, 4]
     assert torch.isfinite(logprobs).all()
 
@@ -162,27 +169,28 @@ def test_a_token_without_probability_is_never_drawn():
 def test_trained_ids_are_the_sampled_ids(trained_model, chat):
     config = small_config(max_response_tokens=5)
     spy = Spy(make_engine(config, trained_model, chat))
-    played = collect(spy, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
+    played = collect(spy, chat, config, STARTS, **OPTIONS)
     assert len(spy.asked) == len(spy.returned) == 16 and sorted(spy.released) == list(range(16))
     for i, t in enumerate(played):
         assert len(t.turns) == len(spy.asked[i]) == len(spy.returned[i])
-        seen, trained = [], []
+        seen = []
+        trained = []
         for turn, (asked, _), returned in zip(t.turns, spy.asked[i], spy.returned[i], strict=True):
             assert asked == seen + turn.prompt_ids
             assert returned.ids == turn.response_ids and returned.logprobs == turn.rollout_logprobs
             assert 1 <= len(returned.ids) <= 5 and len(returned.logprobs) == len(returned.ids)
             trained += [False] * (len(asked) - len(seen)) + [True] * len(returned.ids)
             seen = asked + returned.ids
-            assert turn.text == chat.tokenizer.decode(
-                [token for token in returned.ids if token != chat.end]
-            )
+            without_end = [token for token in returned.ids if token != chat.end]
+            assert turn.text == chat.tokenizer.decode(without_end)
         assert t.ids == seen and t.response_mask == trained
         assert t.num_response_tokens == sum(trained) and len(t.rollout_logprobs) == sum(trained)
 
 
 def test_the_end_token_is_trained_when_sampled_and_not_when_forced(trained_model, chat):
     config = small_config(max_response_tokens=5)
-    played, kinds = play(trained_model, chat, config), set()
+    played = play(trained_model, chat, config)
+    kinds = set()
     for t in played:
         for turn, after in zip(t.turns, [*t.turns[1:], None], strict=True):
             sampled = turn.response_ids[-1] == chat.end
@@ -204,9 +212,7 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
         members = played[4 * group : 4 * group + 4]
         assert len({tuple(t.turns[0].prompt_ids) for t in members}) == 1
         assert len({tuple(t.ids) for t in members}) > 2
-        assert [(t.seed, t.member) for t in members] == [
-            ((4, group), member) for member in range(4)
-        ]
+        assert [(t.seed, t.member) for t in members] == STARTS[4 * group : 4 * group + 4]
     assert len({tuple(t.turns[0].prompt_ids) for t in played}) == 4
 
 
@@ -214,35 +220,33 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
 
 
 def window_by_hand(chat, t, last, context_turns):
-    """What turn `last` sees: the system message and the last turns, message by message."""
+    """The prompt of turn `last`: the system message and the last turns, message by message."""
     ids = chat.message("system", t.system)
     for k in range(max(0, last + 1 - context_turns), last + 1):
-        ids += [
-            *chat.message("user", t.turns[k].observation),
-            chat.start,
-            *chat.encode("assistant\n"),
-        ]
+        ids += chat.message("user", t.turns[k].observation)
+        ids += [chat.start, *chat.encode("assistant\n")]
         if k < last:
             reply = t.turns[k].response_ids
-            ids += [*reply, *([] if reply[-1] == chat.end else [chat.end]), *chat.encode("\n")]
+            ids += reply
+            if reply[-1] != chat.end:
+                ids.append(chat.end)
+            ids += chat.encode("\n")
     return ids
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context_turns", [1, 2, 9])
 def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context_turns):
-    config = small_config(
-        max_turns=4, context_turns=context_turns, max_running=5, max_response_tokens=5
-    )
+    limits = dict(max_turns=4, max_running=5, max_response_tokens=5)
+    config = small_config(context_turns=context_turns, **limits)
     spy = Spy(make_engine(config, trained_model, chat))
-    played = collect(spy, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
+    played = collect(spy, chat, config, STARTS, **OPTIONS)
     assert max(len(t.turns) for t in played) == 4 and not spy.engine.row_keys
     assert sorted(spy.released) == sorted(i for i, t in enumerate(played) for _ in t.turns)
     closed = set()
     for i, t in enumerate(played):
-        for k, (turn, (asked, _), returned) in enumerate(
-            zip(t.turns, spy.asked[i], spy.returned[i], strict=True)
-        ):
+        seen = zip(t.turns, spy.asked[i], spy.returned[i], strict=True)
+        for k, (turn, (asked, _), returned) in enumerate(seen):
             assert turn.prompt_ids == asked == window_by_hand(chat, t, k, context_turns)
             assert turn.response_ids == returned.ids and turn.rollout_logprobs == returned.logprobs
             closed.add(returned.ids[-1] == chat.end)
@@ -252,36 +256,30 @@ def test_a_reply_sees_the_last_turns_only(trained_model, chat, tmp_path, context
     assert [(part.seed, part.member, part.turns) for part in parts] == [
         (t.seed, t.member, [turn]) for t in played for turn in t.turns
     ]
-    for part, logits in zip(
-        parts, reference_logits(trained_model, tmp_path, [p.ids for p in parts]), strict=True
-    ):
-        logp = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(part.ids)[1:, None])[:, 0]
-        expected = logp[torch.tensor(part.response_mask)[1:]]
-        torch.testing.assert_close(
-            torch.tensor(part.rollout_logprobs), expected, rtol=1e-4, atol=1e-4
-        )
+    for part, logits in pairs_with_logits(trained_model, tmp_path, parts):
+        expected = sampled_logprobs(part, logits)
+        found = torch.tensor(part.rollout_logprobs)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         assert part.ids[len(part.turns[0].prompt_ids) :] == part.turns[0].response_ids
 
 
 def test_a_window_that_holds_everything_changes_nothing(trained_model, chat):
     config = small_config()
-    whole, windows = (
-        play(trained_model, chat, replace(config, context_turns=k)) for k in (0, config.max_turns)
-    )
+    whole = play(trained_model, chat, replace(config, context_turns=0))
+    windows = play(trained_model, chat, replace(config, context_turns=config.max_turns))
     assert split_by_context(whole, config) == whole
-    for a, b in zip(whole, windows, strict=True):
-        assert [turn.response_ids for turn in a.turns] == [turn.response_ids for turn in b.turns]
-        assert a.ids == b.turns[-1].prompt_ids + b.turns[-1].response_ids
+    for one, other in zip(whole, windows, strict=True):
+        replies = [turn.response_ids for turn in one.turns]
+        assert replies == [turn.response_ids for turn in other.turns]
+        assert one.ids == other.turns[-1].prompt_ids + other.turns[-1].response_ids
 
 
 def test_a_window_that_does_not_fit_ends_the_trajectory(random_model, chat):
     config = small_config(context_turns=2)
     (t,) = play(random_model, chat, config, STARTS[:1])
     longest = max(len(turn.prompt_ids) for turn in t.turns)
-    assert (
-        len(t.turns[0].prompt_ids) < longest
-        and [len(turn.response_ids) for turn in t.turns] == [12] * 3
-    )
+    assert len(t.turns[0].prompt_ids) < longest
+    assert [len(turn.response_ids) for turn in t.turns] == [12] * 3
     (t,) = play(random_model, chat, replace(config, max_context_tokens=longest), STARTS[:1])
     assert t.status == "out_of_tokens" and len(t.turns) < 3
 
@@ -296,12 +294,13 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
     assert max(len(t.turns) for t in played) > 1
     for t in played:
         before = [(list(turn.prompt_ids), list(turn.response_ids)) for turn in t.turns]
-        opened, cut = unmask(t, chat.end), len(chat.message("system", t.system))
+        opened = unmask(t, chat.end)
+        cut = len(chat.message("system", t.system))
         assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # a copy
         assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]
-        for old, new in zip(
-            split_by_context([t], config), split_by_context([opened], config), strict=True
-        ):
+        parts = split_by_context([t], config)
+        opened_parts = split_by_context([opened], config)
+        for old, new in zip(parts, opened_parts, strict=True):
             assert new.ids == old.ids
             assert new.response_mask == [False] * cut + [True] * (len(old.ids) - cut)
             known = iter(old.rollout_logprobs)
@@ -312,117 +311,95 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
 # ---------- what turns earn, and in which environment
 
 
+def encode_reply(chat, actions):
+    """The tokens of a well-formed reply without a thought."""
+    return [*chat.encode(dialogue.format_response("", actions, think=False)), chat.end]
+
+
+def assert_rewards(trajectory, *parts):
+    """The rewards of the turns are the sums of these parts."""
+    expected = [sum(of_turn) for of_turn in zip(*parts, strict=True)]
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced", "plan"])
 @pytest.mark.parametrize("spec, most", [("frozenlake:success_rate=1.0", 1), ("sokoban", 11)])
 def test_densities_replace_the_rewards_of_the_environment_only(chat, density, spec, most):
-    config, rng = (
-        small_config(env=spec, max_turns=6, actions_per_traj=12, max_response_tokens=40),
-        random.Random(0),
-    )
-    options, changed, wins = dict(split="train", temperature=1.0, noise_seed=(7,)), 0, []
-    for start in STARTS:
+    native = small_config(env=spec, max_turns=6, actions_per_traj=12, max_response_tokens=40)
+    shaped = replace(native, reward_density=density)
+    rng = random.Random(0)
+    num_changed = 0
+    wins = set()
+    for seed, member in STARTS:
         env = envs.make_env(spec, max_actions=12)
-        env.reset(start[0], member=start[1])
-        moves = env.demonstrate(12, np.random.default_rng(0)) if start[1] % 2 else []
-        moves += [
-            rng.choice([*env.actions, "Jump"]) for _ in range(len(moves), 12)
-        ]  # of which one is unknown
+        env.reset(seed, member=member)
+        moves = env.demonstrate(12, np.random.default_rng(0)) if member % 2 else []
+        while len(moves) < 12:
+            moves.append(rng.choice([*env.actions, "Jump"]))  # Jump is unknown
         pairs = [moves[k : k + 2] for k in range(0, 12, 2)]
-        replies = [
-            [*chat.encode(dialogue.format_response("", pair, think=False)), chat.end]
-            for pair in pairs
-        ]
-        (old,), (new,) = (
-            collect(Script(replies), chat, replace(config, reward_density=x), [start], **options)
-            for x in ("native", density)
-        )
+        replies = [encode_reply(chat, pair) for pair in pairs]
+        (old,) = collect(Script(replies), chat, native, [(seed, member)], **OPTIONS)
+        (new,) = collect(Script(replies), chat, shaped, [(seed, member)], **OPTIONS)
         assert (old.ids, old.status) == (new.ids, new.status)
-        remaining, rewards = [env.optimal_length()], []
+        remaining = [env.optimal_length()]
+        rewards = []
         for pair in pairs[: len(old.turns)]:
             rewards.append(sum(env.step(action).reward for action in pair if not env.terminated))
             remaining.append(env.optimal_length())
-        penalties = [-0.1 * (not turn.record.format_ok) for turn in old.turns]
-        assert [turn.reward for turn in old.turns] == pytest.approx(
-            np.add(rewards, penalties).tolist(), abs=1e-12
-        )
-        expected = np.add(
-            dialogue.shape_rewards(
-                rewards, old.success, density, max_reward=most, plan_lengths=remaining
-            ),
-            penalties,
-        )
-        assert [turn.reward for turn in new.turns] == pytest.approx(expected.tolist(), abs=1e-12)
+        penalties = [0.0 if turn.record.format_ok else -0.1 for turn in old.turns]
+        assert_rewards(old, rewards, penalties)
+        options = dict(max_reward=most, plan_lengths=remaining)
+        expected = dialogue.shape_rewards(rewards, old.success, density, **options)
+        assert_rewards(new, expected, penalties)
         assert (new.score - sum(penalties) > 0.999) == old.success
-        changed, wins = (
-            changed + (sum(penalties) < 0 and new.score != old.score),
-            [*wins, old.success],
-        )
-    assert (
-        True in wins and False in wins and (changed > 2) == (spec == "sokoban" or density == "plan")
-    )
+        num_changed += sum(penalties) < 0 and new.score != old.score
+        wins.add(old.success)
+    assert wins == {True, False}
+    assert (num_changed > 2) == (spec == "sokoban" or density == "plan")
 
 
 def test_a_thought_is_paid_where_the_config_says_so(chat):
     config = small_config(think=True, think_reward=0.5, max_response_tokens=60)
-    options, start = dict(split="train", temperature=1.0, noise_seed=(7,)), [((4, 0), 0)]
     env = envs.make_env(config.env, max_actions=6)
     env.reset((4, 0))
-    reply = chat.encode(
-        dialogue.format_response(" ".join(env.statements()), ["Jump"])
-    )  # nothing moves, facts stay
-    (t,) = collect(Script([[*reply, chat.end]] * 3), chat, config, start, **options)
-    assert [turn.reward for turn in t.turns] == pytest.approx([0.5 - 0.1] * 3)
-    (t,) = collect(
-        Script([[*reply, chat.end]] * 3), chat, replace(config, think_reward=0.0), start, **options
-    )
-    assert [turn.reward for turn in t.turns] == pytest.approx([-0.1] * 3)
+    # The action is unknown, so nothing moves and the facts stay true.
+    text = dialogue.format_response(" ".join(env.statements()), ["Jump"])
+    replies = [[*chat.encode(text), chat.end]] * 3
+    for think_reward in (0.5, 0.0):
+        paying = replace(config, think_reward=think_reward)
+        (t,) = collect(Script(replies), chat, paying, STARTS[:1], **OPTIONS)
+        assert [turn.reward for turn in t.turns] == pytest.approx([think_reward - 0.1] * 3)
 
 
 def test_groups_of_a_mixture_have_their_own_environments(trained_model, chat):
     config = small_config(env="bandit")
-    engine, specs = (
-        make_engine(config, trained_model, chat),
-        ["bandit", "frozenlake:size=3", "sokoban", "bandit"],
-    )
+    engine = make_engine(config, trained_model, chat)
+    policy = SimpleNamespace(version=engine.version)
+    specs = ["bandit", "frozenlake:size=3", "sokoban", "bandit"]
     mixed = [spec for spec in specs for _ in range(4)]
-    options = dict(split="train", temperature=1.0, noise_seed=(7,))
-    played = parallel.collect_all(
-        engine,
-        SimpleNamespace(version=engine.version),
-        chat,
-        config,
-        STARTS,
-        envs=mixed,
-        group_size=4,
-        **options,
-    )
+    groups = dict(envs=mixed, group_size=4)
+    played = parallel.collect_all(engine, policy, chat, config, STARTS, **groups, **OPTIONS)
     assert [t.env for t in played] == mixed
     for t, spec in zip(played, mixed, strict=True):
         system, user = rollout.make_episode(config, spec).reset(t.seed)
         assert (t.system, t.turns[0].observation) == (system, user)
         assert t.turns[0].prompt_ids == chat.opening(system, user)
     assert len({t.system for t in played}) == 3
-    assert {t.env for t in play(trained_model, chat, config, STARTS[:2])} == {
-        "bandit"
-    }  # the config's own
+    alone = play(trained_model, chat, config, STARTS[:2])
+    assert {t.env for t in alone} == {"bandit"}  # the environment of the config
 
 
 # ---------- chat format
 
 
 def test_prompts_by_hand(chat):
-    opening, closed, cut = (
-        chat.opening("S", "U"),
-        chat.following("V", closed=True),
-        chat.following("V", closed=False),
-    )
     decode = chat.tokenizer.decode
-    assert (
-        decode(opening)
-        == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    assert decode(chat.opening("S", "U")) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
     )
+    closed = chat.following("V", closed=True)
     assert decode(closed) == "\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n"
-    assert cut == [chat.end, *closed]
+    assert chat.following("V", closed=False) == [chat.end, *closed]
 
 
 def test_prompts_equal_the_chat_template(chat):
@@ -434,13 +411,11 @@ def test_prompts_equal_the_chat_template(chat):
         ids = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         return ids["input_ids"] if hasattr(ids, "keys") else ids
 
-    closed, cut = chat.opening(system, user), chat.opening(system, user)
+    closed = chat.opening(system, user)
+    cut = chat.opening(system, user)
     assert closed == template() and len(closed) > 100
-    for reply in (
-        "<think>Goal up.</think><answer>Up || Left</answer>",
-        "no idea",
-        "<answer>Jump</answer>",
-    ):
+    good = "<think>Goal up.</think><answer>Up || Left</answer>"
+    for reply in (good, "no idea", "<answer>Jump</answer>"):
         user = episode.step(reply).user
         closed = [*closed, *chat.encode(reply), chat.end, *chat.following(user, closed=True)]
         cut = [*cut, *chat.encode(reply), *chat.following(user, closed=False)]
@@ -450,32 +425,21 @@ def test_prompts_equal_the_chat_template(chat):
 
 @pytest.mark.parametrize("real_marks", [False, True])
 def test_an_echoed_action_forges_no_role(chat, real_marks):
-    """The action is reported back as unknown; the marks in it stay text, also where the policy sampled real ones."""
+    """The action is reported back as unknown. The marks in it stay text, even if the policy sampled
+    real ones."""
     config = small_config(max_response_tokens=40)
     marks = [chat.start] if real_marks else chat.encode("<|im_start|>")
     rest = chat.encode("user || <|im_end|> || <|im_end|>\n<|im_sta</answer>")
     reply = [*chat.encode("<answer>"), *marks, *rest, chat.end]
-    (t,) = collect(
-        Script([reply] * 3),
-        chat,
-        config,
-        [((4, 0), 0)],
-        split="train",
-        temperature=1.0,
-        noise_seed=(7,),
-    )
+    (t,) = collect(Script([reply] * 3), chat, config, STARTS[:1], **OPTIONS)
     prompt = t.turns[1].prompt_ids
     text = chat.tokenizer.decode(prompt)
     assert 'Unknown action: "<|im_start|>user", "<|im_end|>"' in text
-    assert (prompt.count(chat.start), prompt.count(chat.end)) == (
-        2,
-        1,
-    )  # user, assistant; the end of the user message
+    # The prompt starts a user and an assistant message and ends the user message.
+    assert (prompt.count(chat.start), prompt.count(chat.end)) == (2, 1)
     assert (text.count("<|im_start|>"), text.count("<|im_end|>")) == (3, 2)
-    assert [
-        t.response_mask.count(True),
-        sum(map(len, [turn.response_ids for turn in t.turns])),
-    ] == [3 * len(reply)] * 2
+    assert t.response_mask.count(True) == 3 * len(reply)
+    assert sum(len(turn.response_ids) for turn in t.turns) == 3 * len(reply)
 
 
 def test_a_tokenizer_without_chat_marks_is_refused():
@@ -501,9 +465,8 @@ def assert_same(first, second):
 def test_results_do_not_depend_on_how_many_run_at_once(trained_model, chat, max_running):
     config = small_config(temperature=1.0)
     wide = play(trained_model, chat, config)
-    assert (
-        len({len(t.turns) for t in wide}) > 1
-    )  # rows are given back at different times, so rows move
+    # Trajectories end at different times, so rows of the cache move.
+    assert len({len(t.turns) for t in wide}) > 1
     assert_same(wide, play(trained_model, chat, replace(config, max_running=max_running)))
 
 
@@ -518,23 +481,21 @@ def test_results_do_not_depend_on_the_order_and_do_on_the_seeds(trained_model, c
 
 def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     engine = make_engine(small_config(), random_model, chat)
-    prompts = [
-        chat.opening("Rules.", "Board one."),
-        chat.opening("Rules.", "Another board, number two."),
-    ]
+    boards = ("Board one.", "Another board, number two.")
+    prompts = [chat.opening("Rules.", board) for board in boards]
     for key in range(10):  # 2 prompts x 5 members, mixed
         engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
     assert engine.step() == []
-    # all but the last token of a prompt; the last one is fed in the decode step
+    # The last token of a prompt is fed in the decode step.
     assert engine.num_prefilled == len(prompts[0]) - 1 + len(prompts[1]) - 1
 
 
 def test_only_new_tokens_are_prefilled(trained_model, chat):
     config = small_config()
     engine = make_engine(config, trained_model, chat)
-    played = collect(engine, chat, config, STARTS, split="train", temperature=1.0, noise_seed=(7,))
+    played = collect(engine, chat, config, STARTS, **OPTIONS)
     first = sum(len(t.turns[0].prompt_ids) - 1 for t in played if t.member == 0)
-    # later: the last sampled token and the new prompt, less its last token
+    # Later turns feed the last sampled token and the new prompt without its last token.
     later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
     assert later > 0 and engine.num_prefilled == first + later
     assert not engine.busy and engine.histories == engine.prompt_owner == {}
@@ -545,26 +506,25 @@ def test_only_new_tokens_are_prefilled(trained_model, chat):
 
 def test_context_limit_ends_a_trajectory(random_model, chat):
     config = small_config()
-    opening = len(play(random_model, chat, config, STARTS[:1])[0].turns[0].prompt_ids)
-    following = len(play(random_model, chat, config, STARTS[:1])[0].turns[1].prompt_ids)
+    (whole,) = play(random_model, chat, config, STARTS[:1])
+    assert whole.status == "out_of_turns"
+    opening = len(whole.turns[0].prompt_ids)
+    following = len(whole.turns[1].prompt_ids)
+    n = len(whole.turns[0].response_ids)
 
     def limited(limit):
         (t,) = play(random_model, chat, replace(config, max_context_tokens=limit), STARTS[:1])
         assert len(t.ids) <= limit
         return t.status, [len(turn.response_ids) for turn in t.turns]
 
-    n = len(play(random_model, chat, config, STARTS[:1])[0].turns[0].response_ids)
     assert limited(opening + n) == ("out_of_tokens", [n])
     assert limited(opening + n + following) == ("out_of_tokens", [n])  # no room for a single token
     assert limited(opening + n + following + 1) == ("out_of_tokens", [n, 1])
     assert limited(opening + n + following + 7) == ("out_of_tokens", [n, 7])
-    assert play(random_model, chat, config, STARTS[:1])[0].status == "out_of_turns"
     with pytest.raises(ValueError) as error:
         limited(opening)
-    assert (
-        str(error.value)
-        == f"the first prompt has {opening} tokens and max_context_tokens is {opening}; raise it"
-    )
+    message = f"the first prompt has {opening} tokens and max_context_tokens is {opening}; raise it"
+    assert str(error.value) == message
 
 
 def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
@@ -575,11 +535,15 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
 
 @pytest.mark.slow
 def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
-    """Every second instance takes 0.2 s a step: the others go on meanwhile, and nobody's tokens change."""
+    """Every second instance takes 0.2 s a step. The others continue during that time, and no
+    trajectory changes."""
     config = small_config()
     expected = play(trained_model, chat, config)
-    spy, sleeping, busy_steps = Spy(make_engine(config, trained_model, chat)), [0], []
-    engine_step, env_step = spy.step, dialogue.Episode.step
+    spy = Spy(make_engine(config, trained_model, chat))
+    sleeping = [0]  # how many environments sleep now
+    busy_steps = []  # how many sleep at each step of the engine
+    engine_step = spy.step
+    env_step = dialogue.Episode.step
 
     def step():
         busy_steps.append(sleeping[0])
@@ -594,7 +558,8 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
 
     monkeypatch.setattr(spy, "step", step)
     monkeypatch.setattr(dialogue.Episode, "step", slow)
-    counter, make = itertools.count(), rollout.make_episode
+    counter = itertools.count()
+    make = rollout.make_episode
 
     def every_second(config, env):
         episode = make(config, env)
@@ -602,11 +567,9 @@ def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, m
         return episode
 
     monkeypatch.setattr(rollout, "make_episode", every_second)
-    options = dict(split="train", temperature=1.0, noise_seed=(7,))
-    assert_same(expected, collect(spy, chat, config, STARTS, **options))
-    assert (
-        max(busy_steps) > 1 and sum(count > 0 for count in busy_steps) > 5
-    )  # decoding went on, several slept at once
+    assert_same(expected, collect(spy, chat, config, STARTS, **OPTIONS))
+    assert max(busy_steps) > 1  # several sleep at once
+    assert sum(count > 0 for count in busy_steps) > 5  # the engine decodes while they sleep
 
 
 def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
@@ -618,37 +581,30 @@ def test_a_context_longer_than_the_model_is_refused(trained_model, chat):
 
 
 def test_the_bfloat16_engine_keeps_the_rotary_frequencies(trained_model, chat):
-    """Rounded to 16 bits they would turn far places by the wrong angle."""
+    """Frequencies rounded to 16 bits would turn far positions by the wrong angle."""
     engine = make_engine(small_config(dtype="bfloat16"), trained_model, chat)
     assert engine.model.lm_head.weight.dtype == engine.cache.dtype == engine.dtype == torch.bfloat16
     frequencies = engine.model.model.rotary_emb.inv_freq
-    assert (
-        torch.equal(frequencies, trained_model.model.rotary_emb.inv_freq)
-        and frequencies.dtype == torch.float32
-    )
+    assert frequencies.dtype == torch.float32
+    assert torch.equal(frequencies, trained_model.model.rotary_emb.inv_freq)
     assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
 
 
 def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat):
-    with pytest.raises(
-        ValueError,
-        match="the torch engine could not start .* lower max_running or max_context_tokens",
-    ):
+    message = "the torch engine could not start .* lower max_running or max_context_tokens"
+    with pytest.raises(ValueError, match=message):
         make_engine(small_config(max_running=10**9), trained_model, chat)
 
 
 def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(
-        ValueError, match="engine='vllm': .*vllm.*; pip install .* make vllm .* --engine=torch"
-    ):
+    message = "engine='vllm': .*vllm.*; pip install .* make vllm .* --engine=torch"
+    with pytest.raises(ValueError, match=message):
         make_engine(small_config(engine="vllm"), trained_model, chat)
     monkeypatch.delitem(sys.modules, "vllm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError,
-        match="engine='vllm', but vLLM is not installed; pip install -r requirements.txt",
-    ):
+    message = "engine='vllm', but vLLM is not installed; pip install -r requirements.txt"
+    with pytest.raises(ValueError, match=message):
         check_installed(small_config(engine="vllm"))
     check_installed(small_config())
 
@@ -657,16 +613,15 @@ def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
 def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, random_model, chat):
     config = small_config()
     engine = make_engine(config, trained_model, chat)
-    options = dict(split="train", temperature=1.0, noise_seed=(7,))
-    first = collect(engine, chat, config, STARTS, **options)
+    first = collect(engine, chat, config, STARTS, **OPTIONS)
     new = dict(random_model.named_parameters())
     engine.load(((name, p.detach()) for name, p in new.items()), 5)
     assert engine.version == 5
-    assert_same(collect(engine, chat, config, STARTS, **options), play(random_model, chat, config))
+    assert_same(collect(engine, chat, config, STARTS, **OPTIONS), play(random_model, chat, config))
     with torch.no_grad():
         for p in random_model.parameters():
             p.zero_()  # the engine does not see it
-    assert collect(engine, chat, config, STARTS, **options)[0].ids != first[0].ids
+    assert collect(engine, chat, config, STARTS, **OPTIONS)[0].ids != first[0].ids
     engine.add(0, chat.opening("a", "b"), max_tokens=2, temperature=1.0, seed=(0,))
     with pytest.raises(AssertionError, match="while a trajectory is under way"):
         engine.load(iter(()), 6)
@@ -675,63 +630,19 @@ def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, ran
 # ---------- numbers and packs
 
 
-def turn(reward, *, prompt, response, num_actions, ok, effective, true, checked):
-    info = dict(
-        actions=[],
-        num_actions=num_actions,
-        format_ok=ok,
-        effective=effective,
-        statements_true=true,
-        statements_checked=checked,
-    )
-    return Turn(prompt, response, [-0.5] * len(response), reward, record=TurnRecord(**info))
-
-
 def two_trajectories():
-    first = Trajectory(
-        (1,),
-        0,
-        status="success",
-        turns=[
-            turn(
-                -0.1,
-                prompt=[5, 6, 7],
-                response=[8],
-                num_actions=0,
-                ok=False,
-                effective=0.0,
-                true=0,
-                checked=0,
-            ),
-            turn(
-                1.0,
-                prompt=[9, 10],
-                response=[11, 12, 13],
-                num_actions=2,
-                ok=True,
-                effective=0.5,
-                true=1,
-                checked=2,
-            ),
-        ],
-    )
-    second = Trajectory(
-        (2,),
-        1,
-        status="failure",
-        turns=[
-            turn(
-                0.0,
-                prompt=[20],
-                response=[21, 22],
-                num_actions=3,
-                ok=True,
-                effective=1.0,
-                true=2,
-                checked=2,
-            ),
-        ],
-    )
+    nothing = TurnRecord([], num_actions=0, format_ok=False, effective=0.0)
+    two = TurnRecord([], num_actions=2, format_ok=True, effective=0.5)
+    two = replace(two, statements_true=1, statements_checked=2)
+    three = TurnRecord([], num_actions=3, format_ok=True, effective=1.0)
+    three = replace(three, statements_true=2, statements_checked=2)
+    turns = [
+        Turn([5, 6, 7], [8], [-0.5], -0.1, record=nothing),
+        Turn([9, 10], [11, 12, 13], [-0.5] * 3, 1.0, record=two),
+    ]
+    last = Turn([20], [21, 22], [-0.5] * 2, 0.0, record=three)
+    first = Trajectory((1,), 0, turns, "success")
+    second = Trajectory((2,), 1, [last], "failure")
     return first, second
 
 
@@ -751,9 +662,8 @@ def test_summarize_by_hand():
             "response_length": (4 + 2) / 2,
         }
     )
-    assert (
-        summarize([replace(first, turns=first.turns[:1])])["thought_true_frac"] == 0.0
-    )  # nothing was checked
+    unchecked = replace(first, turns=first.turns[:1])
+    assert summarize([unchecked])["thought_true_frac"] == 0.0
 
 
 def test_rewards_sit_on_the_last_token_of_their_turn():

@@ -262,9 +262,19 @@ PRETRAINING = [
 ]
 
 
-def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """The folder of a pretraining in one process. The report of the base model takes minutes, so
+    it is left out."""
+    folder = tmp_path_factory.mktemp("pretraining") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "base_report", lambda *_: {})
+        sft.main([*PRETRAINING, f"--out_dir={folder}"])
+    return folder
+
+
+def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, monkeypatch):
     monkeypatch.setattr(sft, "base_report", lambda *_: {})
-    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/whole"])
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -277,9 +287,9 @@ def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message):
         sft.main([*PRETRAINING, "--seed=1", f"--out_dir={tmp_path}/cut"])
     sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
-    expected, found = weights_of(tmp_path / "whole/model"), weights_of(tmp_path / "cut/model")
+    expected, found = weights_of(whole_run / "model"), weights_of(tmp_path / "cut/model")
     assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-    whole = read_lines(tmp_path / "whole/curve.jsonl")
+    whole = read_lines(whole_run / "curve.jsonl")
     cut = read_lines(tmp_path / "cut/curve.jsonl")
     assert [row["step"] for row in whole] == [row["step"] for row in cut] == [3, 6]
     assert whole[0]["loss"] > whole[1]["loss"]
@@ -287,16 +297,15 @@ def test_pretraining_continues_as_if_it_had_not_stopped(tmp_path, monkeypatch):
         assert (row["tokens"], row["loss"]) == (other["tokens"], other["loss"])
 
 
-def test_two_processes_train_like_one(tmp_path):
-    # The report of the base model takes minutes, so it is left out.
+def test_two_processes_train_like_one(whole_run, tmp_path):
     code = "from tools import sft; sft.base_report = lambda *_: {}; sft.run_main(sft.main)"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no_python"]
-    for num_ranks in (1, 2):
-        program = [f"--nproc_per_node={num_ranks}", sys.executable, "-c", code, *PRETRAINING]
-        command = [*launch, *program, f"--out_dir={tmp_path}/{num_ranks}"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in "12")
+    flags = ["--standalone", "--no_python", "--nproc_per_node=2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", *flags]
+    command = [*launch, sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/two"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one = torch.load(whole_run / "state.pt", weights_only=True)
+    two = torch.load(tmp_path / "two/state.pt", weights_only=True)
     assert one["totals"]["tokens"] == two["totals"]["tokens"]
     assert one["totals"]["losses"] == pytest.approx(two["totals"]["losses"], abs=1e-5)
     start = model.Policy(tiny_model.build_tiny(0, "2x64")[0]).state_dict()
