@@ -248,7 +248,7 @@ def test_two_records_of_one_policy_are_two_rows_and_none_is_said(runs, tmp_path,
     for given in ("--player=greedy", "--samples=2", "--model=base"):
         with pytest.raises(
             ValueError,
-            match="replay plays a record and nothing else: without model, player and samples",
+            match="tools.replay takes no model, player or samples; it only plays the record",
         ):
             replay.main([str(runs / "a"), f"--record={lines}", given])
     for text in (
