@@ -44,7 +44,7 @@ def measure_in_process(chunk: int) -> dict[str, float]:
 def measure_head(
     chunk: int, rows: int = NUM_POSITIONS, vocabulary: int = VOCABULARY
 ) -> dict[str, float]:
-    """CPU seconds, and peak memory besides the inputs and the gradient of the head.
+    """CPU seconds, and peak memory beyond the inputs and the gradient buffer of the head.
 
     Args:
         chunk: Columns of the vocabulary at a time, 0 for full logits.
