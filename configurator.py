@@ -92,9 +92,9 @@ class Config:
     observation: Literal["grid", "coord", "relations"] = "grid"  # form of the observations
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
-    max_turns: Count = 5  # most replies in a trajectory
-    actions_per_turn: Count = 5  # most actions executed from one reply
-    actions_per_traj: Count = 10  # most actions executed in a trajectory; >= actions_per_turn
+    max_turns: Count = 5  # maximum number of replies in a trajectory
+    actions_per_turn: Count = 5  # maximum number of actions executed from one reply
+    actions_per_traj: Count = 10  # maximum number of actions in a trajectory; >= actions_per_turn
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
@@ -115,10 +115,10 @@ class Config:
     num_groups: Count = 8  # P, initial states in an iteration
     group_size: Count = 16  # N, trajectories from each initial state
     temperature: Positive = 1.0  # of sampling, and of the log-probs in the loss
-    max_response_tokens: Count = 400  # most tokens of one reply
-    # most tokens of one trajectory, prompts and replies together; >= max_response_tokens
+    max_response_tokens: Count = 400  # maximum length of one reply
+    # maximum length of one trajectory, with its prompts; >= max_response_tokens
     max_context_tokens: Count = 3600
-    max_running: Count = 128  # most trajectories in the engine at once
+    max_running: Count = 128  # maximum number of trajectories in the engine at once
     step_timeout_s: Positive = 60.0  # time limit for one turn in the environment, seconds
     # fraction of trajectories that may end in an environment error before the run stops
     max_error_frac: Fraction = 0.1
@@ -157,12 +157,12 @@ class Config:
     # loss: KL is a term of the loss; reward: it is subtracted from each token's reward
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: only in the reward
-    mask_observations: bool = True  # False: RAGEN v1's mask, which trains on the prompts, too
+    mask_observations: bool = True  # False: train on prompts, too, as RAGEN v1 does
 
     # -- update
     batch_size: Count = 32  # trajectories per optimizer step; at most those that the filter keeps
     num_epochs: Count = 1  # passes over the kept trajectories of an iteration
-    # most tokens of one forward and backward pass; >= max_context_tokens
+    # maximum number of tokens in a forward and backward pass; >= max_context_tokens
     micro_batch_tokens: Count = 16384
     learning_rate: NotNegative = 1e-6  # AdamW, policy
     critic_lr: NotNegative = 1e-5  # AdamW, critic
@@ -189,7 +189,7 @@ class Config:
     sft_batch_size: Count = 16  # demonstrations per step; in pretraining: packs
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
-    sft_actions: Count = 3  # most actions in a turn of a demonstration
+    sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
     sft_demos: Natural = 0  # different demonstrations, repeated in turn; 0 = new ones every step
     sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
     sft_noise: Fraction = 0.0  # fraction of the turns with random actions
@@ -420,7 +420,7 @@ def help_text(doc: str) -> str:
     """The text of --help.
 
     Args: doc: the docstring of the script.
-    Returns: it, then each setting with its default and its comment, which are read from this file.
+    Returns: the docstring, then each setting with its default and the comment in this file.
     """
     source = Path(__file__).read_text(encoding="utf-8")
     source = source.split("class Config:")[1].split("def __post_init__")[0]

@@ -428,7 +428,7 @@ class TorchEngine:
             if key in self.histories:
                 known = self.histories[key]
                 is_extended = request.ids[: len(known)] == known
-                assert is_extended, "a trajectory's history must extend what was sampled"
+                assert is_extended, "a trajectory's history must extend its previous history"
                 owner = key
                 start = len(known) - 1  # the last known token has no keys and values yet
             elif len(self.row_keys) < self.max_running:

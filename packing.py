@@ -62,7 +62,7 @@ class PackedBatch:
     response_index: Tensor  # (R,) int64, row indices of sampled tokens; no piece begins with one
 
 
-# ---------- which sequences share a row
+# ---------- dividing sequences into rows
 
 
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:

@@ -400,9 +400,9 @@ def token_rewards(
 def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> dict[str, float]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics, means over the response tokens of all steps. Two kinds differ: gradient norms
-        are means over steps, and logprob_diff_* are from the first step only, because its forward
-        pass is the only one in which engine and trainer have the same weights."""
+    Returns: metrics, means over the response tokens of all steps. Gradient norms are means over
+        steps. logprob_diff_* are from the first step, because engine and trainer have the same
+        weights only in its forward pass."""
     config = learner.config
     lengths = [trajectory.num_response_tokens for trajectory in kept]
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
