@@ -346,8 +346,7 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
     with pytest.raises(ValueError) as error:
         load("--kl_coef=0.01", "--kl_estimator=k1")
     message = (
-        "kl_estimator='k1' has an expected gradient of 0 in the loss; use k2, k3, or "
-        "kl_in='reward'"
+        "kl_estimator='k1' has an expected gradient of 0 in the loss; use k2, k3, or kl_in='reward'"
     )
     assert str(error.value) == message
     assert load("--kl_coef=0.01", "--kl_estimator=k1", "--kl_in=reward").kl_estimator == "k1"
