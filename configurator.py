@@ -1,9 +1,9 @@
-"""The settings of a run: every default is in the Config dataclass below, and nowhere else.
+"""The settings of a run. The Config dataclass below holds every default.
 
-A command takes any number of Python files and --key=value overrides, read left to right; the last
-value wins. A config file assigns fields of Config in plain Python. Names that begin with "_",
-modules, functions and classes in it are ignored; every other unknown name is an error, as it is on
-the command line.
+A command takes any number of config files and --key=value overrides. It reads them left to right,
+and the last value of a setting wins. A config file is Python that assigns fields of Config. Its
+modules, functions, classes and names that begin with "_" are ignored. Every other unknown name is
+an error, in a file and on the command line.
 """
 
 import ast
@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 
 class UserError(ValueError):
-    """A bad setting, file, model or environment: one sentence that says what to change."""
+    """A mistake in a setting, file, model or environment. One sentence tells what to change."""
 
 
 # ---------- types of settings
@@ -31,8 +31,8 @@ class UserError(ValueError):
 class Legal(NamedTuple):
     """The legal values of a number."""
 
-    words: str
-    test: Callable[[float], bool]
+    words: str  # the legal values in words
+    test: Callable[[float], bool]  # whether a number is legal
 
 
 Natural = Annotated[int, Legal("0 or more", lambda x: x >= 0)]
@@ -65,7 +65,7 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 
 
 # ---------- settings
-# Each field has one comment, behind it or above it; --help prints it.
+# Each field has one comment, behind it or above it. --help prints these comments.
 
 
 @dataclass(frozen=True)
@@ -79,23 +79,23 @@ class Config:
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
     eval_every: Natural = 10  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 10  # iterations between checkpoints; 0 = only at the end
-    keep_checkpoints: Count = 2  # the newest ones that are kept
-    grace_s: Positive = 60.0  # seconds that an iteration has, after a signal, to end and be saved
-    num_samples: Natural = 4  # trajectories written for each evaluated iteration, group by group
+    keep_checkpoints: Count = 2  # number of checkpoints to keep, the newest ones
+    grace_s: Positive = 60.0  # seconds after a signal in which the iteration must end and be saved
+    num_samples: Natural = 4  # training trajectories to write for each evaluated iteration
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
     num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
 
     # -- environment
     # 'name:key=value,...'; 'A + 2*B' mixes groups 1:2; 'A @50 > B' is A for 50 iterations, then B
     env: str = "frozenlake"
-    eval_env: str = ""  # environments that are scored, 'A + B'; '' = those of env's last stage
-    observation: Literal["grid", "coord", "relations"] = "grid"  # how the state is written
+    eval_env: str = ""  # environments to evaluate in, 'A + B'; '' = those of env's last stage
+    observation: Literal["grid", "coord", "relations"] = "grid"  # form of the observations
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
-    max_turns: Count = 5  # K, replies in a trajectory
-    actions_per_turn: Count = 5  # actions executed from one reply
-    actions_per_traj: Count = 10  # actions executed in a trajectory, at least actions_per_turn
-    context_turns: Natural = 0  # turns that a reply sees, its own included; 0 = all
+    max_turns: Count = 5  # maximum number of replies in a trajectory
+    actions_per_turn: Count = 5  # maximum number of actions executed from one reply
+    actions_per_traj: Count = 10  # maximum number of actions in a trajectory; >= actions_per_turn
+    context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
     # added to each turn's reward, times max(0, true - false sentences in the thought) / facts
@@ -111,56 +111,58 @@ class Config:
     compile: bool = False  # True: torch.compile MLPs and norms, and pad packs to one size
 
     # -- rollout
-    engine: Literal["vllm", "torch"] = "vllm"  # what samples; torch: plain PyTorch, without vLLM
+    engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
     num_groups: Count = 8  # P, initial states in an iteration
     group_size: Count = 16  # N, trajectories from each initial state
     temperature: Positive = 1.0  # of sampling, and of the log-probs in the loss
-    max_response_tokens: Count = 400  # tokens of one reply
-    # tokens of one trajectory, prompts and replies; at least max_response_tokens
+    max_response_tokens: Count = 400  # maximum length of one reply
+    # maximum length of one trajectory, with its prompts; >= max_response_tokens
     max_context_tokens: Count = 3600
-    max_running: Count = 128  # trajectories decoded at once
-    step_timeout_s: Positive = 60.0  # seconds that an environment has for one step
+    max_running: Count = 128  # maximum number of trajectories in the engine at once
+    step_timeout_s: Positive = 60.0  # time limit for one turn in the environment, seconds
     # fraction of trajectories that may end in an environment error before the run stops
     max_error_frac: Fraction = 0.1
 
     # -- StarPO
-    estimator: Estimator = "gae"  # of advantages; gae and bi_level_gae have a critic
+    estimator: Estimator = "gae"  # of advantages; gae and bi_level_gae train a critic
     turn_level: bool = False  # True: groups compare returns-to-go of turns, not trajectory scores
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
     turn_gamma: Fraction = 1.0  # discount from turn to turn
     turn_lam: Fraction = 1.0  # lambda of GAE from turn to turn
-    # normalisation of scores after the filter
+    # normalisation of the kept trajectories' scores
     reward_norm: Literal["none", "mean", "mean_std", "asym_clip"] = "none"
-    reward_norm_over: Literal["group", "batch", "env"] = "group"  # where mean and std are taken
-    filter_strategy: FilterStrategy = "fraction"  # how the filter chooses groups
-    # what filter_strategy needs: a fraction (1.0 = no filter), a count, or p
+    # trajectories that share a mean and a standard deviation
+    reward_norm_over: Literal["group", "batch", "env"] = "group"
+    filter_strategy: FilterStrategy = "fraction"  # rule by which the filter keeps groups
+    # number for filter_strategy: the fraction (1.0 = no filter), the count, or p
     filter_keep: Positive = 0.25
-    filter_by: FilterBy = "reward_std"  # the value of a group that the filter ranks
-    filter_smallest: bool = False  # True: keep the smallest values, not the largest
-    filter_zero_std: bool = False  # True: keep groups without variance of rewards, too
-    # scale advantages by the fraction of kept groups, or by its square root
+    filter_by: FilterBy = "reward_std"  # the filter ranks groups by this value
+    filter_smallest: bool = False  # True: keep the groups with the smallest values
+    filter_zero_std: bool = False  # True: also keep groups in which all scores are equal
+    # scale the advantages by the fraction of kept groups, or by its square root
     filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"
     clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: Positive = 0.28  # see clip_low
-    dual_clip: DualClip = 0.0  # bounds the loss of tokens with A < 0 at dual_clip * |A|; 0 = none
-    aggregation: Aggregation = "token_mean"  # how token losses become one number
-    # True: old log-probs from a forward of the trainer, not from the engine
+    dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = none
+    aggregation: Aggregation = "token_mean"  # average of the token losses
+    # True: old log-probs come from a forward of the trainer, not from the engine
     recompute_old_logprobs: bool = False
-    # truncates the importance weights pi / pi_engine of tokens (TIS)
+    # largest importance weight pi / pi_engine of a token (TIS)
     importance_cap: Cap = 2.0
     value_clip: Positive = 0.5  # largest change of a value in the value loss, reward units
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
     kl_coef: NotNegative = 0.0  # weight of KL against the frozen start; 0 = no reference model
-    kl_in: Literal["loss", "reward"] = "loss"  # reward: of each token; costs a forward
+    # loss: KL is a term of the loss; reward: it is subtracted from each token's reward
+    kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: only in the reward
-    mask_observations: bool = True  # False: RAGEN v1's mask, which trains on the prompts, too
+    mask_observations: bool = True  # False: train on prompts, too, as RAGEN v1 does
 
     # -- update
-    batch_size: Count = 32  # E, trajectories per optimizer step; at most what the filter can keep
+    batch_size: Count = 32  # trajectories per optimizer step; at most those that the filter keeps
     num_epochs: Count = 1  # passes over the kept trajectories of an iteration
-    # tokens of one forward and backward pass, at least max_context_tokens
+    # maximum number of tokens in a forward and backward pass; >= max_context_tokens
     micro_batch_tokens: Count = 16384
     learning_rate: NotNegative = 1e-6  # AdamW, policy
     critic_lr: NotNegative = 1e-5  # AdamW, critic
@@ -171,15 +173,15 @@ class Config:
     max_bad_steps: Count = 5  # non-finite optimizer steps in a row before the run stops
 
     # -- evaluation
-    # eval: the 256 reported prompts; heldout: 256 others, to choose settings on
+    # eval: 256 prompts for reported results; heldout: 256 other prompts, to choose settings with
     eval_split: Literal["eval", "heldout"] = "eval"
-    eval_size: EvalSize = 256  # initial states that training never draws, one trajectory each
+    eval_size: EvalSize = 256  # prompts to play, one trajectory each; training does not draw them
     eval_temperature: NotNegative = 0.5  # 0 = greedy decoding
 
     # -- diagnostics
     collapse_every: Natural = 0  # iterations between measurements of mutual information; 0 = never
     collapse_pairs: Pairs = 64  # thoughts that one measurement compares
-    # True: end when rewards lose their variance, the filter keeps nothing, or evaluation is 0
+    # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
 
     # -- supervised learning (tools.sft)
@@ -187,11 +189,11 @@ class Config:
     sft_batch_size: Count = 16  # demonstrations per step; in pretraining: packs
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
-    sft_actions: Count = 3  # most actions in a turn of a demonstration
+    sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
     sft_demos: Natural = 0  # different demonstrations, repeated in turn; 0 = new ones every step
     sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
-    sft_noise: Fraction = 0.0  # fraction of the turns that act at random
-    sft_clean: Fraction = 0.0  # fraction of the demonstrations, the first ones, without noise
+    sft_noise: Fraction = 0.0  # fraction of the turns with random actions
+    sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
 
     def __post_init__(self) -> None:
         self._check_fields()
@@ -233,7 +235,7 @@ class Config:
     def _check_estimator(self) -> None:
         if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise UserError(
-                "kl_estimator='k1' has no expected gradient in the loss; "
+                "kl_estimator='k1' has an expected gradient of 0 in the loss; "
                 "use k2, k3, or kl_in='reward'"
             )
         if self.collapse_every and not self.think:
@@ -279,7 +281,7 @@ for _field in fields(Config):
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
 
-# The first must not exceed the second.
+# (setting, upper bound, reason): a setting that must not exceed another one.
 ORDERED = [
     ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
     ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
@@ -293,13 +295,16 @@ ORDERED = [
 def load_config(
     argv: list[str], *, extra: dict | None = None, base: Config | None = None
 ) -> tuple[Config, dict, dict]:
-    """Read config files and --key=value overrides, left to right; the last value wins.
+    """Read config files and --key=value overrides, left to right. The last value wins.
 
-    Args: argv: what follows the script name; extra: the script's own options with their defaults,
-        legal on the command line only; base: settings that replace the defaults.
-    Returns: the checked settings; a value for each key of extra; the source of every field of
-        Config: "default" (or base), a file, or "command line".
-    Raises: UserError with the key, the wanted and the given value, and the source.
+    Args:
+        argv: the arguments after the script name.
+        extra: the script's own options with their defaults. They are legal on the command line,
+            but not in files.
+        base: settings that replace the defaults.
+    Returns: the checked settings; a value for each key of `extra`; the source of each field of
+        Config: "default" (also for `base`), the path of a file, or "command line".
+    Raises: UserError with the key, the expected and the given value, and the source.
     >>> config, extras, sources = load_config(["--seed=3", "--player=me"], extra={"player": ""})
     >>> config.seed, extras, sources["seed"], config.out_dir
     (3, {'player': 'me'}, 'command line', 'out/default_s3')
@@ -323,7 +328,8 @@ def load_config(
                 values[key] = value
                 sources[key] = arg
         else:
-            hint = "; nor is there such a folder" if "/" in arg and not Path(arg).exists() else ""
+            is_missing = "/" in arg and not Path(arg).exists()
+            hint = "; nor is there such a folder" if is_missing else ""
             is_flag = {**FIELD_TYPES, **extra_types}.get(arg[2:]) is bool
             example = f"{arg}=True" if is_flag else "--seed=1"
             raise UserError(
@@ -339,7 +345,7 @@ def load_config(
 
 
 def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
-    """Read --key=value."""
+    """Read --key=value. Returns: the key and the value, with the key's type."""
     key, text = arg.removeprefix("--").split("=", 1)
     wanted = lookup_type(key, types_by_key, "command line")
     return key, check_type(key, parse_text(text, wanted), wanted, "command line")
@@ -364,7 +370,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def parse_text(text: str, wanted: type) -> Any:
-    """The value of a text on the command line; a text that is no Python literal stays a text."""
+    """Convert text from the command line. Text that is no Python literal stays a string."""
     try:
         return text if wanted is str else ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -372,10 +378,11 @@ def parse_text(text: str, wanted: type) -> Any:
 
 
 def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
-    """The value as the wanted type. An int may stand for a float.
+    """Return the value with the wanted type. An int is converted if a float is wanted.
 
+    Args: source: where the value was given, for the error message.
     Raises: UserError for any other type."""
-    if type(value) is wanted:  # not isinstance: a bool is never an int here
+    if type(value) is wanted:  # not isinstance, because a bool must not pass as an int
         return value
     if wanted is float and type(value) is int:
         return float(value)
@@ -384,12 +391,12 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 
 
 def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
-    """The type of a setting. Raises: UserError with near names for an unknown key."""
+    """The type of a setting. Raises: UserError with similar names for an unknown key."""
     if key in types_by_key:
         return types_by_key[key]
     if key in ("top_p", "top_k"):
         raise UserError(
-            f"{key} from {source} is refused: it cuts the distribution that is sampled, so the "
+            f"{key} from {source} is refused: it would cut the distribution in sampling, and the "
             "log-probs in the loss would be those of another policy; use temperature"
         )
     near = " or ".join(difflib.get_close_matches(key, types_by_key, n=3))
@@ -401,7 +408,7 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
 
 
 def describe(config: Config, sources: dict[str, str]) -> str:
-    """A line "key = value (source)" for each setting that was given, and for out_dir."""
+    """Write a line "key = value (source)" for out_dir and each setting that has a source."""
     lines = []
     for key, source in sources.items():
         if source != "default" or key == "out_dir":
@@ -410,7 +417,11 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 
 
 def help_text(doc: str) -> str:
-    """The script's own text, then every field with its default and comment, read from this file."""
+    """The text of --help.
+
+    Args: doc: the docstring of the script.
+    Returns: the docstring, then each setting with its default and the comment in this file.
+    """
     source = Path(__file__).read_text(encoding="utf-8")
     source = source.split("class Config:")[1].split("def __post_init__")[0]
     lines = [doc.strip(), "", "Settings and their defaults:"]

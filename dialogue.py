@@ -22,7 +22,7 @@ from envs import Env
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
-MAX_UNFINISHED = 0.99  # largest sum of shaped rewards before a success, which makes it 1
+MAX_UNFINISHED = 0.99  # cap on the sum of shaped rewards without a success; a success makes it 1
 
 
 # ---------- replies

@@ -1,8 +1,8 @@
-"""Engines sample responses: they continue many token histories at once and return log-probs.
+"""Engines sample responses to many token histories at once and return their log-probs.
 
-`VLLMEngine` runs vLLM in this process. `TorchEngine` needs nothing but PyTorch, and shows how
-continuous batching with a KV cache works. Both keep a copy of the policy's weights in the type
-that the trainer computes in, and both sample from softmax(logits / temperature).
+`VLLMEngine` runs vLLM in this process. `TorchEngine` needs only PyTorch, and shows how continuous
+batching with a KV cache works. Both keep a copy of the policy's weights in the dtype of the
+trainer's computation, and both sample from softmax(logits / temperature).
 """
 
 from configurator import Config, UserError
@@ -35,7 +35,7 @@ VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
     "--engine=torch; on a laptop add config/tiny.py, which selects the torch engine"
 )
-Seed = Sequence[int]  # entropy of a numpy random stream
+Seed = Sequence[int]  # of a numpy random stream
 
 
 class Sample(NamedTuple):
@@ -43,15 +43,15 @@ class Sample(NamedTuple):
 
     key: int  # the trajectory, as given to `Engine.add`
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    logprobs: list[float]  # of these tokens after temperature, nats
+    logprobs: list[float]  # of these tokens under softmax(logits / temperature), nats
 
 
 class Engine(Protocol):
-    """What rollouts need of an engine. A trajectory is known by its `key`."""
+    """The interface that rollouts use. The `key` of a trajectory identifies it."""
 
-    version: int | None  # `Policy.version` of the weights that it holds; None before a `load`
+    version: int | None  # `Policy.version` of its weights; None before the first `load`
     dtype: torch.dtype  # of the weights and of the computation
-    num_steps: int  # forwards so far
+    num_steps: int  # number of forwards so far
 
     @property
     def busy(self) -> bool:
@@ -64,33 +64,33 @@ class Engine(Protocol):
 
         Args:
             key: the trajectory. It has one request at a time.
-            ids: its token history so far. It begins with the history of the request before, the
-                sampled tokens included, unless the key was released in between.
+            ids: its token history. It begins with the history and the response of the previous
+                request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling. The response depends on nothing else that the engine runs.
+            seed: of the sampling. The response does not depend on other requests.
         """
 
     def step(self) -> list[Sample]:
         """Advance all requests by about one token. Returns: the responses that are finished."""
 
     def release(self, key: int) -> None:
-        """Forget a trajectory: its next request, if any, begins with another history."""
+        """Forget the history of a trajectory. Its next request may have a different one."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights while nothing is under way, and drop every cached key and value.
+        """Load new weights and drop all cached keys and values. No trajectory may be unreleased.
 
         Args:
             weights: pairs of Hugging Face name and full tensor, a tied head included.
-            version: the policy's version that they belong to.
+            version: the `Policy.version` of these weights.
         """
 
     def close(self) -> None:
-        """Free what the engine holds. No other method may follow."""
+        """Free the resources of the engine. No other call may follow."""
 
 
 def check_installed(config: Config) -> None:
-    """Check early that vLLM is installed if the config wants it. Raises: UserError."""
+    """Check that vLLM is installed if the config selects it. Raises: UserError."""
     if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
 
@@ -99,10 +99,10 @@ def make_engine(config: Config, model: Qwen2ForCausalLM, chat: Chat) -> Engine:
     """Start the engine that the config names. Under torchrun all ranks call this together.
 
     Args:
-        model: gives the architecture and the device; `Engine.load` brings the policy's weights.
+        model: the engine takes its architecture and device. `Engine.load` loads the weights.
         chat: of the model's tokenizer; its token `end` ends a response.
 
-    Raises: UserError if the context is longer than the model's, or the engine cannot start.
+    Raises: UserError if the context is longer than the model's, or if the engine cannot start.
     """
     max_tokens = config.max_context_tokens
     num_positions = model.config.max_position_embeddings
@@ -117,7 +117,7 @@ def make_engine(config: Config, model: Qwen2ForCausalLM, chat: Chat) -> Engine:
         return engine_class(model, config, eos_id=chat.end, dtype=dtype)
     except ImportError as error:
         raise UserError(f"engine='vllm': {error}; {VLLM_HINT}") from error
-    except (RuntimeError, ValueError, AssertionError) as error:  # out of memory: a RuntimeError
+    except (RuntimeError, ValueError, AssertionError) as error:  # such as out of memory
         raise UserError(
             f"the {config.engine} engine could not start ({_first_line(error)}); "
             "lower max_running or max_context_tokens, which size its KV cache"
@@ -136,7 +136,7 @@ class VLLMEngine:
     """vLLM 0.32 in this process, one independent engine on each rank.
 
     It starts with dummy weights. Each response has its own seed, so its tokens do not depend on
-    the other requests. See `Engine` for the methods.
+    the other requests. `Engine` describes the methods.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
@@ -146,11 +146,11 @@ class VLLMEngine:
         self.eos_id = eos_id
         is_cpu = model.device.type == "cpu"
         if is_cpu:
-            # 128-token blocks, the default on a CPU, miss most prefixes in the cache. Chunked
-            # prefill of a request with a seed crashes on a CPU.
+            # The default on a CPU, blocks of 128 tokens, misses most prefixes in the cache. On a
+            # CPU, chunked prefill of a request with a seed crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM only compares this with the free memory; the cache has its own size below
+            # vLLM only compares this with the free memory: kv_cache_memory_bytes sizes the cache.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -161,7 +161,7 @@ class VLLMEngine:
             if current_platform.is_cpu() != is_cpu:
                 raise ImportError(f"the installed vLLM is not for device {model.device.type!r}")
             if is_cpu:
-                current_platform.simple_compile_backend = "eager"  # a start in seconds
+                current_platform.simple_compile_backend = "eager"  # vLLM starts in seconds
             self.llm = LLM(
                 model=model.name_or_path,
                 load_format="dummy",
@@ -189,13 +189,13 @@ class VLLMEngine:
     def add(
         self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Request one response. The prefix cache has what earlier requests computed."""
+        """Request one response. The prefix cache holds the keys and values of earlier requests."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         random_bits = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
-        # no top_p, top_k or penalty: the log-probs are those of softmax(logits / temperature)
+        # Without top_p, top_k and penalties the log-probs are those of softmax(logits / T).
         params = SamplingParams(
             temperature=temperature,
             max_tokens=max_tokens,
@@ -215,10 +215,10 @@ class VLLMEngine:
         try:
             outputs = self.engine.step()
             finished = [(int(output.request_id), output.outputs[0]) for output in outputs]
-        except Exception as error:  # vLLM's own errors, CUDA's, failed assertions
+        except Exception as error:  # of vLLM or CUDA, or a failed assertion
             raise UserError(
                 f"vLLM failed while sampling ({_first_line(error)}); lower max_running or "
-                "max_context_tokens; started again, a run continues from its checkpoint"
+                "max_context_tokens; a run that is started again continues from its checkpoint"
             ) from error
         samples = []
         for key, response in finished:
@@ -230,10 +230,10 @@ class VLLMEngine:
         """Do nothing: a finished request holds no memory that others need."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights and reset the prefix cache. Raises: RuntimeError if vLLM does not."""
+        """Load new weights and reset the prefix cache. Raises: RuntimeError if vLLM does not."""
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         has_reset = self.llm.reset_prefix_cache()
-        if not has_reset:  # the keys and values of the old weights would stay in use
+        if not has_reset:  # vLLM would continue to use keys and values of the old weights
             raise RuntimeError(
                 "vLLM did not reset its prefix cache: a trajectory is still under way"
             )
@@ -253,8 +253,8 @@ def _cache_bytes(model: Qwen2ForCausalLM, config: Config, dtype: torch.dtype) ->
 
 
 @contextmanager
-def _process_state_kept():
-    """Restore random states and environment variables, which vLLM changes when it starts."""
+def _process_state_kept() -> Iterator[None]:
+    """Restore random states and environment variables, because vLLM changes them at its start."""
     numpy_state = np.random.get_state()
     python_state = random.getstate()
     environment = dict(os.environ)
@@ -266,7 +266,7 @@ def _process_state_kept():
 
 
 def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
-    """Log filter: vLLM only logs that a layer got no weights, for example an unnamed tied head."""
+    """Log filter that raises an error if a layer gets no weights, because vLLM only logs this."""
     message = record.getMessage()
     has_failed = "Failed to load weights" in message
     if has_failed and "RotaryEmbedding" not in message:  # a rotary embedding has no weights
@@ -278,7 +278,7 @@ def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
 
 
 class _Request(NamedTuple):
-    """A response that was requested and has no row yet. The fields are those of `Engine.add`."""
+    """A request that waits for the next step or a free row. `Engine.add` describes the fields."""
 
     key: int
     ids: list[int]
@@ -292,7 +292,7 @@ class _Response:
     """A response under way."""
 
     temperature: float
-    noise: list[float]  # uniform in [0, 1), one for each token that the response may have
+    noise: list[float]  # uniform in [0, 1), one number for each possible token
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -306,7 +306,7 @@ class _Prefill(NamedTuple):
 
 
 class _PrefixCopy(NamedTuple):
-    """The first `num_tokens` positions of row `source` hold what row `target` needs."""
+    """Copies the keys and values of the first `num_tokens` positions between two rows."""
 
     source: int
     target: int
@@ -320,28 +320,28 @@ class TorchEngine:
     computes its new tokens only. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits for its environment, token dropped
+        row 1   prompt response                        waits for its environment; token dropped
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories, up to max_running)
 
     A response that ends does not wait for the others, and a request joins the next step. The last
     token of a history has no keys and values yet: it is the input of the next decode step.
 
-    The rows in use are the first ones, so a decode step works on contiguous views; when a row is
+    The rows in use are the first ones, so a decode step works on contiguous views. When a row is
     released, the last one moves into its place. Trajectories of a group have the same first
-    prompt: one row computes it, the others copy it. See `Engine` for the methods.
+    prompt: one row computes it, and the others copy it. `Engine` describes the methods.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
         self.version: int | None = None
         self.dtype = dtype
         self.num_steps = 0
-        self.num_prefilled = 0  # tokens prefilled so far
+        self.num_prefilled = 0  # number of prefilled tokens so far
         self.eos_id = eos_id
         self.max_running = config.max_running
         self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its own
         for parameter in self.model.parameters():
-            # self.model.to(dtype) would also round the rotary frequencies, which are buffers
+            # self.model.to(dtype) would also round the rotary frequencies, since they are buffers.
             parameter.data = parameter.data.to(dtype)
         self.cache = torch.zeros(
             2,  # keys, values
@@ -356,7 +356,7 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # under way, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt: who computed it
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory with it
         self.waiting: list[_Request] = []
 
     @property
@@ -370,7 +370,7 @@ class TorchEngine:
         self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
 
     def release(self, key: int) -> None:
-        """Forget a trajectory; the last row moves into its place."""
+        """Forget a trajectory. The last row moves into its place."""
         row = self.row_keys.index(key)
         last_key = self.row_keys.pop()
         num_tokens = len(self.histories[last_key])
@@ -384,7 +384,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights. All trajectories must have been released."""
+        """Load new weights. All trajectories must have been released."""
         is_idle = not self.row_keys and not self.waiting
         assert is_idle, "new weights while a trajectory is under way"
         own = dict(self.model.named_parameters(remove_duplicate=False))
@@ -393,11 +393,11 @@ class TorchEngine:
         self.version = version
 
     def close(self) -> None:
-        """Do nothing: memory is freed with the engine."""
+        """Do nothing: the memory is freed together with this object."""
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
-        """Admit waiting requests, make one forward and draw a token for each row."""
+        """Admit waiting requests, make one forward and sample a token for each row."""
         prefills, copies = self._admit()
         hidden = self._forward(prefills, copies)  # (rows, H)
         logits = self.model.lm_head(hidden).float()  # (rows, V)
@@ -405,18 +405,18 @@ class TorchEngine:
         noise = []
         for key in self.row_keys:
             response = self.responses.get(key)
-            # a row without a response draws as well; nobody reads its token
+            # A row without a response samples, too. `_append` drops its token.
             temperatures.append(response.temperature if response else 1.0)
             noise.append(response.noise[len(response.ids)] if response else 0.0)
         settings = torch.tensor([temperatures, noise], device=self.cache.device)  # (2, rows)
-        tokens, logprobs = draw(logits, settings[0], settings[1])
+        tokens, logprobs = sample_tokens(logits, settings[0], settings[1])
         return self._append(tokens.tolist(), logprobs.tolist())
 
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
-        """Move requests from `waiting` to rows while there are any.
+        """Move requests from `waiting` to rows while rows are free.
 
-        Returns: the prompt tokens to compute, and the prompts to copy from other rows. The last
-            token of a history is in neither, because the decode step computes it.
+        Returns: the prompt tokens to compute, and the prompts to copy from other rows. Both leave
+            out the last token of a history, because the decode step computes it.
         """
         prefills = []
         copies = []
@@ -428,7 +428,7 @@ class TorchEngine:
             if key in self.histories:
                 known = self.histories[key]
                 is_extended = request.ids[: len(known)] == known
-                assert is_extended, "a trajectory's history must extend what was sampled"
+                assert is_extended, "a trajectory's history must extend its previous history"
                 owner = key
                 start = len(known) - 1  # the last known token has no keys and values yet
             elif len(self.row_keys) < self.max_running:
@@ -450,7 +450,7 @@ class TorchEngine:
         return prefills, copies
 
     def _forward(self, prefills: list[_Prefill], copies: list[_PrefixCopy]) -> Tensor:
-        """One forward: the last token of each row, then the tokens to prefill, T in all.
+        """Make one forward with T tokens: the last token of each row, then the tokens to prefill.
 
         Returns: the last hidden state of each row's last token, (rows, H).
         """
@@ -492,8 +492,8 @@ class TorchEngine:
         return finished
 
 
-def draw(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw tokens from softmax(logits / temperature) by the inverse of the CDF.
+def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample tokens from softmax(logits / temperature) by the inverse of the CDF.
 
     Args:
         logits: (N, V) float32.
@@ -504,18 +504,18 @@ def draw(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Te
     """
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)
-    cdf = logp.exp().cumsum(-1)
-    threshold = noise[:, None] * cdf[:, -1:]  # the last value of the CDF is 1 but for rounding
+    cdf = logp.exp().cumsum(-1)  # (N, V)
+    threshold = noise[:, None] * cdf[:, -1:]  # (N, 1); rounding may end the CDF above or below 1
     tokens = torch.searchsorted(cdf, threshold, right=True)  # (N, 1)
     tokens = tokens.clamp_max(logits.shape[-1] - 1)
-    tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))
+    tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))  # (N, 1)
     return tokens[:, 0], logp.gather(1, tokens)[:, 0]
 
 
 class _CacheLayout:
     """Attention of `TorchEngine`: one decode token for each of N rows, then the prefills.
 
-    A layer stores all new keys and values before any token attends to them, so a row can prefill
+    A layer stores all new keys and values before any token attends to them. So a row can prefill
     its prompt and decode its first token in one forward. All layers share this object.
     """
 
@@ -523,12 +523,12 @@ class _CacheLayout:
         self, cache: Tensor, positions: Tensor, prefills: list[_Prefill], copies: list[_PrefixCopy]
     ):
         self.cache = cache  # (2, layers, rows, kv_heads, positions, D)
-        self.positions = positions  # (N,), where the decode tokens are in their histories
+        self.positions = positions  # (N,), of the decode tokens in their histories
         self.prefills = prefills
         self.copies = copies
         device = positions.device
         self.rows = torch.arange(len(positions), device=device)
-        self.span = int(positions.max()) + 1  # longest history
+        self.span = int(positions.max()) + 1  # length of the longest history
         visible = torch.arange(self.span, device=device) <= positions[:, None]  # (N, span)
         self.decode_mask = visible[:, None, None]  # (N, 1, 1, span)
         self.sizes = [len(positions), *(len(prefill.ids) for prefill in prefills)]  # they sum to T
@@ -568,23 +568,24 @@ class _CacheLayout:
             cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
 
     def _decode(self, cache: Tensor, queries: Tensor, scale: float) -> Tensor:
-        """One query for each row: (heads, N, D) -> (N, heads, D)."""
+        """Attention of one query for each row: (heads, N, D) -> (N, heads, D)."""
         num_rows = len(self.rows)
         kv_heads = cache.shape[2]
         head_dim = queries.shape[-1]
-        # the query heads that share a key head become the queries of one small batch
+        # SDPA sees the query heads that share a key head as several queries of that head.
         grouped = queries.transpose(0, 1).reshape(num_rows, kv_heads, -1, head_dim)
-        keys, values = cache[:, :num_rows, :, : self.span]
+        keys, values = cache[:, :num_rows, :, : self.span]  # (N, kv_heads, span, D) each
         output = F.scaled_dot_product_attention(
             grouped, keys, values, attn_mask=self.decode_mask, scale=scale
         )  # (N, kv_heads, group, D)
         return output.reshape(num_rows, -1, head_dim)
 
     def _prefill(self, cache: Tensor, i: int, queries: Tensor, scale: float) -> Tensor:
-        """The queries of the i-th prefill: (heads, P, D) -> (P, heads, D)."""
+        """Attention of the P queries of the i-th prefill: (heads, P, D) -> (P, heads, D)."""
         row, start, ids = self.prefills[i]
         mask = self.prefill_masks[i]
-        keys, values = cache[:, None, row, :, : start + len(ids)]  # (1, kv_heads, start + P, D)
+        end = start + len(ids)
+        keys, values = cache[:, None, row, :, :end]  # (1, kv_heads, end, D) each
         output = F.scaled_dot_product_attention(
             queries[None],
             keys,

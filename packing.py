@@ -62,7 +62,7 @@ class PackedBatch:
     response_index: Tensor  # (R,) int64, row indices of sampled tokens; no piece begins with one
 
 
-# ---------- which sequences share a row
+# ---------- dividing sequences into rows
 
 
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
@@ -108,7 +108,8 @@ def pack(
     sequence has a piece with its own tokens.
 
     Args:
-        sequences: at least one. Neighbours share a prompt, as in the order of `micro_batches`.
+        sequences: at least one. Put those with the same first prompt next to each other, as
+            `micro_batches` does.
         pad_to: the least length of the row. A piece that no other piece attends to fills it up.
             Compiled modules need rows of one length.
     """

@@ -201,7 +201,7 @@ class Conversation:
         """The tokens to put before the next response."""
         if not self.trajectory.turns:
             return chat.opening(self.trajectory.system, self.user)
-        return next_prompt(chat, self.trajectory, self.user, self.config.context_turns)
+        return following_prompt(chat, self.trajectory, self.user, self.config.context_turns)
 
     def finish(self) -> Trajectory:
         """Spread the rewards over the turns as reward_density says. Returns: the trajectory."""
@@ -239,7 +239,9 @@ def play(conversation: Conversation, player: Callable[[Conversation], Reply | No
     return conversation.finish()
 
 
-def next_prompt(chat: Chat, trajectory: Trajectory, user: str, context_turns: int) -> list[int]:
+def following_prompt(
+    chat: Chat, trajectory: Trajectory, user: str, context_turns: int
+) -> list[int]:
     """The tokens to put between the last response and the next one.
 
     With `context_turns` the engine forgets earlier turns, so the prompt repeats the system message

@@ -312,7 +312,7 @@ def bi_level_gae(
     gets an extra reward, so that its rewards sum to the return of the turn from the first pass.
 
     Args, returns: as for `advantages`, not whitened.
-    Source: RAGEN's compute_bi_level_gae_advantage_return, which misses turns without a reward.
+    Source: RAGEN's compute_bi_level_gae_advantage_return (it misses turns without a reward).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
     >>> discounts = dict(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     >>> bi_level_gae(rewards, values, [2, 2], [2], **discounts)[0].tolist()

@@ -154,25 +154,6 @@ def iterate(
     return row, trajectories
 
 
-def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) -> dict[str, float]:
-    """Update policy and critic on the kept trajectories. Returns: metrics; {} if none was kept."""
-    iteration = learner.step + 1
-    if not kept:
-        tqdm.write(
-            f"iteration {iteration}: the filter kept no group, because the scores in each group "
-            "that it picked are equal; update skipped"
-        )
-        return {}
-    targets = compute_targets(learner, kept, kept_fraction)
-    metrics = update(learner, kept, targets)
-    difference = metrics["logprob_diff_mean"]
-    if difference > MAX_LOGPROB_DIFF[learner.dtype]:
-        tqdm.write(
-            f"warning: the log-probs of engine and trainer differ by {difference:.4f} nats a token"
-        )
-    return metrics
-
-
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
     """Sample P groups of N trajectories, group after group.
 
@@ -240,6 +221,25 @@ def members_of(groups: Tensor, trajectories: Sequence[Trajectory], size: int) ->
     return members
 
 
+def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) -> dict[str, float]:
+    """Update policy and critic on the kept trajectories. Returns: metrics; {} if none was kept."""
+    iteration = learner.step + 1
+    if not kept:
+        tqdm.write(
+            f"iteration {iteration}: the filter kept no group, because the scores in each group "
+            "that it picked are equal; update skipped"
+        )
+        return {}
+    targets = compute_targets(learner, kept, kept_fraction)
+    metrics = update(learner, kept, targets)
+    difference = metrics["logprob_diff_mean"]
+    if difference > MAX_LOGPROB_DIFF[learner.dtype]:
+        tqdm.write(
+            f"warning: the log-probs of engine and trainer differ by {difference:.4f} nats a token"
+        )
+    return metrics
+
+
 # ---------- advantages
 
 
@@ -296,12 +296,12 @@ def compute_targets(
     sequences = split_by_context(kept, config)  # their response tokens have the order of `kept`
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
-    if learner.ref:
+    if learner.ref:  # kl_coef > 0
         ref_logprobs, _ = parallel.score_tokens(
             learner.ref, sequences, config, config.temperature
         )  # (R,)
     old_values = None
-    if learner.critic:
+    if learner.critic:  # estimator gae or bi_level_gae
         (old_values,) = parallel.score_tokens(learner.critic, sequences, config)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
@@ -350,8 +350,8 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    # The trainer computes them if the engine cannot: with mask_observations=False, R includes
-    # tokens that nobody sampled. With KL in the reward, the mismatch would count as KL.
+    # With mask_observations=False, R includes tokens without a rollout log-prob. With KL in the
+    # reward, the engine/trainer mismatch would count as KL.
     kl_in_reward = learner.ref is not None and config.kl_in == "reward"
     needs_trainer_logprobs = (
         config.recompute_old_logprobs or not config.mask_observations or kl_in_reward
@@ -359,7 +359,7 @@ def logprobs_before_update(
     if not needs_trainer_logprobs:
         return sampled, sampled
     old, _ = parallel.score_tokens(learner.policy, sequences, config, config.temperature)  # (R,)
-    return torch.where(sampled.isnan(), old, sampled), old  # NaN: the engine did not sample it
+    return torch.where(sampled.isnan(), old, sampled), old  # NaN: not sampled by the engine
 
 
 def token_rewards(
@@ -400,9 +400,9 @@ def token_rewards(
 def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> dict[str, float]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics, means over the response tokens of all steps. Two kinds differ: gradient norms
-        are means over steps, and logprob_diff_* are from the first step only, because its forward
-        pass is the only one in which engine and trainer have the same weights."""
+    Returns: metrics, means over the response tokens of all steps. Gradient norms are means over
+        steps. logprob_diff_* are from the first step, because engine and trainer have the same
+        weights only in its forward pass."""
     config = learner.config
     lengths = [trajectory.num_response_tokens for trajectory in kept]
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
@@ -438,12 +438,13 @@ def train_samples(
     kept: Sequence[Trajectory], targets: Targets, config: Config
 ) -> list[list[TrainSample]]:
     """The training samples of each kept trajectory."""
-    sequences_of = [split_by_context([trajectory], config) for trajectory in kept]
-    lengths = [sequence.num_response_tokens for group in sequences_of for sequence in group]
+    lengths = [sequence.num_response_tokens for sequence in split_by_context(kept, config)]
     parts = iter(targets.split(lengths))
-    return [
-        [TrainSample(sequence, next(parts)) for sequence in sequences] for sequences in sequences_of
-    ]
+    samples_of = []
+    for trajectory in kept:
+        sequences = split_by_context([trajectory], config)
+        samples_of.append([TrainSample(sequence, next(parts)) for sequence in sequences])
+    return samples_of
 
 
 def mini_batches(config: Config, step: int, num_kept: int) -> Iterator[np.ndarray]:
@@ -543,7 +544,7 @@ def policy_loss(
 def critic_loss(
     learner: Learner, batch: PackedBatch, targets: Targets, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped value loss. Args and returns are those of `policy_loss`."""
+    """The clipped value loss times value_coef. Args and returns are those of `policy_loss`."""
     config = learner.config
     values = learner.critic(batch)  # (R,)
     loss, metrics = starpo.value_loss(
@@ -560,7 +561,7 @@ def critic_loss(
 def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
     """Clip the gradients and step the optimizers of policy and critic.
 
-    A non-finite gradient or metric skips the step.
+    A non-finite gradient norm or metric skips the step.
 
     Returns: gradient norms before clipping.
     Raises: UserError after max_bad_steps skipped steps in a row."""

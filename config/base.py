@@ -1,4 +1,4 @@
-# Pretraining of the tiny base model on generated text. It made the folder base/.
+# Pretraining of the tiny base model on generated text. The folder base/ is its result.
 # An interrupted run continues from out/base.
 # Launch:  torchrun --nproc_per_node=2 -m tools.sft config/base.py
 

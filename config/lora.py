@@ -3,5 +3,5 @@
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/lora.py
 
 lora_rank = 64  # alpha is the same
-learning_rate = 1e-5  # larger than without LoRA: adapters are few weights, and half start at 0
+learning_rate = 1e-5  # larger than without LoRA, because adapters are few weights and B starts at 0
 critic_lr = 1e-4

@@ -1,7 +1,7 @@
 # Overlay for any experiment: StarPO without the stabilizers of StarPO-S, which are the default. It
-# keeps all 128 trajectories and makes 4 optimizer steps of 32. Its clip range is symmetric, and it
-# has a KL term against the starting model. The paper (arXiv 2504.20073, appendix B) puts the k1
-# estimate of the KL into the loss, where its expected gradient is zero. This file uses k3.
+# keeps all 128 trajectories and makes 4 optimizer steps on 32 each. Its clip range is symmetric. It
+# also has a KL term against the starting model. The paper (arXiv 2504.20073, appendix B) puts the
+# k1 estimate of the KL into the loss. Its expected gradient is zero, so this file uses k3.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/starpo_vanilla.py
 
 filter_keep = 1.0

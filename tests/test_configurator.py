@@ -131,8 +131,8 @@ def test_a_cut_distribution_is_refused_with_the_reason(key, tmp_path):
         with pytest.raises(ValueError) as error:
             load(argument)
         assert str(error.value) == (
-            f"{key} from {source} is refused: it cuts the distribution that is sampled, "
-            "so the log-probs in the loss would be those of another policy; use temperature"
+            f"{key} from {source} is refused: it would cut the distribution in sampling, and the "
+            "log-probs in the loss would be those of another policy; use temperature"
         )
 
 
@@ -346,7 +346,7 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
     with pytest.raises(ValueError) as error:
         load("--kl_coef=0.01", "--kl_estimator=k1")
     message = (
-        "kl_estimator='k1' has no expected gradient in the loss; use k2, k3, or kl_in='reward'"
+        "kl_estimator='k1' has an expected gradient of 0 in the loss; use k2, k3, or kl_in='reward'"
     )
     assert str(error.value) == message
     assert load("--kl_coef=0.01", "--kl_estimator=k1", "--kl_in=reward").kl_estimator == "k1"

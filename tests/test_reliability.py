@@ -402,7 +402,7 @@ def test_an_engine_that_dies_is_one_sentence(kind):
     why = "'key'" if kind is KeyError else "CUDA error: an illegal memory access"
     assert str(error.value) == (
         f"vLLM failed while sampling ({why}); lower max_running or max_context_tokens; "
-        "started again, a run continues from its checkpoint"
+        "a run that is started again continues from its checkpoint"
     )
 
 

@@ -24,7 +24,7 @@ import envs
 import parallel
 import rollout
 from dialogue import TurnRecord
-from engine import Sample, check_installed, draw, make_engine
+from engine import Sample, check_installed, make_engine, sample_tokens
 from rollout import (
     Chat,
     Trajectory,
@@ -147,7 +147,8 @@ def test_sampling_frequencies(temperature):
     n = 20_000
     streams = [np.random.default_rng((0, 32, 5, i)) for i in range(n)]
     noise = torch.tensor([stream.random(1, np.float32)[0] for stream in streams])
-    tokens, logprobs = draw((p.log() + 3.0).expand(n, -1), torch.full((n,), temperature), noise)
+    logits = (p.log() + 3.0).expand(n, -1)
+    tokens, logprobs = sample_tokens(logits, torch.full((n,), temperature), noise)
     # softmax(log p / T) = p ** (1 / T) / sum
     expected = p ** (1 / temperature) / (p ** (1 / temperature)).sum()
     frequencies = torch.bincount(tokens, minlength=5) / n
@@ -158,7 +159,7 @@ def test_sampling_frequencies(temperature):
 def test_a_token_without_probability_is_never_drawn():
     p = torch.tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0])
     noise = torch.tensor([0.0, 0.29, 0.31, 1 - 2**-24])
-    tokens, logprobs = draw(p.log().expand(4, -1), torch.ones(4), noise)
+    tokens, logprobs = sample_tokens(p.log().expand(4, -1), torch.ones(4), noise)
     assert tokens.tolist() == [2, 2, 4, 4]
     assert torch.isfinite(logprobs).all()
 

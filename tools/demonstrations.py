@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dialogue import Chat, Episode, format_response
-from rollout import Conversation, Reply, Trajectory, Turn, make_episode, next_prompt, play
+from rollout import Conversation, Reply, Trajectory, Turn, following_prompt, make_episode, play
 
 SEED_DEMOS = 11  # purpose number of the random streams
 COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more: 6 %
@@ -166,7 +166,7 @@ def demonstration_of(record: dict, chat: Chat, config: Config) -> Trajectory:
         user = turn["observation"]
         text = turn["response"]
         if trajectory.turns:
-            prompt = next_prompt(chat, trajectory, user, config.context_turns)
+            prompt = following_prompt(chat, trajectory, user, config.context_turns)
         else:
             prompt = chat.opening(trajectory.system, user)
         response = [*chat.encode(text), chat.end]
