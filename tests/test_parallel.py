@@ -23,7 +23,9 @@ from conftest import SMALL_RUN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+import eval as evaluation
 import parallel
+import train
 from dialogue import Chat
 from model import Policy
 from tools import demonstrations, sft, tiny_model
@@ -133,20 +135,19 @@ def one_process(trained_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     changes = dict(model=str(trained_folder), num_iterations=3, num_groups=4)
     arguments = ["train.py", small_settings(folder / "small.py", **changes)]
-    done = run_alone([*arguments, f"--out_dir={folder}/out"], trained_folder)
-    assert done.returncode == 0, done.stderr
+    train.main([*arguments[1:], f"--out_dir={folder}/out"])  # the tests run as one process
     return rows_of(folder / "out"), arguments, (folder / "out" / "scores.md").read_text()
 
 
-def test_two_ranks_train_like_one_and_one_continues(one_process, trained_folder, tmp_path):
+def test_two_ranks_train_like_one_and_one_continues(one_process, trained_folder, tmp_path, capsys):
     rows, arguments, scores = one_process
     launched = [*arguments, f"--out_dir={tmp_path}/out"]
     done = launch([*launched, "--num_iterations=2"], trained_folder)
     assert done.returncode == 0, done.stdout
     assert_close(rows_of(tmp_path / "out"), rows[:2])
     assert done.stdout.count("/2 reward") == 2  # one rank reports
-    done = run_alone(launched, trained_folder)
-    assert done.returncode == 0 and "from iteration 2" in done.stdout, done.stderr
+    train.main(launched[1:])
+    assert "from iteration 2" in capsys.readouterr().out
     assert_close(rows_of(tmp_path / "out"), rows)
     assert (tmp_path / "out" / "scores.md").read_text() == scores
 
@@ -321,13 +322,15 @@ def test_the_qwen_path(tmp_path):
 # ---------- what goes wrong
 
 
-def test_one_rank_writes_what_eval_found(trained_folder, tmp_path):
+def test_one_rank_writes_what_eval_found(trained_folder, tmp_path, capsys):
     settings = small_settings(tmp_path / "small.py", model=str(trained_folder), num_groups=4)
-    successes = []
-    for start, path in ((launch, tmp_path / "two.json"), (run_alone, tmp_path / "one.json")):
-        done = start(["eval.py", settings, f"--json={path}"], trained_folder)
-        assert done.returncode == 0 and done.stdout.count("eval prompts, T=0.5") == 1, done.stdout
-        successes.append(json.loads(path.read_text())[str(trained_folder)]["successes"])
+    two, one = tmp_path / "two.json", tmp_path / "one.json"
+    done = launch(["eval.py", settings, f"--json={two}"], trained_folder)
+    assert done.returncode == 0 and done.stdout.count("eval prompts, T=0.5") == 1, done.stdout
+    evaluation.main([settings, f"--json={one}"])
+    assert capsys.readouterr().out.count("eval prompts, T=0.5") == 1
+    name = str(trained_folder)
+    successes = [json.loads(path.read_text())[name]["successes"] for path in (two, one)]
     assert successes[0] == successes[1]
 
 
