@@ -152,7 +152,7 @@ def grammar(chat, number):
 
         @hypothesis.seed(seed)
         @hypothesis.settings(
-            max_examples=500, deadline=None, database=None, suppress_health_check=no_checks
+            max_examples=250, deadline=None, database=None, suppress_health_check=no_checks
         )
         @hypothesis.given(episodes())
         def run(episode):
