@@ -318,7 +318,7 @@ def glossary() -> str:
         "moving averages (decay 0.9) in `rollout_ema`, `update_ema` and so on. The unit *fraction*",
         "is the share of the trajectories, groups, tokens or other things that the meaning names.",
         "Rewards have the unit of the environment. Null means not measured.",
-        "`python -m support.metrics` prints this page.",
+        "`python -m support.metrics` prints this page within seconds.",
         "",
     ]
     for placeholder, meaning in PLACEHOLDERS.items():
