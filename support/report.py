@@ -91,10 +91,10 @@ def write_report(config: Config, stages: dict[str, dict[str, Scores]], tokenizer
             rows[stage] = scores[env]
         prompts = f"{config.eval_size} fixed prompts ({config.eval_split})"
         texts.append(f"{env}: {prompts}, T={config.eval_temperature}\n{score_table(rows)}\n")
-        successes[env] = {
-            name: [int(trajectory.success) for trajectory in scores.trajectories]
-            for name, scores in rows.items()
-        }
+        successes[env] = {}
+        for name, scores in rows.items():
+            wins = [int(trajectory.success) for trajectory in scores.trajectories]
+            successes[env][name] = wins
     text = "\n".join(texts)
     write_atomically(out_dir / "scores.json", json.dumps(successes) + "\n")
     write_atomically(out_dir / "scores.md", text)  # last: it marks the run as finished

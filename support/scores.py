@@ -92,7 +92,7 @@ def score_table(rows: dict[str, Scores]) -> str:
                 known = metrics[key] > 0
             cells.append(f"{metrics[key]:.2f}" if known else "-")
         lines.append(cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
     for line in lines:
         padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]

@@ -110,6 +110,9 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))
     wall_s = sum(step["rollout_s"] + step["update_s"] for step in steps)
+    series = {}
+    for key in SERIES:
+        series[key] = rounded([step[key] for step in steps])
     return {
         "command": str(command),
         "settings": asdict(config),
@@ -121,7 +124,7 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
         "wall_s_per_iteration": wall_s / num_steps,
         "costs": costs_of(config, sft, steps),
         "curve": evaluations_of(steps),
-        "series": {key: rounded([step[key] for step in steps]) for key in SERIES},
+        "series": series,
         "first_warning": first_warning(steps),
         "successes": json.loads((out_dir / "scores.json").read_text()),
     }
