@@ -188,6 +188,15 @@ def test_trained_ids_are_the_sampled_ids(trained_model, chat):
         assert t.num_response_tokens == sum(trained) and len(t.rollout_logprobs) == sum(trained)
 
 
+def test_every_response_is_sampled_with_a_seed_of_its_own(trained_model, chat):
+    config = small_config()
+    spy = Spy(make_engine(config, trained_model, chat))
+    collect(spy, chat, config, STARTS, **OPTIONS)
+    seeds = [options["seed"] for requests in spy.asked.values() for _, options in requests]
+    assert len(seeds) > len(STARTS)  # some trajectories have several turns
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_the_end_token_is_trained_when_sampled_and_not_when_forced(trained_model, chat):
     config = small_config(max_response_tokens=5)
     played = play(trained_model, chat, config)
