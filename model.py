@@ -1,7 +1,7 @@
 """Policy and critic: Hugging Face Qwen2 models that run on packed sequences.
 
 The input of a forward is one row with the sequences of a micro-batch (packing.py), and a *layout*
-object that computes attention: `PackedLayout` in training, the KV cache of engine.py in decoding.
+object that computes attention: `PackedLayout` in training, or the KV cache of the torch engine.
 The policy computes log-probs one chunk of the vocabulary at a time, without the full logits.
 
 Shapes: T tokens of a packed row, R of them sampled (response) tokens, H hidden size, V vocabulary.

@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM
 import parallel
 import train
 from dialogue import Chat
-from engine import TorchEngine, VLLMEngine, make_engine
+from engine import make_engine
+from engines.torch_engine import TorchEngine
+from engines.vllm_engine import VLLMEngine
 from model import Policy, load_model
 from packing import pack
 from parallel import all_gather_lists, rank

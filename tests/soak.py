@@ -21,7 +21,8 @@ from runs import assert_same_checkpoint, rows_of, untimed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from engine import VLLM_ENVIRONMENT, TorchEngine, VLLMEngine
+from engines.torch_engine import TorchEngine
+from engines.vllm_engine import VLLM_ENVIRONMENT, VLLMEngine
 from support.log import Log
 
 

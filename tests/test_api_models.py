@@ -26,7 +26,8 @@ import eval as evaluation
 import model
 import parallel
 from dialogue import Chat
-from engine import VLLM_ENVIRONMENT, make_engine
+from engine import make_engine
+from engines.vllm_engine import VLLM_ENVIRONMENT
 from rollout import make_episode
 from support import checkpoint
 from support.records import write_jsonl
@@ -203,7 +204,7 @@ def test_a_server_and_a_model_are_given_together(argument):
 # ---------- vLLM's own server
 
 
-# One process is engine and worker. The sizes of blocks and chunks are those of engine.py.
+# One process is engine and worker. Blocks and chunks have the sizes of engines/vllm_engine.py.
 VLLM_OPTIONS = """
     --served-model-name base --dtype float32 --max-model-len 1024 --max-num-seqs 64
     --block-size 32 --enforce-eager --generation-config vllm --max-num-batched-tokens 8192

@@ -30,7 +30,7 @@ import envs
 import parallel
 import rollout
 import train
-from engine import VLLMEngine
+from engines.vllm_engine import VLLMEngine
 from rollout import Trajectory, Turn, collect
 from support import checkpoint
 from support.checkpoint import Saver, newest

@@ -24,7 +24,8 @@ import envs
 import parallel
 import rollout
 from dialogue import TurnRecord
-from engine import Sample, check_installed, make_engine, sample_tokens
+from engine import Sample, check_installed, make_engine
+from engines.torch_engine import sample_tokens
 from rollout import (
     Chat,
     Trajectory,

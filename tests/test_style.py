@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("worlds", "support", "tools")
+PACKAGES = ("engines", "worlds", "support", "tools")
 
 MAX_COLUMNS = 100
 MAX_LINES_OF_FILE = 600
@@ -34,7 +34,7 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data ta
 FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap",
     "envs starpo support.run_folder worlds.planners worlds.sokoban_rooms",
-    "grids dialogue model worlds.* support.metrics",
+    "grids dialogue model engines.* worlds.* support.metrics",
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
     " support.collapse support.log",
@@ -54,7 +54,8 @@ THIRD_PARTY = {
     "starpo": {"torch"},
     "rollout": {"numpy", "torch"},
     "model": {"peft", "safetensors", "tokenizers", "torch", "transformers"},
-    "engine": {"numpy", "torch", "transformers", "vllm"},
+    "engine": {"torch", "transformers"},
+    "engines": {"numpy", "torch", "transformers", "vllm"},
     "parallel": {"torch"},
     "worlds": {"alfworld", "fast_downward", "gymnasium", "numpy", "textworld"},
     "support": {"matplotlib", "numpy", "safetensors", "torch", "tqdm"},

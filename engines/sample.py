@@ -1,0 +1,14 @@
+"""What all engines share: the finished response, and the seed of its sampling."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Seed = Sequence[int]  # of a numpy random stream
+
+
+class Sample(NamedTuple):
+    """A finished response."""
+
+    key: int  # the trajectory, as given to `Engine.add`
+    ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
+    logprobs: list[float]  # of these tokens under softmax(logits / temperature), nats

@@ -1,0 +1,337 @@
+"""The engine in plain PyTorch: continuous batching with a KV cache."""
+
+from configurator import Config
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from engines.sample import Sample, Seed
+
+
+class _Request(NamedTuple):
+    """A request that waits for the next step or a free row. `Engine.add` describes the fields."""
+
+    key: int
+    ids: list[int]
+    max_tokens: int
+    temperature: float
+    seed: Seed
+
+
+@dataclass
+class _Response:
+    """A response under way."""
+
+    temperature: float
+    noise: list[float]  # uniform in [0, 1), one number for each possible token
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class _Prefill(NamedTuple):
+    """New tokens whose keys and values go to cache[row] at positions start, start + 1, ..."""
+
+    row: int
+    start: int
+    ids: list[int]
+
+
+class _PrefixCopy(NamedTuple):
+    """Copies the keys and values of the first `num_tokens` positions between two rows."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+class TorchEngine:
+    """Continuous batching with a static KV cache, in plain PyTorch.
+
+    A trajectory has a row of the cache from its first request until `release`, so a later turn
+    computes its new tokens only. One step is one forward over all rows:
+
+        row 0   prompt response prompt respo_          decodes its next token
+        row 1   prompt response                        waits for its environment; token dropped
+        row 2   prompt                                 new: prefills the prompt and decodes
+        row 3   (free until the engine has more trajectories, up to max_running)
+
+    A response that ends does not wait for the others, and a request joins the next step. The last
+    token of a history has no keys and values yet: it is the input of the next decode step.
+
+    The rows in use are the first ones, so a decode step works on contiguous views. When a row is
+    released, the last one moves into its place. Trajectories of a group have the same first
+    prompt: one row computes it, and the others copy it. `Engine` describes the methods.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
+        self.version: int | None = None
+        self.dtype = dtype
+        self.num_steps = 0
+        self.num_prefilled = 0  # number of prefilled tokens so far
+        self.eos_id = eos_id
+        self.max_running = config.max_running
+        self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its own
+        for parameter in self.model.parameters():
+            # self.model.to(dtype) would also round the rotary frequencies, since they are buffers.
+            parameter.data = parameter.data.to(dtype)
+        self.cache = torch.zeros(
+            2,  # keys, values
+            model.config.num_hidden_layers,
+            config.max_running,
+            model.config.num_key_value_heads,
+            config.max_context_tokens,
+            model.model.layers[0].self_attn.head_dim,
+            dtype=dtype,
+            device=model.device,
+        )
+        self.row_keys: list[int] = []  # the trajectory of each row in use
+        self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
+        self.responses: dict[int, _Response] = {}  # under way, by trajectory
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory with it
+        self.waiting: list[_Request] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.responses or self.waiting)
+
+    def add(
+        self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
+    ) -> None:
+        """Request one response. It joins the next step in which a row is free."""
+        self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
+
+    def release(self, key: int) -> None:
+        """Forget a trajectory. The last row moves into its place."""
+        row = self.row_keys.index(key)
+        last_key = self.row_keys.pop()
+        num_tokens = len(self.histories[last_key])
+        last = self.cache[:, :, len(self.row_keys)]  # (2, layers, kv_heads, positions, D)
+        self.cache[:, :, row, :, :num_tokens] = last[..., :num_tokens, :]
+        if last_key != key:
+            self.row_keys[row] = last_key
+        del self.histories[key]
+        owners = self.prompt_owner.items()
+        self.prompt_owner = {prompt: owner for prompt, owner in owners if owner != key}
+
+    @torch.no_grad()
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Load new weights. All trajectories must have been released."""
+        is_idle = not self.row_keys and not self.waiting
+        assert is_idle, "new weights while a trajectory is under way"
+        own = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, weight in weights:
+            own[name].copy_(weight)
+        self.version = version
+
+    def close(self) -> None:
+        """Do nothing: the memory is freed together with this object."""
+
+    @torch.inference_mode()
+    def step(self) -> list[Sample]:
+        """Admit waiting requests, make one forward and sample a token for each row."""
+        prefills, copies = self._admit()
+        hidden = self._forward(prefills, copies)  # (rows, H)
+        logits = self.model.lm_head(hidden).float()  # (rows, V)
+        temperatures = []
+        noise = []
+        for key in self.row_keys:
+            response = self.responses.get(key)
+            # A row without a response samples, too. `_append` drops its token.
+            temperatures.append(response.temperature if response else 1.0)
+            noise.append(response.noise[len(response.ids)] if response else 0.0)
+        settings = torch.tensor([temperatures, noise], device=self.cache.device)  # (2, rows)
+        tokens, logprobs = sample_tokens(logits, settings[0], settings[1])
+        return self._append(tokens.tolist(), logprobs.tolist())
+
+    def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
+        """Move requests from `waiting` to rows while rows are free.
+
+        Returns: the prompt tokens to compute, and the prompts to copy from other rows. Both leave
+            out the last token of a history, because the decode step computes it.
+        """
+        prefills = []
+        copies = []
+        requests = self.waiting
+        self.waiting = []
+        for request in requests:
+            key = request.key
+            end = len(request.ids) - 1
+            if key in self.histories:
+                known = self.histories[key]
+                is_extended = request.ids[: len(known)] == known
+                assert is_extended, "a trajectory's history must extend its previous history"
+                owner = key
+                start = len(known) - 1  # the last known token has no keys and values yet
+            elif len(self.row_keys) < self.max_running:
+                self.row_keys.append(key)
+                owner = self.prompt_owner.setdefault(tuple(request.ids), key)
+                start = 0
+            else:
+                self.waiting.append(request)
+                continue
+            row = self.row_keys.index(key)
+            if owner != key:
+                copies.append(_PrefixCopy(self.row_keys.index(owner), row, end))
+            elif end > start:
+                prefills.append(_Prefill(row, start, request.ids[start:end]))
+            self.histories[key] = request.ids
+            generator = np.random.default_rng(request.seed)
+            noise = generator.random(request.max_tokens, np.float32).tolist()
+            self.responses[key] = _Response(request.temperature, noise)
+        return prefills, copies
+
+    def _forward(self, prefills: list[_Prefill], copies: list[_PrefixCopy]) -> Tensor:
+        """Make one forward with T tokens: the last token of each row, then the tokens to prefill.
+
+        Returns: the last hidden state of each row's last token, (rows, H).
+        """
+        tokens = []
+        positions = []
+        for key in self.row_keys:
+            history = self.histories[key]
+            tokens.append(history[-1])
+            positions.append(len(history) - 1)
+        num_rows = len(tokens)
+        for prefill in prefills:
+            tokens += prefill.ids
+            positions += range(prefill.start, prefill.start + len(prefill.ids))
+        self.num_steps += 1
+        self.num_prefilled += len(tokens) - num_rows
+        input_ids = torch.tensor(tokens, device=self.cache.device)  # (T,)
+        position_ids = torch.tensor(positions, device=self.cache.device)  # (T,)
+        output = self.model.model(
+            input_ids[None],
+            position_ids=position_ids[None],
+            use_cache=False,
+            layout=_CacheLayout(self.cache, position_ids[:num_rows], prefills, copies),
+        )
+        return output.last_hidden_state[0, :num_rows]
+
+    def _append(self, tokens: list[int], logprobs: list[float]) -> list[Sample]:
+        """Append one token to each response under way. Returns: the finished responses."""
+        finished = []
+        for key, token, logprob in zip(self.row_keys, tokens, logprobs, strict=True):
+            response = self.responses.get(key)
+            if response is None:
+                continue
+            response.ids.append(token)
+            response.logprobs.append(logprob)
+            self.histories[key].append(token)
+            if token == self.eos_id or len(response.ids) == len(response.noise):
+                del self.responses[key]
+                finished.append(Sample(key, response.ids, response.logprobs))
+        return finished
+
+
+def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample tokens from softmax(logits / temperature) by the inverse of the CDF.
+
+    Args:
+        logits: (N, V) float32.
+        temperature: (N,); 0 takes the most probable token.
+        noise: (N,), uniform in [0, 1).
+
+    Returns: tokens (N,) int64 and their log-probs (N,), nats.
+    """
+    temperature = temperature[:, None]
+    logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)
+    cdf = logp.exp().cumsum(-1)  # (N, V)
+    threshold = noise[:, None] * cdf[:, -1:]  # (N, 1); rounding may end the CDF above or below 1
+    tokens = torch.searchsorted(cdf, threshold, right=True)  # (N, 1)
+    tokens = tokens.clamp_max(logits.shape[-1] - 1)
+    tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))  # (N, 1)
+    return tokens[:, 0], logp.gather(1, tokens)[:, 0]
+
+
+class _CacheLayout:
+    """Attention of `TorchEngine`: one decode token for each of N rows, then the prefills.
+
+    A layer stores all new keys and values before any token attends to them. So a row can prefill
+    its prompt and decode its first token in one forward. All layers share this object.
+    """
+
+    def __init__(
+        self, cache: Tensor, positions: Tensor, prefills: list[_Prefill], copies: list[_PrefixCopy]
+    ):
+        self.cache = cache  # (2, layers, rows, kv_heads, positions, D)
+        self.positions = positions  # (N,), of the decode tokens in their histories
+        self.prefills = prefills
+        self.copies = copies
+        device = positions.device
+        self.rows = torch.arange(len(positions), device=device)
+        self.span = int(positions.max()) + 1  # length of the longest history
+        visible = torch.arange(self.span, device=device) <= positions[:, None]  # (N, span)
+        self.decode_mask = visible[:, None, None]  # (N, 1, 1, span)
+        self.sizes = [len(positions), *(len(prefill.ids) for prefill in prefills)]  # they sum to T
+        self.prefill_masks = []
+        for _, start, ids in prefills:
+            if start == 0:  # a causal kernel needs no mask
+                self.prefill_masks.append(None)
+                continue
+            mask = torch.ones(len(ids), start + len(ids), dtype=torch.bool, device=device)
+            self.prefill_masks.append(mask.tril(start))
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            q: (heads, T, D).
+            k, v: (kv_heads, T, D).
+
+        Returns: (T, heads, D).
+        """
+        cache = self.cache[:, layer_idx]  # (2, rows, kv_heads, positions, D)
+        self._store(cache, k, v)
+        decode_queries, *prefill_queries = q.split(self.sizes, dim=1)
+        outputs = [self._decode(cache, decode_queries, scale)]
+        for i, queries in enumerate(prefill_queries):
+            outputs.append(self._prefill(cache, i, queries, scale))
+        return torch.cat(outputs)
+
+    def _store(self, cache: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the new keys and values into the cache, then copy shared prompts."""
+        new = torch.stack([k, v])  # (2, kv_heads, T, D)
+        decoded, *prefilled = new.split(self.sizes, dim=2)
+        cache[:, self.rows, :, self.positions] = decoded.permute(2, 0, 1, 3)
+        for (row, start, ids), part in zip(self.prefills, prefilled, strict=True):
+            cache[:, row, :, start : start + len(ids)] = part
+        for source, target, num_tokens in self.copies:
+            cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
+
+    def _decode(self, cache: Tensor, queries: Tensor, scale: float) -> Tensor:
+        """Attention of one query for each row: (heads, N, D) -> (N, heads, D)."""
+        num_rows = len(self.rows)
+        kv_heads = cache.shape[2]
+        head_dim = queries.shape[-1]
+        # SDPA sees the query heads that share a key head as several queries of that head.
+        grouped = queries.transpose(0, 1).reshape(num_rows, kv_heads, -1, head_dim)
+        keys, values = cache[:, :num_rows, :, : self.span]  # (N, kv_heads, span, D) each
+        output = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=self.decode_mask, scale=scale
+        )  # (N, kv_heads, group, D)
+        return output.reshape(num_rows, -1, head_dim)
+
+    def _prefill(self, cache: Tensor, i: int, queries: Tensor, scale: float) -> Tensor:
+        """Attention of the P queries of the i-th prefill: (heads, P, D) -> (P, heads, D)."""
+        row, start, ids = self.prefills[i]
+        mask = self.prefill_masks[i]
+        end = start + len(ids)
+        keys, values = cache[:, None, row, :, :end]  # (1, kv_heads, end, D) each
+        output = F.scaled_dot_product_attention(
+            queries[None],
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=True,
+        )
+        return output[0].transpose(0, 1)

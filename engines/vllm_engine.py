@@ -1,0 +1,170 @@
+"""The engine that runs vLLM in this process."""
+
+from configurator import Config, UserError
+
+import logging
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from engines.sample import Sample, Seed
+
+VLLM_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+class VLLMEngine:
+    """vLLM 0.32 in this process, one independent engine on each rank.
+
+    It starts with dummy weights. Each response has its own seed, so its tokens do not depend on
+    the other requests. `Engine` describes the methods.
+    """
+
+    def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
+        self.version: int | None = None
+        self.dtype = dtype
+        self.num_steps = 0
+        self.eos_id = eos_id
+        is_cpu = model.device.type == "cpu"
+        if is_cpu:
+            # The default on a CPU, blocks of 128 tokens, misses most prefixes in the cache. On a
+            # CPU, chunked prefill of a request with a seed crashes.
+            device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
+        else:
+            # vLLM only compares this with the free memory: kv_cache_memory_bytes sizes the cache.
+            device_options = dict(gpu_memory_utilization=0.1)
+        for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
+            os.environ.setdefault(name, value)
+        with _process_state_kept():
+            from vllm import LLM
+            from vllm.platforms import current_platform
+
+            if current_platform.is_cpu() != is_cpu:
+                raise ImportError(f"the installed vLLM is not for device {model.device.type!r}")
+            if is_cpu:
+                current_platform.simple_compile_backend = "eager"  # vLLM starts in seconds
+            self.llm = LLM(
+                model=model.name_or_path,
+                load_format="dummy",
+                generation_config="vllm",
+                dtype=str(dtype).removeprefix("torch."),
+                seed=config.seed + int(os.environ["RANK"]),
+                distributed_executor_backend="external_launcher",
+                max_model_len=config.max_context_tokens,
+                max_num_seqs=config.max_running,
+                max_num_batched_tokens=max(8192, config.max_context_tokens, config.max_running),
+                kv_cache_memory_bytes=_cache_bytes(model, config, dtype),
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",
+                **device_options,
+            )
+        self.engine = self.llm.llm_engine
+        logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        logger.setLevel(logging.WARNING)
+        logger.addFilter(_raise_if_not_loaded)
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.has_unfinished_requests()
+
+    def add(
+        self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
+    ) -> None:
+        """Request one response. The prefix cache holds the keys and values of earlier requests."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        random_bits = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
+        # Without top_p, top_k and penalties the log-probs are those of softmax(logits / T).
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=int(random_bits >> 1),  # vLLM takes 63 bits
+            logprobs=0,
+            ignore_eos=True,
+            flat_logprobs=True,
+            detokenize=False,
+            stop_token_ids=[self.eos_id],
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self.engine.add_request(str(key), tokens_input(list(ids)), params)
+
+    def step(self) -> list[Sample]:
+        """One forward for all running requests. Raises: UserError if vLLM fails."""
+        self.num_steps += 1
+        try:
+            outputs = self.engine.step()
+            finished = [(int(output.request_id), output.outputs[0]) for output in outputs]
+        except Exception as error:  # of vLLM or CUDA, or a failed assertion
+            raise UserError(
+                f"vLLM failed while sampling ({first_line(error)}); lower max_running or "
+                "max_context_tokens; a run that is started again continues from its checkpoint"
+            ) from error
+        samples = []
+        for key, response in finished:
+            logprobs = list(response.logprobs.logprobs)
+            samples.append(Sample(key, list(response.token_ids), logprobs))
+        return samples
+
+    def release(self, key: int) -> None:
+        """Do nothing: a finished request holds no memory that others need."""
+
+    def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Load new weights and reset the prefix cache. Raises: RuntimeError if vLLM does not."""
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        has_reset = self.llm.reset_prefix_cache()
+        if not has_reset:  # vLLM would continue to use keys and values of the old weights
+            raise RuntimeError(
+                "vLLM did not reset its prefix cache: a trajectory is still under way"
+            )
+        self.version = version
+
+    def close(self) -> None:
+        """Shut vLLM down. This also destroys the process group of torch.distributed."""
+        self.engine.engine_core.shutdown()
+
+
+def _cache_bytes(model: Qwen2ForCausalLM, config: Config, dtype: torch.dtype) -> int:
+    """Memory for the keys and values of all running requests, with a margin for partial blocks."""
+    num_tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
+    num_heads = model.config.num_hidden_layers * model.config.num_key_value_heads
+    head_dim = model.model.layers[0].self_attn.head_dim
+    return 2 * num_heads * head_dim * dtype.itemsize * num_tokens
+
+
+@contextmanager
+def _process_state_kept() -> Iterator[None]:
+    """Restore random states and environment variables, because vLLM changes them at its start."""
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    environment = dict(os.environ)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        yield
+    np.random.set_state(numpy_state)
+    random.setstate(python_state)
+    os.environ.update(environment)  # on a CPU vLLM overwrites a variable of torchrun
+
+
+def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
+    """Log filter that raises an error if a layer gets no weights, because vLLM only logs this."""
+    message = record.getMessage()
+    has_failed = "Failed to load weights" in message
+    if has_failed and "RotaryEmbedding" not in message:  # a rotary embedding has no weights
+        raise RuntimeError(f"vLLM did not take all weights ({message})")
+    return False
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
