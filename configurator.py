@@ -15,14 +15,42 @@ import re
 import sys
 import time
 import types
+import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+ERROR_LIMIT = 2000  # characters of an error message on the terminal
+
 
 class UserError(ValueError):
     """A mistake in a setting, file, model or environment. One sentence tells what to change."""
+
+
+def printable(text: str, limit: int = 500, keep: str = "") -> str:
+    r"""Make text of a model, a server or an environment safe to print in a terminal.
+
+    Control characters, marks of writing direction and lone surrogates become Python escapes, such
+    as \x1b, so they can neither move the cursor nor imitate other lines.
+
+    Args:
+        limit: the largest number of characters; a longer text is cut, and its length is told.
+        keep: characters to print as they are, such as a line break.
+    >>> printable("red \x1b[31m", limit=8)
+    'red \\x1b... (cut, 9 characters)'
+    """
+    parts = []
+    for char in text[:limit]:
+        is_space = unicodedata.category(char) == "Zs"  # also spaces that are not ASCII
+        if char.isprintable() or is_space or char in keep:
+            parts.append(char)
+        else:
+            parts.append(char.encode("unicode_escape").decode())
+    escaped = "".join(parts)
+    if len(text) <= limit and len(escaped) <= limit:
+        return escaped
+    return f"{escaped[:limit]}... (cut, {len(text)} characters)"
 
 
 # ---------- types of settings
@@ -456,7 +484,8 @@ def run_main(main: Callable[[list[str]], Any]) -> None:
     except UserError as error:
         if os.environ.get("NANORAGEN_TRACEBACK") == "1":
             raise
-        sentence = " ".join(str(error).split()) or type(error).__name__
+        words = " ".join(str(error).split()) or type(error).__name__
+        sentence = printable(words, limit=ERROR_LIMIT)
         print("error:", sentence, file=sys.stderr)
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun prints it at the end of its report
             record = {"message": f"error: {sentence}", "timestamp": int(time.time())}

@@ -1,0 +1,70 @@
+"""Text of models, servers and environments on the terminal.
+
+Run with:  python -m pytest -q tests/test_printable.py
+"""
+
+import configurator
+from configurator import printable
+
+import doctest
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(configurator.__file__).resolve().parent
+SCRIPT = """
+from configurator import UserError, run_main
+
+def main(argv):
+    raise UserError("red \\x1b[31m " + "x" * 10**7)
+
+run_main(main)
+"""
+
+
+def test_doctests():
+    results = doctest.testmod(configurator)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("plain é 中 \u3000 🙂", "plain é 中 \u3000 🙂"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),  # OSC
+        ("\x9b31m \x7f \x00 \r\n\t", r"\x9b31m \x7f \x00 \r\n\t"),  # C1, DEL, C0
+        ("\u202ebackwards\u2066\u200f", r"\u202ebackwards\u2066\u200f"),
+        ("\ud800 \u2028", r"\ud800 \u2028"),
+        ("x" * 500, "x" * 500),
+        ("x" * 501, "x" * 500 + "... (cut, 501 characters)"),
+        ("\x1b" * 200, r"\x1b" * 125 + "... (cut, 200 characters)"),
+    ],
+)
+def test_printable_by_hand(text, shown):
+    assert printable(text) == shown
+    assert "\x1b" not in printable(text, keep="\n")
+
+
+def test_printable_keeps_what_it_is_told():
+    assert printable("a\n\x1bb", keep="\n") == "a\n\\x1bb"
+
+
+def test_printable_leaves_nothing_that_a_terminal_obeys():
+    text = "".join(map(chr, range(0x110000)))
+    shown = printable(text, limit=10**8)
+    kinds = {unicodedata.category(char) for char in shown}
+    assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def test_an_error_message_obeys_no_terminal_codes():
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    start = r"red \x1b[31m "
+    rest = 2000 - len(start)
+    cut = 10**7 + len("red \x1b[31m ")
+    assert done.stderr == f"error: {start}{'x' * rest}... (cut, {cut} characters)\n"
