@@ -19,7 +19,7 @@ from transformers import Qwen2ForCausalLM
 from dialogue import Chat
 from engines.sample import Sample, Seed
 from engines.torch_engine import TorchEngine
-from engines.vllm_engine import VLLMEngine, first_line
+from engines.vllm_engine import VLLMEngine, failure_reason
 from model import pick_dtype
 
 VLLM_HINT = (
@@ -100,7 +100,5 @@ def make_engine(config: Config, model: Qwen2ForCausalLM, chat: Chat) -> Engine:
     except ImportError as error:
         raise UserError(f"engine='vllm': {error}; {VLLM_HINT}") from error
     except (RuntimeError, ValueError, AssertionError) as error:  # such as out of memory
-        raise UserError(
-            f"the {config.engine} engine could not start ({first_line(error)}); "
-            "lower max_running or max_context_tokens, which size its KV cache"
-        ) from error
+        reason = failure_reason(error)
+        raise UserError(f"the {config.engine} engine could not start {reason}") from error

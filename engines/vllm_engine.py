@@ -5,6 +5,7 @@ from configurator import Config, UserError
 import logging
 import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -106,10 +107,7 @@ class VLLMEngine:
             outputs = self.engine.step()
             finished = [(int(output.request_id), output.outputs[0]) for output in outputs]
         except Exception as error:  # of vLLM or CUDA, or a failed assertion
-            raise UserError(
-                f"vLLM failed while sampling ({first_line(error)}); lower max_running or "
-                "max_context_tokens; a run that is started again continues from its checkpoint"
-            ) from error
+            raise UserError(f"vLLM failed while sampling {failure_reason(error)}") from error
         samples = []
         for key, response in finished:
             logprobs = list(response.logprobs.logprobs)
@@ -164,7 +162,11 @@ def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
     return False
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def failure_reason(error: BaseException) -> str:
+    """The first three lines of an error message, with advice if the memory is too small."""
+    lines = str(error).split("\n")[:3]
+    reason = f"({' '.join(lines)[:300] or type(error).__name__})"
+    out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"
+    if re.search(out_of_memory, str(error), re.IGNORECASE):
+        reason += "; lower max_running or max_context_tokens, which size the KV cache"
+    return reason

@@ -377,7 +377,7 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
     [
         (
             "--max_running=100000000",
-            "lower max_running or max_context_tokens, which size its KV cache",
+            "lower max_running or max_context_tokens, which size the KV cache",
         ),
         (
             "--max_context_tokens=5000",

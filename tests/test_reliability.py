@@ -4,6 +4,8 @@ Tests of faults in whole runs: kills, signals, full disks, damaged checkpoints, 
     python -m pytest -q tests/test_reliability.py
 """
 
+from configurator import UserError
+
 import json
 import math
 import os
@@ -385,25 +387,39 @@ def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
 # ---------- an engine that fails
 
 
-@pytest.mark.parametrize(
-    "kind", [RuntimeError, AssertionError, KeyError, type("EngineDeadError", (Exception,), {})]
-)
-def test_an_engine_that_dies_is_one_sentence(kind):
-    message = "key" if kind is KeyError else "CUDA error: an illegal memory access\nand more"
+KV_CACHE_ADVICE = "; lower max_running or max_context_tokens, which size the KV cache"
 
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (KeyError("key"), "('key')"),
+        (AssertionError(), "(AssertionError)"),
+        (
+            type("EngineDeadError", (Exception,), {})("CUDA error: an illegal memory access\nmore"),
+            "(CUDA error: an illegal memory access more)",
+        ),
+        (
+            RuntimeError("Unsupported CPU attention configuration: head_dim=12"),
+            "(Unsupported CPU attention configuration: head_dim=12)",
+        ),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            "(CUDA out of memory. Tried to allocate 2.00 GiB.)" + KV_CACHE_ADVICE,
+        ),
+        (ValueError("a" * 10**6), f"({'a' * 300})"),
+    ],
+)
+def test_an_engine_that_dies_is_one_sentence(error, said):
     def step():
-        raise kind(message)
+        raise error
 
     engine = VLLMEngine.__new__(VLLMEngine)  # vLLM itself is not needed to fail
     engine.num_steps = 0
     engine.engine = SimpleNamespace(step=step)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as raised:
         engine.step()
-    why = "'key'" if kind is KeyError else "CUDA error: an illegal memory access"
-    assert str(error.value) == (
-        f"vLLM failed while sampling ({why}); lower max_running or max_context_tokens; "
-        "a run that is started again continues from its checkpoint"
-    )
+    assert str(raised.value) == f"vLLM failed while sampling {said}"
 
 
 # ---------- hostile text

@@ -5,6 +5,8 @@ Sampled tokens and log-probs are compared with a plain forward of Hugging Face.
 Run with:  python -m pytest -q tests/test_rollout.py
 """
 
+from configurator import UserError
+
 import itertools
 import math
 import random
@@ -20,6 +22,7 @@ from conftest import small_config
 from transformers import AutoModelForCausalLM
 
 import dialogue
+import engine as engine_module
 import envs
 import parallel
 import rollout
@@ -601,10 +604,27 @@ def test_the_bfloat16_engine_keeps_the_rotary_frequencies(trained_model, chat):
     assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
 
 
-def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat):
-    message = "the torch engine could not start .* lower max_running or max_context_tokens"
-    with pytest.raises(ValueError, match=message):
-        make_engine(small_config(max_running=10**9), trained_model, chat)
+@pytest.mark.parametrize("max_running", [10**9, 10**15])
+def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat, max_running):
+    message = "the torch engine could not start .*; lower max_running or max_context_tokens"
+    with pytest.raises(UserError, match=message):
+        make_engine(small_config(max_running=max_running), trained_model, chat)
+
+
+def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
+    """Fewer requests at once do not help if vLLM has no kernel for this head size."""
+
+    class Unsupported:
+        def __init__(self, *_, **__):
+            raise ValueError("1 validation error for VllmConfig\n  Value error, head size 12")
+
+    monkeypatch.setattr(engine_module, "TorchEngine", Unsupported)
+    with pytest.raises(UserError) as error:
+        make_engine(small_config(), trained_model, chat)
+    assert str(error.value) == (
+        "the torch engine could not start "
+        "(1 validation error for VllmConfig   Value error, head size 12)"
+    )
 
 
 def test_a_missing_vllm_is_named(trained_model, chat, monkeypatch):
