@@ -9,6 +9,7 @@ rollout_ema/, update_ema/ and so on. HPARAMS shows the settings, and TEXT sample
 from configurator import Config
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from rollout import Trajectory
 from support.metrics import metric_groups
-from support.run_folder import fsync_path, write_rows
+from support.run_folder import append_to, write_rows
 
 EMA_DECAY = 0.9  # decay per iteration of the moving averages
 
@@ -49,9 +50,10 @@ class Log:
         wrong = sorted(row.keys() ^ self.groups.keys())
         if wrong:
             raise ValueError(f"a row must have the metrics of support/metrics.py; check {wrong}")
-        with self.path.open("a", encoding="utf-8") as file:
+        with append_to(self.path) as file:
             file.write(json.dumps(row) + "\n")
-        fsync_path(self.path)  # a checkpoint must not outlive the row of its iteration
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint must not outlive the row of its iteration
         self._update_averages(row)
         self._write_to_board(row, samples)
 

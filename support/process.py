@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import parallel
+from support.run_folder import append_to
 
 # Exit code after a signal, EX_TEMPFAIL of sysexits.h: start the run again and it continues.
 EXIT_INTERRUPTED = 75
@@ -33,7 +34,7 @@ def lock_folder(out_dir: Path) -> Iterator[None]:
     The kernel ties the lock to the process, so a killed process leaves no lock. A folder that is
     still empty at the end is removed.
 
-    Raises: UserError if another process holds the lock, or the folder cannot be written.
+    Raises: UserError if another process uses the folder, or the folder cannot be written.
     """
     if parallel.rank() > 0:
         yield
@@ -41,16 +42,17 @@ def lock_folder(out_dir: Path) -> Iterator[None]:
     path = out_dir / "lock"
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = append_to(path)
     except OSError as error:
         raise UserError(f"out_dir={str(out_dir)!r} cannot be written ({error})") from error
     with file:
         _take_lock(file, path)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
         try:
-            yield
+            with _lock_folder_itself(out_dir):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}")
+                file.flush()
+                yield
         finally:
             path.unlink(missing_ok=True)
             if not any(out_dir.iterdir()):
@@ -69,6 +71,26 @@ def _take_lock(file, path: Path) -> None:
     same_file = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
     if not same_file:
         raise UserError(f"{given} was in use by a process that has just ended; start again")
+
+
+@contextmanager
+def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
+    """Lock the folder. A run keeps this lock if somebody deletes its file `lock`."""
+    descriptor = os.open(out_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UserError(
+            f"out_dir={str(out_dir)!r} is in use by a process whose lock file was deleted; "
+            "end that process, or give another --out_dir"
+        ) from error
+    except OSError:
+        pass  # some network file systems lock no folders
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # ---------- signals

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rollout import Trajectory, Turn
+from support.run_folder import append_to, replace_file
 
 
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
@@ -52,7 +53,7 @@ def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -
 
     Args: rows: name of a policy or player -> its `Scores`; mode: "w" replaces the file, "a" appends
         to it."""
-    with Path(path).open(mode, encoding="utf-8") as file:
+    with replace_file(path) if mode == "w" else append_to(Path(path)) as file:
         for name, scores in rows.items():
             head = {"policy": name, "entropy": scores.metrics.get("entropy")}
             for trajectory in scores.trajectories:
@@ -64,7 +65,7 @@ def write_samples(
     path: Path, step: int, trajectories: Sequence[Trajectory], group_size: int, tokenizer
 ) -> None:
     """Append trajectories of a training iteration; `python -m tools.view` shows them."""
-    with path.open("a", encoding="utf-8") as file:
+    with append_to(path) as file:
         for index, trajectory in enumerate(trajectories):
             head = {"step": step, "group": index // group_size}
             record = {**head, **trajectory_record(trajectory, tokenizer)}

@@ -26,6 +26,7 @@ from support.run_folder import (
     DISK_ADVICE,
     check_out_dir,
     read_rows,
+    remove_partial_files,
     save_config,
     write_rows,
 )
@@ -99,6 +100,7 @@ class Run:
         )
         if rank() == 0:
             # Written late, so a failed start leaves no files.
+            remove_partial_files(self.out_dir)
             save_config(self.config, self.sources, self.out_dir)
             report.remove_final_outputs(self.out_dir)
             write_jsonl(self.out_dir / "eval_start.jsonl", start_scores, learner.tokenizer)

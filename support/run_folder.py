@@ -2,14 +2,19 @@
 
 from configurator import FIELD_TYPES, Config, UserError, check_type, lookup_type
 
+import errno
 import json
 import math
 import os
+import secrets
+import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 # the settings that may change when a run continues
 MAY_CHANGE_ON_RESUME = (
@@ -26,6 +31,7 @@ MAY_CHANGE_ON_RESUME = (
 
 # the advice in errors about a full or read-only disk
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
+PARTIAL = ".partial"  # how the name of a file ends until it is complete
 
 
 # ---------- settings
@@ -37,9 +43,10 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     Args:
         accept_changes: continue a run even if its settings differ from those of `config`.
         flag: the command-line option that accepts changes, for the message; "" if there is none.
-    Raises: UserError if out_dir holds other files, or a run with other settings.
+    Raises: UserError if out_dir holds other files, a symbolic link, or a run with other settings.
     """
     out_dir = Path(config.out_dir)
+    _check_no_links(out_dir)
     if (out_dir / "config.json").is_file():
         differences = _changed_settings(load_saved(out_dir), config)
         if differences and not accept_changes:
@@ -51,11 +58,22 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
                 f"({', '.join(differences)}); {advice}"
             )
     elif out_dir.is_dir():
-        names = {path.name for path in out_dir.iterdir()}
-        if names - {"lock", "config.json.partial"}:
+        names = [path.name for path in out_dir.iterdir()]
+        if not all(name == "lock" or name.endswith(PARTIAL) for name in names):
             raise UserError(
                 f"out_dir={config.out_dir!r} is not empty and holds no run; give another --out_dir"
             )
+
+
+def _check_no_links(out_dir: Path) -> None:
+    """Refuse symbolic links: a run would write into the files and folders that they point to."""
+    for folder, folders, files in os.walk(out_dir):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink():
+                raise UserError(
+                    f"{path} is a symbolic link, and a run writes through none; remove the link"
+                )
 
 
 def _changed_settings(saved: Config, wanted: Config) -> list[str]:
@@ -126,7 +144,122 @@ def git_commit() -> str | None:
     return f"{commit}-dirty" if changed else commit
 
 
-# ---------- files
+# ---------- writing files
+# Others may be able to write into the folder of a file. So no file is written through a link.
+
+
+@contextmanager
+def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
+    """Write a file so that a crash leaves either the old content or the complete new content.
+
+    The content goes into a new file in the same folder, which then gets the name `path`.
+
+    Args: mode: "w" for text, "wb" for bytes.
+    Raises: UserError if the file cannot be written, or if `path` is a link, a folder or a device.
+    """
+    path = Path(path)
+    encoding = None if "b" in mode else "utf-8"
+    try:
+        _check_replaceable(path)
+        partial, descriptor = _create_partial(path)
+        try:
+            with os.fdopen(descriptor, mode, encoding=encoding) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(f"{path} could not be written ({error})") from error
+
+
+def _create_partial(path: Path) -> tuple[Path, int]:
+    """Create an empty file beside `path`, under a name that nobody can have guessed.
+
+    Returns: its path, and a descriptor to write to.
+    """
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    return partial, os.open(partial, flags, 0o666)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what a crash left of `replace_file`."""
+    for path in folder.glob(f"*{PARTIAL}"):
+        path.unlink()
+
+
+def append_to(path: Path) -> IO[str]:
+    """Open a text file to append to it, and to read it.
+
+    Raises: UserError if `path` is a link, or no plain file. OSError if it cannot be opened.
+    """
+    # O_NONBLOCK: a named pipe would block open().
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # the error of O_NOFOLLOW for a link
+            raise _not_plain(path) from error
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise _not_plain(path)
+    return os.fdopen(descriptor, "a+", encoding="utf-8")
+
+
+def check_writable(path: str | Path) -> None:
+    """Check that a file can be written, before the work that makes its content.
+
+    It creates an empty file in the same folder and removes it.
+    Raises: UserError if it cannot be written.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UserError(f"{path} cannot be written: it is a folder")
+    _check_replaceable(path)
+    try:
+        partial, descriptor = _create_partial(path)
+        os.close(descriptor)
+        partial.unlink()
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error})") from error
+
+
+def _check_replaceable(path: Path) -> None:
+    """Check that `path` does not exist or is a plain file that this user may write."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise _not_plain(path)
+    if not os.access(path, os.W_OK):
+        raise UserError(f"{path} cannot be written: it is write-protected")
+
+
+def _not_plain(path: Path) -> UserError:
+    return UserError(
+        f"{path} cannot be written: it is a link or no plain file; remove it, or give another path"
+    )
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Replace a text file, see `replace_file`."""
+    with replace_file(path) as file:
+        file.write(text)
+
+
+def write_rows(path: Path, rows: Sequence[dict]) -> None:
+    """Replace a JSON-lines file."""
+    with replace_file(path) as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
 
 
 def fsync_path(path: Path) -> None:
@@ -136,24 +269,7 @@ def fsync_path(path: Path) -> None:
     os.close(descriptor)
 
 
-def check_writable(path: str) -> None:
-    """Check that a file can be written, before the work that makes its content.
-
-    Raises: UserError if the folder of the file does not exist, or `path` is a folder.
-    """
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {folder}")
-    if Path(path).is_dir():
-        raise UserError(f"{path} cannot be written: it is a folder")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves either the old content or the complete new content."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    fsync_path(partial)
-    partial.replace(path)
+# ---------- reading files
 
 
 def read_rows(path: Path, last_step: float = math.inf) -> list[dict]:
@@ -182,9 +298,3 @@ def _parse_object(line: str) -> dict | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def write_rows(path: Path, rows: Sequence[dict]) -> None:
-    """Replace a JSON-lines file."""
-    lines = [json.dumps(row) + "\n" for row in rows]
-    write_atomically(path, "".join(lines))

@@ -14,6 +14,7 @@ import numpy as np
 from parallel import rank
 from rollout import Trajectory, summarize
 from support.records import write_jsonl
+from support.run_folder import write_atomically
 from support.statistics import paired_bootstrap, pass_at_k, wilson_interval
 
 # Metrics in the columns after success and pass@k -> heading.
@@ -193,4 +194,4 @@ class ScoreReport:
                 "interval": success_interval(trajectories),
                 "successes": successes,
             }
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_atomically(path, json.dumps(rows, indent=1) + "\n")

@@ -7,7 +7,6 @@ Tests of process.py: the lock of a run folder, and signals. Forks spare the impo
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -52,7 +51,7 @@ def test_a_read_only_folder_is_reported_at_once(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     message = r"out_dir=.* cannot be written \(\[Errno 30\] Read-only file system\)"
     with pytest.raises(ValueError, match=message), lock_folder(tmp_path):
         pass

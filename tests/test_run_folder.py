@@ -4,7 +4,7 @@ Tests of run_folder.py: saved settings, folders that a run may use, writes that 
     python -m pytest -q tests/test_run_folder.py
 """
 
-from configurator import Config, load_config
+from configurator import Config, UserError, load_config
 
 import json
 import os
@@ -88,7 +88,10 @@ def test_a_run_continues_with_its_settings_only(tmp_path):
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     config = Config(out_dir=str(tmp_path))
-    for name in ("lock", "config.json.partial"):  # from a run that ended before its first file
+    for name in (
+        "lock",
+        "config.json.0123456789abcdef.partial",
+    ):  # from a run that ended before its first file
         (tmp_path / name).write_text("")
     check_out_dir(config)
     (tmp_path / "notes.txt").write_text("")
@@ -110,9 +113,11 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError) as error:
         write_atomically(path, "new")
+    assert str(error.value) == f"{path} could not be written ([Errno 28] No space left on device)"
     assert path.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_rows_end_at_a_step_and_leave_out_a_line_that_was_cut_off(tmp_path):

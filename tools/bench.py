@@ -19,12 +19,11 @@ from configurator import Config, UserError, load_config, run_main
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 import parallel
-from support.run_folder import check_writable
+from support.run_folder import check_writable, write_atomically
 from tools.bench_gpu import gpu
 from tools.bench_head import head
 from tools.bench_iteration import iteration, scale
@@ -64,7 +63,7 @@ def main(argv: list[str]) -> None:
     rows = BENCHMARKS[name](config, options["repeats"])
     if options["json"]:
         record = {"command": argv, "torch": torch.__version__, "rows": rows}
-        Path(options["json"]).write_text(json.dumps(record) + "\n")
+        write_atomically(options["json"], json.dumps(record) + "\n")
 
 
 def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from dialogue import Chat, Episode, format_response
 from rollout import Conversation, Reply, Trajectory, Turn, following_prompt, make_episode, play
+from support.run_folder import replace_file
 
 SEED_DEMOS = 11  # purpose number of the random streams
 COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more: 6 %
@@ -114,7 +115,7 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 
     The lines of eval.py --jsonl have the same keys, and more. Returns: the number of lines."""
     count = num_demonstrations(config)
-    with Path(path).open("w", encoding="utf-8") as file:
+    with replace_file(path) as file:
         for index in range(count):
             trajectory = demonstration(config, chat, index)
             turns = []

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from support.run_folder import replace_file
 from support.statistics import wilson_interval
 from tools.experiments import Panel
 from tools.tables import Curves, Rows, Wins, series, wins_of_run
@@ -71,7 +72,8 @@ def plot_success(path: Path, panels: Sequence[Panel], curves: Curves) -> None:
     order = [*COLORS, BAND, *(player.label for player in PLAYERS)]
     shared = [handles[label] for label in order if label in handles]
     grid.flat[-1].legend(handles=shared, loc="center", frameon=False)
-    figure.savefig(path, dpi=150)
+    with replace_file(path, "wb") as file:
+        figure.savefig(file, dpi=150)
 
 
 def plot_flagship(path: Path, panel: Panel, curves: Curves) -> None:
@@ -88,7 +90,8 @@ def plot_flagship(path: Path, panel: Panel, curves: Curves) -> None:
         line.set_label(f"{line.get_label()}, from {percent[0]:.0f} to {percent[-1]:.0f} %")
     bands = [handles[BAND]] if policies else []
     axes.legend(handles=[*policies, *bands], loc=(0.44, 0.3), frameon=False)
-    figure.savefig(path, dpi=150)
+    with replace_file(path, "wb") as file:
+        figure.savefig(file, dpi=150)
 
 
 def name_players(lines: Sequence[Line2D]) -> None:
@@ -175,7 +178,8 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None
                 draw_shared_players(axes, inside)
             if inside:
                 axes.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
+    with replace_file(path, "wb") as file:
+        figure.savefig(file, dpi=100)
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:

@@ -25,6 +25,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from support.run_folder import write_atomically
 from tools import plots, runs, tables
 from tools.experiments import (
     FIGURES,
@@ -206,7 +207,7 @@ def show(name: str, scale: str, seeds: Sequence[int]) -> str:
         plots.plot(picture, title, figure.metrics, found)
     tables.write_points(picture.with_suffix(".csv"), found)
     text = f"{title}.\n\n{tables.table(found, caption)}"
-    picture.with_suffix(".md").write_text(text, encoding="utf-8")
+    write_atomically(picture.with_suffix(".md"), text)
     return text
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from support.echo_trap import new_warnings
-from support.run_folder import load_saved, read_rows, write_atomically
+from support.run_folder import append_to, load_saved, read_rows, write_atomically
 from tools.experiments import (
     COLLAPSE_SIGNS,
     THOUGHTS,
@@ -94,8 +94,8 @@ def launch(command: Command) -> str:
         same_base = started_from.is_file() and started_from.read_text() == base
         if not same_base:
             return f"{out_dir} may have started from other weights than those in base/; remove it"
-    started_from.write_text(base)
-    with log.open("a") as output:
+    write_atomically(started_from, base)
+    with append_to(log) as output:
         words = [sys.executable, *command.script, *command.arguments]
         code = subprocess.run(words, stdout=output, stderr=output).returncode
     return f"{out_dir.name}: failed with exit code {code}, see {log}" if code else ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from support.run_folder import replace_file
 from support.statistics import paired_bootstrap, wilson_interval
 
 Rows = list[dict]  # the rows of a curve, one for each seed; see tools/runs.py
@@ -74,7 +75,7 @@ def series(row: dict) -> dict[str, dict[int, float]]:
 
 def write_points(path: Path, curves: Curves) -> None:
     """Write a line for every value of every metric, seed and curve."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replace_file(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("curve", "seed", "iteration", "metric", "value"))
         for label, rows in curves.items():

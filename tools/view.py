@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dialogue import parse_response
-from support.run_folder import load_saved, read_rows
+from support.run_folder import load_saved, read_rows, write_atomically
 from tools.pictures import COLORS, LAYERS, cells_of, split_message
 from tools.view_curves import draw_curves, draw_warning_panel
 from tools.view_gif import draw_gif
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
         draw_curves(command.runs, path)
     else:
         path = run / "view.html"
-        path.write_text(fill_template(load_run(run)), encoding="utf-8")
+        write_atomically(path, fill_template(load_run(run)))
     print(f"wrote {path}; open {path.resolve().as_uri()}")
 
 

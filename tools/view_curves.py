@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from support.echo_trap import new_warnings
-from support.run_folder import load_saved, read_rows
+from support.run_folder import load_saved, read_rows, replace_file
 from support.statistics import wilson_interval
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")  # entropy: nats a token
@@ -36,7 +36,8 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
     draw_players(axes, players)
     axes.set(xlabel="iteration", ylabel="success on fixed prompts", ylim=(-0.02, 1.02))
     axes.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=150)
+    with replace_file(path, "wb") as file:
+        figure.savefig(file, dpi=150)
 
 
 def read_scores(run: Path) -> dict[str, list[int]]:
@@ -106,7 +107,8 @@ def draw_warning_panel(runs: Sequence[Path], path: Path) -> None:
             axes.set(ylabel=metric, yscale="log" if metric == "grad_norm" else "linear")
     plots[0, 0].legend(frameon=False)
     figure.supxlabel("\n".join(captions), fontsize=9)
-    figure.savefig(path, dpi=150)
+    with replace_file(path, "wb") as file:
+        figure.savefig(file, dpi=150)
 
 
 def find_early_signs(rows: list[dict]) -> list[tuple[int, str]]:

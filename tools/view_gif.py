@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from support.run_folder import replace_file
 from tools.pictures import COLORS, draw_board
 
 DPI = 200  # 1400 pixels wide: sharp at a width of 700 on dense screens
@@ -82,7 +83,15 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         height = max(height, sum(block.height() for block in frame.blocks))
     images = [render(frame, cells, height + 2 * MARGIN) for frame in frames]
     durations = [TURN_MS] * len(trajectory["turns"]) + [END_MS]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
+    with replace_file(path, "wb") as file:
+        images[0].save(
+            file,
+            format="GIF",
+            save_all=True,
+            append_images=images[1:],
+            duration=durations,
+            loop=0,
+        )
 
 
 def turn_frame(turn: dict) -> Frame:

@@ -1,0 +1,177 @@
+"""
+Tests of files that somebody else prepared: links in place of files, damaged and hostile content.
+
+    python -m pytest -q tests/test_hostile_files.py
+"""
+
+from configurator import Config, UserError
+
+import os
+
+import pytest
+from conftest import small_config
+
+import parallel
+from support.process import lock_folder
+from support.records import write_jsonl, write_samples
+from support.run_folder import (
+    append_to,
+    check_out_dir,
+    check_writable,
+    remove_partial_files,
+    replace_file,
+    write_atomically,
+    write_rows,
+)
+
+PLAIN = "cannot be written: it is a link or no plain file; remove it, or give another path"
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    parallel.init_distributed(small_config())
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A file outside of the folder that the tests write into."""
+    path = tmp_path / "target"
+    path.write_text("precious")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "out"
+    path.mkdir()
+    return path
+
+
+# ---------- links
+
+
+def append_a_line(path):
+    with append_to(path) as file:
+        file.write("line\n")
+
+
+def write_bytes(path):
+    with replace_file(path, "wb") as file:
+        file.write(b"\0")
+
+
+WRITERS = {
+    "replace text": lambda path: write_atomically(path, "new"),
+    "replace bytes": write_bytes,
+    "replace rows": lambda path: write_rows(path, [{}]),
+    "replace trajectories": lambda path: write_jsonl(path, {}),
+    "append": append_a_line,
+    "append trajectories": lambda path: write_jsonl(path, {}, mode="a"),
+    "append samples": lambda path: write_samples(path, 1, [], 1, None),
+    "check": check_writable,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "link to a device"])
+def test_nothing_is_written_through_a_link(writer, kind, folder, target):
+    path = folder / "scores.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link to a device":
+        path.symlink_to("/dev/null")
+    else:
+        path.symlink_to(target if kind == "link" else folder / "new")
+    with pytest.raises(UserError) as error:
+        WRITERS[writer](path)
+    assert str(error.value) == f"{path} {PLAIN}"
+    assert target.read_text() == "precious"
+    assert [entry.name for entry in folder.iterdir()] == ["scores.json"]
+
+
+def test_a_hard_link_is_replaced_and_never_appended_to(folder, target):
+    path = folder / "scores.json"
+    os.link(target, path)
+    with pytest.raises(UserError) as error:
+        append_a_line(path)
+    assert str(error.value) == f"{path} {PLAIN}"
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_the_lock_is_no_link(kind, folder, target):
+    path = folder / "lock"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(target)
+    else:
+        os.link(target, path)
+    with pytest.raises(UserError) as error, lock_folder(folder):
+        pass
+    assert str(error.value) == f"{path} {PLAIN}"
+    assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "best", "tensorboard/events", "policy"])
+def test_a_run_refuses_a_folder_with_links(name, folder, target):
+    (folder / "config.json").write_text('{"config": {}}')
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(target.parent if name in ("best", "policy") else target)
+    with pytest.raises(UserError) as error:
+        check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
+    sentence = "is a symbolic link, and a run writes through none; remove the link"
+    assert str(error.value) == f"{path} {sentence}"
+
+
+def test_the_old_name_of_a_partial_file_is_not_used(folder, target):
+    (folder / "config.json.partial").symlink_to(target)
+    write_atomically(folder / "config.json", "new")
+    assert target.read_text() == "precious"
+    assert (folder / "config.json").read_text() == "new"
+    remove_partial_files(folder)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert target.read_text() == "precious"
+
+
+# ---------- folders that cannot be written
+
+
+def test_a_folder_is_tried_before_the_work():
+    with pytest.raises(UserError) as error:
+        check_writable("/proc/scores.json")  # nobody can create a file there
+    sentence = str(error.value)
+    assert sentence.startswith("/proc/scores.json cannot be written ([Errno 2] ")
+
+
+def test_a_check_leaves_nothing_and_changes_nothing(folder):
+    path = folder / "scores.json"
+    check_writable(path)
+    assert list(folder.iterdir()) == []
+    path.write_text("old")
+    check_writable(str(path))
+    assert path.read_text() == "old"
+    with pytest.raises(UserError, match="cannot be written: it is a folder"):
+        check_writable(folder)
+    with pytest.raises(UserError, match="cannot be written: there is no folder"):
+        check_writable(folder / "none" / "scores.json")
+
+
+# ---------- the lock
+
+
+def test_a_lock_that_was_deleted_by_hand_still_holds(folder):
+    with lock_folder(folder):
+        (folder / "lock").unlink()
+        (folder / "config.json").write_text("{}")
+        with pytest.raises(UserError) as error, lock_folder(folder):
+            pass
+        assert str(error.value) == (
+            f"out_dir={str(folder)!r} is in use by a process whose lock file was deleted; "
+            "end that process, or give another --out_dir"
+        )
+    with lock_folder(folder):  # free again
+        pass
