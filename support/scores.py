@@ -15,6 +15,7 @@ from parallel import rank
 from rollout import Trajectory, summarize
 from support.records import write_jsonl
 from support.run_folder import write_atomically
+from support.seeds import pool_seeds
 from support.statistics import paired_bootstrap, pass_at_k, wilson_interval
 
 # Metrics in the columns after success and pass@k -> heading.
@@ -111,13 +112,16 @@ def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
     return wilson_interval(num_prompts * rate, num_prompts)
 
 
-def differences(rows: dict[str, Scores], reference: str) -> str:
+def differences(
+    rows: dict[str, Scores], reference: str, folders: dict[str, str] | None = None
+) -> str:
     """Success of each row minus that of the reference row, paired by prompt, in %.
 
-    Each line has a 95 % bootstrap interval. If several rows are models, the last line treats them
-    as seeds of one method.
+    Each line has a 95 % bootstrap interval. Models whose runs differ in the seed alone get another
+    line together. A sentence says which models cannot be pooled, and why.
 
-    Args: reference: the beginning of a row's name.
+    Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
+        if the two differ.
     Raises: UserError if no row's name begins so, or if the rows played different prompts."""
     matches = [name for name in rows if name.startswith(reference)]
     if not matches:
@@ -138,13 +142,16 @@ def differences(rows: dict[str, Scores], reference: str) -> str:
 
     compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
     models = [name for name in compared if "entropy" in rows[name].metrics]  # players have none
-    if len(models) > 1:
-        compared[f"all {len(models)} models, as seeds"] = models
+    pools = pool_seeds({name: (folders or {}).get(name, name) for name in models})
+    for seeds in pools.seeds:
+        compared[f"{len(seeds)} seeds: {', '.join(seeds)}"] = seeds
     lines = [f"success - {reference}, paired by prompt, % [95 % bootstrap]:"]
     for label, names in compared.items():
         seeds = np.stack([rates[name] for name in names])  # (S, n)
         mean, low, high = paired_bootstrap(seeds, rates[reference][None])
         lines.append(f"  {label}: {100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
+    if len(models) > 1:
+        lines += [f"  {note}" for note in pools.notes]
     return "\n".join(lines)
 
 
@@ -156,6 +163,7 @@ class ScoreReport:
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
+        self.folders: dict[str, str] = {}  # title -> name of the row, the folder of a model
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:
@@ -164,6 +172,7 @@ class ScoreReport:
         if title in self.rows:  # tools.replay may read a file with two evaluations
             title += f" ({len(self.rows) + 1})"
         self.rows[title] = row.scores
+        self.folders[title] = row.name
         if self.options["jsonl"] and rank() == 0:
             mode = "w" if len(self.rows) == 1 else "a"
             write_jsonl(self.options["jsonl"], {row.name: row.scores}, row.tokenizer, mode)
@@ -182,7 +191,7 @@ class ScoreReport:
         if self.options["json"] and rank() == 0:
             self._write_json(Path(self.options["json"]))
         if self.options["against"]:  # last, because a wrong name raises an error
-            print(differences(self.rows, self.options["against"]))
+            print(differences(self.rows, self.options["against"], self.folders))
 
     def _write_json(self, path: Path) -> None:
         rows = {}

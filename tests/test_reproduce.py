@@ -278,7 +278,7 @@ def test_what_is_shown_is_made_from_the_rows(tmp_path, monkeypatch):
 
 def test_rates_in_readme_are_those_of_the_rows():
     curves = {"frozenlake_ppo": curve_of("learning", "frozenlake_ppo")}
-    rows = reproduce.rows_of(curves, "tiny", [0, 1, 2])["frozenlake_ppo"]
+    rows = reproduce.rows_of(curves, "tiny")["frozenlake_ppo"]
     wins = tables.wins_of_run(rows)
     del wins["optimal, 2 a turn"], wins["optimal, 5 a turn"]
     readme = (ROOT / "README.md").read_text()
@@ -318,7 +318,7 @@ def test_table_by_hand(results):
         cpu_s_per_iteration=2.5,
         first_warning=[2, "low"],
     )
-    found = reproduce.rows_of(reproduce.FIGURES["learning"].curves, "tiny", [0, 1, 2])
+    found = reproduce.rows_of(reproduce.FIGURES["learning"].curves, "tiny")
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
@@ -361,7 +361,7 @@ def test_points_of_two_seeds(results, monkeypatch):
     write_row(results, "bandit", trained, 1, **changes)
     drawn = []
     monkeypatch.setattr(plots, "plot", lambda path, *_: drawn.append(path.name))
-    reproduce.show("fig6", "tiny", [0, 1])
+    reproduce.show("fig6", "tiny")
     lines = (results / "fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
     # seed 0: start, one evaluation, and the first of two iterations of each metric

@@ -37,7 +37,7 @@ FLOORS = (
     "grids dialogue model engines.* worlds.* support.metrics",
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
-    " support.collapse support.log",
+    " support.collapse support.log support.seeds",
     "eval",
     "support.report support.run",
     "train tools.*",

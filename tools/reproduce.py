@@ -20,12 +20,13 @@ from configurator import Config, UserError, load_config, run_main
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
 from support.run_folder import write_atomically
+from support.seeds import without_seed
 from tools import plots, runs, tables
 from tools.experiments import (
     FIGURES,
@@ -80,7 +81,7 @@ def main(argv: list[str]) -> None:
         return
     failures = run_all(todo, options["jobs"] or SCALES[scale].jobs)
     for name in names:
-        print(show(name, scale, seeds))
+        print(show(name, scale))
     if failures:
         raise UserError("; ".join(failures))
 
@@ -182,18 +183,13 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     return config.num_iterations * iteration_s / 3600
 
 
-def without_seed(config: Config) -> Config:
-    """The settings with seed 0, without the seed in the path of the model of an SFT stage."""
-    return replace(config, seed=0, model=config.model.replace(f"_s{config.seed}/", "/"))
-
-
 # ---------- show
 
 
-def show(name: str, scale: str, seeds: Sequence[int]) -> str:
+def show(name: str, scale: str) -> str:
     """Write table, points and pictures of the finished runs of a figure. Returns: the table."""
     figure = FIGURES[name]
-    found = rows_of(figure.curves, scale, seeds)
+    found = rows_of(figure.curves, scale)
     suffix = "" if scale == "tiny" else f"_{scale}"
     title = f"{name}, {scale}: {figure.title}"
     picture = runs.RESULTS / f"{name}{suffix}.png"
@@ -211,14 +207,15 @@ def show(name: str, scale: str, seeds: Sequence[int]) -> str:
     return text
 
 
-def rows_of(curves: dict[str, Curve], scale: str, seeds: Sequence[int]) -> dict[str, list[dict]]:
-    """Label -> rows of its finished runs with these seeds, or any other in docs/results/runs/."""
+def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
+    """Label -> rows of its finished runs with any seed: those whose settings differ in it alone."""
     rows = runs.finished_rows()
-    all_seeds = sorted({*seeds, *(config.seed for config in rows)})
     found = {}
     for label, curve in curves.items():
-        configs = [settings_of(curve, scale, seed) for seed in all_seeds]
-        found[label] = [rows[config] for config in configs if config in rows]
+        method = without_seed(settings_of(curve, scale, seed=0))
+        configs = [config for config in rows if without_seed(config) == method]
+        configs.sort(key=lambda config: config.seed)
+        found[label] = [rows[config] for config in configs]
     return found
 
 

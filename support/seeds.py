@@ -1,0 +1,88 @@
+"""Which models are seeds of one method? Those of runs whose settings differ in the seed alone."""
+
+from configurator import Config, UserError
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from support.run_folder import load_saved
+
+
+class Method(NamedTuple):
+    """What models must have in common to be seeds of one method."""
+
+    folder: str  # name of the model's folder; policy/ (the last) and best/ are not comparable
+    settings: Config  # without seed
+
+
+class Pools(NamedTuple):
+    """Models sorted by method."""
+
+    seeds: list[list[str]]  # names of at least two models each, with different seeds
+    notes: list[str]  # a sentence about each model that cannot be pooled with the others
+
+
+def pool_seeds(models: dict[str, str]) -> Pools:
+    """Put the models together that are seeds of one method.
+
+    Args: models: name -> folder, such as out/sokoban/policy, or name on a hub. The settings are
+        those of config.json in the folder of the run, out/sokoban.
+    """
+    pools: dict[Method, dict[int, str]] = {}  # method -> seed -> name
+    notes = []
+    for name, folder in models.items():
+        settings = settings_of_model(folder)
+        if settings is None:
+            notes.append(
+                f"{name} is not pooled with others: no config.json says how it was trained"
+            )
+            continue
+        method = Method(Path(folder).name, without_seed(settings))
+        seeds = pools.setdefault(method, {})
+        if settings.seed in seeds:
+            twin = seeds[settings.seed]
+            notes.append(f"{name} is not pooled with others: settings and seed are those of {twin}")
+        else:
+            seeds[settings.seed] = name
+    notes += _differences(pools)
+    names = [list(seeds.values()) for seeds in pools.values()]
+    return Pools([pool for pool in names if len(pool) > 1], notes)
+
+
+def without_seed(config: Config) -> Config:
+    """The settings that all seeds of a method share. Seed and out_dir are those of seed 0.
+
+    A run after SFT starts from the model of an SFT run with the same seed. So `_s1` is left out of
+    a path such as out/sft_s1/model.
+    """
+    model = config.model.replace(f"_s{config.seed}/", "/")
+    return replace(config, seed=0, out_dir="", model=model)
+
+
+def settings_of_model(folder: str) -> Config | None:
+    """The settings of the run that trained a model; None if there are none."""
+    try:
+        return load_saved(Path(folder).parent / "config.json")
+    except UserError:  # missing, or the config.json of another program
+        return None
+
+
+def _differences(pools: dict[Method, dict[int, str]]) -> list[str]:
+    """A sentence about each method but the first: in what it differs from the first."""
+    sentences = []
+    for method, seeds in list(pools.items())[1:]:
+        first_method, first_seeds = next(iter(pools.items()))
+        keys = _changed_keys(first_method, method)
+        name = next(iter(seeds.values()))
+        first_name = next(iter(first_seeds.values()))
+        sentences.append(f"{name} is no seed of {first_name}: they differ in {', '.join(keys)}")
+    return sentences
+
+
+def _changed_keys(a: Method, b: Method) -> Sequence[str]:
+    before = asdict(a.settings)
+    after = asdict(b.settings)
+    keys = [key for key in before if before[key] != after[key]]
+    return keys or ["the folder (policy/ is the last policy, best/ the best so far)"]
