@@ -8,7 +8,6 @@ sample from softmax(logits / temperature).
 
 from configurator import Config, UserError
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -21,11 +20,7 @@ from engines.sample import Sample, Seed
 from engines.torch_engine import TorchEngine
 from engines.vllm_engine import VLLMEngine, failure_reason
 from model import pick_dtype
-
-VLLM_HINT = (
-    "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
-    "--engine=torch; on a laptop add config/tiny.py, which selects the torch engine"
-)
+from support.available import VLLM_HINT
 
 
 class Engine(Protocol):
@@ -69,12 +64,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the resources of the engine. No other call may follow."""
-
-
-def check_installed(config: Config) -> None:
-    """Check that vLLM is installed if the config selects it. Raises: UserError."""
-    if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
 
 
 def make_engine(config: Config, model: Qwen2ForCausalLM, chat: Chat) -> Engine:

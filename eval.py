@@ -16,19 +16,22 @@ NAME. --json=PATH writes the scores, --jsonl=PATH the trajectories. `python -m t
 scores a model behind an API. `python -m tools.replay` executes recorded trajectories again.
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, run_main
+
+from support.arguments import PLAYERS, Job, read_eval, scored_envs
+
+if __name__ == "__main__":
+    run_main(read_eval)  # answers mistakes before the slow imports
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain, product, takewhile
-from pathlib import Path
+from dataclasses import replace
+from itertools import chain, product
 
 import numpy as np
 from tqdm import tqdm
 
 from dialogue import Chat, format_response, reference_actions
 from engine import Engine, make_engine
-from envs import mixture_at
 from model import Policy, load_model
 from parallel import (
     collect_all,
@@ -50,37 +53,16 @@ from rollout import (
     split_by_context,
     without_errors,
 )
-from support.run_folder import check_writable, load_saved
 from support.scores import Row, ScoreReport, Scores, score
 
 SEED_EVAL = 21  # purpose number of the random streams
-PLAYERS = ("random", "greedy", "optimal")
-OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
-OTHER_COMMANDS = {  # options that other commands have
-    "--api_base": "python -m tools.api_models",
-    "--api_model": "python -m tools.api_models",
-    "--repeat": "python -m tools.replay RUN --record=PATH",
-}
 
 
 # ---------- the command
 
 
-@dataclass
-class Job:
-    """The arguments of the command line."""
-
-    config: Config
-    options: dict  # a value for each key of OPTIONS
-    models: list[str]  # the models to score: names or folders
-
-
 def main(argv: list[str]) -> None:
-    for arg in argv:
-        option = arg.split("=")[0]
-        if option in OTHER_COMMANDS:
-            raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
-    job = read_arguments(argv, OPTIONS)
+    job = read_eval(argv)
     report_rows(job, model_rows(job), player_rows(job))
 
 
@@ -91,64 +73,6 @@ def report_rows(job: Job, *sources: Iterable[Row]) -> None:
     for row in chain(*sources):
         report.add(row)
     report.finish()
-
-
-def read_arguments(
-    argv: list[str], options: dict, *, default_model: bool = True, score_runs: bool = True
-) -> Job:
-    """Read run folders, config files and options.
-
-    Args:
-        options: the legal options with their defaults.
-        default_model: True to score the config's model if neither runs nor players are given.
-        score_runs: True to score the policies of the given runs; False to use the first run only
-            for its settings.
-    Raises: UserError for an illegal value or combination."""
-    runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
-    for arg in argv[len(runs) :]:
-        if not arg.startswith("-") and not arg.endswith(".py"):
-            problem = "comes too late" if Path(arg).is_dir() else "is not a folder"
-            raise UserError(
-                f"{arg} {problem}; expected folders of runs first, then config/name.py files "
-                "and --key=value"
-            )
-    base = load_saved(runs[0]) if runs else None
-    config, options, sources = load_config(argv[len(runs) :], extra=options, base=base)
-    for player in filter(None, options["player"].split(",")):
-        if player not in PLAYERS:
-            raise UserError(f"player must be one of {', '.join(PLAYERS)}, got {player!r}")
-    if options["samples"] < 1:
-        raise UserError(f"samples must be 1 or more, got {options['samples']}")
-    for key in ("json", "jsonl"):
-        if options[key]:
-            check_writable(options[key])
-    if sources["num_samples"] == "command line":
-        raise UserError(
-            "num_samples is a setting of train.py; eval.py has --samples=N, which plays every "
-            "prompt N times"
-        )
-    env_key = "eval_env" if config.eval_env else "env"
-    env = getattr(config, env_key)
-    if runs and ".py" in env and sources[env_key] == "default":
-        raise UserError(f"{runs[0]} names code to run; if you trust it, add --{env_key}={env}")
-
-    models = [str(policy_of(run)) for run in runs] if score_runs else []
-    names_model = sources["model"] == "command line"
-    if names_model or (default_model and not runs and not options["player"]):
-        models = config.model.split(",")
-    return Job(config, options, models)
-
-
-def policy_of(run: str | Path) -> Path:
-    """The folder of a run's policy: the last policy of a complete run, else the best so far."""
-    for name in ("policy", "best"):
-        folder = Path(run, name)
-        if folder.is_dir():
-            return folder
-    raise UserError(
-        f"{run} holds no policy/ or best/; train.py writes them at the end and at the best "
-        "evaluation"
-    )
 
 
 def model_rows(job: Job) -> Iterator[Row]:
@@ -178,11 +102,6 @@ def player_rows(job: Job) -> Iterator[Row]:
 
 
 # ---------- policies
-
-
-def scored_envs(config: Config) -> list[str]:
-    """The environments to evaluate in: those of eval_env, or else of env's last stage."""
-    return list(mixture_at(config.eval_env or config.env, None))
 
 
 def evaluate_all(

@@ -10,7 +10,6 @@ Shapes: T tokens of a packed row, R of them sampled (response) tokens, H hidden 
 from configurator import UserError
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
+from support.available import find_model
 
 disable_progress_bar()  # of transformers, because loading and saving take only seconds
 
@@ -312,7 +312,7 @@ def load_model(
     Raises: UserError if the folder is missing or broken, the download fails, or the model is not
         of the Qwen2 family.
     """
-    path = _folder_or_hub_name(name)
+    path = find_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(
@@ -328,26 +328,3 @@ def load_model(
     if kind != "qwen2":
         raise UserError(f"model={path!r} is of type {kind!r}; expected the Qwen2 family")
     return model.to(device), tokenizer
-
-
-def _folder_or_hub_name(name: str) -> str:
-    """The checked folder of a local model, or the unchanged name of a model on the hub."""
-    if name == "tiny":
-        raise UserError(
-            "model='tiny' has random weights, which only tools/sft.py trains; "
-            "give --model=base, the model of a run, or --model=PATH"
-        )
-    if name == "base":
-        name = str(Path(__file__).with_name("base"))
-    looks_local = name.startswith((".", "/", "~", "out/")) or "/" not in name
-    if not looks_local and not Path(name).is_dir():
-        return name
-    folder = os.path.expanduser(name)
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"model={folder!r} is not a model folder: it has no config.json")
-    for inner in ("policy", "best", "model"):
-        if Path(folder, inner, "config.json").is_file():
-            raise UserError(
-                f"model={folder!r} is the folder of a run; give its model, {folder}/{inner}"
-            )
-    return folder

@@ -14,7 +14,12 @@ settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C en
 current iteration, with exit code 75 (docs/faults.md).
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, UserError, run_main
+
+from support.arguments import read_train
+
+if __name__ == "__main__":
+    run_main(read_train)  # answers mistakes before the slow imports
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -29,13 +34,12 @@ from tqdm import tqdm
 import parallel
 import starpo
 from dialogue import Chat
-from engine import Engine, check_installed
+from engine import Engine
 from envs import mixture_at
-from eval import evaluate_all, scored_envs
+from eval import evaluate_all
 from packing import PackedBatch, pack
 from rollout import (
     Trajectory,
-    make_episode,
     split_by_context,
     summarize,
     unmask,
@@ -63,12 +67,9 @@ MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 def main(argv: list[str]) -> None:
-    config, options, sources = load_config(argv, extra={"take_config": False})
+    config, _, sources = read_train(argv)
     device, dtype = parallel.init_distributed(config)
-    check_installed(config)
-    for env in (*mixture_at(config.env, 0), *scored_envs(config)):
-        make_episode(config, env)  # report a wrong environment before the model is loaded
-    with open_run(config, sources, take_config=options["take_config"]) as run:
+    with open_run(config, sources) as run:
         if not run.is_finished():
             train(run, device, dtype)
 

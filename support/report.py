@@ -9,7 +9,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from eval import reference_rows, scored_envs
+from eval import reference_rows
+from support.arguments import scored_envs
 from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.scores import Scores, score_table

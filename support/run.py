@@ -24,7 +24,6 @@ from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.records import write_jsonl, write_samples
 from support.run_folder import (
     DISK_ADVICE,
-    check_out_dir,
     read_rows,
     remove_partial_files,
     save_config,
@@ -34,12 +33,11 @@ from support.scores import Scores
 
 
 @contextmanager
-def open_run(config: Config, sources: dict[str, str], *, take_config: bool) -> Iterator["Run"]:
+def open_run(config: Config, sources: dict[str, str]) -> Iterator["Run"]:
     """The run in config.out_dir. No other process can use the folder until the context ends.
 
     The process exits with EXIT_INTERRUPTED if a signal interrupted the run.
-    Raises: UserError if the folder is in use, or holds files that are not of this run."""
-    check_out_dir(config, accept_changes=take_config, flag="--take_config=True")
+    Raises: UserError if the folder is in use."""
     out_dir = Path(config.out_dir)
     with (
         lock_folder(out_dir),

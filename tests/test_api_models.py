@@ -17,6 +17,7 @@ import time
 import urllib.request
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from conftest import small_config
@@ -36,7 +37,7 @@ from tools import api_models, replay
 
 pytestmark = pytest.mark.slow
 
-ROOT = evaluation.Path(evaluation.__file__).parent
+ROOT = Path(evaluation.__file__).parent
 LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
 GOOD = "<answer>Right || Down</answer>"
 

@@ -289,7 +289,8 @@ def test_countdown_dialogue():
 
 @pytest.mark.slow
 def test_countdown_players_and_demonstrations(chat):
-    from eval import PLAYERS, play_reference
+    from eval import play_reference
+    from support.arguments import PLAYERS
     from tools.demonstrations import demonstration
 
     files = [str(ROOT / "config" / name) for name in ("countdown_ppo.py", "tiny.py")]

@@ -10,6 +10,7 @@ from configurator import UserError, load_config
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from engine import make_engine
 from eval import play_reference
 from grids import FrozenLake
 from rollout import Trajectory, Turn, make_episode, summarize
+from support.arguments import PLAYERS, policy_of
 from support.records import trajectory_record, write_jsonl
 from support.run_folder import save_config
 from support.scores import Scores, differences, score, score_table, success_interval
@@ -32,7 +34,7 @@ from tools import replay
 
 pytestmark = pytest.mark.slow
 
-ROOT = evaluation.Path(evaluation.__file__).parent
+ROOT = Path(evaluation.__file__).parent
 LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
 CLOSED_LOOP = [f"{player}, closed loop" for player in ("random", "greedy", "optimal")]
 
@@ -50,7 +52,7 @@ def test_players_rank_as_they_should():
     config = evaluation.reference_settings(config)["random, closed loop"]
     assert (config.max_turns, config.actions_per_turn, config.actions_per_traj) == (10, 1, 10)
     rates = {}
-    for player in evaluation.PLAYERS:
+    for player in PLAYERS:
         played = play_reference(config, player)
         assert [trajectory.seed for trajectory in played] == [(i,) for i in range(64)]
         for trajectory in played:
@@ -331,9 +333,9 @@ def run(tmp_path, trained_folder):
 
 
 def test_the_policy_of_a_run_is_the_last_else_the_best(run):
-    assert evaluation.policy_of(run) == run / "best"
+    assert policy_of(run) == run / "best"
     (run / "policy").mkdir()
-    assert evaluation.policy_of(run) == run / "policy"
+    assert policy_of(run) == run / "policy"
 
 
 def test_eval_of_a_run(run, tmp_path, trained_model, chat, capsys):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-import eval as evaluation
+from support.arguments import SCORING_OPTIONS
 from tools import reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,7 +114,7 @@ def test_commands_parse(line, monkeypatch):
         load_config(arguments, extra={"take_config": False, "export": ""})
     if script in ("eval", "tools.api_models", "tools.replay"):
         runs = [*takewhile(lambda word: word.startswith("out/"), arguments)]
-        extra = {**evaluation.OPTIONS, "api_base": "", "api_model": "", "record": ""}
+        extra = {**SCORING_OPTIONS, "api_base": "", "api_model": "", "record": ""}
         load_config(arguments[len(runs) :], extra=extra)
     if script == "tools.bench":
         bench = importlib.import_module(script)

@@ -4,6 +4,7 @@ Run with:  python -m pytest -q tests/test_replay.py
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import small_config
@@ -18,7 +19,7 @@ from tools import replay
 
 pytestmark = pytest.mark.slow
 
-ROOT = evaluation.Path(evaluation.__file__).parent
+ROOT = Path(evaluation.__file__).parent
 LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
 
 

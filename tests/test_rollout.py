@@ -27,7 +27,7 @@ import envs
 import parallel
 import rollout
 from dialogue import TurnRecord
-from engine import Sample, check_installed, make_engine
+from engine import Sample, make_engine
 from engines.torch_engine import sample_tokens
 from rollout import (
     Chat,
@@ -38,6 +38,7 @@ from rollout import (
     summarize,
     unmask,
 )
+from support.available import check_installed
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
 OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))

@@ -33,11 +33,12 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data ta
 # A module imports from lower floors, and from modules of its own package on its own floor.
 FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap",
-    "envs starpo support.run_folder worlds.planners worlds.sokoban_rooms",
+    "envs starpo support.run_folder support.available worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics",
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
-    " support.collapse support.log support.seeds",
+    " support.collapse support.log support.seeds"
+    " support.arguments",
     "eval",
     "support.report support.run",
     "train tools.*",

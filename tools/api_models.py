@@ -10,6 +10,11 @@ environments have no time limit in them. The server limits the context, not max_
 
 from configurator import Config, UserError, run_main
 
+from support.arguments import Job, read_api_models, scored_envs
+
+if __name__ == "__main__":
+    run_main(read_api_models)  # answers mistakes before the slow imports
+
 import json
 import os
 import time
@@ -23,17 +28,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 
-from eval import (
-    OPTIONS,
-    SEED_EVAL,
-    Job,
-    model_rows,
-    player_rows,
-    progress_bar,
-    read_arguments,
-    report_rows,
-    scored_envs,
-)
+from eval import SEED_EVAL, model_rows, player_rows, progress_bar, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.scores import Row, Scores, score
 
@@ -43,14 +38,7 @@ TIMEOUT_S = 120.0  # time limit of one attempt
 
 
 def main(argv: list[str]) -> None:
-    options = {**OPTIONS, "api_base": "", "api_model": ""}
-    job = read_arguments(argv, options, default_model=False)
-    url = job.options["api_base"]
-    if not url or not job.options["api_model"]:
-        given = " ".join(argv) or "nothing"
-        raise UserError(f"api_base and api_model must be given together; got {given}")
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"api_base must begin with http:// or https://, got {url!r}")
+    job = read_api_models(argv)
     report_rows(job, model_rows(job), api_rows(job), player_rows(job))
 
 

@@ -17,28 +17,20 @@ take part if they are installed.
 
 from configurator import Config, UserError, load_config, run_main
 
+import importlib
 import json
 from dataclasses import replace
 
-import torch
-
-import parallel
 from support.run_folder import check_writable, write_atomically
-from tools.bench_gpu import gpu
-from tools.bench_head import head
-from tools.bench_iteration import iteration, scale
 from tools.bench_measure import RANDOM_MODEL
-from tools.bench_rollout import rollout
-from tools.bench_update import update
-from tools.tiny_model import build_tiny
 
-BENCHMARKS = {
-    "rollout": rollout,
-    "update": update,
-    "iteration": iteration,
-    "head": head,
-    "scale": scale,
-    "gpu": gpu,
+BENCHMARKS = {  # name of a benchmark -> the module with the function of this name
+    "rollout": "tools.bench_rollout",
+    "update": "tools.bench_update",
+    "iteration": "tools.bench_iteration",
+    "head": "tools.bench_head",
+    "scale": "tools.bench_iteration",
+    "gpu": "tools.bench_gpu",
 }
 SETTINGS = (
     "config/frozenlake_grpo.py",
@@ -54,13 +46,20 @@ OPTIONS = {
 
 def main(argv: list[str]) -> None:
     name, config, options = read_arguments(argv)
+    # Imported late, because these imports take seconds and mistakes are answered before.
+    import torch
+
+    import parallel
+    from tools.tiny_model import build_tiny
+
     if name == "gpu":
         config = replace(config, device="cuda", num_threads=0)
     parallel.init_distributed(config)
     random_model, tokenizer = build_tiny(config.seed, config.tiny_shape)
     random_model.save_pretrained(RANDOM_MODEL)
     tokenizer.save_pretrained(RANDOM_MODEL)
-    rows = BENCHMARKS[name](config, options["repeats"])
+    benchmark = getattr(importlib.import_module(BENCHMARKS[name]), name)
+    rows = benchmark(config, options["repeats"])
     if options["json"]:
         record = {"command": argv, "torch": torch.__version__, "rows": rows}
         write_atomically(options["json"], json.dumps(record) + "\n")

@@ -14,9 +14,6 @@ import sys
 import time
 from functools import partial
 
-import torch
-
-from model import chunked_logprobs
 from tools.bench_measure import Rows, compare
 
 NUM_POSITIONS = 2048
@@ -51,6 +48,10 @@ def measure_head(
         rows: Positions.
         vocabulary: Columns of the head.
     """
+    import torch
+
+    from model import chunked_logprobs
+
     hidden = torch.randn(rows, WIDTH, requires_grad=True)
     weight = (torch.randn(vocabulary, WIDTH) * 0.02).requires_grad_()
     weight.grad = torch.zeros_like(weight).fill_(0)  # writes to all pages before the measurement
@@ -75,6 +76,8 @@ def main(argv: list[str]) -> None:
     if len(argv) != 1 or not argv[0].isdecimal():
         given = " ".join(argv) or "nothing"
         raise UserError(f"give the number of columns at a time, 0 for full logits; got {given}")
+    import torch  # late, because it takes seconds
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(json.dumps(measure_head(int(argv[0]))))

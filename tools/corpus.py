@@ -30,7 +30,6 @@ from grids import Sokoban
 from rollout import Conversation, Trajectory
 from tools.demonstrations import recite
 from tools.drills import Drill, draw_questions
-from tools.tiny_model import build_tiny_tokenizer
 
 SEED_CORPUS = 14  # purpose number of the random streams
 
@@ -229,6 +228,8 @@ def main(argv: list[str]) -> None:
     config, options, _ = load_config(["config/base.py", *argv], extra={"packs": 600})
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
+    from tools.tiny_model import build_tiny_tokenizer  # it imports torch, which takes seconds
+
     chat = Chat(build_tiny_tokenizer())
     documents_of = defaultdict(list)  # by stage, environment and kind
     for step in range(options["packs"]):

@@ -8,13 +8,18 @@ replies and copies the entropy. It fails if a trajectory differs from its record
 
 from configurator import Config, UserError, run_main
 
+from support.arguments import Job, read_replay, scored_envs
+
+if __name__ == "__main__":
+    run_main(read_replay)  # answers mistakes before the slow imports
+
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from eval import OPTIONS, Job, read_arguments, reference_settings, report_rows, scored_envs
+from eval import reference_settings, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.records import trajectory_record
 from support.scores import Row, Scores, score
@@ -24,12 +29,7 @@ TURN_KEYS = {"response", "tokens", "surprise"}
 
 
 def main(argv: list[str]) -> None:
-    job = read_arguments(argv, {**OPTIONS, "record": ""}, default_model=False, score_runs=False)
-    if not job.options["record"]:
-        given = " ".join(argv) or "nothing"
-        raise UserError(f"give --record=PATH, a file of eval.py --jsonl or of a run; got {given}")
-    if job.models or job.options["player"] or job.options["samples"] > 1:
-        raise UserError("tools.replay takes no model, player or samples; it only plays the record")
+    job = read_replay(argv)
     report_rows(job, replayed_rows(job))
 
 

@@ -16,7 +16,12 @@ their gradients. An interrupted run continues from out_dir. Probes on held-out b
 well the model plays and reads.
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import Config, UserError, run_main
+
+from support.arguments import read_sft
+
+if __name__ == "__main__":
+    run_main(read_sft)  # answers mistakes before the slow imports
 
 import json
 import math
@@ -33,12 +38,11 @@ from tqdm import tqdm
 
 import parallel
 from dialogue import Chat
-from envs import env_specs
 from eval import progress_bar
 from model import Policy, load_model
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
-from support.run_folder import check_out_dir, check_writable, save_config, write_rows
+from support.run_folder import save_config, write_rows
 from tools.corpus import documents
 from tools.demonstrations import demonstration, read_demonstrations, write_demonstrations
 from tools.probes import base_report, probe
@@ -51,16 +55,8 @@ WARMUP_STEPS = 20
 
 
 def main(argv: list[str]) -> None:
-    config, options, sources = load_config(argv, extra={"export": ""})
-    if not config.sft_steps:
-        raise UserError(
-            "nothing to do: sft_steps is 0; "
-            "give --sft_steps=N, or config/base.py for the tiny model"
-        )
-    if len(env_specs(config.env)) > 1:
-        raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
+    config, options, sources = read_sft(argv)
     if options["export"]:
-        check_writable(options["export"])
         _, tokenizer = load_model(config.model)
         count = write_demonstrations(options["export"], config, Chat(tokenizer))
         print(f"wrote {options['export']}: {count} demonstrations")
@@ -72,7 +68,6 @@ def main(argv: list[str]) -> None:
             f"sft_batch_size ({config.sft_batch_size}) is less than the number of processes "
             f"({ranks})"
         )
-    check_out_dir(config)
     train(config, sources, device)
 
 

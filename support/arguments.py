@@ -1,0 +1,181 @@
+"""The command lines of the scripts that import torch, which takes seconds.
+
+Such a script reads its command line twice: before its slow imports, so that a mistake is answered
+within a second, and in its `main`. The functions check all that needs no torch: the settings, the
+environments, the folders of models and runs. All raise UserError for what is wrong.
+"""
+
+from configurator import Config, UserError, load_config
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from envs import env_specs, mixture_at
+from rollout import make_episode
+from support.available import check_installed, find_model
+from support.run_folder import check_out_dir, check_writable, load_saved
+
+PLAYERS = ("random", "greedy", "optimal")
+SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
+OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
+    "--api_base": "python -m tools.api_models",
+    "--api_model": "python -m tools.api_models",
+    "--repeat": "python -m tools.replay RUN --record=PATH",
+}
+
+
+# ---------- training
+
+
+def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
+    """The command line of train.py. Returns: as `load_config`."""
+    config, options, sources = load_config(argv, extra={"take_config": False})
+    check_installed(config)
+    check_envs(config, [*mixture_at(config.env, 0), *scored_envs(config)])
+    find_model(config.model)
+    check_out_dir(config, accept_changes=options["take_config"], flag="--take_config=True")
+    return config, options, sources
+
+
+def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
+    """The command line of tools/sft.py. Returns: as `load_config`."""
+    config, options, sources = load_config(argv, extra={"export": ""})
+    if not config.sft_steps:
+        raise UserError(
+            "nothing to do: sft_steps is 0; "
+            "give --sft_steps=N, or config/base.py for the tiny model"
+        )
+    if len(env_specs(config.env)) > 1:
+        raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
+    if options["export"]:
+        check_writable(options["export"])
+    else:
+        check_out_dir(config)
+    if config.model != "tiny" or options["export"]:
+        find_model(config.model)
+    return config, options, sources
+
+
+def scored_envs(config: Config) -> list[str]:
+    """The environments to evaluate in: those of eval_env, or else of env's last stage."""
+    return list(mixture_at(config.eval_env or config.env, None))
+
+
+def check_envs(config: Config, envs: Iterable[str]) -> None:
+    """Check that these environments can draw their instances, before a model is loaded."""
+    for env in envs:
+        make_episode(config, env)
+
+
+# ---------- scoring
+
+
+@dataclass
+class Job:
+    """What to score: the arguments of eval.py and of the scripts that share its options."""
+
+    config: Config
+    options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
+    models: list[str]  # the models to score: names or folders
+
+
+def read_eval(argv: list[str]) -> Job:
+    """The command line of eval.py."""
+    for arg in argv:
+        option = arg.split("=")[0]
+        if option in OTHER_COMMANDS:
+            raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
+    return read_scoring(argv, SCORING_OPTIONS)
+
+
+def read_api_models(argv: list[str]) -> Job:
+    """The command line of tools/api_models.py."""
+    options = {**SCORING_OPTIONS, "api_base": "", "api_model": ""}
+    job = read_scoring(argv, options, default_model=False)
+    url = job.options["api_base"]
+    if not url or not job.options["api_model"]:
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"api_base and api_model must be given together; got {given}")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"api_base must begin with http:// or https://, got {url!r}")
+    return job
+
+
+def read_replay(argv: list[str]) -> Job:
+    """The command line of tools/replay.py."""
+    options = {**SCORING_OPTIONS, "record": ""}
+    job = read_scoring(argv, options, default_model=False, score_runs=False)
+    if not job.options["record"]:
+        given = " ".join(argv) or "nothing"
+        raise UserError(f"give --record=PATH, a file of eval.py --jsonl or of a run; got {given}")
+    if job.models or job.options["player"] or job.options["samples"] > 1:
+        raise UserError("tools.replay takes no model, player or samples; it only plays the record")
+    return job
+
+
+def read_scoring(
+    argv: list[str], options: dict, *, default_model: bool = True, score_runs: bool = True
+) -> Job:
+    """Read run folders, config files and options.
+
+    Args:
+        options: the legal options with their defaults.
+        default_model: True to score the config's model if neither runs nor players are given.
+        score_runs: True to score the policies of the given runs; False to use the first run only
+            for its settings.
+    """
+    runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
+    for arg in argv[len(runs) :]:
+        if not arg.startswith("-") and not arg.endswith(".py"):
+            problem = "comes too late" if Path(arg).is_dir() else "is not a folder"
+            raise UserError(
+                f"{arg} {problem}; expected folders of runs first, then config/name.py files "
+                "and --key=value"
+            )
+    base = load_saved(runs[0]) if runs else None
+    config, options, sources = load_config(argv[len(runs) :], extra=options, base=base)
+    _check_scoring_options(options)
+    if sources["num_samples"] == "command line":
+        raise UserError(
+            "num_samples is a setting of train.py; eval.py has --samples=N, which plays every "
+            "prompt N times"
+        )
+    env_key = "eval_env" if config.eval_env else "env"
+    env = getattr(config, env_key)
+    if runs and ".py" in env and sources[env_key] == "default":
+        raise UserError(f"{runs[0]} names code to run; if you trust it, add --{env_key}={env}")
+
+    models = [str(policy_of(run)) for run in runs] if score_runs else []
+    names_model = sources["model"] == "command line"
+    if names_model or (default_model and not runs and not options["player"]):
+        models = config.model.split(",")
+    for name in models:
+        find_model(name)
+        check_installed(config)
+    check_envs(config, scored_envs(config))
+    return Job(config, options, models)
+
+
+def _check_scoring_options(options: dict) -> None:
+    for player in filter(None, options["player"].split(",")):
+        if player not in PLAYERS:
+            raise UserError(f"player must be one of {', '.join(PLAYERS)}, got {player!r}")
+    if options["samples"] < 1:
+        raise UserError(f"samples must be 1 or more, got {options['samples']}")
+    for key in ("json", "jsonl"):
+        if options[key]:
+            check_writable(options[key])
+
+
+def policy_of(run: str | Path) -> Path:
+    """The folder of a run's policy: the last policy of a complete run, else the best so far."""
+    for name in ("policy", "best"):
+        folder = Path(run, name)
+        if folder.is_dir():
+            return folder
+    raise UserError(
+        f"{run} holds no policy/ or best/; train.py writes them at the end and at the best "
+        "evaluation"
+    )

@@ -1,0 +1,55 @@
+"""Whether a model and an engine are there. These checks need no torch, so they answer at once."""
+
+from configurator import Config, UserError
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+BASE = Path(__file__).resolve().parent.parent / "base"
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
+VLLM_HINT = (
+    "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
+    "--engine=torch; on a laptop add config/tiny.py, which selects the torch engine"
+)
+
+
+def check_installed(config: Config) -> None:
+    """Check that vLLM is installed if the config selects it. Raises: UserError."""
+    if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
+
+
+def find_model(name: str) -> str:
+    """The folder of a local model, or the unchanged name of a model on the hub.
+
+    Args: name: "base", a folder, or a name on the hub. What looks like a folder is never looked up
+        on the hub.
+    Raises: UserError if a folder does not exist, or holds no model.
+    """
+    if name == "tiny":
+        raise UserError(
+            "model='tiny' has random weights, which only tools/sft.py trains; "
+            "give --model=base, the model of a run, or --model=PATH"
+        )
+    if name == "base":
+        return str(BASE)
+    if not _looks_like_folder(name):
+        return name
+    folder = os.path.expanduser(name)
+    if not Path(folder, "config.json").is_file():
+        raise UserError(f"model={folder!r} is not a model folder: it has no config.json")
+    for inner in ("policy", "best", "model"):
+        if Path(folder, inner, "config.json").is_file():
+            raise UserError(
+                f"model={folder!r} is the folder of a run; give its model, {folder}/{inner}"
+            )
+    return folder
+
+
+def _looks_like_folder(name: str) -> bool:
+    """Whether a name is that of a local model: its folder or the folder around it exists, it begins
+    with out/, or it does not have the form USER/MODEL of a name on the hub."""
+    in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
+    return in_known_folder or not HUB_NAME.fullmatch(name)

@@ -1,0 +1,151 @@
+"""A mistake on the command line is answered before torch is imported, in one sentence.
+
+Run with:  python -m pytest -q tests/test_arguments.py
+"""
+
+from configurator import UserError
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.arguments import read_sft, read_train
+from support.available import BASE, find_model
+
+ROOT = Path(__file__).resolve().parent.parent
+LAKE = ["config/frozenlake_ppo.py", "config/tiny.py"]
+COMMANDS = {  # command -> arguments that are right
+    "train.py": LAKE,
+    "eval.py": LAKE,
+    "-m tools.sft": [*LAKE, "--sft_steps=1"],
+    "-m tools.api_models": [*LAKE, "--api_base=http://localhost:1", "--api_model=x"],
+    "-m tools.replay": [*LAKE, "--record=x.jsonl"],
+    "-m tools.bench": ["update"],
+    "-m tools.corpus": [],
+    "-m tools.reproduce": ["fig5"],
+}
+MODELS = ("train.py", "eval.py", "-m tools.sft")  # the commands that load a model
+ENVS = (*MODELS, "-m tools.api_models", "-m tools.replay")
+
+
+@pytest.fixture(scope="module")
+def run_without_torch(tmp_path_factory):
+    """Runs a command whose imports of torch and transformers fail."""
+    folder = tmp_path_factory.mktemp("poison")
+    for name in ("torch", "transformers"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+
+    def run(command, *arguments):
+        words = [sys.executable, *command.split(), *arguments]
+        return subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
+
+    return run
+
+
+def assert_sentence(done, sentence):
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {sentence}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_misspelt_flag(run_without_torch, command):
+    done = run_without_torch(command, *COMMANDS[command], "--learing_rate=1")
+    sentence = "unknown key 'learing_rate' from command line: did you mean learning_rate"
+    assert done.stderr.startswith(f"error: {sentence}")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(
+    "command, arguments, words",
+    [
+        ("-m tools.view", ["--bad=1"], "expected run folders and at most one option"),
+        ("-m tools.play", ["frozenlake", "--sed=1"], "expected an environment, --seed=N"),
+        ("-m tools.bench_head", ["x"], "give the number of columns at a time"),
+        ("-m tools.bench", ["chess"], "give one of rollout, update"),
+        ("envs.py", ["--bad=1"], "to play by hand, run"),
+    ],
+)
+def test_a_wrong_argument_of_other_commands(run_without_torch, command, arguments, words):
+    done = run_without_torch(command, *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: {words}")
+
+
+@pytest.mark.parametrize("command", ENVS)
+def test_an_unknown_environment(run_without_torch, command):
+    done = run_without_torch(command, *COMMANDS[command], "--env=frozenlak")
+    sentence = "unknown environment 'frozenlak' in env='frozenlak'; did you mean frozenlake?"
+    assert_sentence(done, sentence)
+
+
+@pytest.mark.parametrize("command", MODELS)
+def test_a_missing_model(run_without_torch, command):
+    done = run_without_torch(command, *COMMANDS[command], "--model=out/nothing/policy")
+    sentence = "model='out/nothing/policy' is not a model folder: it has no config.json"
+    assert_sentence(done, sentence)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_right_arguments_go_on_to_torch(run_without_torch, command):
+    done = run_without_torch(command, *COMMANDS[command], "--seed=1")
+    expected = (1, "torch was imported\n")
+    if command == "-m tools.reproduce":  # it runs train.py in other processes
+        expected = (2, done.stderr)
+    assert (done.returncode, done.stderr) == expected
+
+
+def test_other_settings_for_a_run_are_refused_at_once(run_without_torch, tmp_path):
+    (tmp_path / "config.json").write_text('{"config": {"seed": 4}}')
+    done = run_without_torch("train.py", *LAKE, f"--out_dir={tmp_path}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: out_dir={str(tmp_path)!r} holds a run with other sett")
+    with pytest.raises(UserError, match="holds a run with other settings"):
+        read_sft([*LAKE, "--sft_steps=1", f"--out_dir={tmp_path}"])
+
+
+def test_a_missing_vllm_is_said_at_once(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="engine='vllm', but vLLM is not installed"):
+        read_train([LAKE[0], "--out_dir=out/never"])
+
+
+# ---------- folder or hub
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B-Instruct", "a/b", "user_1/model.v2"])
+def test_names_on_the_hub_stay_as_they_are(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_model(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "otu/sft/model",  # two slashes
+        "models/mine",  # there is a folder models/
+        "out/sft",
+        "./a/b",
+        "../a",
+        "~/model",
+        "/nowhere/model",
+        "a/b/",
+        "qwen",
+        "a b/c",
+        "a\\b/c",
+        "",
+    ],
+)
+def test_what_looks_like_a_folder_is_never_looked_up(name, tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"model='.*' is not a model folder"):
+        find_model(name)
+
+
+def test_the_base_model_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_model("base") == str(BASE) and (BASE / "model.safetensors").is_file()
