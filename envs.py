@@ -80,7 +80,7 @@ class Env:
             The best next actions, at most `max_actions`; [] if the game cannot be won.
 
     A subclass may override:
-        repeats: bool, max_reward: float, blocking: bool
+        repeats: bool, max_reward: float, blocking: bool, runs_programs: bool
             See the class attributes below.
         key(instance: tuple) -> Hashable
             A value that is equal for instances that are the same game.
@@ -104,6 +104,9 @@ class Env:
     repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
     max_reward = 1.0  # total reward of a success
     blocking = False  # True: a step waits for a program or a server, so it runs in a thread
+    # True: it runs programs or reads files. The command line must name it, because the settings
+    # that a run's folder holds may be somebody else's.
+    runs_programs = False
 
     spec: str  # the text that names this environment and its options; `make_env` sets it
     # Specs of other environments. Training does not draw the instances of their fixed splits.
@@ -304,22 +307,26 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
-    name, _, options_text = spec.partition(":")
-    if name.endswith(".py"):
-        class_name, _, options_text = options_text.partition(",")
-        place = f"{name}:{class_name}"
-    elif name in ENVS:
-        place = ENVS[name]
-    else:
-        near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
-        raise UserError(
-            f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?"
-        )
+    name, place, options_text = _split_spec(spec)
     env_class = find_class(place)
     options = _parse_options(options_text, env_class, name, spec)
     env = env_class(**options, observation=observation, max_actions=max_actions)
     env.spec = spec
     return env
+
+
+def _split_spec(spec: str) -> tuple[str, str, str]:
+    """The name of an environment, the place of its class for `find_class`, and its options."""
+    name, _, options_text = spec.partition(":")
+    if name.endswith(".py"):
+        class_name, _, options_text = options_text.partition(",")
+        return name, f"{name}:{class_name}", options_text
+    if name in ENVS:
+        return name, ENVS[name], options_text
+    near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
+    raise UserError(
+        f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?"
+    )
 
 
 @lru_cache
@@ -408,6 +415,23 @@ def env_specs(*texts: str) -> tuple[str, ...]:
     return tuple(specs)
 
 
+def specs_that_run_programs(text: str) -> list[str]:
+    """The specs in a curriculum that run programs or read files. It builds no environment.
+
+    Args: text: the setting `env` or `eval_env`. It may be empty.
+    Raises: UserError for an unknown environment or an illegal weight.
+    """
+    found = []
+    for part in text.split(">") if text else ():
+        mixture, _ = STAGE.fullmatch(part).groups()
+        for spec in _weights_in(mixture, text):
+            name, place, _ = _split_spec(spec)
+            # A user's file is code: it is not imported to ask it.
+            if name.endswith(".py") or find_class(place).runs_programs:
+                found.append(spec)
+    return found
+
+
 def _parse_stages(text: str) -> list[Stage]:
     """The stages of 'MIXTURE @50 > MIXTURE'."""
     parts = [STAGE.fullmatch(part).groups() for part in text.split(">")]
@@ -425,7 +449,16 @@ def _parse_stages(text: str) -> list[Stage]:
 
 def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
     """The shares of 'A + 2*B'. `text` is the whole setting, for the error message."""
-    weights = {}
+    weights = _weights_in(mixture, text)
+    for spec in weights:
+        make_env(spec)  # raises for an unknown environment
+    total = sum(weights.values())
+    return {spec: weight / total for spec, weight in weights.items()}
+
+
+def _weights_in(mixture: str, text: str) -> dict[str, float]:
+    """Spec -> weight in 'A + 2*B'. It builds no environment."""
+    weights: dict[str, float] = {}
     for part in mixture.split("+"):
         match = PART.fullmatch(part)
         weight = float(match[1] or 1) if match else 0.0
@@ -433,10 +466,8 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
             raise UserError(
                 f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above 0"
             )
-        spec = make_env(match[2]).spec  # raises for an unknown environment
-        weights[spec] = weights.get(spec, 0.0) + weight
-    total = sum(weights.values())
-    return {spec: weight / total for spec, weight in weights.items()}
+        weights[match[2]] = weights.get(match[2], 0.0) + weight
+    return weights
 
 
 # ---------- instances in disjoint splits

@@ -7,12 +7,13 @@ environments, the folders of models and runs. All raise UserError for what is wr
 
 from configurator import Config, UserError, load_config
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from envs import env_specs, mixture_at
+from envs import env_specs, mixture_at, specs_that_run_programs
 from rollout import make_episode
 from support.available import check_installed, find_model
 from support.run_folder import check_out_dir, check_writable, load_saved
@@ -142,11 +143,8 @@ def read_scoring(
             "num_samples is a setting of train.py; eval.py has --samples=N, which plays every "
             "prompt N times"
         )
-    env_key = "eval_env" if config.eval_env else "env"
-    env = getattr(config, env_key)
-    if runs and ".py" in env and sources[env_key] == "default":
-        raise UserError(f"{runs[0]} names code to run; if you trust it, add --{env_key}={env}")
-
+    if runs:
+        _check_trusted(runs[0], config, sources)
     models = [str(policy_of(run)) for run in runs] if score_runs else []
     names_model = sources["model"] == "command line"
     if names_model or (default_model and not runs and not options["player"]):
@@ -167,6 +165,21 @@ def _check_scoring_options(options: dict) -> None:
     for key in ("json", "jsonl"):
         if options[key]:
             check_writable(options[key])
+
+
+def _check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
+    """Refuse an environment that runs programs or reads files if only the run's folder names it.
+
+    Somebody else may have written the folder.
+    """
+    for key in ("env", "eval_env"):
+        value = getattr(config, key)
+        specs = specs_that_run_programs(value) if sources[key] == "default" else []
+        if specs:
+            raise UserError(
+                f"{run} names {specs[0]}, which runs programs or reads files; "
+                f"if you trust it, add --{key}={shlex.quote(value)}"
+            )
 
 
 def policy_of(run: str | Path) -> Path:

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from envs import specs_that_run_programs
 from eval import reference_rows
 from support.arguments import scored_envs
 from support.records import write_jsonl
@@ -135,8 +136,9 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
 
 def next_steps_hint(config: Config) -> str:
     """Commands that show or score the finished run."""
-    key = "eval_env" if config.eval_env else "env"
-    value = getattr(config, key)
-    # eval.py runs a user's file of code only if the command line names it.
-    env = f" --{key}={shlex.quote(value)}" if ".py" in value else ""
+    env = ""
+    for key in ("env", "eval_env"):
+        value = getattr(config, key)
+        if specs_that_run_programs(value):  # eval.py wants these on the command line
+            env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

@@ -11,6 +11,7 @@ import os
 import pytest
 from conftest import small_config
 
+import eval as evaluation
 import parallel
 from support.process import lock_folder
 from support.records import write_jsonl, write_samples
@@ -20,9 +21,11 @@ from support.run_folder import (
     check_writable,
     remove_partial_files,
     replace_file,
+    save_config,
     write_atomically,
     write_rows,
 )
+from tools import api_models, replay
 
 PLAIN = "cannot be written: it is a link or no plain file; remove it, or give another path"
 
@@ -175,3 +178,47 @@ def test_a_lock_that_was_deleted_by_hand_still_holds(folder):
         )
     with lock_folder(folder):  # free again
         pass
+
+
+# ---------- programs that the folder of a run names
+
+PROGRAMS = [
+    "{folder}/evil.py:X",
+    "swe:rows={folder}/rows.jsonl,sandbox=none",
+    "swe:rows={folder}/rows.jsonl",
+    "textworld",
+    "alfworld:task=place",
+    "bandit + 2*swe:rows={folder}/rows.jsonl",
+    "bandit @5 > textworld:q=4",
+    "swe:rows={folder}/rows.jsonl@5>bandit",
+]
+COMMANDS = {
+    "eval": lambda run: evaluation.main([run, "--player=greedy"]),
+    "replay": lambda run: replay.main([run, "--record=none"]),
+    "API": lambda run: api_models.main([run, "--api_base=http://[::1]:9", "--api_model=x"]),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("key", ["env", "eval_env"])
+@pytest.mark.parametrize("spec", PROGRAMS)
+def test_no_run_folder_names_a_program(command, key, spec, folder):
+    (folder / "evil.py").write_text("raise SystemExit('it ran')")
+    value = spec.format(folder=folder)
+    save_config(small_config(**{key: value}), {}, folder / "run")
+    (folder / "run" / "policy").mkdir()
+    with pytest.raises(UserError) as error:
+        COMMANDS[command](str(folder / "run"))
+    sentence = str(error.value)
+    assert sentence.startswith(f"{folder}/run names ")
+    assert ", which runs programs or reads files; if you trust it, add " in sentence
+    quoted = f"'{value}'" if " " in value or ">" in value else value
+    assert sentence.endswith(f"--{key}={quoted}")
+
+
+def test_the_command_line_may_name_a_program(folder):
+    (folder / "evil.py").write_text("raise ValueError('it ran')")
+    env = f"{folder}/evil.py:X"
+    save_config(small_config(env=env), {}, folder / "run")
+    with pytest.raises(UserError, match="it ran"):
+        replay.main([str(folder / "run"), f"--env={env}", "--record=none"])

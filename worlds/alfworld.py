@@ -38,6 +38,8 @@ class ALFWorld(Household):
     valid_unseen. Games step one after another, because the engine does not support threads.
     """
 
+    runs_programs = True
+
     def __init__(
         self,
         *,

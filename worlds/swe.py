@@ -49,6 +49,7 @@ class SWE(Env):
     """
 
     blocking = True
+    runs_programs = True
 
     def __init__(
         self,

@@ -52,6 +52,8 @@ class TextWorld(World):
     - `game=cooking`: `w` rooms (1, 6, 9 or 12) and `q` ingredients (1 to 5).
     """
 
+    runs_programs = True
+
     def __init__(
         self,
         *,
