@@ -31,8 +31,9 @@ Differences from the paper and from RAGEN's code:
   observation between them, so gamma and lam count sampled tokens.
 - A reward sits on the last token of its turn, not of its trajectory. Counts say where turns end.
   RAGEN takes the tokens with a nonzero reward as the ends of turns.
-- The filter ranks raw scores and drops every group without variance. RAGEN ranks normalised scores
-  if normalisation within groups is on.
+- The filter ranks raw scores and excludes every group without variance. RAGEN ranks normalised
+  scores if normalisation within groups is on. RAGEN-2 excludes groups whose ranked value is 0.
+- top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip is off by default. RAGEN's backend has it with c = 3.
 """
@@ -83,9 +84,9 @@ def filter_groups(
 ) -> Tensor:
     """Indices of the groups to train on: the filters of StarPO-S and RAGEN-2.
 
-    Groups are ranked by value, largest first. Of two equal values (to 1e-6), the lower index comes
-    first. The strategy decides how many are kept. Then groups without variance are dropped. With
-    fraction 1 there is no filter, as in StarPO: groups without variance are kept, too.
+    First, groups without variance are excluded. The others are ranked by value, largest first. Of
+    two equal values (to 1e-6), the lower index comes first. The strategy decides how many are kept.
+    With fraction 1 there is no filter, as in StarPO: groups without variance are kept, too.
 
     Args: values (P,) float, >= 0 for top_p and min_p; std (P,) float, of the raw scores; keep and
         strategy, see `_num_groups_to_keep`; smallest, True to rank from the smallest value, for
@@ -99,34 +100,39 @@ def filter_groups(
     _check_vectors(values=values, std=std)
     if strategy == "fraction" and keep == 1.0:
         return torch.arange(len(std), device=std.device)
-    values = values.double()
-    ranks = (values / ROUNDING).round()  # (P,)
+    candidates = torch.arange(len(std), device=std.device)  # (P,)
+    if not zero_std:
+        candidates = candidates[std > 0]  # (C,)
+    ranks = (values[candidates].double() / ROUNDING).round()  # (C,)
     if smallest:
         ranks = -ranks
-    order = torch.sort(ranks, descending=True, stable=True).indices  # (P,)
-    kept = order[: _num_groups_to_keep(values, order, keep, strategy)]
-    if not zero_std:
-        kept = kept[std[kept] > 0]
-    return kept.sort().values
+    ranked = candidates[torch.sort(ranks, descending=True, stable=True).indices]  # (C,)
+    num_kept = _num_groups_to_keep(values[ranked].double(), keep, strategy, num_groups=len(std))
+    return ranked[:num_kept].sort().values
 
 
-def _num_groups_to_keep(values: Tensor, order: Tensor, keep: float, strategy: str) -> int:
-    """How many groups the strategy keeps in this order; keep is in (0, 1], for count in [1, P]."""
+def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
+    """How many of the ranked groups the strategy keeps.
+
+    Args: values (C,), in the order of the ranks; keep in (0, 1], for count in [1, P]; num_groups P:
+        a fraction is one of all groups, those without variance included.
+    """
     if strategy == "fraction":  # 1e-9, because 0.29 * 100 is 28.999999999999996
-        return max(1, int(keep * len(values) + 1e-9))
+        return max(1, int(keep * num_groups + 1e-9))
     if strategy == "count":
         return int(keep + 1e-9)
     if strategy == "min_p":  # all values of at least keep * (the largest value)
-        return int((values >= keep * values.max() - ROUNDING).sum())
+        largest = values[:1]  # (1,), or (0,) if all groups were excluded
+        return int((values >= keep * largest - ROUNDING).sum())
     # the shortest list whose values sum to at least keep * (the sum of all values)
     if strategy == "top_p":
-        mass = values[order]  # (P,)
+        mass = values  # (C,)
     elif strategy == "top_p_softmax":
-        mass = values.softmax(0)[order]  # (P,)
+        mass = values.softmax(0)  # (C,)
     else:
         names = "fraction, count, top_p, top_p_softmax or min_p"
         raise ValueError(f"strategy must be {names}, got {strategy!r}")
-    is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (P,)
+    is_too_short = mass.cumsum(0) < keep * mass.sum() - ROUNDING  # (C,)
     return 1 + int(is_too_short.sum())
 
 
@@ -364,7 +370,7 @@ def _pad(x: Tensor, mask: Tensor) -> Tensor:
     return padded
 
 
-# ---------- losses, KL, metrics
+# ---------- losses, KL
 
 
 def policy_loss(
@@ -464,12 +470,19 @@ def token_weights(
 
 
 def value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float, num_tokens: int
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    *,
+    value_clip: float,
+    num_tokens: int,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped value loss 0.5 max((v - G)^2, (clip(v, old - value_clip, old + value_clip) - G)^2).
 
     Args: values v (R,), with gradient; old_values (R,), before the update; returns G (R,), reward
-        units; value_clip > 0, float("inf") for no clip; num_tokens, the denominator of the sum.
+        units; value_clip > 0, float("inf") for no clip; num_tokens, the denominator of the sum;
+        weights (R,), factors from `token_weights`.
     Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (tokens with larger clipped term).
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
@@ -486,7 +499,10 @@ def value_loss(
     clipped_values = values.clamp(old_values - value_clip, old_values + value_clip)  # (R,)
     unclipped = (values - returns) ** 2  # (R,)
     clipped = (clipped_values - returns) ** 2  # (R,)
-    loss = 0.5 * torch.maximum(unclipped, clipped).sum() / num_tokens
+    errors = torch.maximum(unclipped, clipped)  # (R,)
+    if weights is not None:
+        errors = errors * weights
+    loss = 0.5 * errors.sum() / num_tokens
     return loss, {"vf_clipfrac": (clipped > unclipped).sum().to(loss.dtype)}
 
 
@@ -510,46 +526,6 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     if estimator == "k3":
         return torch.expm1(-log_ratio) + log_ratio
     raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}")
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant.
-
-    Args: values (R,), returns (R,). Returns: float <= 1; 0.0 if the returns have no variance.
-    Source: CleanRL's PPO metrics, https://docs.cleanrl.dev/rl-algorithms/ppo/.
-    >>> explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
-    0.75
-    """
-    _check_vectors(values=values, returns=returns)
-    values = values.detach().double()
-    returns = returns.detach().double()
-    if len(returns) < 2 or returns.std() <= ROUNDING * returns.abs().amax():  # CPU-GPU sync point
-        return 0.0
-    return 1.0 - ((returns - values).var() / returns.var()).item()
-
-
-def rollout_metrics(scores: Tensor, successes: Tensor, group_size: int) -> dict[str, float]:
-    """Metrics of learning and collapse. A falling in-group std announces a collapse (2504.20073).
-
-    Args: scores (B,) float, raw, group after group; successes (B,) bool or 0/1; group_size N.
-    Returns: floats: in_group_* (means over groups, in reward units), zero_std_frac (groups without
-        variance), success (successful trajectories), pass@N (groups with a success).
-    >>> scores, successes = torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([0, 1, 0, 0])
-    >>> metrics = rollout_metrics(scores, successes, group_size=2)
-    >>> metrics["success"], metrics["pass@2"], metrics["zero_std_frac"]
-    (0.25, 0.5, 0.5)
-    """
-    _check_vectors(scores=scores, successes=successes)
-    mean, std, maximum = group_stats(scores, group_size)  # (P,) each
-    grouped_successes = successes.double().view(-1, group_size)  # (P, N)
-    return {
-        "in_group_reward_mean": mean.mean().item(),
-        "in_group_reward_std": std.mean().item(),
-        "in_group_reward_max": maximum.mean().item(),
-        "zero_std_frac": (std == 0).double().mean().item(),
-        "success": grouped_successes.mean().item(),
-        f"pass@{group_size}": grouped_successes.amax(1).mean().item(),
-    }
 
 
 def _stats_within_groups(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -50,6 +50,7 @@ from support.learner import Learner, build_learner
 from support.metrics import metric_names
 from support.run import Run, open_run
 from support.timer import Timer
+from support.training_metrics import explained_variance, rollout_metrics
 
 # The seed of each random stream contains its purpose number, so that no two streams are equal.
 SEED_INSTANCES = 31
@@ -148,7 +149,7 @@ def iterate(
         "cpu_s": rollout_timer.cpu_s + update_timer.cpu_s,
         "memory_gib": parallel.peak_memory(learner.device),
         **summarize(trajectories),
-        **starpo.rollout_metrics(scores, successes, config.group_size),
+        **rollout_metrics(scores, successes, config.group_size),
         **update_metrics,
         **collapse,
     }
@@ -431,7 +432,7 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> di
         else:
             means[key] = sum(step[key] for step in steps) / num_tokens
     if learner.critic:
-        means["explained_variance"] = starpo.explained_variance(targets.old_values, targets.returns)
+        means["explained_variance"] = explained_variance(targets.old_values, targets.returns)
     return means
 
 
@@ -493,7 +494,7 @@ def backward(
         (loss * scale).backward()
         if learner.critic:
             # After the policy's backward, so that the activations of only one model are alive.
-            loss, value_metrics = critic_loss(learner, batch, targets, num_tokens)
+            loss, value_metrics = critic_loss(learner, batch, targets, token_weights, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
         largest_diff = torch.maximum(largest_diff, metrics.pop("logprob_diff_max"))
@@ -543,7 +544,7 @@ def policy_loss(
 
 
 def critic_loss(
-    learner: Learner, batch: PackedBatch, targets: Targets, num_tokens: int
+    learner: Learner, batch: PackedBatch, targets: Targets, weights: Tensor, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped value loss times value_coef. Args and returns are those of `policy_loss`."""
     config = learner.config
@@ -554,6 +555,7 @@ def critic_loss(
         targets.returns,
         value_clip=config.value_clip,
         num_tokens=num_tokens,
+        weights=weights,
     )
     metrics["vf_loss"] = loss.detach() * num_tokens
     return config.value_coef * loss, metrics

@@ -30,7 +30,8 @@ from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
 TIE = 1e-3  # nats; log-probs of a thought that differ by less differ only by rounding
-EMA_DECAY = 0.9  # decay per measurement of the moving average of the z-score
+EMA_DECAY = 0.9  # decay per measurement of the moving average of marginal_std
+STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
 
 def measure_collapse(
@@ -47,8 +48,8 @@ def measure_collapse(
     Args:
         trajectories: the same on every rank.
         rng: draws the thoughts that are compared; the same on every rank.
-        history: earlier rows of metrics.jsonl. The moving average of the z-score continues from
-            the last row that has one.
+        history: earlier rows of metrics.jsonl. The moving average of the standard deviation
+            continues from the last row that has one.
     Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
     """
     thoughts_by_trajectory = []
@@ -68,10 +69,11 @@ def measure_collapse(
         if not thoughts:
             continue
         metrics = collapse_metrics(score_thoughts(policy, thoughts, config))
-        average = _last_value(history, f"mi_zscore_ema_{sampling}")
-        if average is None:
-            average = metrics["mi_zscore"]
-        metrics["mi_zscore_ema"] = EMA_DECAY * average + (1 - EMA_DECAY) * metrics["mi_zscore"]
+        std = metrics["marginal_std"]
+        average = _last_value(history, f"marginal_std_ema_{sampling}")
+        average = std if average is None else EMA_DECAY * average + (1 - EMA_DECAY) * std
+        metrics["marginal_std_ema"] = average
+        metrics["mi_zscore_ema"] = metrics["mi"] / (average + STD_EPSILON)
         for name, value in metrics.items():
             row[f"{name}_{sampling}"] = value
     return row
@@ -79,8 +81,9 @@ def measure_collapse(
 
 def _last_value(history: Sequence[dict], name: str) -> float | None:
     for row in reversed(history):
-        if row[name] is not None:
-            return row[name]
+        value = row.get(name)  # runs of earlier versions lack the newest metrics
+        if value is not None:
+            return value
     return None
 
 
@@ -220,10 +223,12 @@ def _information(
     """Mutual information and entropies of a (J, I) matrix of log-probs."""
     matched = logprobs[own_prompts, torch.arange(len(own_prompts))]  # (I,)
     marginal = (logprobs + weights.log()[:, None]).logsumexp(0)  # (I,)
-    mi = (matched - marginal).mean()
+    mi = (matched - marginal).mean().item()
+    marginal_std = marginal.std(correction=0).item()
     return {
-        f"mi{ending}": mi.item(),
-        f"mi_zscore{ending}": (mi / (marginal.std(correction=0) + 1e-3)).item(),
+        f"mi{ending}": mi,
+        f"mi_zscore{ending}": mi / (marginal_std + STD_EPSILON),
+        f"marginal_std{ending}": marginal_std,
         f"conditional_entropy{ending}": -matched.mean().item(),
         f"marginal_entropy{ending}": -marginal.mean().item(),
     }

@@ -229,17 +229,32 @@ METRICS = [
         "`marginal_entropy_seq` with mean log-probs.",
     ),
     Metric(
-        "mi_zscore_seq_{SAMPLING}",
+        "marginal_std_seq_{SAMPLING}",
         "collapse",
-        "none",
-        "`mi_seq` / (standard deviation over pairs of the marginal log-prob + 0.001).",
+        "nats per thought",
+        "Standard deviation over thoughts of their log-prob averaged over all prompts.",
     ),
-    Metric("mi_zscore_{SAMPLING}", "collapse", "none", "`mi_zscore_seq` with mean log-probs."),
+    Metric(
+        "marginal_std_{SAMPLING}",
+        "collapse",
+        "nats per token",
+        "`marginal_std_seq` with mean log-probs.",
+    ),
+    Metric(
+        "marginal_std_ema_{SAMPLING}",
+        "collapse",
+        "nats per token",
+        "Moving average of `marginal_std` over measurements, decay 0.9.",
+    ),
+    Metric(
+        "mi_zscore_seq_{SAMPLING}", "collapse", "none", "`mi_seq` / (`marginal_std_seq` + 0.001)."
+    ),
+    Metric("mi_zscore_{SAMPLING}", "collapse", "none", "`mi` / (`marginal_std` + 0.001)."),
     Metric(
         "mi_zscore_ema_{SAMPLING}",
         "collapse",
         "none",
-        "Moving average of `mi_zscore` over measurements, decay 0.9.",
+        "`mi` / (`marginal_std_ema` + 0.001), as RAGEN-2 has it.",
     ),
     Metric(
         "retrieval@{K}_{SAMPLING}",

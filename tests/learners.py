@@ -51,4 +51,4 @@ def both_losses(learner, batch, targets):
     num_tokens = len(targets.advantages)
     yield train.policy_loss(learner, batch, targets, torch.ones(num_tokens), num_tokens)
     if learner.critic:
-        yield train.critic_loss(learner, batch, targets, num_tokens)
+        yield train.critic_loss(learner, batch, targets, torch.ones(num_tokens), num_tokens)

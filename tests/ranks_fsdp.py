@@ -59,7 +59,7 @@ def one_process(single, kept, targets, optimizers):
         loss, metrics = train.policy_loss(single, batch, part, weights, num_tokens)
         loss.backward()
         if single.critic:
-            loss, value_metrics = train.critic_loss(single, batch, part, num_tokens)
+            loss, value_metrics = train.critic_loss(single, batch, part, weights, num_tokens)
             loss.backward()
             metrics.update(value_metrics)
         for key, value in metrics.items():

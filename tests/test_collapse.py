@@ -190,6 +190,7 @@ def test_two_by_two_by_hand():
         expected[f"marginal_entropy{ending}"] = -sum(marginal) / 2
         expected[f"mi{ending}"] = mi
         expected[f"mi_zscore{ending}"] = mi / (std + 1e-3)
+        expected[f"marginal_std{ending}"] = std
     expected |= {"retrieval@1": 1, "retrieval_chance@1": 0.5, "retrieval_above@1": 0.5}
     for k in (2, 4, 8):
         expected |= {f"retrieval@{k}": 1, f"retrieval_chance@{k}": 1, f"retrieval_above@{k}": 0}
@@ -346,10 +347,15 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
     not_measured = dict.fromkeys(MEASURED)
     second = measure(policy, played, chat, seed=2, history=[first, not_measured])
     for sampling in ("first", "sampled"):
-        before = first[f"mi_zscore_{sampling}"]
-        now = second[f"mi_zscore_{sampling}"]
-        average = second[f"mi_zscore_ema_{sampling}"]
+        before = first[f"marginal_std_{sampling}"]
+        now = second[f"marginal_std_{sampling}"]
+        average = second[f"marginal_std_ema_{sampling}"]
         assert average == pytest.approx(0.9 * before + 0.1 * now) != pytest.approx(now)
+        # RAGEN-2 divides by the moving average; it does not average z-scores
+        zscore = second[f"mi_zscore_ema_{sampling}"]
+        assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
+    oldest = {"mi_zscore_ema_first": 5.0}  # a run of an earlier version
+    assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 
 def test_turns_without_a_thought_are_counted_and_left_out(random_model, chat, played):

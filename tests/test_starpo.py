@@ -17,6 +17,8 @@ import pytest
 import torch
 
 import starpo
+from support import training_metrics
+from support.training_metrics import explained_variance, rollout_metrics
 
 NAN, INF = float("nan"), float("inf")
 
@@ -48,8 +50,10 @@ def test_doctests():
     public = [
         f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")
     ]
-    assert len(public) == 16
+    assert len(public) == 14
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
+    results = doctest.testmod(training_metrics)
+    assert results.attempted > 0 and results.failed == 0
 
 
 # ---------- groups
@@ -92,7 +96,7 @@ def test_float_noise_is_no_variance(dtype):
     options = dict(estimator="reinforce_plus_plus_baseline")
     found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
     assert found.tolist() == [0.0] * 4
-    assert starpo.rollout_metrics(scores, torch.zeros(4), 2)["zero_std_frac"] == 1.0
+    assert rollout_metrics(scores, torch.zeros(4), 2)["zero_std_frac"] == 1.0
 
 
 def test_small_true_variance_survives():
@@ -300,25 +304,29 @@ def test_filter_count_survives_float_product():
     "strategy, keep, options, kept",
     [
         ("fraction", 0.5, {}, [1, 3]),
-        ("fraction", 0.5, dict(smallest=True), [0]),  # 2 and 0, and 2 has no variance
+        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # half of all four; 2 has no variance
+        ("fraction", 0.1, dict(smallest=True), [0]),
         ("fraction", 0.5, dict(smallest=True, zero_std=True), [0, 2]),
         ("fraction", 0.99, dict(zero_std=True), [0, 1, 3]),
         ("count", 1, {}, [1]),
         ("count", 2.0, {}, [1, 3]),
         ("count", 4, {}, [0, 1, 3]),
         ("count", 4, dict(zero_std=True), [0, 1, 2, 3]),
-        ("count", 1, dict(smallest=True), []),
-        ("count", 2, dict(smallest=True), [0]),
+        ("count", 1, dict(smallest=True), [0]),
+        ("count", 2, dict(smallest=True), [0, 3]),
         ("count", 1, dict(smallest=True, zero_std=True), [2]),
         ("top_p", 0.5, {}, [1]),  # 3 of 6 is half
         ("top_p", 0.51, {}, [1, 3]),
         ("top_p", 5 / 6, {}, [1, 3]),
         ("top_p", 0.84, {}, [0, 1, 3]),
         ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # nothing is lacking after three
-        ("top_p_softmax", 0.64, {}, [1]),
-        ("top_p_softmax", 0.65, {}, [1, 3]),
-        ("top_p_softmax", 0.89, {}, [0, 1, 3]),
-        ("top_p_softmax", 0.97, {}, [0, 1, 3]),
+        # without group 2: e^3, e^2, e^1 have 0.665, 0.245, 0.090 of their sum; with it 0.644, 0.237
+        ("top_p_softmax", 0.66, {}, [1]),
+        ("top_p_softmax", 0.67, {}, [1, 3]),
+        ("top_p_softmax", 0.90, {}, [1, 3]),
+        ("top_p_softmax", 0.92, {}, [0, 1, 3]),
+        ("top_p_softmax", 0.64, dict(zero_std=True), [1]),
+        ("top_p_softmax", 0.65, dict(zero_std=True), [1, 3]),
         ("top_p_softmax", 0.97, dict(zero_std=True), [0, 1, 2, 3]),
         ("min_p", 1, {}, [1]),
         ("min_p", 0.67, {}, [1]),
@@ -332,16 +340,24 @@ def test_filter_strategies_by_hand(strategy, keep, options, kept):
     assert starpo.filter_groups(std, std, keep=keep, strategy=strategy, **options).tolist() == kept
 
 
-def test_filter_ranks_by_other_values_and_still_drops_groups_without_variance():
+def test_smallest_keeps_groups_with_variance():
+    """The example of RAGEN-2's order: exclude, then rank. A quarter of eight groups are two."""
+    std = doubles(0.55, 0.03, 0, 0.54, 0, 0.79, 0.3, 0.45)
+    assert starpo.filter_groups(std, std, keep=0.25, smallest=True).tolist() == [1, 6]
+    assert starpo.filter_groups(std, std, keep=0.25).tolist() == [0, 5]
+
+
+def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance():
     values, std = doubles(5, -1, 4, 3), doubles(0, 1, 1, 1)
-    assert starpo.filter_groups(values, std, keep=0.5).tolist() == [2]
+    assert starpo.filter_groups(values, std, keep=0.5).tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.5, zero_std=True).tolist() == [0, 2]
     assert starpo.filter_groups(values, std, keep=2, strategy="count", smallest=True).tolist() == [
         1,
         3,
     ]
-    # softmax takes negative values: e^5, e^4 and e^3 have all but e^-1 of their sum
+    # softmax takes negative values: e^4 and e^3 have all but e^-1 of their sum, e^4 has 0.73
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
+    assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
 
 @pytest.mark.parametrize(
@@ -359,20 +375,21 @@ def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
 
 
 def slow_filter(values, std, keep, strategy, smallest, zero_std):
-    """Take groups one by one until there are enough."""
+    """Take groups with variance one by one until there are enough."""
     mass = [math.exp(v) for v in values] if strategy == "top_p_softmax" else values
+    left = [i for i in range(len(values)) if std[i] > 0 or zero_std]
     taken = []
-    for i in sorted(range(len(values)), key=lambda i: (values[i] if smallest else -values[i], i)):
+    for i in sorted(left, key=lambda i: (values[i] if smallest else -values[i], i)):
         enough = {
             "fraction": len(taken) >= max(1, int(keep * len(values))),
             "count": len(taken) >= keep,
-            "top_p": sum(mass[j] for j in taken) >= keep * sum(mass),
-            "min_p": values[i] < keep * max(values),
+            "top_p": sum(mass[j] for j in taken) >= keep * sum(mass[j] for j in left),
+            "min_p": values[i] < keep * max(values[j] for j in left),
         }
         if enough[strategy.removesuffix("_softmax")]:
             break
         taken.append(i)
-    return sorted(i for i in taken if std[i] > 0 or zero_std)
+    return sorted(taken)
 
 
 @pytest.mark.parametrize("strategy", ["fraction", "count", "top_p", "top_p_softmax", "min_p"])
@@ -954,6 +971,19 @@ def test_value_loss_of_micro_batches_adds_up():
     assert num_clipped == clipped.sum().item() == 2.0
 
 
+def test_value_loss_is_weighted_like_the_policy_loss():
+    """Trajectories of one and three tokens: the mean over trajectories of their means."""
+    values, returns = doubles(1, 2, 3, 4).requires_grad_(), doubles(0, 0, 0, 0)
+    weights = starpo.token_weights([1, 3], "seq_mean_token_mean", 10)
+    options = dict(value_clip=INF, num_tokens=4, weights=weights)
+    loss, metrics = starpo.value_loss(values, values.detach(), returns, **options)
+    loss.backward()
+    # 0.5 * (1^2 + (2^2 + 3^2 + 4^2) / 3) / 2
+    close(loss.detach(), 0.5 * (1 + 29 / 3) / 2, tol=1e-6)
+    close(values.grad, [1 / 2, 2 / 6, 3 / 6, 4 / 6], tol=1e-6)
+    assert metrics["vf_clipfrac"].item() == 0.0
+
+
 # ---------- KL estimators
 
 
@@ -1026,23 +1056,23 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
 
 def test_explained_variance():
     # Var(returns) of (0, 2) with mean 1 is 1 (n denominator), residuals (0, 1): variance 1/4
-    assert starpo.explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
-    assert starpo.explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(
+    assert explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
+    assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(
         1.0
     )  # an offset is no variance
-    assert starpo.explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(
+    assert explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(
         -3.0
     )  # residuals (-2, 2)
-    assert starpo.explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
-    assert starpo.explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
-    assert starpo.explained_variance(doubles(1), doubles(2)) == 0.0
-    assert starpo.explained_variance(doubles(), doubles()) == 0.0
+    assert explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
+    assert explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
+    assert explained_variance(doubles(1), doubles(2)) == 0.0
+    assert explained_variance(doubles(), doubles()) == 0.0
 
 
 def test_rollout_metrics_by_hand():
     # groups (0, 2), (1, 1), (3, 7): means 1, 1, 5; std sqrt(2), 0, sqrt(8); max 2, 1, 7
     successes = torch.tensor([False, True, False, False, True, True])
-    assert starpo.rollout_metrics(doubles(0, 2, 1, 1, 3, 7), successes, 2) == pytest.approx(
+    assert rollout_metrics(doubles(0, 2, 1, 1, 3, 7), successes, 2) == pytest.approx(
         {
             "in_group_reward_mean": 7 / 3,
             "in_group_reward_std": 3 * math.sqrt(2) / 3,
@@ -1055,7 +1085,7 @@ def test_rollout_metrics_by_hand():
 
 
 def test_rollout_metrics_of_single_rollouts():
-    metrics = starpo.rollout_metrics(doubles(0, 2), torch.tensor([0.0, 1.0]), 1)
+    metrics = rollout_metrics(doubles(0, 2), torch.tensor([0.0, 1.0]), 1)
     assert metrics["pass@1"] == metrics["success"] == 0.5
     assert metrics["in_group_reward_std"] == 0.0
 
@@ -1083,8 +1113,8 @@ def test_inputs_stay_unmodified():
     starpo.value_loss(x, y, z, value_clip=0.2, num_tokens=6)
     for estimator in ("k1", "k2", "k3"):
         starpo.kl_penalty(x, y, estimator)
-    starpo.explained_variance(x, y)
-    starpo.rollout_metrics(x, y > 0, 2)
+    explained_variance(x, y)
+    rollout_metrics(x, y > 0, 2)
     assert all(torch.equal(now, then) for now, then in zip((x, y, z), before, strict=True))
     assert lengths == [2, 4] and groups.tolist() == [0, 0]
 
@@ -1123,8 +1153,8 @@ ERRORS = [
     (lambda: starpo.value_loss(TWO, TWO, TWO, **VALUE | {"num_tokens": -1}), ">= 1, got -1"),
     (lambda: starpo.kl_penalty(TWO, TWO, "kl"), "'k1', 'k2' or 'k3', got 'kl'"),
     (lambda: starpo.kl_penalty(TWO, ONE, "k1"), "'ref_logprobs': (1,)"),
-    (lambda: starpo.explained_variance(TWO, ONE), "'returns': (1,)"),
-    (lambda: starpo.rollout_metrics(TWO, ONE, 1), "'successes': (1,)"),
+    (lambda: explained_variance(TWO, ONE), "'returns': (1,)"),
+    (lambda: rollout_metrics(TWO, ONE, 1), "'successes': (1,)"),
 ]
 
 

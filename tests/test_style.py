@@ -38,7 +38,7 @@ FLOORS = (
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
     " support.collapse support.log support.seeds"
-    " support.arguments",
+    " support.arguments support.training_metrics",
     "eval",
     "support.report support.run",
     "train tools.*",

@@ -327,6 +327,19 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
     assert loss.item() == pytest.approx(-0.5 * mean_entropy, rel=1e-5)
 
 
+def test_aggregation_weighs_the_value_loss(trained_folder):
+    """The sum over tokens multiplies all losses by the mean number of tokens of a trajectory."""
+    losses = {}
+    for aggregation in ("token_mean", "seq_mean_token_sum"):
+        learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)
+        kept, targets = collect_and_target(learner)
+        losses[aggregation] = train.update(learner, kept, targets)["vf_loss"]
+    mean_tokens = len(targets.advantages) / 8
+    assert mean_tokens > 2
+    expected = losses["token_mean"] * mean_tokens
+    assert losses["seq_mean_token_sum"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_metrics_are_means_over_the_tokens_of_all_steps(trained_folder, monkeypatch):
     learner = make_learner(trained_folder)
     kept, targets = collect_and_target(learner)
