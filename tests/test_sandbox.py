@@ -6,10 +6,12 @@ Tests of the sandbox with hostile programs, and of SWE-Gym's rows on a small rep
 
 from configurator import UserError
 
+import io
 import json
 import os
 import socket
 import subprocess
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -245,6 +247,169 @@ def test_options_that_are_refused(rows, option):
         opened(rows, f",{option}")
 
 
+# ---------- what commands leave behind
+
+NESTED = 'python -c \'import os\nfor i in range({}): os.mkdir("d"); os.chdir("d")\''
+UNREADABLE = "mkdir -p a/b/c; touch a/b/c/file; chmod 0 a/b/c a/b a"
+LINKS = "ln -s / root; mkdir odd; touch \"odd/$(printf '\\377\\n')\" odd/-rf; mkfifo odd/pipe"
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_a_folder_is_removed_whatever_is_in_it(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("here")
+    folder = sandbox.TaskFolder()
+    for command in (NESTED.format(1100), UNREADABLE, LINKS, f"ln -s {tmp_path} out"):
+        code, output = sandbox.run_sandboxed(command, folder.name)
+        assert (code, output) == (0, "")
+    folder.cleanup()
+    assert not Path(folder.name).exists()
+    assert precious.read_text() == "here"
+    folder.cleanup()  # a second call does nothing
+
+
+def test_folders_without_a_sandbox_are_removed_too():
+    folder = sandbox.TaskFolder()
+    path = Path(folder.name)
+    for i in range(1050):
+        path /= "d"
+        path.mkdir()
+        if i == 1000:
+            middle = path
+    middle.chmod(0)
+    del folder  # as when the next game starts
+    assert not path.exists()
+    assert middle.parts[1] == "tmp" and not Path(*middle.parts[:4]).exists()
+
+
+FULL = "The folder holds more than 200 files or 16777216 bytes. The game is over."
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "command",
+    [
+        "seq 300 | xargs touch; chmod 0 .",
+        "mkdir hidden; cd hidden; seq 300 | xargs touch; cd ..; chmod 0 hidden",
+        "head -c 20M /dev/urandom > large; sleep 54321",  # noticed while it runs
+    ],
+)
+def test_a_command_that_fills_the_folder_ends_the_game(rows, command, monkeypatch):
+    monkeypatch.setattr(sandbox, "MAX_FILES", 200)
+    monkeypatch.setattr(sandbox, "MAX_BYTES", 2**24)
+    monkeypatch.setattr(sandbox, "CHECK_S", 0.1)
+    env = opened(rows)
+    step = env.step(command)
+    assert (step.reward, step.terminated, step.success, step.effective) == (0, True, False, False)
+    assert step.observation == f"Task: add and mul are wrong\n{FULL}"
+    assert not Path(env.home.name).exists()
+    check_nobody_runs()
+
+
+@pytest.mark.slow
+@needs_sandbox
+def test_a_command_that_nests_folders_too_deep_ends_the_game(rows):
+    env = opened(rows)
+    step = env.step(NESTED.format(3000))
+    assert step.terminated and not step.success
+    assert env.output == "The folder is nested too deep. The game is over."
+    assert not Path(env.home.name).exists()
+
+
+@needs_sandbox
+def test_the_folders_in_memory_hold_few_files(tmp_path):
+    code, output = sandbox.run_sandboxed("cd /tmp; seq 30000 | xargs touch", str(tmp_path))
+    assert code != 0
+    assert "No space left on device" in output
+
+
+# ---------- checkouts of somebody else
+
+
+def hostile_checkout(folder, settings):
+    """A checkout whose settings run programs, and whose attributes want them."""
+    repo = folder / "calc"
+    repo.mkdir()
+    files = {
+        "calc.py": "one = 1\n",
+        "version": "$Format:%H$\n",
+        "left_out": "here\n",
+        ".gitattributes": "* filter=evil text eol=crlf ident working-tree-encoding=UTF-16\n"
+        "[attr]gone export-ignore\nversion export-subst\nleft_out gone\n",
+    }
+    author = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+
+    def git(*words):
+        command = ["git", "-C", repo, *author, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    for name, text in files.items():
+        (repo / name).write_text(text)
+    (repo / ".gitattributes").rename(folder / "attributes")
+    git("add", "-A")
+    (folder / "attributes").rename(repo / ".gitattributes")
+    git("update-index", "--add", "--cacheinfo", f"100644,{blob_of(git, repo)},.gitattributes")
+    git("commit", "-qm", "state")
+    commit = git("rev-parse", "HEAD").strip()
+    with (repo / ".git/config").open("a") as file:
+        file.write(settings)
+    return repo, commit, files
+
+
+def blob_of(git, repo):
+    return git("hash-object", "-w", "--no-filters", repo / ".gitattributes").strip()
+
+
+SETTINGS = {
+    "filters": '[filter "evil"]\nclean = {run}\nsmudge = {run}\nprocess = {run}\nrequired\n',
+    "a monitor": "[core]\nfsmonitor = {run}\nhooksPath = {folder}\n",
+    "programs": "[core]\neditor = {run}\npager = {run}\nsshCommand = {run}\n"
+    '[tar "tar"]\ncommand = {run}\n[diff "evil"]\ntextconv = {run}\n',
+    "an included file": "[include]\npath = {folder}/more\n"
+    '[includeIf "gitdir:/"]\npath = {folder}/more\n',
+    "another worktree": "[core]\nworktree = /\nbare = false\nattributesFile = {folder}/more\n",
+    "a remote to fetch from": '[remote "x"]\nurl = ext::{run}\npromisor = true\n'
+    "[extensions]\npartialClone = x\n[protocol]\nallow = always\n",
+    "no settings at all": "\n[[[\n",
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_the_settings_of_a_checkout_have_no_effect(kind, tmp_path):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/owned\ncat\n")
+    program.chmod(0o755)
+    (tmp_path / "more").write_text(SETTINGS["filters"].format(run=program))
+    settings = SETTINGS[kind].format(run=program, folder=tmp_path)
+    repo, commit, files = hostile_checkout(tmp_path, settings)
+    for hook in ("post-checkout", "post-index-change", "reference-transaction"):
+        (repo / ".git/hooks" / hook).unlink(missing_ok=True)
+        (repo / ".git/hooks" / hook).symlink_to(program)
+    (repo / ".git/info/attributes").write_text("* filter=evil export-ignore\n")
+    archive = swe.archive_commit(repo, commit)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        found = {name: tar.extractfile(name).read().decode() for name in tar.getnames()}
+    assert found == files
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_missing_commit_is_not_fetched(tmp_path):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/owned\n")
+    program.chmod(0o755)
+    settings = SETTINGS["a remote to fetch from"].format(run=program)
+    repo, _, _ = hostile_checkout(tmp_path, settings)
+    with pytest.raises(ValueError, match="fatal: not a tree object: aaaaaaaaaa"):
+        swe.archive_commit(repo, "a" * 40)
+    assert not (tmp_path / "owned").exists()
+    (repo / ".git").rename(repo / "git")
+    (repo / ".git").write_text("gitdir: git\n")
+    with pytest.raises(ValueError, match="there is no folder .*calc/.git/objects"):
+        swe.archive_commit(repo, "a" * 40)
+
+
 # ---------- rows
 
 FIX_ADD = "sed -i 's/a - b/a + b/' calc.py"
@@ -334,6 +499,71 @@ def test_rows_of_another_kind_are_refused(rows, tmp_path, change):
     )
     with pytest.raises(ValueError, match=message):
         opened(path)
+
+
+def with_test(name):
+    return {"PASS_TO_PASS": [f"{name}::test_same"]}
+
+
+OUTSIDE = "a test must be in a file below the folder of the repository, got "
+
+
+@pytest.mark.parametrize(
+    "change, mistake",
+    [
+        (
+            {"base_commit": "--output=/tmp/x"},
+            "base_commit must be 7 to 64 hexadecimal digits, got '",
+        ),
+        ({"base_commit": "HEAD"}, "base_commit must be 7 to 64 hexadecimal digits, got 'HEAD'"),
+        ({"base_commit": "a" * 40 + "\n"}, "base_commit must be 7 to 64 hexadecimal digits"),
+        ({"base_commit": "a" * 40 + ":x"}, "base_commit must be 7 to 64 hexadecimal digits"),
+        ({"repo": "x/.."}, "repo must be OWNER/NAME, got 'x/..'"),
+        ({"repo": "x/-C"}, "repo must be OWNER/NAME, got 'x/-C'"),
+        ({"repo": "x/"}, "repo must be OWNER/NAME, got 'x/'"),
+        ({"repo": "x/y\n"}, "repo must be OWNER/NAME, got 'x/y\\n'"),
+        ({"patch": "a\nEND OF PATCH\ntouch x"}, "patch must not have the line 'END OF PATCH'"),
+        ({"test_patch": "END OF PATCH"}, "test_patch must not have the line 'END OF PATCH'"),
+        ({"patch": "a\0b"}, "patch must hold Unicode text without NUL"),
+        ({"problem_statement": "\ud800"}, "problem_statement must hold Unicode text without NUL"),
+        ({"instance_id": ""}, "instance_id must be a short name, got ''"),
+        ({"instance_id": "\x1b[2J"}, "instance_id must be a short name, got '\\x1b[2J'"),
+        ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS must name a test"),
+        ({"FAIL_TO_PASS": [1]}, "FAIL_TO_PASS must hold Unicode text without NUL"),
+        (with_test("/etc/passwd"), f"{OUTSIDE}'/etc/passwd'"),
+        (with_test("../x.py"), f"{OUTSIDE}'../x.py'"),
+        (with_test("a/../../x.py"), f"{OUTSIDE}'a/../../x.py'"),
+        (with_test("--rootdir=/"), f"{OUTSIDE}'--rootdir=/'"),
+        (with_test("@x"), f"{OUTSIDE}'@x'"),
+        (with_test(""), f"{OUTSIDE}''"),
+        (with_test("."), f"{OUTSIDE}'.'"),
+        (with_test("a\nb"), f"{OUTSIDE}'a\\nb'"),
+        ({"test_patch": "+++ b//etc/passwd\n"}, f"{OUTSIDE}'/etc/passwd'"),
+        ({"test_patch": "x\n+++ b/../../x\n"}, f"{OUTSIDE}'../../x'"),
+    ],
+)
+def test_hostile_rows_are_refused(rows, tmp_path, change, mistake):
+    row = json.loads(rows.read_text()) | change
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError) as error:
+        swe.read_rows(path)
+    assert str(error.value).startswith(f"a row of SWE-Gym is refused: {mistake}")
+
+
+def test_files_that_hold_no_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(UserError, match=r"a row of SWE-Gym is a line of JSON, got '\[\["):
+        swe.read_rows(path)
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match="swe wants rows=PATH of a file of JSON lines: 'utf-8'"):
+        swe.read_rows(path)
+    path.write_text("\n")
+    with pytest.raises(
+        UserError, match="swe wants rows=PATH of a file of JSON lines, and .* is empty"
+    ):
+        swe.read_rows(path)
 
 
 def test_files_and_checkouts_that_are_missing(rows, tmp_path):

@@ -4,17 +4,25 @@ A command runs in its own Linux namespaces, without network. It sees no other pr
 the system and the Python interpreter, and can change one folder.
 """
 
+import errno
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+import weakref
 from contextlib import suppress
 from functools import lru_cache
+from itertools import count
 from typing import IO
 
 MAX_SECONDS = 60
 MAX_OUTPUT = 2**20  # bytes that are read back
+MAX_FILES = 100_000  # files and folders that the folder of a command may hold
+MAX_BYTES = 2**31  # bytes on disk that it may hold
+CHECK_S = 1.0  # seconds between two counts of these while a command runs
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
 LIMITS = (
     "prlimit",
@@ -44,7 +52,7 @@ command=$4
 shift 4
 
 # an empty root in memory
-mount -t tmpfs -o mode=755,size=64m tmpfs "$new"
+mount -t tmpfs -o mode=755,size=64m,nr_inodes=20k tmpfs "$new"
 cd "$new"
 mkdir old proc dev tmp testbed
 
@@ -54,7 +62,7 @@ for name in bin sbin lib lib32 lib64; do
 done
 
 mount -t proc -o ro,nosuid,nodev,noexec proc proc
-mount -t tmpfs -o size=64m,mode=1777,nosuid,nodev tmpfs tmp
+mount -t tmpfs -o size=64m,nr_inodes=20k,mode=1777,nosuid,nodev tmpfs tmp
 
 # system and interpreter, read-only
 for path; do
@@ -86,6 +94,10 @@ exit $code
 """.replace("LIMITS", " ".join(LIMITS))
 
 
+class FolderFull(Exception):
+    """A command made its folder too large."""
+
+
 def run_sandboxed(
     command: str, folder: str, stdin: bytes = b"", *, isolated: bool = True
 ) -> tuple[int | None, str]:
@@ -98,6 +110,7 @@ def run_sandboxed(
         isolated: False runs the command as the present user, with resource limits only. Such limits
             are no security boundary, and processes that leave the session keep running.
     Returns: the exit status (None after MAX_SECONDS), and the first MAX_OUTPUT bytes of the output.
+    Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
     """
     with (
         tempfile.TemporaryDirectory() as new_root,
@@ -110,6 +123,7 @@ def run_sandboxed(
         if isolated:
             arguments = _isolated(command, folder, new_root)
         code = _run(arguments, folder, stdin_file, output)
+        check_size(folder, finished=True)
         output.seek(0)
         return code, output.read(MAX_OUTPUT).decode(errors="replace")
 
@@ -131,7 +145,9 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
 
 
 def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None:
-    """Run a process, and kill its session afterwards. Returns: None if it takes too long."""
+    """Run a process, and kill its session afterwards.
+
+    Returns: the exit status; None if it takes too long. Raises: FolderFull."""
     process = subprocess.Popen(
         arguments,
         cwd=folder,
@@ -141,10 +157,14 @@ def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None
         stderr=output,
         start_new_session=True,
     )
+    deadline = time.monotonic() + MAX_SECONDS
     try:
-        return process.wait(MAX_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(min(CHECK_S, deadline - time.monotonic()))
+                break
+            check_size(folder, finished=False)
+        return process.poll()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -158,3 +178,82 @@ def can_isolate() -> bool:
         code, _ = run_sandboxed("true", folder)
         return code == 0
     return False
+
+
+# ---------- what a command leaves behind
+
+
+class TaskFolder:
+    """A temporary folder that is removed with all that commands left in it.
+
+    tempfile.TemporaryDirectory recurses, so a thousand nested folders would stay on the disk.
+    """
+
+    def __init__(self):
+        self.name = tempfile.mkdtemp()
+        self._finalizer = weakref.finalize(self, remove_folder, self.name)
+
+    def cleanup(self) -> None:
+        """Remove the folder now. A second call does nothing."""
+        self._finalizer()
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder without recursion: nested folders are moved up until none is left."""
+    prefix = secrets.token_hex(8)  # no name that a command can have taken
+    numbers = count()
+    while names := os.listdir(folder):
+        for name in names:
+            path = f"{folder}/{name}"
+            if not _is_real_folder(path):
+                os.unlink(path)
+                continue
+            os.chmod(path, 0o700)
+            for child in os.listdir(path):
+                child_path = f"{path}/{child}"
+                if _is_real_folder(child_path):
+                    os.chmod(child_path, 0o700)
+                    os.rename(child_path, f"{folder}/{prefix}{next(numbers)}")
+                else:
+                    os.unlink(child_path)
+            os.rmdir(path)
+    os.rmdir(folder)
+
+
+def _is_real_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def check_size(folder: str, *, finished: bool) -> None:
+    """Count what a folder holds, without recursion.
+
+    Args: finished: False while a command can change the folder. Folders that cannot be read are
+        counted only if it is True.
+    Raises: FolderFull if the folder holds too much.
+    """
+    num_files = 0
+    num_bytes = 0
+    pending = [folder]
+    while pending:
+        path = pending.pop()
+        try:
+            if finished:
+                os.chmod(path, 0o700 | os.stat(path).st_mode)
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    num_files += 1
+                    with suppress(FileNotFoundError):
+                        num_bytes += 512 * entry.stat(follow_symlinks=False).st_blocks
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    if num_files > MAX_FILES or num_bytes > MAX_BYTES:
+                        raise FolderFull(
+                            f"The folder holds more than {MAX_FILES} files or {MAX_BYTES} bytes. "
+                            "The game is over."
+                        )
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue  # the command has removed or closed it
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise FolderFull("The folder is nested too deep. The game is over.") from error

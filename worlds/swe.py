@@ -4,7 +4,8 @@ It is the code task of arXiv 2510.01132 without containers and downloads. It dif
 - Commands and tests run in the sandbox of `sandbox.py`. Where it does not work, they run only with
   the option `sandbox=none`.
 - The policy gets the files of the base commit without the git history, because the history may
-  contain the answer.
+  contain the answer. git reads only the objects of a checkout: its settings, hooks and attributes
+  have no effect.
 - The reward leaves out the tests that the unpatched code passes. Otherwise a harmless patch would
   earn most of it.
 
@@ -14,21 +15,24 @@ Tests run in the same process as the code that they test, so this code can forge
 from configurator import UserError
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from envs import SPLIT_SIZE, Env, Move
-from worlds.sandbox import can_isolate, run_sandboxed
+from worlds.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
 MAX_COMMAND = 100_000  # bytes
 SHOWN_OUTPUT = 2_000  # last characters of the output that the policy sees
-APPLY_PATCH = "git apply --allow-empty - <<'END OF PATCH'\n{}\nEND OF PATCH"
-RUN_TESTS = "python -m pytest -q -rA --tb=no {} 2>/dev/null | grep -a ^PASSED"
+END_OF_PATCH = "END OF PATCH"
+APPLY_PATCH = f"git apply --allow-empty - <<'{END_OF_PATCH}'\n{{}}\n{END_OF_PATCH}"
+RUN_TESTS = "python -m pytest -q -rA --tb=no -- {} 2>/dev/null | grep -a ^PASSED"
 ROW_TYPES = {
     "instance_id": str,
     "repo": str,
@@ -39,6 +43,23 @@ ROW_TYPES = {
     "FAIL_TO_PASS": list,
     "PASS_TO_PASS": list,
 }
+COMMIT = re.compile(r"[0-9a-f]{7,64}")
+REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
+NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # in a patch
+
+# Settings of git that let nothing but the objects of a checkout have an effect.
+GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
+GIT_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+}
+NO_ATTRIBUTES = (
+    "* -export-ignore -export-subst -filter -ident -text !eol !working-tree-encoding !encoding\n"
+)
 
 
 class SWE(Env):
@@ -84,22 +105,22 @@ class SWE(Env):
         self.output = ""
         self.patch_command = APPLY_PATCH.format(self.row["patch"])
         self.patch_was_run = False
-        self.base_archive = self._archive()
-        self.home = tempfile.TemporaryDirectory()
-        unpack = ["tar", "xf", "-", "-C", self.home.name]
-        subprocess.run(unpack, input=self.base_archive, check=True)
-
-    def _archive(self) -> bytes:
-        """The files of the base commit as a tar archive."""
         checkout = self.folder / self.row["repo"].split("/")[-1]
-        archive = ["git", "-C", str(checkout), "archive", self.row["base_commit"]]
-        done = subprocess.run(archive, capture_output=True)
-        if done.returncode != 0:
-            raise UserError(
-                f"swe wants a git checkout of {self.row['repo']} with commit "
-                f"{self.row['base_commit']} in {checkout}: {done.stderr.decode().strip()}"
+        commit = self.row["base_commit"]
+        self.home = TaskFolder()
+        try:
+            self.base_archive = archive_commit(checkout, commit)
+            unpack = "tar xf - --no-same-owner"
+            code, output = run_sandboxed(
+                unpack, self.home.name, self.base_archive, isolated=self.isolated
             )
-        return done.stdout
+            if code != 0:
+                raise ValueError(f"its files cannot be unpacked ({output[-SHOWN_OUTPUT:]})")
+        except (OSError, ValueError, FolderFull, subprocess.SubprocessError) as error:
+            raise UserError(
+                f"swe wants a git checkout of {self.row['repo']} with commit {commit} "
+                f"in {checkout}: {error}"
+            ) from error
 
     # ---------- actions
 
@@ -109,6 +130,14 @@ class SWE(Env):
         return action
 
     def _move(self, command: str) -> Move:
+        try:
+            return self._run(command)
+        except FolderFull as error:
+            self.output = str(error)
+            self.home.cleanup()
+            return Move(0.0, terminated=True, success=False, effective=False)
+
+    def _run(self, command: str) -> Move:
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
@@ -136,10 +165,10 @@ class SWE(Env):
         """
         test_patch = self.row["test_patch"]
         tests = self.row["FAIL_TO_PASS"] + self.row["PASS_TO_PASS"]
-        files = {test.split("::")[0] for test in tests}
-        files |= set(re.findall(r"^\+\+\+ b/(\S+)", test_patch, re.MULTILINE))
+        files = {file_of(test) for test in tests} | set(NEW_FILE.findall(test_patch))
         names = shlex.join(sorted(files))
-        command = f"rm -rf {names}; tar xf - {names}; {APPLY_PATCH.format(test_patch)}\n"
+        command = f"rm -rf -- {names}; tar xf - --no-same-owner -- {names}; "
+        command += f"{APPLY_PATCH.format(test_patch)}\n"
         command += RUN_TESTS.format(names)
         _, output = run_sandboxed(
             command, self.home.name, self.base_archive, isolated=self.isolated
@@ -176,6 +205,47 @@ class SWE(Env):
         return rng.choice(["ls", "submit"], count).tolist()
 
 
+# ---------- checkouts
+
+
+def archive_commit(checkout: Path, commit: str) -> bytes:
+    """The files of a commit as a tar archive.
+
+    The checkout may be somebody else's. git works in an empty repository that borrows the objects
+    of the checkout, so its settings, filters, hooks, attributes and links have no effect.
+
+    Args: commit: hexadecimal digits.
+    Raises: ValueError for a missing checkout or commit. OSError or SubprocessError if git fails.
+    """
+    objects = (checkout / ".git" / "objects").absolute()
+    if not objects.is_dir():
+        raise ValueError(f"there is no folder {objects}")
+    with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryFile() as output:
+        environment = {**GIT_ENVIRONMENT, "PATH": os.environ.get("PATH", ""), "HOME": empty}
+        hash_name = "sha256" if len(commit) == 64 else "sha1"
+        init = ["git", "init", "-q", "--bare", "--template=", f"--object-format={hash_name}", empty]
+        subprocess.run(init, env=environment, check=True, capture_output=True)
+        Path(empty, "info").mkdir()
+        Path(empty, "info", "attributes").write_text(NO_ATTRIBUTES, encoding="utf-8")
+        environment["GIT_OBJECT_DIRECTORY"] = str(objects)
+        done = subprocess.run(
+            [*GIT_LIMITS, "git", f"--git-dir={empty}", "archive", "--format=tar", commit],
+            cwd=empty,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            timeout=MAX_SECONDS,
+        )
+        if done.returncode != 0:
+            raise ValueError(done.stderr.decode(errors="replace").strip())
+        output.seek(0)
+        return output.read()
+
+
+# ---------- rows
+
+
 def read_rows(path: Path) -> dict[str, dict]:
     """Read a file of JSON lines.
 
@@ -183,16 +253,18 @@ def read_rows(path: Path) -> dict[str, dict]:
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"swe wants rows=PATH of a file of JSON lines: {error}") from error
     rows = [_check_row(line) for line in lines if line]
+    if not rows:
+        raise UserError(f"swe wants rows=PATH of a file of JSON lines, and {path} is empty")
     return {row["instance_id"]: row for row in rows}
 
 
 def _check_row(line: str) -> dict:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"a row of SWE-Gym is a line of JSON, got {line[:80]!r}") from error
     if not isinstance(row, dict):
         row = {}
@@ -202,4 +274,46 @@ def _check_row(line: str) -> dict:
             f"a row of SWE-Gym must have texts and lists of tests; {', '.join(wrong)} "
             f"is missing or has another type in {line[:80]!r}"
         )
+    for mistake in _mistakes_in(row):
+        raise UserError(f"a row of SWE-Gym is refused: {mistake}")
     return row
+
+
+def _mistakes_in(row: dict) -> Iterator[str]:
+    """Values that are not what they should be. The shell and git get these values."""
+    for key, kind in ROW_TYPES.items():
+        texts = row[key] if kind is list else [row[key]]
+        if not all(isinstance(text, str) and _is_plain_text(text) for text in texts):
+            yield f"{key} must hold Unicode text without NUL"
+    if not 0 < len(row["instance_id"]) <= 200 or not row["instance_id"].isprintable():
+        yield f"instance_id must be a short name, got {row['instance_id'][:80]!r}"
+    if not REPO.fullmatch(row["repo"]):
+        yield f"repo must be OWNER/NAME, got {row['repo'][:80]!r}"
+    if not COMMIT.fullmatch(row["base_commit"]):
+        yield f"base_commit must be 7 to 64 hexadecimal digits, got {row['base_commit'][:80]!r}"
+    for key in ("patch", "test_patch"):
+        if END_OF_PATCH in row[key].split("\n"):
+            yield f"{key} must not have the line {END_OF_PATCH!r}"
+    if not row["FAIL_TO_PASS"]:
+        yield "FAIL_TO_PASS must name a test"
+    tests = row["FAIL_TO_PASS"] + row["PASS_TO_PASS"]
+    for file in [*map(file_of, tests), *NEW_FILE.findall(row["test_patch"])]:
+        if not _is_inside(file):
+            yield f"a test must be in a file below the folder of the repository, got {file[:80]!r}"
+
+
+def _is_plain_text(text: str) -> bool:
+    """Whether UTF-8 can encode a text, and a command line can hold it."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _is_inside(file: str) -> bool:
+    """Whether a name is that of a file below the present folder, and no option of a command."""
+    parts = file.split("/")
+    is_option = file.startswith(("-", "@"))  # pytest reads more arguments from the file after @
+    return file.isprintable() and not is_option and not {"", ".", ".."} & set(parts)
+
+
+def file_of(test: str) -> str:
+    """The file of a test such as tests/test_calc.py::test_add."""
+    return test.split("::")[0]
