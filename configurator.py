@@ -75,17 +75,12 @@ Penalty = Annotated[float, Legal("0 or less", lambda x: x <= 0)]
 Cap = Annotated[float, Legal("1 or more", lambda x: x >= 1)]
 DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1)]
 
-# Estimators that compare the scores inside a group.
+# The estimators of `starpo.advantages`. A new one needs its name in one of these tuples.
+CRITIC_ESTIMATORS = ("gae", "bi_level_gae")  # they train a critic
+# These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
-Estimator = Literal[
-    "gae",
-    "bi_level_gae",
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-]
+OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # neither a critic nor a group
+Estimator = Literal[(*CRITIC_ESTIMATORS, *GROUP_BASELINE_ESTIMATORS, *OTHER_ESTIMATORS)]
 RewardDensity = Literal["native", "sparse", "balanced", "dense", "plan"]
 FilterStrategy = Literal["fraction", "count", "top_p", "top_p_softmax", "min_p"]
 FilterBy = Literal["reward_std", "reward_mean", "entropy", "length"]

@@ -7,7 +7,7 @@ clipped objective over the response tokens y_t, t = 1..R:
     ratio_t  = pi_theta(y_t | all tokens before it) / pi_old(y_t | all tokens before it)
     L_policy = -1/R sum_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
-The function `advantages` has seven estimators of A_t. Only the first two need a critic.
+The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
     gae                           PPO's generalised advantage estimation over tokens, whitened
     bi_level_gae                  GAE over turns, then over the tokens of each turn, whitened
@@ -37,6 +37,8 @@ Differences from the paper and from RAGEN's code:
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip is off by default. RAGEN's backend has it with c = 3.
 """
+
+from configurator import CRITIC_ESTIMATORS
 
 import torch
 from torch import Tensor
@@ -187,7 +189,7 @@ def advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Computes advantages from rewards with one of the estimators at the top of this file.
 
-    Args: rewards (R,) float; values (R,) float, the critic's, only for gae and bi_level_gae;
+    Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
         groups (B,) int64, equal numbers form a group; turn_level, True for group estimators to
         compare returns-to-go of the k-th turns of a group, not scores; gamma and lam, discount and
@@ -197,7 +199,7 @@ def advantages(
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], groups, estimator="dr_grpo")[0].tolist()
     [0.25, 0.25, -0.25]
     """
-    if estimator in ("gae", "bi_level_gae") and values is None:
+    if estimator in CRITIC_ESTIMATORS and values is None:
         raise ValueError(f"estimator {estimator!r} needs the values of a critic")
     _check_counts(tokens_per_turn, total=len(rewards))
     if estimator == "bi_level_gae":

@@ -303,7 +303,7 @@ def compute_targets(
             learner.ref, sequences, config, config.temperature
         )  # (R,)
     old_values = None
-    if learner.critic:  # estimator gae or bi_level_gae
+    if learner.critic:  # of one of CRITIC_ESTIMATORS
         (old_values,) = parallel.score_tokens(learner.critic, sequences, config)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)

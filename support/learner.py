@@ -1,6 +1,6 @@
 """The learner: policy, critic, their optimizers, and the frozen reference model of the KL term."""
 
-from configurator import Config
+from configurator import CRITIC_ESTIMATORS, Config
 
 import copy
 from pathlib import Path
@@ -37,7 +37,7 @@ class Learner:
         if config.lora_rank:
             add_lora(model, config.lora_rank, config.seed)  # before the critic copies the model
         critic = None
-        if "gae" in config.estimator:
+        if config.estimator in CRITIC_ESTIMATORS:
             critic = Critic(copy.deepcopy(model.model)).to(device)
         self.policy = self._shard(Policy(model), model.model)
         self.critic = self._shard(critic, critic.backbone) if critic else None

@@ -275,8 +275,7 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
         ("--learning_rate=1e999", "learning_rate must be 0 or more, got inf"),
         (
             "--estimator=ppo",
-            "estimator must be one of gae, bi_level_gae, grpo, dr_grpo, rloo, reinforce_plus_plus, "
-            "reinforce_plus_plus_baseline, got 'ppo'",
+            f"estimator must be one of {', '.join(configurator.CHOICES['estimator'])}, got 'ppo'",
         ),
         ("--observation=image", "observation must be one of grid, coord, relations, got 'image'"),
         ("--device=tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),

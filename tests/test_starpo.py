@@ -5,7 +5,7 @@ They need a CPU and a few seconds.
     python -m pytest -q tests/test_starpo.py
 """
 
-from configurator import CHOICES, GROUP_BASELINE_ESTIMATORS
+from configurator import CHOICES, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS
 
 import doctest
 import inspect
@@ -733,7 +733,7 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
     """One-token trajectories: values of 0 and a whitened return give no advantage either."""
     for scores, groups in ((doubles(2, 2, 2), [0, 0, 0]), (doubles(2), [0])):
-        values = torch.zeros_like(scores) if "gae" in estimator else None
+        values = torch.zeros_like(scores) if estimator in CRITIC_ESTIMATORS else None
         ones = [1] * len(scores)
         for turn_level in {False, estimator in GROUP_BASELINE_ESTIMATORS}:
             options = dict(estimator=estimator, turn_level=turn_level)
@@ -1103,7 +1103,7 @@ def test_inputs_stay_unmodified():
     starpo.normalize_rewards(x, lengths, groups, "mean_std")
     starpo.group_advantages(x, torch.arange(6) // 2, "rloo")
     for estimator in CHOICES["estimator"]:
-        values = y if "gae" in estimator else None
+        values = y if estimator in CRITIC_ESTIMATORS else None
         turn_level = estimator in GROUP_BASELINE_ESTIMATORS
         options = dict(estimator=estimator, turn_level=turn_level, turn_gamma=0.5)
         starpo.advantages(x, values, [1, 1, 2, 2], [2, 2], groups, **options)

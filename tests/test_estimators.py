@@ -1,0 +1,44 @@
+"""A name says nothing about an estimator: the tuples of configurator.py do.
+
+Run with:  python -m pytest -q tests/test_estimators.py
+"""
+
+import configurator
+from configurator import CHOICES, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, OTHER_ESTIMATORS
+
+import pytest
+import torch
+from learners import make_learner
+
+import starpo
+
+
+def test_every_estimator_is_of_one_kind():
+    kinds = (CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, OTHER_ESTIMATORS)
+    names = [name for kind in kinds for name in kind]
+    assert sorted(names) == sorted(set(CHOICES["estimator"]))
+
+
+@pytest.mark.parametrize("estimator", CHOICES["estimator"])
+def test_only_some_estimators_need_values(estimator):
+    rewards = torch.tensor([1.0, 0.0])
+    values = torch.zeros(2) if estimator in CRITIC_ESTIMATORS else None
+    arguments = ([1, 1], [1, 1], torch.tensor([0, 0]))
+    found, returns = starpo.advantages(rewards, values, *arguments, estimator=estimator)
+    assert found[0] > 0 > found[1]
+    assert (returns is None) == (values is None)
+    if estimator in CRITIC_ESTIMATORS:
+        with pytest.raises(ValueError, match=f"'{estimator}' needs the values of a critic"):
+            starpo.advantages(rewards, None, *arguments, estimator=estimator)
+
+
+@pytest.mark.parametrize(
+    "estimator, has_critic", [("gae", True), ("grpo", False), ("without_gae", False)]
+)
+def test_a_name_does_not_make_a_critic(
+    estimator, has_critic, trained_folder, one_rank, monkeypatch
+):
+    names = (*CHOICES["estimator"], "without_gae")
+    monkeypatch.setitem(configurator.CHOICES, "estimator", names)
+    learner = make_learner(trained_folder, estimator=estimator)
+    assert (learner.critic is not None) == has_critic
