@@ -57,7 +57,7 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
 
 
 class Legal(NamedTuple):
-    """The legal values of a number."""
+    """The legal values of a number. LARGEST is a second limit."""
 
     words: str  # the legal values in words
     test: Callable[[float], bool]  # whether a number is legal
@@ -69,9 +69,12 @@ Pairs = Annotated[int, Legal("2 or more", lambda x: x >= 2)]
 EvalSize = Annotated[int, Legal("between 1 and 256", lambda x: 1 <= x <= 256)]
 NotNegative = Annotated[float, Legal("0 or more", lambda x: x >= 0)]
 Positive = Annotated[float, Legal("more than 0", lambda x: x > 0)]
+Seconds = Annotated[float, Legal("at least 0.001", lambda x: x >= 0.001)]
+Temperature = Annotated[float, Legal("at least 0.01", lambda x: x >= 0.01)]
+OrGreedy = Annotated[float, Legal("0, or at least 0.01", lambda x: x == 0 or x >= 0.01)]
 Fraction = Annotated[float, Legal("between 0 and 1", lambda x: 0 <= x <= 1)]
 BelowOne = Annotated[float, Legal("at least 0 and less than 1", lambda x: 0 <= x < 1)]
-Penalty = Annotated[float, Legal("0 or less", lambda x: x <= 0)]
+Penalty = Annotated[float, Legal("between -1000000 and 0", lambda x: -1e6 <= x <= 0)]
 Cap = Annotated[float, Legal("1 or more", lambda x: x >= 1)]
 DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1)]
 
@@ -103,7 +106,7 @@ class Config:
     eval_every: Natural = 10  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 10  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep, the newest ones
-    grace_s: Positive = 60.0  # seconds after a signal in which the iteration must end and be saved
+    grace_s: Seconds = 60.0  # seconds after a signal in which the iteration must end and be saved
     num_samples: Natural = 4  # training trajectories to write for each evaluated iteration
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
     num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
@@ -137,12 +140,12 @@ class Config:
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
     num_groups: Count = 8  # P, initial states in an iteration
     group_size: Count = 16  # N, trajectories from each initial state
-    temperature: Positive = 1.0  # of sampling, and of the log-probs in the loss
+    temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum length of one reply
     # maximum length of one trajectory, with its prompts; >= max_response_tokens
     max_context_tokens: Count = 3600
     max_running: Count = 128  # maximum number of trajectories in the engine at once
-    step_timeout_s: Positive = 60.0  # time limit for one turn in the environment, seconds
+    step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
     # fraction of trajectories that may end in an environment error before the run stops
     max_error_frac: Fraction = 0.1
 
@@ -199,7 +202,7 @@ class Config:
     # eval: 256 prompts for reported results; heldout: 256 other prompts, to choose settings with
     eval_split: Literal["eval", "heldout"] = "eval"
     eval_size: EvalSize = 256  # prompts to play, one trajectory each; training does not draw them
-    eval_temperature: NotNegative = 0.5  # 0 = greedy decoding
+    eval_temperature: OrGreedy = 0.5  # 0 = greedy decoding
 
     # -- diagnostics
     collapse_every: Natural = 0  # iterations between measurements of mutual information; 0 = never
@@ -220,6 +223,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_fields()
+        self._check_rollout_size()
         self._check_filter()
         self._check_estimator()
         self._check_batch_size()
@@ -233,12 +237,24 @@ class Config:
             value = getattr(self, key)
             if not math.isfinite(value) or not legal.test(value):
                 raise UserError(f"{key} must be {legal.words}, got {value}")
+            largest = LARGEST.get(key, LARGEST_NUMBER)
+            if value > largest:
+                raise UserError(f"{key} must be at most {largest:,}, got {value}")
         for low, high, reason in ORDERED:
             if getattr(self, low) > getattr(self, high):
                 raise UserError(
                     f"{low} ({getattr(self, low)}) must not exceed {high} "
                     f"({getattr(self, high)}): {reason}"
                 )
+
+    def _check_rollout_size(self) -> None:
+        num_trajectories = self.num_groups * self.group_size
+        if num_trajectories > MAX_TRAJECTORIES:
+            raise UserError(
+                f"num_groups ({self.num_groups}) * group_size ({self.group_size}) are "
+                f"{num_trajectories:,} trajectories in an iteration; at most "
+                f"{MAX_TRAJECTORIES:,} fit into memory"
+            )
 
     def _check_filter(self) -> None:
         strategy = self.filter_strategy
@@ -303,6 +319,26 @@ for _field in fields(Config):
         FIELD_TYPES[_field.name] = str
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
+
+# Larger numbers overflow, or need more memory or time than there is.
+LARGEST_NUMBER = 1_000_000_000  # of the settings that are not in the table
+LARGEST = {
+    "seed": 2**31 - 1,  # vLLM takes 32 bits
+    "num_threads": 1024,
+    "max_turns": 1000,
+    "actions_per_turn": 1000,
+    "actions_per_traj": 1000,
+    "lora_rank": 1024,
+    "num_epochs": 1000,
+    "num_groups": 100_000,
+    "group_size": 100_000,
+    "max_context_tokens": 10_000_000,
+    "micro_batch_tokens": 10_000_000,
+    "max_running": 100_000,
+    "collapse_pairs": 10_000,
+    "sft_batch_size": 100_000,
+}
+MAX_TRAJECTORIES = 100_000  # in an iteration
 
 # (setting, upper bound, reason): a setting that must not exceed another one.
 ORDERED = [
@@ -381,7 +417,9 @@ def read_config_file(path: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__file__": path, "__name__": "config"}
     try:
         exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), names)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a file may raise anything, even SystemExit
         raise UserError(f"config file {path} fails with {type(error).__name__}: {error}") from error
     settings = {}
     for key, value in names.items():
@@ -405,6 +443,8 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 
     Args: source: where the value was given, for the error message.
     Raises: UserError for any other type."""
+    if isinstance(value, int) and value.bit_length() > 1000:  # no float can hold it
+        raise UserError(f"{key} from {source} is an integer of {value.bit_length()} bits")
     if type(value) is wanted:  # not isinstance, because a bool must not pass as an int
         return value
     if wanted is float and type(value) is int:
@@ -473,9 +513,10 @@ def help_text(doc: str) -> str:
 def run_main(main: Callable[[list[str]], Any]) -> None:
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
-    Every other exception is a bug and shows its traceback."""
+    So does sys.exit(0) in code of a user, because the command is not finished. Every other
+    exception is a bug and shows its traceback."""
     try:
-        main(sys.argv[1:])
+        _run_to_the_end(main)
     except UserError as error:
         if os.environ.get("NANORAGEN_TRACEBACK") == "1":
             raise
@@ -487,6 +528,15 @@ def run_main(main: Callable[[list[str]], Any]) -> None:
             path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
             path.write_text(json.dumps(record), encoding="utf-8")
         sys.exit(2)
+
+
+def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
+    try:
+        main(sys.argv[1:])
+    except SystemExit as error:
+        if error.code:
+            raise
+        raise UserError("some code called sys.exit() before the command was finished") from error
 
 
 # Every script imports this file first, so --help answers before the slow imports.

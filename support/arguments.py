@@ -19,6 +19,7 @@ from support.available import check_installed, find_model
 from support.run_folder import check_out_dir, check_writable, load_saved
 
 PLAYERS = ("random", "greedy", "optimal")
+MAX_SAMPLES = 1000  # games of one prompt
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
     "--api_base": "python -m tools.api_models",
@@ -160,8 +161,8 @@ def _check_scoring_options(options: dict) -> None:
     for player in filter(None, options["player"].split(",")):
         if player not in PLAYERS:
             raise UserError(f"player must be one of {', '.join(PLAYERS)}, got {player!r}")
-    if options["samples"] < 1:
-        raise UserError(f"samples must be 1 or more, got {options['samples']}")
+    if not 1 <= options["samples"] <= MAX_SAMPLES:
+        raise UserError(f"samples must be between 1 and {MAX_SAMPLES}, got {options['samples']}")
     for key in ("json", "jsonl"):
         if options[key]:
             check_writable(options[key])

@@ -405,7 +405,7 @@ def test_eval_of_a_run_without_a_policy(tmp_path):
 
 
 def test_options_that_do_not_fit():
-    with pytest.raises(UserError, match="samples must be 1 or more, got 0"):
+    with pytest.raises(UserError, match="samples must be between 1 and 1000, got 0"):
         evaluation.main([*LAKE, "--samples=0"])
 
 

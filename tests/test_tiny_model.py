@@ -67,7 +67,7 @@ def test_tiny_model_is_tiny_and_seeded(small_tokenizer):
 
 @pytest.mark.parametrize("shape", ["3", "x96", "0x96", "3x48", "3x-32", "threex96", "3x0"])
 def test_other_shapes_are_refused(small_tokenizer, shape):
-    message = "tiny_shape must be layers x width, .* such as 4x128; got"
+    message = "tiny_shape must be layers x width, .* such as 4x128, at most 100x8192; got"
     with pytest.raises(ValueError, match=message):
         tiny_model.build_tiny(0, shape)
 

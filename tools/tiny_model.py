@@ -32,6 +32,8 @@ CHATML = (
 )
 VOCAB_SIZE = 768
 HEAD_DIM = 32
+MAX_LAYERS = 100
+MAX_WIDTH = 8192
 # how Qwen2's tokenizer splits text before it merges bytes
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -83,16 +85,17 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
 
 
 def _parse_shape(shape: str) -> tuple[int, int]:
-    """Read layers and width. Raises: UserError unless 32 divides the width and both are over 0."""
+    """Read layers and width. Raises: UserError for a shape that is not legal."""
     layers, _, width = shape.partition("x")
-    if layers.isdecimal() and width.isdecimal():
+    if layers.isdecimal() and width.isdecimal() and len(shape) < 10:
         num_layers = int(layers)
         hidden_size = int(width)
-        if num_layers > 0 and hidden_size > 0 and hidden_size % HEAD_DIM == 0:
+        in_range = 0 < num_layers <= MAX_LAYERS and 0 < hidden_size <= MAX_WIDTH
+        if in_range and hidden_size % HEAD_DIM == 0:
             return num_layers, hidden_size
     raise UserError(
         "tiny_shape must be layers x width, with a width that is a multiple of 32, "
-        f"such as 4x128; got {shape!r}"
+        f"such as 4x128, at most {MAX_LAYERS}x{MAX_WIDTH}; got {shape!r}"
     )
 
 
