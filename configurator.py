@@ -132,9 +132,9 @@ class Config:
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     tiny_shape: str = "4x96"  # of model='tiny': layers x width
     # type to compute in; auto: bfloat16 on cuda, float32 on cpu
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     lora_rank: Natural = 0  # LoRA on all linear layers of policy and critic; 0 = train all weights
-    compile: bool = False  # True: torch.compile MLPs and norms, and pad packs to one size
+    compile: bool = False  # True: torch.compile the MLPs and norms of policy and critic
 
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch

@@ -29,6 +29,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
 from support.available import find_model
+from support.precision import product_in_float32
+
+# Columns of the vocabulary whose logits are in memory at a time. On a CPU they stay in its cache.
+# On a GPU larger pieces need fewer launches.
+CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 
 disable_progress_bar()  # of transformers, because loading and saving take only seconds
 
@@ -61,7 +66,8 @@ class Policy(nn.Module):
             at each of them, both float32, in nats.
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        states = hidden[batch.response_index - 1]  # (R, H): the token before predicts the token
+        # The token before predicts the token. The backward of an index would sort it.
+        states = hidden.index_select(0, batch.response_index - 1)  # (R, H)
         targets = batch.ids[batch.response_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
 
@@ -79,7 +85,8 @@ class Critic(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Compute the values. Returns: (R,) float32, in the units of the reward."""
         hidden = packed_hidden(self.backbone, batch)  # (T, H)
-        values = self.value_head(hidden[batch.response_index - 1])  # (R, 1)
+        states = hidden.index_select(0, batch.response_index - 1)  # (R, H), as in `Policy`
+        values = self.value_head(states)  # (R, 1)
         return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
 
 
@@ -108,10 +115,13 @@ AttentionInterface.register("layout", _attention)  # for attn_implementation="la
 
 
 def compile_blocks(layers: Sequence[nn.Module]) -> None:
-    """Compile the MLPs and norms in place, but not attention: its sizes differ in each row."""
+    """Compile the MLPs and norms in place, but not attention: its sizes differ in each row.
+
+    The number of tokens is dynamic, so one compilation serves rows of all lengths.
+    """
     for layer in layers:
         for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
-            part.compile(dynamic=False)
+            part.compile(dynamic=True)
 
 
 # ---------- log-probs without full logits
@@ -123,7 +133,7 @@ def chunked_logprobs(
     targets: Tensor,
     *,
     temperature: float = 1.0,
-    chunk_size: int = 1024,
+    chunk_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature).
 
@@ -131,13 +141,15 @@ def chunked_logprobs(
         hidden: (R, H) float.
         weight: (V, H) float, the head.
         targets: (R,) int64.
-        chunk_size: the number of vocabulary tokens whose logits are in memory at a time.
+        chunk_size: the number of vocabulary tokens whose logits are in memory at a time; 0 takes
+            the one in CHUNK_SIZES for the device.
 
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
     device_type = hidden.device.type
     if torch.is_autocast_enabled(device_type):  # the backward runs outside of autocast
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
+    chunk_size = chunk_size or CHUNK_SIZES[device_type]
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk_size)
 
 
@@ -162,7 +174,7 @@ def _vocab_chunks(
         yield _VocabChunk(
             rows=rows,
             weight=chunk_weight,
-            logits=(hidden @ chunk_weight.T).float().div_(temperature),
+            logits=product_in_float32(hidden, chunk_weight.T).div_(temperature),
             target_column=columns.where(has_target, 0)[:, None],
             has_target=has_target,
         )
@@ -235,7 +247,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             at_target = grad_logprobs * chunk.has_target  # (R,)
             grad_z = grad_z.scatter_add_(1, chunk.target_column, at_target[:, None])
             grad_z = grad_z.div_(ctx.temperature).to(hidden.dtype)  # gradient of W h
-            grad_hidden += grad_z @ chunk.weight
+            grad_hidden += product_in_float32(grad_z, chunk.weight)
             if grad_weight is not None:
                 grad_weight[chunk.rows] = grad_z.T @ hidden
             del chunk, logp, p, grad_z  # free the memory before the next chunk takes it
@@ -298,9 +310,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type to compute in for the setting "auto" (bfloat16 on cuda), "float32" or "bfloat16"."""
-    is_bfloat16 = name == "bfloat16" or (name == "auto" and device.type == "cuda")
-    return torch.bfloat16 if is_bfloat16 else torch.float32
+    """The type to compute in. The setting "auto" is bfloat16 on cuda and float32 on a CPU."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return getattr(torch, name)
 
 
 def load_model(

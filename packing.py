@@ -19,17 +19,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
-from typing import Protocol
+from itertools import accumulate, chain, groupby
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 try:
     from flash_attn import flash_attn_varlen_func
 except ImportError:
     flash_attn_varlen_func = None
+
+# torch 2.12 lets query heads share a key head. torch 2.11 wants one key head for each query head.
+VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # Below this ratio of keys to queries, a causal kernel over the whole context is faster than a mask.
 MAX_CAUSAL_RATIO = 1.4
@@ -98,8 +102,6 @@ def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[l
 def pack(
     sequences: Sequence[TokenSequence],
     device: torch.device | str = "cpu",
-    *,
-    pad_to: int = 0,
 ) -> PackedBatch:
     """Put sequences into one row. Prompt tokens that they share are computed once.
 
@@ -110,8 +112,6 @@ def pack(
     Args:
         sequences: at least one. Put those with the same first prompt next to each other, as
             `micro_batches` does.
-        pad_to: the least length of the row. A piece that no other piece attends to fills it up.
-            Compiled modules need rows of one length.
     """
     common_length = len(os.path.commonprefix([_shareable(sequence) for sequence in sequences]))
     row = _Row()
@@ -121,8 +121,7 @@ def pack(
         context = row.append(members[0], common_length, len(prompt), context=common)
         for member in members:
             row.append(member, len(prompt), len(member.ids), context=context)
-    row.pad(pad_to)
-    return row.to_batch(device)
+    return row.to_batch(torch.device(device))
 
 
 def _shareable(sequence: TokenSequence) -> list[int]:
@@ -158,14 +157,7 @@ class _Row:
         self.pieces.append(_Piece(ids, response_mask, start, context))
         return (*context, len(self.pieces) - 1)
 
-    def pad(self, length: int) -> None:
-        """Append a piece of zeros if the row is shorter than `length`."""
-        num_missing = length - sum(len(piece.ids) for piece in self.pieces)
-        if num_missing > 0:
-            ids = [0] * num_missing
-            self.pieces.append(_Piece(ids, [False] * num_missing, start=0, context=()))
-
-    def to_batch(self, device: torch.device | str) -> PackedBatch:
+    def to_batch(self, device: torch.device) -> PackedBatch:
         """Concatenate the pieces."""
         ids: list[int] = []
         positions: list[int] = []
@@ -174,14 +166,28 @@ class _Row:
             ids += piece.ids
             positions += range(piece.start, piece.start + len(piece.ids))
             response_mask += piece.response_mask
-        response_index = torch.tensor(response_mask).nonzero()[:, 0]  # (R,)
+        sampled = torch.tensor(response_mask).nonzero()[:, 0]  # (R,)
+        tensors = (torch.tensor(ids), torch.tensor(positions), sampled)
+        ids_there, positions_there, sampled_there = to_device(tensors, device)
         return PackedBatch(
-            ids=torch.tensor(ids, device=device),
-            position_ids=torch.tensor(positions, device=device),
+            ids=ids_there,
+            position_ids=positions_there,
             lengths=[len(piece.ids) for piece in self.pieces],
             contexts=[piece.context for piece in self.pieces],
-            response_index=response_index.to(device),
+            response_index=sampled_there,
         )
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Copy tensors (n,) of one type from the CPU to a device.
+
+    On a GPU they share one copy from pinned memory, so the host does not wait for the GPU.
+    """
+    if device.type != "cuda":
+        return tensors
+    joined = torch.cat(list(tensors)).pin_memory()
+    sizes = [len(tensor) for tensor in tensors]
+    return joined.to(device, non_blocking=True).split(sizes)
 
 
 # ---------- attention inside the sequences
@@ -190,6 +196,14 @@ class _Row:
 def has_varlen_kernel(device: torch.device) -> bool:
     """Whether the device runs kernels for sequences of various lengths (GPU, Ampere or newer)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+class _VarlenIndex(NamedTuple):
+    """What a varlen kernel must know about the pieces of a row; all int32."""
+
+    keys: Tensor  # (sum of key_lengths,): the row indices of the keys of each piece, concatenated
+    query_ends: Tensor  # (pieces + 1,): the boundaries of the pieces in the queries
+    key_ends: Tensor  # (pieces + 1,): the boundaries of the pieces in the keys
 
 
 class PackedLayout:
@@ -264,36 +278,31 @@ class PackedLayout:
     def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """One kernel for all pieces: flash-attn's if it is installed, else torch's."""
         q = q.transpose(0, 1).contiguous()  # (T, heads, D)
-        k = k[:, self.key_index].transpose(0, 1).contiguous()  # (sum of key_lengths, kv_heads, D)
-        v = v[:, self.key_index].transpose(0, 1).contiguous()
+        index = self.varlen_index
+        # The backward of k[:, index] would sort the index, and that of index_select does not.
+        k = k.transpose(0, 1).index_select(0, index.keys)  # (sum of key_lengths, kv_heads, D)
+        v = v.transpose(0, 1).index_select(0, index.keys)
         max_lengths = (max(self.lengths), max(self.key_lengths))
-        arguments = (q, k, v, *self.cumulative_lengths, *max_lengths)
+        sizes = (index.query_ends, index.key_ends, *max_lengths)
         if flash_attn_varlen_func:
-            return flash_attn_varlen_func(*arguments, softmax_scale=scale, causal=True)
-        from torch.nn.attention.varlen import varlen_attn
-
-        if "window_size" in inspect.signature(varlen_attn).parameters:  # torch 2.12 and newer
-            return varlen_attn(*arguments, scale=scale, window_size=(-1, 0), enable_gqa=True)
+            return flash_attn_varlen_func(q, k, v, *sizes, softmax_scale=scale, causal=True)
+        causal = (-1, 0)  # the window of a query: any key before it, and none after it
+        if VARLEN_HAS_GQA:
+            return varlen_attn(q, k, v, *sizes, scale=scale, window_size=causal, enable_gqa=True)
         group_size = q.shape[1] // k.shape[1]  # query heads for each key head
         k = k.repeat_interleave(group_size, dim=1)
         v = v.repeat_interleave(group_size, dim=1)
-        return varlen_attn(
-            q, k, v, *self.cumulative_lengths, *max_lengths, scale=scale, is_causal=True
-        )
+        return varlen_attn(q, k, v, *sizes, scale=scale, window_size=causal)
 
     @cached_property
-    def key_index(self) -> Tensor:
-        """For each piece the row indices of its keys, concatenated: (sum of key_lengths,)."""
-        row = torch.arange(sum(self.lengths), device=self.device).split(self.lengths)
+    def varlen_index(self) -> _VarlenIndex:
+        """Where the pieces lie. It is built on the CPU and copied to the device once."""
+        row = torch.arange(sum(self.lengths), dtype=torch.int32).split(self.lengths)
         pieces = chain.from_iterable((*context, i) for i, context in enumerate(self.contexts))
-        return torch.cat([row[i] for i in pieces])
-
-    @cached_property
-    def cumulative_lengths(self) -> tuple[Tensor, Tensor]:
-        """The boundaries of the pieces in queries and in keys: (pieces + 1,) int32 each."""
-        query_ends = torch.tensor(self.lengths, device=self.device).cumsum(0)
-        key_ends = torch.tensor(self.key_lengths, device=self.device).cumsum(0)
-        return F.pad(query_ends, (1, 0)).int(), F.pad(key_ends, (1, 0)).int()
+        keys = torch.cat([row[i] for i in pieces])
+        query_ends = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32)
+        key_ends = torch.tensor([0, *accumulate(self.key_lengths)], dtype=torch.int32)
+        return _VarlenIndex(*to_device((keys, query_ends, key_ends), self.device))
 
 
 def _join(parts: Sequence[Tensor], pieces: tuple[int, ...]) -> Tensor:

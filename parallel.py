@@ -62,6 +62,9 @@ def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
     if device.type == "cuda":
         device = _gpu_of_this_rank()
         torch.cuda.set_device(device)
+        # On an H100, SDPA would prefer cuDNN, which plans anew for each shape: the torch engine has
+        # new shapes in nearly every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         backend = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
         store, this_rank, num_ranks = rendezvous()
@@ -330,10 +333,9 @@ def score_tokens(
     num_tokens = sum(lengths)
     device = next(module.parameters()).device
     token_indices = torch.arange(num_tokens, device=device).split(lengths)  # by trajectory
-    pad_to = config.micro_batch_tokens if config.compile else 0
     results: list[Tensor] = []  # (R,) each; a rank fills in its tokens and leaves the others 0
     for indices, weight in local_micro_batches(trajectories, config.micro_batch_tokens):
-        batch = pack([trajectories[i] for i in indices], device, pad_to=pad_to)
+        batch = pack([trajectories[i] for i in indices], device)
         outputs = module(batch, *args)
         if isinstance(outputs, Tensor):
             outputs = (outputs,)

@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from engines.sample import Sample, Seed
+from packing import to_device
+from support.precision import product_in_float32
 
 
 class _Request(NamedTuple):
@@ -139,7 +141,7 @@ class TorchEngine:
         """Admit waiting requests, make one forward and sample a token for each row."""
         prefills, copies = self._admit()
         hidden = self._forward(prefills, copies)  # (rows, H)
-        logits = self.model.lm_head(hidden).float()  # (rows, V)
+        logits = product_in_float32(hidden, self.model.lm_head.weight.T)  # (rows, V)
         temperatures = []
         noise = []
         for key in self.row_keys:
@@ -147,8 +149,8 @@ class TorchEngine:
             # A row without a response samples, too. `_append` drops its token.
             temperatures.append(response.temperature if response else 1.0)
             noise.append(response.noise[len(response.ids)] if response else 0.0)
-        settings = torch.tensor([temperatures, noise], device=self.cache.device)  # (2, rows)
-        tokens, logprobs = sample_tokens(logits, settings[0], settings[1])
+        settings = (torch.tensor(temperatures), torch.tensor(noise))  # (rows,) each
+        tokens, logprobs = sample_tokens(logits, *to_device(settings, self.cache.device))
         return self._append(tokens.tolist(), logprobs.tolist())
 
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
@@ -205,13 +207,14 @@ class TorchEngine:
             positions += range(prefill.start, prefill.start + len(prefill.ids))
         self.num_steps += 1
         self.num_prefilled += len(tokens) - num_rows
-        input_ids = torch.tensor(tokens, device=self.cache.device)  # (T,)
-        position_ids = torch.tensor(positions, device=self.cache.device)  # (T,)
+        inputs = (torch.tensor(tokens), torch.tensor(positions))  # (T,) each
+        input_ids, position_ids = to_device(inputs, self.cache.device)
+        span = max(positions[:num_rows]) + 1
         output = self.model.model(
             input_ids[None],
             position_ids=position_ids[None],
             use_cache=False,
-            layout=_CacheLayout(self.cache, position_ids[:num_rows], prefills, copies),
+            layout=_CacheLayout(self.cache, position_ids[:num_rows], span, prefills, copies),
         )
         return output.last_hidden_state[0, :num_rows]
 
@@ -259,16 +262,21 @@ class _CacheLayout:
     """
 
     def __init__(
-        self, cache: Tensor, positions: Tensor, prefills: list[_Prefill], copies: list[_PrefixCopy]
+        self,
+        cache: Tensor,
+        positions: Tensor,
+        span: int,
+        prefills: list[_Prefill],
+        copies: list[_PrefixCopy],
     ):
         self.cache = cache  # (2, layers, rows, kv_heads, positions, D)
         self.positions = positions  # (N,), of the decode tokens in their histories
+        self.span = span  # length of the longest history
         self.prefills = prefills
         self.copies = copies
         device = positions.device
         self.rows = torch.arange(len(positions), device=device)
-        self.span = int(positions.max()) + 1  # length of the longest history
-        visible = torch.arange(self.span, device=device) <= positions[:, None]  # (N, span)
+        visible = torch.arange(span, device=device) <= positions[:, None]  # (N, span)
         self.decode_mask = visible[:, None, None]  # (N, 1, 1, span)
         self.sizes = [len(positions), *(len(prefill.ids) for prefill in prefills)]  # they sum to T
         self.prefill_masks = []

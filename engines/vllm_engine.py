@@ -58,6 +58,7 @@ class VLLMEngine:
                 load_format="dummy",
                 generation_config="vllm",
                 dtype=str(dtype).removeprefix("torch."),
+                hf_overrides={"head_dtype": "float32"},  # of the logits, as in the trainer
                 seed=config.seed + int(os.environ["RANK"]),
                 distributed_executor_backend="external_launcher",
                 max_model_len=config.max_context_tokens,
@@ -142,7 +143,12 @@ def _cache_bytes(model: Qwen2ForCausalLM, config: Config, dtype: torch.dtype) ->
 
 @contextmanager
 def _process_state_kept() -> Iterator[None]:
-    """Restore random states and environment variables, because vLLM changes them at its start."""
+    """Restore random states, threads and environment variables, because vLLM changes them.
+
+    On a GPU vLLM sets one thread for the CPU. On a CPU it replaces torch.set_num_threads.
+    """
+    set_num_threads = torch.set_num_threads
+    num_threads = torch.get_num_threads()
     numpy_state = np.random.get_state()
     python_state = random.getstate()
     environment = dict(os.environ)
@@ -150,6 +156,8 @@ def _process_state_kept() -> Iterator[None]:
         yield
     np.random.set_state(numpy_state)
     random.setstate(python_state)
+    torch.set_num_threads = set_num_threads
+    torch.set_num_threads(num_threads)
     os.environ.update(environment)  # on a CPU vLLM overwrites a variable of torchrun
 
 

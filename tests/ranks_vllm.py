@@ -49,6 +49,10 @@ def vllm(trained_folder, chat):
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
     assert isinstance(engine, VLLMEngine)
     assert states() == before  # vLLM reseeds; the engine restores the states
+    torch.set_num_threads(2)  # vLLM replaces this function; the engine restores it
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    assert engine.engine.vllm_config.model_config.head_dtype == torch.float32
     yield engine
     parallel.shut_down(engine)
     assert not dist.is_initialized()

@@ -279,7 +279,7 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
         ),
         ("--observation=image", "observation must be one of grid, coord, relations, got 'image'"),
         ("--device=tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
-        ("--dtype=float16", "dtype must be one of auto, float32, bfloat16, got 'float16'"),
+        ("--dtype=half", "dtype must be one of auto, float32, bfloat16, float16, got 'half'"),
     ],
 )
 def test_range(argument, message):

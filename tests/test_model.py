@@ -6,16 +6,21 @@ log-probs against autograd, files and messages. On a CPU.
 """
 
 import copy
+import inspect
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+import model
 import packing
 from dialogue import IM_END
 from model import Critic, Policy, chunked_logprobs, load_model, packed_hidden
 from packing import PackedBatch, PackedLayout
+from support.precision import product_in_float32
 
 # tokens, and the positions of those that count as sampled
 SEQUENCES = [
@@ -235,33 +240,87 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-@pytest.mark.parametrize("installed", ["flash-attn", "torch 2.11", "torch 2.13"])
-def test_the_gpu_path_with_stand_ins_for_its_kernels(random_model, monkeypatch, installed):
-    """Each has the argument names of its version and must be told to be causal."""
+# Stand-ins for the kernels. Their parameters are those of the sources: torch/nn/attention/varlen.py
+# in the wheels of 2.11.0, 2.12.0 and 2.13.0, and flash_attn_varlen_func of flash-attn 2.8.
+
+
+def torch_211(
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    *,
+    return_aux=None,
+    scale=None,
+    window_size=(-1, -1),
+):
+    assert window_size == (-1, 0)  # causal
+    assert query.shape[1] == key.shape[1] == value.shape[1]  # a key head for each query head
+    return slow_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+
+
+def torch_212(
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    *,
+    return_aux=None,
+    scale=None,
+    window_size=(-1, -1),
+    enable_gqa=False,
+    seqused_k=None,
+    block_table=None,
+    num_splits=None,
+):
+    assert window_size == (-1, 0)
+    assert enable_gqa and key.shape[1] == 1
+    return slow_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale)
+
+
+def flash(q, k, v, q_ends, k_ends, max_q, max_k, *, softmax_scale=None, causal=False):
+    assert causal and k.shape[1] == 1
+    return slow_varlen(q, k, v, q_ends, k_ends, max_q, max_k, softmax_scale)
+
+
+@pytest.mark.parametrize("kernel", [flash, torch_211, torch_212])
+def test_the_gpu_path_with_stand_ins_for_its_kernels(random_model, monkeypatch, kernel):
     calls = []
 
-    def flash(*args, softmax_scale, causal):
-        calls.append(causal)
-        return slow_varlen(*args, softmax_scale)
+    def counted(*args, **options):
+        calls.append(kernel.__name__)
+        return kernel(*args, **options)
 
-    def torch_211(*args, is_causal=False, return_aux=None, scale=None):
-        has_equal_heads = args[0].shape[1] == args[1].shape[1]  # it knows no shared key heads
-        calls.append(is_causal and has_equal_heads)
-        return slow_varlen(*args, scale)
+    def update():
+        logprobs, _ = Policy(random_model)(SHARED, 1.0)
+        random_model.zero_grad()
+        logprobs.sum().backward()
+        return logprobs, random_model.model.layers[0].self_attn.k_proj.weight.grad.clone()
 
-    def torch_213(*args, return_aux=None, scale=None, window_size=(-1, -1), enable_gqa=False):
-        calls.append(window_size == (-1, 0) and enable_gqa and args[1].shape[1] == 1)
-        return slow_varlen(*args, scale)
-
-    expected = Policy(random_model)(SHARED, 1.0)[0]
-    has_flash = installed == "flash-attn"
-    monkeypatch.setattr(packing, "flash_attn_varlen_func", flash if has_flash else None)
-    kernel = {"torch 2.11": torch_211, "torch 2.13": torch_213}.get(installed)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    expected, expected_gradient = update()
+    monkeypatch.setattr(packing, "flash_attn_varlen_func", counted if kernel is flash else None)
+    monkeypatch.setattr(packing, "varlen_attn", counted)
+    monkeypatch.setattr(packing, "VARLEN_HAS_GQA", kernel is torch_212)
     monkeypatch.setattr(PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args))
-    actual = Policy(random_model)(SHARED, 1.0)[0]
-    assert calls == [True] * 2  # two layers
+    actual, gradient = update()
+    assert calls == [kernel.__name__] * 2  # two layers
     close(actual, expected, 1e-5)
+    close(gradient, expected_gradient, 1e-4)
+
+
+def test_the_stand_in_has_the_signature_of_the_installed_kernel():
+    real = inspect.signature(varlen_attn).parameters
+    stand_in = torch_212 if packing.VARLEN_HAS_GQA else torch_211
+    assert ("enable_gqa" in real) == packing.VARLEN_HAS_GQA
+    assert list(real) == list(inspect.signature(stand_in).parameters)
+    for name, parameter in inspect.signature(stand_in).parameters.items():
+        assert real[name].default == parameter.default and real[name].kind == parameter.kind
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -354,17 +413,60 @@ def test_chunked_logprobs_go_backward_in_the_precision_of_autocast():
     gradients = []
     for chunk_size in (None, 7):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        logits = h.bfloat16().float() @ w.bfloat16().float().T
+        targets = logits.argmax(-1)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = h @ w.T
-            targets = logits.argmax(-1)
             if chunk_size:
                 logprobs, _ = chunked_logprobs(h, w, targets, chunk_size=chunk_size)
             else:
-                logprobs = logits.float().log_softmax(-1).gather(1, targets[:, None])
+                logprobs = logits.log_softmax(-1).gather(1, targets[:, None])
         logprobs.sum().backward()
         gradients.append((h.grad, w.grad))
     for theirs, ours in zip(*gradients, strict=True):
         assert theirs.norm() > 1 and (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_16_bit_states_are_not_rounded_to_16_bits(dtype):
+    """1 + 2^-11 lies between two numbers of both types: logits rounded to them would be equal."""
+    hidden = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
+    weight = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=dtype)
+    logits = product_in_float32(hidden, weight.T)
+    assert logits.tolist() == [[1.0, 1.0 + 2.0**-11]]
+    logprobs, _ = chunked_logprobs(hidden, weight, torch.tensor([1]))
+    # log(e^x / (1 + e^x)) = -ln 2 + x / 2 for a small difference x of the logits
+    assert logprobs.item() == pytest.approx(-0.693147 + 2.0**-12, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_a_16_bit_head_are_added_up_in_float32(dtype):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 32).to(dtype), (torch.randn(5000, 32) * 0.3).to(dtype)
+    targets = torch.randint(5000, (64,))
+    exact_hidden = hidden.double().requires_grad_()
+    logp = (exact_hidden @ weight.double().T).log_softmax(-1)
+    logp[range(64), targets].sum().backward()
+    hidden.requires_grad_()
+    logprobs, _ = chunked_logprobs(hidden, weight, targets, chunk_size=50)
+    logprobs.sum().backward()
+    close(logprobs.double(), logp[range(64), targets], 1e-5)
+    assert (hidden.grad - exact_hidden.grad).norm() < 4e-3 * exact_hidden.grad.norm()
+
+
+def test_a_gpu_takes_larger_chunks(monkeypatch):
+    """149 chunks of Qwen's 151,936 columns on a CPU, 19 on a GPU."""
+    sizes = []
+    monkeypatch.setattr(
+        model._ChunkedLogProbs, "apply", lambda *args: sizes.append(args[-1]) or (None, None)
+    )
+    weight = torch.zeros(4, 2)
+    chunked_logprobs(torch.zeros(1, 2), weight, torch.tensor([0]))
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    chunked_logprobs(on_gpu, weight, torch.tensor([0]))
+    chunked_logprobs(torch.zeros(1, 2), weight, torch.tensor([0]), chunk_size=7)
+    assert sizes == [1024, 8192, 7]
+    assert [-(-151_936 // size) for size in sizes[:2]] == [149, 19]
 
 
 def test_chunked_logprobs_of_nothing():

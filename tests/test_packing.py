@@ -69,18 +69,6 @@ def test_the_example_of_the_module():
     assert batch.response_index.tolist() == [4, 5, 7]
 
 
-def test_padding_is_a_piece_that_nothing_continues():
-    sequences = with_prompts([1, 2, 3, 4], [1, 2, 7])
-    batch = pack(sequences)
-    padded = pack(sequences, pad_to=len(batch.ids) + 3)
-    assert padded.ids.tolist() == [*batch.ids.tolist(), 0, 0, 0]
-    assert padded.position_ids.tolist() == [*batch.position_ids.tolist(), 0, 1, 2]
-    assert padded.lengths == [*batch.lengths, 3]
-    assert padded.contexts == [*batch.contexts, ()]
-    assert torch.equal(padded.response_index, batch.response_index)
-    assert pack(sequences, pad_to=len(batch.ids)).lengths == batch.lengths
-
-
 def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     a = list(range(10))
     b = list(range(20, 30))

@@ -394,6 +394,20 @@ def test_a_missing_gpu_is_named(monkeypatch):
     assert parallel.init_distributed(small_config(device="auto")) == (cpu, torch.float32)
 
 
+def test_a_gpu_is_set_up_without_cudnn_attention(monkeypatch):
+    monkeypatch.setattr(parallel, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        found = parallel.init_distributed(small_config(device="cuda"))
+        assert found == (torch.device("cuda", 0), torch.bfloat16)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        parallel.init_distributed(small_config())  # deterministic algorithms again
+
+
 # ---------- what a run prints, and steps that are not finite
 
 

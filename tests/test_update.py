@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from learners import both_losses, collect_and_target, make_learner
+from torch._dynamo.utils import counters
 
 import model
 import parallel
@@ -278,25 +279,35 @@ def test_the_loss_moves_probability_towards_advantage(trained_folder):
     assert (gain * targets.advantages).mean() > 0
 
 
-def test_compiled_parts_on_packs_of_one_size_change_nothing(trained_folder, monkeypatch):
-    compiled = []
-    packs = []
+def compile_without_compiler(monkeypatch):
+    """torch.compile only traces, and PyTorch runs the traced graphs."""
+    compile_module = torch.nn.Module.compile
 
     def compile_eagerly(module, **options):
-        compiled.append((type(module).__name__, options))
-
-    def spy(*args, **options):
-        packs.append(pack(*args, **options))
-        return packs[-1]
+        compile_module(module, backend="aot_eager", **options)
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
-    monkeypatch.setattr(train, "pack", spy)
-    sizes = dict(batch_size=8, micro_batch_tokens=2000)
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def test_one_compilation_serves_rows_of_all_lengths(trained_folder, monkeypatch):
+    compile_without_compiler(monkeypatch)
+    policy = model.Policy(model.load_model(str(trained_folder))[0])
+    trajectories = [small_trajectory([1.0], [length]) for length in (20, 33, 57)]
+    expected = [policy(pack([trajectory]), 1.0)[0] for trajectory in trajectories]
+    model.compile_blocks(policy.model.model.layers)
+    for trajectory, logprobs in zip(trajectories, expected, strict=True):
+        found, _ = policy(pack([trajectory]), 1.0)
+        torch.testing.assert_close(found, logprobs, rtol=1e-5, atol=1e-5)
+        assert counters["stats"]["unique_graphs"] == 2  # a norm and an MLP
+
+
+def test_compiled_parts_change_nothing(trained_folder, monkeypatch):
+    compile_without_compiler(monkeypatch)
+    sizes = dict(batch_size=8, micro_batch_tokens=640)
     found, _ = captured_update(trained_folder, monkeypatch, compile=True, **sizes)
-    monkeypatch.undo()
-    assert len(compiled) == 2 * 2 * 3
-    assert {options["dynamic"] for _, options in compiled} == {False}
-    assert {len(batch.ids) for batch in packs} == {2000}
+    assert counters["stats"]["unique_graphs"] >= 2
     expected, _ = captured_update(trained_folder, monkeypatch, **sizes)
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 

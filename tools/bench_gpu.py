@@ -91,8 +91,7 @@ def measure_case(
     parts = []
     for indices in micro_batches(trajectories, case.pack_tokens):
         parts.append([trajectories[i] for i in indices])
-    pad_to = case.pack_tokens if case.compiled else 0
-    batches = [pack(part, device, pad_to=pad_to) for part in parts]
+    batches = [pack(part, device) for part in parts]
     row = compare({str(case): update_step(module, batches, device)}, repeats)[str(case)]
 
     flop = 0.0
