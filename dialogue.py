@@ -334,13 +334,19 @@ class Chat:
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        self.start, self.end = tokenizer.convert_tokens_to_ids([IM_START, IM_END])
-        if None in (self.start, self.end) or self.start == self.end:
+        marks = [IM_START, IM_END]
+        self.start, self.end = tokenizer.convert_tokens_to_ids(marks)
+        # An unknown token has the id None, or the id of the tokenizer's token for unknown text.
+        if tokenizer.convert_ids_to_tokens([self.start or 0, self.end or 0]) != marks:
             raise UserError(
-                f"the tokenizer has no {IM_START} and {IM_END} tokens; "
-                "expected a ChatML (Qwen) tokenizer"
+                f"the tokenizer has no {IM_START} and {IM_END} tokens; expected a ChatML tokenizer"
             )
         self.encode = lru_cache(maxsize=4096)(self._encode)
+        if {self.start, self.end} & {*self.encode(IM_START), *self.encode(IM_END)}:
+            raise UserError(
+                f"{IM_START} and {IM_END} must be special tokens of the tokenizer; "
+                "otherwise text of an environment could end a message"
+            )
 
     def _encode(self, text: str) -> tuple[int, ...]:
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from dialogue import Chat
 from engines.sample import Sample, Seed
@@ -66,7 +66,7 @@ class Engine(Protocol):
         """Free the resources of the engine. No other call may follow."""
 
 
-def make_engine(config: Config, model: Qwen2ForCausalLM, chat: Chat) -> Engine:
+def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
     """Start the engine that the config names. Under torchrun all ranks call this together.
 
     Args:

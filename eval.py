@@ -3,7 +3,7 @@
     python eval.py out/frozenlake_ppo --json=scores.json        # the policy of a run
     python eval.py out/A out/B --samples=4 --player=greedy      # runs, with the settings of out/A
     python eval.py out/A out/A_s1 --player=greedy --against=greedy      # with paired differences
-    python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID         # any Qwen2-family models
+    python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID         # any models
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 The policy samples at eval_temperature (0.5) under the limits of the config. Instances and

@@ -1,4 +1,4 @@
-"""Policy and critic: Hugging Face Qwen2 models that run on packed sequences.
+"""Policy and critic: Hugging Face models that run on packed sequences.
 
 The input of a forward is one row with the sequences of a micro-batch (packing.py), and a *layout*
 object that computes attention: `PackedLayout` in training, or the KV cache of the torch engine.
@@ -19,16 +19,18 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2ForCausalLM,
 )
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
 from support.available import find_model
+from support.families import check_architecture
 from support.precision import product_in_float32
 
 # Columns of the vocabulary whose logits are in memory at a time. On a CPU they stay in its cache.
@@ -50,7 +52,7 @@ class Policy(nn.Module):
 
     _versions = itertools.count(1)
 
-    def __init__(self, model: Qwen2ForCausalLM):
+    def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
         self.bump_version()
@@ -318,15 +320,16 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def load_model(
     name: str, *, device: torch.device | str = "cpu"
-) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """Load a Qwen2-family model (float32 weights) and its tokenizer.
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Load a model (float32 weights) and its tokenizer.
 
     Args: name: "base", a folder, or a name on the Hugging Face hub.
     Raises: UserError if the folder is missing or broken, the download fails, or the model is not
-        of the Qwen2 family.
+        of a supported family (support/families.py).
     """
     path = find_model(name)
     try:
+        check_architecture(path, AutoConfig.from_pretrained(path))
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="layout"
@@ -337,7 +340,9 @@ def load_model(
             f"model={path!r} could not be loaded or downloaded ({reason}). Give a folder with "
             "--model=PATH, or add config/tiny.py to run with the tiny model of this project."
         ) from error
-    kind = model.config.model_type
-    if kind != "qwen2":
-        raise UserError(f"model={path!r} is of type {kind!r}; expected the Qwen2 family")
+    embedding = model.get_input_embeddings()
+    if embedding.padding_idx == tokenizer.eos_token_id:
+        # SmolLM2 pads with <|im_end|>. The embedding of a padding token gets no gradient, but this
+        # token ends every message.
+        embedding.padding_idx = None
     return model.to(device), tokenizer

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from engines.sample import Sample, Seed
 from packing import to_device
@@ -73,7 +73,7 @@ class TorchEngine:
     prompt: one row computes it, and the others copy it. `Engine` describes the methods.
     """
 
-    def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
+    def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):
         self.version: int | None = None
         self.dtype = dtype
         self.num_steps = 0

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
+from transformers import AutoModel, PreTrainedModel
 
 from engines.sample import Sample, Seed
 
@@ -30,7 +30,7 @@ class VLLMEngine:
     the other requests. `Engine` describes the methods.
     """
 
-    def __init__(self, model: Qwen2ForCausalLM, config: Config, *, eos_id: int, dtype: torch.dtype):
+    def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):
         self.version: int | None = None
         self.dtype = dtype
         self.num_steps = 0
@@ -45,6 +45,7 @@ class VLLMEngine:
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
+        _give_vllm_its_own_class(model)
         with _process_state_kept():
             from vllm import LLM
             from vllm.platforms import current_platform
@@ -133,7 +134,19 @@ class VLLMEngine:
         self.engine.engine_core.shutdown()
 
 
-def _cache_bytes(model: Qwen2ForCausalLM, config: Config, dtype: torch.dtype) -> int:
+def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
+    """Register a subclass of the model's backbone for vLLM.
+
+    vLLM has no code of its own for SmolLM3, so it builds Hugging Face's model. It takes the class
+    from AutoModel and changes its methods in place. The trainer uses the same class and would fail.
+    """
+    backbone_class = type(model.model)
+    name = backbone_class.__name__
+    own_class = type(name, (backbone_class,), {"__module__": backbone_class.__module__})
+    AutoModel.register(type(model.config), own_class, exist_ok=True)
+
+
+def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> int:
     """Memory for the keys and values of all running requests, with a margin for partial blocks."""
     num_tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
     num_heads = model.config.num_hidden_layers * model.config.num_key_value_heads

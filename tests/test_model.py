@@ -612,5 +612,8 @@ def test_other_architecture(tokenizer, tmp_path):
     )
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    expected = f"model={str(tmp_path)!r} is of type 'gpt2'; expected the Qwen2 family"
+    expected = (
+        f"model={str(tmp_path)!r} is of type 'gpt2'; expected one of qwen2 (Qwen2.5), "
+        "qwen3 (dense Qwen3), llama (SmolLM2), smollm3 (SmolLM3), with a ChatML tokenizer"
+    )
     assert message_of(tmp_path) == expected

@@ -1,0 +1,272 @@
+"""Small random models of every supported family, as folders that plain transformers writes.
+
+Widths are small. What makes a family special is kept: heads that are wider than hidden size / heads
+(Qwen3), layers without positions (SmolLM3), tied and untied heads, more embeddings than tokens, the
+special tokens, and the chat template.
+
+The templates are written anew. Without tools they render what the published templates of
+Qwen2.5-0.5B-Instruct, Qwen3-0.6B, SmolLM2-135M-Instruct and SmolLM3-3B render.
+"""
+
+from configurator import Config
+
+import json
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from dialogue import Episode
+from envs import make_env
+
+QWEN2_TEMPLATE = """\
+{%- if messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. ' }}
+    {{- 'You are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+# A reply before the last user message loses its thought. The last reply gets a block for the
+# thought, even if it has none.
+QWEN3_TEMPLATE = """\
+{%- set last = namespace(user=messages | length) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- set last.user = loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- set thought = '' %}
+    {%- if message.role == 'assistant' and '</think>' in content %}
+        {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {%- if message.role == 'assistant' and loop.index0 > last.user and (loop.last or thought) %}
+        {%- set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content.lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+SMOLLM2_TEMPLATE = """\
+{%- if messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, ' }}
+    {{- 'trained by Hugging Face<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+# For conversations that begin with a system message. "/system_override" in it switches the metadata
+# off. Without this word and without tools the published template does not end the system message.
+SMOLLM3_TEMPLATE = """\
+{%- set system = messages[0].content %}
+{%- set thinks = enable_thinking is not defined or enable_thinking %}
+{%- if '/no_think' in system %}
+    {%- set thinks = false %}
+{%- elif '/think' in system %}
+    {%- set thinks = true %}
+{%- endif %}
+{%- set rules = system.replace('/no_think', '').replace('/think', '').rstrip() %}
+{%- set mode = '/think' if thinks else '/no_think' %}
+{%- set block = '' if thinks else '<think>\\n\\n</think>\\n' %}
+{{- '<|im_start|>system\\n' }}
+{%- if '/system_override' in system %}
+    {{- rules.replace('/system_override', '').rstrip() + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '## Metadata\\n\\nKnowledge Cutoff Date: June 2025\\n' }}
+    {{- 'Today Date: ' + strftime_now('%d %B %Y') + '\\nReasoning Mode: ' + mode + '\\n\\n' }}
+    {{- '## Custom Instructions\\n\\n' + rules + '\\n\\n' }}
+{%- endif %}
+{%- for message in messages[1:] %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {{- block + message.content.lstrip('\\n') }}
+    {%- else %}
+        {{- message.content }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' + block }}
+{%- endif %}"""
+
+
+class Family(NamedTuple):
+    config_class: type
+    settings: dict  # of the config: what differs from WIDTHS
+    template: str
+    tokenizer_class: str  # in tokenizer_config.json, as published
+    special: tuple[str, ...]  # special tokens, in the order of their ids
+    roles: dict[str, str]  # of the tokenizer: bos_token, eos_token and so on
+    ids: dict[str, str]  # of the config: the token of each *_token_id
+    added: tuple[str, ...] = ()  # tokens that are added and not special
+    bos: str = ""  # the token that encoding puts first, if special tokens are added
+    unused: int = 0  # embeddings without a token
+
+
+WIDTHS = dict(
+    num_hidden_layers=2,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+)
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+QWEN_ROLES = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>")
+QWEN_IDS = dict(bos_token_id="<|endoftext|>", eos_token_id="<|im_end|>")
+LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>")
+
+# vLLM's attention on a CPU needs heads of 32, 64, 80, 96, 112, 128 ... numbers.
+FAMILIES = {
+    "qwen2": Family(
+        Qwen2Config,
+        dict(num_attention_heads=2, num_key_value_heads=1),
+        QWEN2_TEMPLATE,
+        "Qwen2Tokenizer",
+        CHATML,
+        QWEN_ROLES,
+        QWEN_IDS,
+        unused=37,
+    ),
+    "qwen3": Family(
+        Qwen3Config,
+        dict(head_dim=32),  # 4 heads of 32 numbers are wider than the hidden size
+        QWEN3_TEMPLATE,
+        "Qwen2Tokenizer",
+        CHATML,
+        QWEN_ROLES,
+        QWEN_IDS,
+        added=("<tool_response>", "</tool_response>", "<think>", "</think>"),
+        unused=37,
+    ),
+    "qwen3_untied": Family(  # as Qwen3-8B
+        Qwen3Config,
+        dict(head_dim=32, tie_word_embeddings=False),
+        QWEN3_TEMPLATE,
+        "Qwen2Tokenizer",
+        CHATML,
+        QWEN_ROLES,
+        QWEN_IDS,
+        added=("<tool_response>", "</tool_response>", "<think>", "</think>"),
+    ),
+    "smollm2": Family(
+        LlamaConfig,
+        dict(hidden_size=96, num_attention_heads=3, num_key_value_heads=1),
+        SMOLLM2_TEMPLATE,
+        "GPT2Tokenizer",
+        CHATML,
+        dict(
+            bos_token="<|im_start|>",
+            eos_token="<|im_end|>",
+            pad_token="<|im_end|>",
+            unk_token="<|endoftext|>",
+        ),
+        dict(
+            bos_token_id="<|im_start|>",
+            eos_token_id="<|im_end|>",
+            pad_token_id="<|im_end|>",
+        ),
+    ),
+    "smollm3": Family(
+        SmolLM3Config,
+        dict(num_attention_heads=2, num_key_value_heads=1, no_rope_layer_interval=2),
+        SMOLLM3_TEMPLATE,
+        "PreTrainedTokenizerFast",
+        (*LLAMA3, "<|im_start|>", "<|im_end|>"),
+        dict(bos_token=LLAMA3[0], eos_token="<|im_end|>", pad_token="<|im_end|>"),
+        dict(bos_token_id=LLAMA3[0], eos_token_id="<|im_end|>", pad_token_id=LLAMA3[2]),
+        added=("<think>", "</think>"),
+        bos=LLAMA3[0],
+        unused=8,
+    ),
+}
+
+
+@lru_cache
+def game_texts():
+    """Messages of a game, from which the tokenizers learn their words."""
+    episode = Episode(make_env("frozenlake"), Config())
+    texts = ["system\nuser\nassistant\n"]
+    for seed in range(20):
+        texts += episode.reset(seed)
+    return texts
+
+
+def build_tokenizer(name):
+    family = FAMILIES[name]
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(family.special),
+        show_progress=False,
+    )
+    words.train_from_iterator(game_texts(), trainer)
+    words.add_tokens([AddedToken(text, normalized=False) for text in family.added])
+    if family.bos:
+        pair = (family.bos, words.token_to_id(family.bos))
+        words.post_processor = processors.TemplateProcessing(
+            single=f"{family.bos} $A", pair=f"{family.bos} $A $B", special_tokens=[pair]
+        )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **family.roles)
+    tokenizer.chat_template = family.template
+    return tokenizer
+
+
+def save_family(name, folder):
+    """Write a random model and its tokenizer. Returns: the folder."""
+    family = FAMILIES[name]
+    tokenizer = build_tokenizer(name)
+    ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in family.ids.items()}
+    settings = WIDTHS | family.settings | ids
+    config = family.config_class(vocab_size=len(tokenizer) + family.unused, **settings)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    randomize(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    published = json.loads(file.read_text()) | {"tokenizer_class": family.tokenizer_class}
+    file.write_text(json.dumps(published))
+    return folder
+
+
+@torch.no_grad()
+def randomize(model):
+    """Weights so large that a token depends visibly on all before it. A head of queries or keys
+    with another norm, or without one, gives other log-probs."""
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            weight.normal_(std=0.16)
+        elif "norm" in name:
+            weight.uniform_(0.5, 1.5)
+        else:  # biases
+            weight.normal_(std=0.2)
