@@ -290,7 +290,8 @@ class Config:
         if self.group_size == 1 and (has_group_baseline or normalizes_groups):
             raise UserError("group_size=1 leaves no other member to compare scores with")
 
-    def _check_batch_size(self) -> None:
+    def most_kept(self) -> int:
+        """The largest number of trajectories that the filter can keep in an iteration."""
         if self.filter_strategy == "count":
             kept_groups = self.filter_keep
         elif self.filter_strategy == "fraction":
@@ -298,7 +299,10 @@ class Config:
         else:
             kept_groups = self.num_groups
         # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29.
-        kept = max(1, int(kept_groups + 1e-9)) * self.group_size
+        return max(1, int(kept_groups + 1e-9)) * self.group_size
+
+    def _check_batch_size(self) -> None:
+        kept = self.most_kept()
         unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
         if self.group_size == 1 and not (unfiltered or self.filter_zero_std):
             kept = 0  # a group of one has no variance

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from eval import progress_bar
 from parallel import rank
 from rollout import Trajectory
-from support import checkpoint, report
+from support import checkpoint, inert, report
 from support.checkpoint import Saver
 from support.echo_trap import classify_regime, early_stop_reason, new_warnings
 from support.learner import Learner
@@ -70,6 +70,9 @@ class Run:
         self.was_interrupted = False
         self.saved = checkpoint.newest(self.out_dir)
         print(describe(config, sources), flush=True)
+        warning = inert.warn(config, sources)
+        if warning:
+            print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
         self.history = read_rows(self.out_dir / "metrics.jsonl", last_step)
 

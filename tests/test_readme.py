@@ -17,6 +17,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from support.arguments import SCORING_OPTIONS
+from support.inert import warn
 from tools import reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -209,3 +210,12 @@ def test_every_setting_is_read():
     code = "".join(path.read_text(encoding="utf-8") for path in own)
     for field in fields(Config):
         assert re.search(rf"\bconfig\.{field.name}\b", code), f"{field.name} is never read"
+
+
+@each_command
+def test_commands_of_the_pages_set_nothing_in_vain(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    script, arguments = script_of(COMMANDS[line][0])
+    if script == "train" and arguments != ["--help"]:
+        config, _, sources = load_config(arguments, extra={"take_config": False})
+        assert warn(config, sources) == ""

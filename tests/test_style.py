@@ -39,7 +39,7 @@ FLOORS = (
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
     " support.collapse support.log support.seeds"
-    " support.arguments support.training_metrics",
+    " support.arguments support.inert support.training_metrics",
     "eval",
     "support.report support.run",
     "train tools.*",

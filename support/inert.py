@@ -1,0 +1,169 @@
+"""Settings that a user gave and that cannot act together with the other settings.
+
+    clip_high cannot act: an iteration makes one optimizer step, so ...
+
+A run prints one such line at its start, because a setting that changes nothing is easily taken for
+one that does not help. Only settings from the command line and from files of experiments count. An
+overlay (a file that begins with "# Overlay") is made for many experiments, so some of its lines
+have nothing to do in some of them.
+"""
+
+from configurator import CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, Config
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from envs import Env, env_specs
+from rollout import EnvError, call_with_timeout, make_episode
+
+# names of settings, separated by blanks -> why none of them can act
+Reason = tuple[str, str]
+
+SFT_FIELDS = [field.name for field in fields(Config) if field.name.startswith("sft_")]
+
+
+def warn(config: Config, sources: dict[str, str]) -> str:
+    """One line about the given settings that cannot act in training; '' if all can.
+
+    Args: sources: from `load_config`."""
+    names_of: dict[str, list[str]] = {}  # reason -> settings
+    for name, reason in inert_settings(config, given_settings(sources)).items():
+        names_of.setdefault(reason, []).append(name)
+    if not names_of:
+        return ""
+    phrases = [f"{', '.join(names)}: {reason}" for reason, names in names_of.items()]
+    return f"these settings cannot act: {'; '.join(phrases)}"
+
+
+def given_settings(sources: dict[str, str]) -> list[str]:
+    """The settings from the command line and from files that are no overlays."""
+    is_overlay = {"default": True, "command line": False}
+    for source in set(sources.values()) - is_overlay.keys():
+        is_overlay[source] = Path(source).read_text(encoding="utf-8").startswith("# Overlay")
+    return [name for name, source in sources.items() if not is_overlay[source]]
+
+
+def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
+    """The settings among `given` that change no number of a training run -> why."""
+    inert = {}
+    reasons = [
+        *_unused_parts(config),
+        *_one_step(config),
+        *_estimator(config),
+        *_filter(config),
+        *_environment(config, given),
+    ]
+    for names, reason in reasons:
+        for name in names.split():
+            if name in given:
+                inert.setdefault(name, reason)
+    return inert
+
+
+def _unused_parts(config: Config) -> Iterator[Reason]:
+    yield " ".join(SFT_FIELDS), "only tools.sft reads it"
+    yield "tiny_shape", "only tools.sft with model='tiny' reads it"
+    if config.estimator not in CRITIC_ESTIMATORS:
+        names = "critic_lr value_clip value_coef lam turn_lam"
+        yield names, f"estimator {config.estimator} has no critic"
+    if config.kl_coef == 0:
+        yield "kl_in kl_estimator", "kl_coef is 0"
+    if config.collapse_every == 0:
+        yield "collapse_pairs", "collapse_every is 0"
+    if config.reward_norm == "none":
+        yield "reward_norm_over", "reward_norm is none"
+    trainer_computes = config.kl_coef > 0 and config.kl_in == "reward"
+    if trainer_computes or not config.mask_observations:
+        why = "kl_in is reward" if trainer_computes else "mask_observations is False"
+        yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
+
+
+def _one_step(config: Config) -> Iterator[Reason]:
+    """Clips limit what changed since the rollout, so they act from the second step on.
+
+    In the first step the ratio is 1, or the mismatch of engine and trainer if the old log-probs
+    come from the engine. In float32 this mismatch is far below every limit."""
+    num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
+    if num_steps > 1:
+        return
+    reason = (
+        "an iteration makes one optimizer step, and before it there is no change to limit "
+        "(num_epochs=2 or a smaller batch_size makes more steps)"
+    )
+    yield "clip_low clip_high dual_clip value_clip", reason
+    is_float32 = config.dtype == "float32" or (config.dtype == "auto" and config.device == "cpu")
+    if is_float32:
+        yield "importance_cap", reason
+
+
+def _estimator(config: Config) -> Iterator[Reason]:
+    estimator = f"estimator {config.estimator}"
+    if config.max_turns == 1:
+        yield "turn_gamma turn_lam turn_level context_turns", "max_turns is 1"
+    if config.estimator not in GROUP_BASELINE_ESTIMATORS:
+        return
+    yield "gamma", f"{estimator} does not discount tokens"
+    if config.turn_level:
+        return
+    yield "turn_gamma", f"{estimator} does not discount turns unless turn_level is True"
+    if config.reward_norm_over == "group":
+        names = "reward_norm reward_norm_over"
+        if config.reward_norm == "mean":
+            yield names, f"{estimator} subtracts the mean of the group, too"
+        if config.reward_norm == "mean_std" and config.estimator == "grpo":
+            yield names, f"{estimator} normalises in the same way"
+
+
+def _filter(config: Config) -> Iterator[Reason]:
+    if config.filter_strategy == "fraction" and config.filter_keep == 1:
+        names = "filter_by filter_smallest filter_zero_std filter_loss_scale"
+        yield names, "filter_keep is 1, which keeps all groups"
+    if config.filter_strategy == "count" and config.filter_keep == config.num_groups:
+        yield "filter_by filter_smallest", "filter_keep is num_groups"
+        if config.filter_zero_std:
+            yield "filter_loss_scale", "the filter keeps all groups"
+
+
+def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
+    """Environments are started only if the answer depends on them. One that fails says nothing."""
+    if config.think_reward and "think_reward" in given:
+        looks = _look_at_envs(config)
+        if not config.think:
+            yield "think_reward", "think is False, so replies have no thoughts"
+        elif looks and not any(look.statements for look in looks):
+            yield "think_reward", f"env={config.env!r} makes no statements to check thoughts with"
+    if config.observation != "grid" and "observation" in given:
+        looks = _look_at_envs(config)
+        if looks and looks == _look_at_envs(replace(config, observation="grid")):
+            yield "observation", f"env={config.env!r} has one form of observations"
+
+
+class Look(NamedTuple):
+    """What an environment shows of one game."""
+
+    observation: str
+    statements: list[str]  # at the start and after one action
+
+
+def _look_at_envs(config: Config) -> list[Look]:
+    """A look at each environment of training; [] if one of them fails."""
+
+    def look(env: Env) -> Look:
+        observation = env.reset(0, split="eval")
+        statements = env.statements()
+        for action in env.plan(1, config.max_turns)[:1]:
+            env.step(action)
+        return Look(observation, statements + env.statements())
+
+    looks = []
+    for spec in env_specs(config.env):
+        try:
+            looks.append(
+                call_with_timeout(config.step_timeout_s, look, make_episode(config, spec).env)
+            )
+        except EnvError:  # the run will tell
+            return []
+    return looks

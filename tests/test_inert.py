@@ -1,0 +1,300 @@
+"""A setting that cannot act is named at the start of a run, and it really changes nothing.
+
+Run with:  python -m pytest -q tests/test_inert.py
+"""
+
+from configurator import Config, load_config
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL_RUN, small_config
+from learners import make_learner
+from runs import run
+
+import train
+from dialogue import Chat
+from support.inert import given_settings, inert_settings, warn
+
+ROOT = Path(__file__).resolve().parent.parent
+# small_config keeps 2 groups of 4: one step with this batch size, and two with half of it.
+ONE = dict(num_groups=4, batch_size=8)
+ONE_GRPO = dict(**ONE, estimator="grpo")
+TWO_GRPO = dict(num_groups=4, batch_size=4, estimator="grpo")
+ALL = dict(**ONE_GRPO, filter_keep=1.0)
+ALL_BY_COUNT = dict(**ONE_GRPO, filter_strategy="count", filter_keep=4.0, filter_zero_std=True)
+STEP = (
+    "an iteration makes one optimizer step, and before it there is no change to limit "
+    "(num_epochs=2 or a smaller batch_size makes more steps)"
+)
+NO_CRITIC = "estimator grpo has no critic"
+KEEPS_ALL = "filter_keep is 1, which keeps all groups"
+IN_ANY_CASE = "so the trainer computes them in any case"
+THINK_OFF = "think is False, so replies have no thoughts"
+
+# (settings, the setting that cannot act, another value of it, why)
+INERT = [
+    (ONE, "clip_low", 0.5, STEP),
+    (ONE, "clip_high", 0.01, STEP),
+    (ONE, "dual_clip", 1.5, STEP),
+    (ONE, "value_clip", 0.01, STEP),
+    (ONE, "importance_cap", 1.5, STEP),
+    (ONE_GRPO, "critic_lr", 0.1, NO_CRITIC),
+    (TWO_GRPO, "value_clip", 0.01, NO_CRITIC),
+    (TWO_GRPO, "value_coef", 3.0, NO_CRITIC),
+    (ONE_GRPO, "lam", 0.5, NO_CRITIC),
+    (ONE_GRPO, "turn_lam", 0.5, NO_CRITIC),
+    (ONE_GRPO, "gamma", 0.5, "estimator grpo does not discount tokens"),
+    (dict(**ONE_GRPO, turn_level=True), "gamma", 0.5, "estimator grpo does not discount tokens"),
+    (
+        ONE_GRPO,
+        "turn_gamma",
+        0.5,
+        "estimator grpo does not discount turns unless turn_level is True",
+    ),
+    (dict(**ONE, max_turns=1), "turn_gamma", 0.5, "max_turns is 1"),
+    (dict(**ONE, max_turns=1), "turn_lam", 0.5, "max_turns is 1"),
+    (dict(**ONE_GRPO, max_turns=1), "turn_level", True, "max_turns is 1"),
+    (dict(**ONE_GRPO, max_turns=1), "context_turns", 1, "max_turns is 1"),
+    (ONE_GRPO, "kl_in", "reward", "kl_coef is 0"),
+    (ONE_GRPO, "kl_estimator", "k2", "kl_coef is 0"),
+    (ONE_GRPO, "collapse_pairs", 2, "collapse_every is 0"),
+    (ONE_GRPO, "reward_norm_over", "batch", "reward_norm is none"),
+    (
+        dict(**ONE_GRPO, kl_coef=0.1, kl_in="reward"),
+        "recompute_old_logprobs",
+        True,
+        f"kl_in is reward, {IN_ANY_CASE}",
+    ),
+    (
+        dict(**ONE_GRPO, mask_observations=False),
+        "recompute_old_logprobs",
+        True,
+        f"mask_observations is False, {IN_ANY_CASE}",
+    ),
+    (ALL, "filter_by", "length", KEEPS_ALL),
+    (ALL, "filter_smallest", True, KEEPS_ALL),
+    (ALL, "filter_zero_std", True, KEEPS_ALL),
+    (ALL, "filter_loss_scale", "linear", KEEPS_ALL),
+    (ALL_BY_COUNT, "filter_by", "length", "filter_keep is num_groups"),
+    (ALL_BY_COUNT, "filter_smallest", True, "filter_keep is num_groups"),
+    (ALL_BY_COUNT, "filter_loss_scale", "sqrt", "the filter keeps all groups"),
+    (ONE_GRPO, "think_reward", 1.0, THINK_OFF),
+    (ONE_GRPO, "tiny_shape", "2x32", "only tools.sft with model='tiny' reads it"),
+    (ONE_GRPO, "sft_lr", 0.1, "only tools.sft reads it"),
+]
+# These leave the same gradient but for rounding.
+NEARLY_INERT = [
+    (ONE_GRPO, "reward_norm", "mean", "estimator grpo subtracts the mean of the group, too"),
+    (ONE_GRPO, "reward_norm", "mean_std", "estimator grpo normalises in the same way"),
+    (
+        dict(**ONE, estimator="rloo"),
+        "reward_norm",
+        "mean",
+        "estimator rloo subtracts the mean of the group, too",
+    ),
+]
+
+
+def identify(case):
+    settings, name, value, _ = case
+    return f"{name}={value} with {' '.join(settings.keys() - ONE.keys())}"
+
+
+def cases(table):
+    return pytest.mark.parametrize("case", table, ids=identify)
+
+
+@cases(INERT + NEARLY_INERT)
+def test_the_line_names_the_setting_and_the_reason(case):
+    settings, name, value, reason = case
+    config = small_config(**(settings | {name: value}))
+    sources = dict.fromkeys(settings, "default") | {name: "command line"}
+    assert warn(config, sources) == f"these settings cannot act: {name}: {reason}"
+    assert warn(config, {name: "default"}) == ""
+
+
+@pytest.fixture(scope="module")
+def weights_after(trained_folder):
+    """The weights of policy and critic after an iteration with these settings."""
+
+    @lru_cache
+    def after(changes):
+        import parallel
+
+        parallel.init_distributed(small_config())
+        learner = make_learner(trained_folder, **dict(changes))
+        row, _ = train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
+        assert row["kept_groups"] > 0
+        weights = {}
+        for name, module in learner.modules.items():
+            for key, weight in module.state_dict().items():
+                weights[f"{name} {key}"] = weight
+        return weights
+
+    return lambda changes: after(tuple(changes.items()))
+
+
+@pytest.mark.slow
+@cases(INERT)
+def test_an_inert_setting_changes_no_weight(case, weights_after):
+    settings, name, value, _ = case
+    assert value != getattr(small_config(**settings), name)
+    before = weights_after(settings)
+    after = weights_after(settings | {name: value})
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.slow
+@cases(NEARLY_INERT)
+def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_rank):
+    settings, name, value, _ = case
+    advantages = []
+    for changes in (settings, settings | {name: value}):
+        learner = make_learner(trained_folder, **changes)
+        played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
+        scores = torch.tensor([trajectory.score for trajectory in played], dtype=torch.float64)
+        groups = train.select_groups(learner.config, played, scores)
+        kept = train.members_of(groups, played, 4)
+        advantages.append(train.compute_targets(learner, kept).advantages)
+    assert advantages[0].abs().max() > 0.1
+    torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
+
+
+# Settings that act, though they are the ones above: (settings, setting, value).
+ACTIVE = [
+    (TWO_GRPO, "clip_high", 1e-4),
+    (TWO_GRPO, "clip_low", 0.001),
+    (dict(ONE_GRPO, num_epochs=2), "clip_high", 1e-4),
+    (dict(num_groups=4, batch_size=4), "value_clip", 0.001),
+    (ONE, "critic_lr", 0.1),
+    (ONE, "gamma", 0.5),
+    (dict(**ONE_GRPO, turn_level=True), "turn_gamma", 0.5),
+    (ONE_GRPO, "filter_loss_scale", "linear"),
+    (ONE_GRPO, "filter_smallest", True),
+    (dict(**ONE, estimator="dr_grpo"), "reward_norm", "mean_std"),
+]
+
+
+def sharp(settings):
+    """The same settings with large steps, so that the second step meets the clips."""
+    return {**settings, "learning_rate": 1e-3, "critic_lr": 1e-2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings, name, value", ACTIVE)
+def test_a_setting_that_acts_is_not_named(settings, name, value, weights_after):
+    settings = sharp(settings)
+    changed = settings | {name: value}
+    assert inert_settings(small_config(**changed), [name]) == {}
+    before = weights_after(settings)
+    after = weights_after(changed)
+    assert any(not torch.equal(before[key], after[key]) for key in before)
+
+
+def test_the_cap_of_importance_weights_is_for_mismatch():
+    """In bfloat16 the engine's log-probs differ so much that the cap may act in the first step."""
+    config = small_config(**ONE, importance_cap=1.5)
+    for changes in (dict(dtype="bfloat16"), dict(device="auto"), dict(batch_size=4)):
+        assert inert_settings(replace(config, **changes), ["importance_cap"]) == {}
+    assert "importance_cap" in inert_settings(
+        replace(config, device="auto", dtype="float32"), ["importance_cap"]
+    )
+
+
+# ---------- environments
+
+
+@pytest.mark.parametrize(
+    "env, mute",
+    [
+        ("frozenlake", False),
+        ("sokoban", False),
+        ("bandit", False),
+        ("countdown", False),
+        ("repair", False),
+        ("MUTE", True),
+        ("MUTE + frozenlake", False),
+    ],
+)
+def test_think_reward_where_nothing_can_be_checked(env, mute, tmp_path):
+    file = tmp_path / "mute.py"
+    file.write_text(
+        "from envs import Bandit\n\n\n"
+        "class Mute(Bandit):\n"
+        "    def statements(self):\n"
+        "        return []\n"
+    )
+    env = env.replace("MUTE", f"{file}:Mute")
+    config = small_config(env=env, think=True, think_reward=0.1)
+    reason = f"env={env!r} makes no statements to check thoughts with"
+    assert inert_settings(config, ["think_reward"]) == ({"think_reward": reason} if mute else {})
+    assert inert_settings(replace(config, think_reward=0.0), ["think_reward"]) == {}
+
+
+@pytest.mark.parametrize("env, one_form", [("frozenlake", False), ("bandit", True)])
+def test_observation_where_there_is_one_form(env, one_form):
+    config = small_config(env=env, observation="coord")
+    expected = {"observation": f"env={env!r} has one form of observations"}
+    assert inert_settings(config, ["observation"]) == (expected if one_form else {})
+
+
+def test_an_environment_that_fails_says_nothing_here(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text(
+        "from envs import Bandit\n\n\n"
+        "class Broken(Bandit):\n"
+        "    def _start(self, instance):\n"
+        "        raise RuntimeError('no')\n"
+    )
+    changes = dict(think=True, think_reward=0.1, observation="coord")
+    config = small_config(env=f"{file}:Broken", **changes)
+    assert inert_settings(config, ["think_reward", "observation"]) == {}
+
+
+# ---------- what was given
+
+
+def shipped(*names):
+    return [str(ROOT / "config" / f"{name}.py") for name in names]
+
+
+def test_an_overlay_is_for_many_experiments(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("critic_lr = 1e-2\nclip_high = 0.3\n")
+    config, _, sources = load_config([*shipped("sokoban_grpo", "tiny"), str(own), "--lam=0.9"])
+    assert given_settings(sources) == ["env", "estimator", "lam", "clip_high", "critic_lr"]
+    assert warn(config, sources) == (
+        f"these settings cannot act: critic_lr, lam: {NO_CRITIC}; clip_high: {STEP}"
+    )
+
+
+LAUNCH = "# Launch:  torchrun --standalone train.py"
+EXPERIMENTS = [path for path in ROOT.glob("config/*.py") if LAUNCH in path.read_text()]
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_shipped_experiments_have_no_idle_line(path):
+    for overlays in ([], ["tiny"], ["lora"], ["starpo_vanilla"], ["tiny", "tiny_text"]):
+        config, _, sources = load_config([str(path), *shipped(*overlays)])
+        assert warn(config, sources) == ""
+
+
+def test_every_rule_names_real_settings():
+    names = {name for _, name, _, _ in INERT + NEARLY_INERT}
+    assert names <= set(Config.__dataclass_fields__)
+
+
+def test_the_line_is_printed_at_the_start_of_a_run(trained_folder, tmp_path, capsys):
+    run(tmp_path / "a", trained_folder, num_iterations=0, batch_size=8, clip_high=0.2)
+    out = capsys.readouterr().out
+    assert "\nthese settings cannot act: critic_lr" not in out
+    lines = [line for line in out.splitlines() if line.startswith("these settings cannot act")]
+    assert lines == [f"these settings cannot act: clip_high: {STEP}"]
+    assert SMALL_RUN["batch_size"] == 4
+    run(tmp_path / "b", trained_folder, num_iterations=0, clip_high=0.2)
+    assert "cannot act" not in capsys.readouterr().out
