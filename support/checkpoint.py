@@ -40,10 +40,11 @@ from torch.distributed.checkpoint.state_dict import (
 
 import parallel
 from model import Policy, save_adapter
-from support.run_folder import DISK_ADVICE, fsync_path
+from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
 FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
-FOLDERS = "checkpoint-??????"  # glob of the checkpoints; ?????? is the step, six digits
+FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob of the checkpoints; six digits are the step
+STATE = {"format": int, "step": int}  # what state.json must hold, see support/shapes.py
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -140,7 +141,7 @@ class Saver:
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class ShardWriter(dcp.HuggingFaceStorageWriter):
@@ -264,11 +265,7 @@ def _newest_on_rank_0(out_dir: Path) -> Path | None:
     for folder in folders:
         problem = find_corruption(folder)
         if not problem:
-            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            if state["format"] != FORMAT:
-                raise UserError(
-                    f"{folder} has format {state['format']}, but this version reads {FORMAT}"
-                )
+            _check_state(folder)
             return folder
         print(f"{folder} is damaged ({problem}); trying the checkpoint before it", flush=True)
     if folders:
@@ -281,11 +278,26 @@ def _newest_on_rank_0(out_dir: Path) -> Path | None:
 def find_corruption(folder: Path) -> str:
     """Compare the files of a checkpoint with its manifest. Returns: the problem, or ""."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        wrong = [name for name, wanted in manifest.items() if sha256_of(folder / name) != wanted]
-    except (OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
+        manifest = read_json(folder / "manifest.json", {str: str})
+        files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        differing = sorted(manifest.keys() ^ (files - {"manifest.json"}))
+        if differing or "state.json" not in manifest:
+            return f"manifest.json does not list its files: {', '.join(differing) or 'state.json'}"
+        wrong = [name for name in manifest if sha256_of(folder / name) != manifest[name]]
+    except (OSError, UserError) as error:
+        return str(error)
     return f"wrong checksum of {', '.join(wrong)}" if wrong else ""
+
+
+def _check_state(folder: Path) -> None:
+    """Raise UserError if state.json has another format, or the step of another folder."""
+    path = folder / "state.json"
+    version = read_json(path, {"format": int})["format"]
+    if version != FORMAT:
+        raise UserError(f"{folder} has format {version}, but this version reads {FORMAT}")
+    step = read_json(path, STATE)["step"]
+    if folder.name != f"checkpoint-{step:06d}":
+        raise UserError(f"{path} has step {step}, which is not that of its folder")
 
 
 def sha256_of(path: Path) -> str:
@@ -319,7 +331,7 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, in
             optim_state_dict=optimizer_state | {"state": state[name]["moments"]},
             options=StateDictOptions(strict=False),  # frozen weights are not in a checkpoint
         )
-    return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return read_json(folder / "state.json", STATE)
 
 
 # ---------- Hugging Face folders

@@ -13,6 +13,7 @@ from engine import Engine, make_engine
 from model import Critic, Policy, add_lora, compile_blocks, load_model
 from support import checkpoint
 from support.checkpoint import Saver
+from support.shapes import check_shape
 
 
 class Learner:
@@ -73,6 +74,7 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         counts = checkpoint.load(folder, self.modules, self.optimizers)
+        check_shape(counts, {"step": int, "bad_steps": int}, f"{folder}/state.json")
         self.step = counts["step"]
         self.bad_steps = counts["bad_steps"]
         self.policy.bump_version()

@@ -1,12 +1,34 @@
 """Trajectories as lines of JSON: trajectories.jsonl, eval_start.jsonl, eval_final.jsonl."""
 
+from configurator import UserError
+
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rollout import Trajectory, Turn
-from support.run_folder import append_to, replace_file
+from support.run_folder import append_to, parse_json, read_text, replace_file
+
+TURN = {
+    "observation": str,
+    "response": str,
+    "actions": [str],
+    "format_ok": bool,
+    "reward": float,
+    "tokens": [str],
+    "surprise": [float],
+}
+TRAJECTORY = {  # the shape of a line, see support/shapes.py
+    "env": str,
+    "seed": [int],
+    "member": int,
+    "status": str,
+    "success": bool,
+    "score": float,
+    "system": str,
+    "turns": [TURN],
+}
 
 
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
@@ -70,3 +92,24 @@ def write_samples(
             head = {"step": step, "group": index // group_size}
             record = {**head, **trajectory_record(trajectory, tokenizer)}
             file.write(json.dumps(record) + "\n")
+
+
+def read_records(path: str | Path, shape: dict) -> list[dict]:
+    """The lines of a file of trajectories.
+
+    Args: shape: what the caller needs of a line.
+    Raises: UserError if a line has another shape, a seed without numbers or no turns, or if there
+        is no line."""
+    records = []
+    for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
+        if not line:
+            continue
+        source = f"{path}:{number}"
+        record = parse_json(line, shape, source)
+        for key in ("seed", "turns"):
+            if not record[key]:
+                raise UserError(f"{source} holds no trajectory: {key!r} is empty")
+        records.append(record)
+    if not records:
+        raise UserError(f"{path} holds no trajectories")
+    return records

@@ -1,6 +1,6 @@
 """The texts that a run prints: a line per iteration, and the tables and hints at its end."""
 
-from configurator import Config
+from configurator import Config, printable
 
 import json
 import math
@@ -13,7 +13,7 @@ from envs import specs_that_run_programs
 from eval import reference_rows
 from support.arguments import scored_envs
 from support.records import write_jsonl
-from support.run_folder import write_atomically
+from support.run_folder import read_text, write_atomically
 from support.scores import Scores, score_table
 
 # The metrics in the line of an iteration -> width and digits.
@@ -31,6 +31,7 @@ PRINTED = {
     "eval_success": "5.3",
 }
 EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
+SHOWN_REPORT = 100_000  # characters of scores.md that are printed
 NEXT_STEPS = """
 next steps, for example:
   python -m tools.view {run}    # a page with every turn; --panel: curves that warn of a collapse
@@ -125,7 +126,7 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
     if early_stop_reason:
         options.append("--early_stop=False --take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
-    print(report.read_text())
+    print(printable(read_text(report), limit=SHOWN_REPORT, keep="\n"))
     print(
         f"{config.out_dir} is finished at iteration {num_rows}{because}. "
         f"To start a new run, give --seed=N or --out_dir=PATH; to continue, {' '.join(options)}."

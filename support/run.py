@@ -31,6 +31,20 @@ from support.run_folder import (
 )
 from support.scores import Scores
 
+NUMBER = (float, None)
+HISTORY_ROW = {  # the metrics that a continued run reads, see support/shapes.py
+    "step": int,
+    "success": NUMBER,
+    "eval_success": NUMBER,
+    "in_group_reward_std": NUMBER,
+    "entropy": NUMBER,
+    "grad_norm": NUMBER,
+    "kept_groups": NUMBER,
+    "mi_bound_first": NUMBER,
+    "mi_seq_first": NUMBER,
+    "conditional_entropy_first": NUMBER,
+}
+
 
 @contextmanager
 def open_run(config: Config, sources: dict[str, str]) -> Iterator["Run"]:
@@ -74,7 +88,7 @@ class Run:
         if warning:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
-        self.history = read_rows(self.out_dir / "metrics.jsonl", last_step)
+        self.history = read_history(self.out_dir / "metrics.jsonl", last_step)
 
     def is_finished(self) -> bool:
         """Whether an earlier process finished the run. If so, print its report."""
@@ -198,6 +212,19 @@ def explain_full_disk(out_dir: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         raise UserError(f"{out_dir} could not be written ({error}); {DISK_ADVICE}") from error
+
+
+def read_history(path: Path, last_step: int) -> list[dict]:
+    """The rows of metrics.jsonl up to the iteration of the newest checkpoint.
+
+    Raises: UserError if rows are missing, or have no numbers where a continued run reads them."""
+    rows = read_rows(path, last_step, HISTORY_ROW)
+    if [row["step"] for row in rows] != list(range(1, last_step + 1)):
+        raise UserError(
+            f"{path} must have a row for each iteration up to {last_step}, the newest checkpoint; "
+            f"got {len(rows)} rows: restore the file, or give another --out_dir"
+        )
+    return rows
 
 
 def step_of(folder: Path) -> int:

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from support.shapes import check_shape
 
 # the settings that may change when a run continues
 MAY_CHANGE_ON_RESUME = (
@@ -115,12 +117,7 @@ def load_saved(path: str | Path) -> Config:
         path = path / "config.json"
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected the folder of a run, or its config.json")
-    try:
-        saved = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} is not a saved config ({type(error).__name__}: {error})"
-        ) from error
+    saved = read_json(path, {"config": {}})["config"]
     settings = {}
     for key, value in saved.items():
         wanted = lookup_type(key, FIELD_TYPES, str(path))
@@ -272,29 +269,47 @@ def fsync_path(path: Path) -> None:
 # ---------- reading files
 
 
-def read_rows(path: Path, last_step: float = math.inf) -> list[dict]:
+def read_text(path: Path) -> str:
+    """Read a text file. Raises: UserError if it cannot be read or is not in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from error
+
+
+def parse_json(text: str, shape: Any, source: str) -> Any:
+    """A JSON value of this shape, see support/shapes.py.
+
+    Args: source: the file, for messages. Raises: UserError for anything else.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} must be JSON, got {text[:80]!r}") from error
+    check_shape(value, shape, source)
+    return value
+
+
+def read_json(path: Path, shape: Any) -> Any:
+    """Read a JSON file. Raises: UserError if it cannot be read or has another shape."""
+    return parse_json(read_text(path), shape, str(path))
+
+
+def read_rows(path: Path, last_step: float = math.inf, shape: dict | None = None) -> list[dict]:
     """The rows of a JSON-lines file up to a step; [] if there is no file.
 
     A last line without a line break is left out, because a crash cut it off.
-    Raises: UserError for a line that is no JSON object.
+    Args: shape: of each row; by default any JSON object.
+    Raises: UserError for a line that is no JSON object or has another shape.
     """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     rows = []
-    for number, line in enumerate(lines, start=1):
-        row = _parse_object(line)
-        if row is None:
-            raise UserError(f"{path}:{number} must be a JSON object, got {line[:80]!r}")
+    for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
+        source = f"{path}:{number}"
+        row = parse_json(line, shape or {}, source)
+        if "step" in row:
+            check_shape(row, {"step": int}, source)
         if row.get("step", 0) <= last_step:
             rows.append(row)
     return rows
-
-
-def _parse_object(line: str) -> dict | None:
-    """The JSON object in a line; None if the line holds something else."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -6,6 +6,7 @@ Tests of files that somebody else prepared: links in place of files, damaged and
 
 from configurator import Config, UserError
 
+import json
 import os
 
 import pytest
@@ -13,19 +14,22 @@ from conftest import small_config
 
 import eval as evaluation
 import parallel
+from support import checkpoint
 from support.process import lock_folder
 from support.records import write_jsonl, write_samples
+from support.run import HISTORY_ROW, read_history
 from support.run_folder import (
     append_to,
     check_out_dir,
     check_writable,
+    load_saved,
     remove_partial_files,
     replace_file,
     save_config,
     write_atomically,
     write_rows,
 )
-from tools import api_models, replay
+from tools import api_models, replay, view
 
 PLAIN = "cannot be written: it is a link or no plain file; remove it, or give another path"
 
@@ -222,3 +226,173 @@ def test_the_command_line_may_name_a_program(folder):
     save_config(small_config(env=env), {}, folder / "run")
     with pytest.raises(UserError, match="it ran"):
         replay.main([str(folder / "run"), f"--env={env}", "--record=none"])
+
+
+# ---------- damaged JSON in the folder of a run
+
+KIND = "holds another kind of data: "
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ("", "must be JSON, got ''"),
+        ("[" * 5000, f"must be JSON, got '{'[' * 80}'"),
+        ('{"config": 1' + "0" * 5000 + "}", "must be JSON, got "),
+        ("[]", f"{KIND}it must be a JSON object, got '[]'"),
+        ("null", f"{KIND}it must be a JSON object, got 'None'"),
+        ('{"config": []}', f"{KIND}config must be a JSON object, got '[]'"),
+        ('{"config": [["seed", 1]]}', f"{KIND}config must be a JSON object, got "),
+    ],
+)
+def test_a_config_of_another_kind(text, sentence, folder):
+    path = folder / "config.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        load_saved(folder)
+    assert str(error.value).startswith(f"{path} {sentence}")
+    path.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="config.json cannot be read .'utf-8' codec"):
+        load_saved(folder)
+
+
+ROW = {key: None for key in HISTORY_ROW}
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ([], f":2 {KIND}it must be a JSON object, got '[]'"),
+        ({}, f":2 {KIND}step must be a whole number, 0 or more, but it is missing"),
+        (ROW | {"step": "2"}, f":2 {KIND}step must be a whole number, 0 or more, got '2'"),
+        (ROW | {"step": 2, "entropy": []}, f":2 {KIND}entropy must be a finite number, got '[]'"),
+        (
+            ROW | {"step": 2, "success": True},
+            f":2 {KIND}success must be a finite number, got 'True'",
+        ),
+        (
+            ROW | {"step": 2, "grad_norm": 1e999},
+            f":2 {KIND}grad_norm must be a finite number, got 'inf'",
+        ),
+        (ROW | {"step": 1}, " must have a row for each iteration up to 3, the newest checkpoint; "),
+        (None, " must have a row for each iteration up to 3, the newest checkpoint; got 2 rows: "),
+    ],
+)
+def test_metrics_of_another_kind(change, sentence, folder):
+    rows = [ROW | {"step": 1}, change, ROW | {"step": 3}, ROW | {"step": 4}]
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+    with pytest.raises(UserError) as error:
+        read_history(path, 3)
+    assert str(error.value).startswith(f"{path}{sentence}")
+
+
+def test_shortened_metrics_are_noticed(folder):
+    path = folder / "metrics.jsonl"
+    rows = [ROW | {"step": step} for step in (1, 2, 3, 4)]
+    write_rows(path, rows)
+    assert read_history(path, 3) == rows[:3]  # the row of iteration 4 has no checkpoint yet
+    assert read_history(path, 0) == []
+    sentence = (
+        f"{path} must have a row for each iteration up to 3, the newest checkpoint; got {{}} rows: "
+        "restore the file, or give another --out_dir"
+    )
+    write_rows(path, rows[:2])
+    with pytest.raises(UserError) as error:
+        read_history(path, 3)
+    assert str(error.value) == sentence.format(2)
+    path.unlink()
+    with pytest.raises(UserError) as error:
+        read_history(path, 3)
+    assert str(error.value) == sentence.format(0)
+
+
+def checkpoint_with(folder, state, manifest=None):
+    path = folder / "checkpoint-000003"
+    path.mkdir()
+    (path / "state.json").write_text(state)
+    if manifest is None:
+        manifest = json.dumps({"state.json": checkpoint.sha256_of(path / "state.json")})
+    (path / "manifest.json").write_text(manifest)
+    return path
+
+
+@pytest.mark.parametrize(
+    "state, sentence",
+    [
+        ("[]", f"state.json {KIND}it must be a JSON object, got '[]'"),
+        ('{"step": 3}', f"state.json {KIND}format must be a whole number, 0 or more, but it is"),
+        ('{"format": 1}', f"state.json {KIND}step must be a whole number, 0 or more, but it is"),
+        ('{"format": 1, "step": "3"}', f"state.json {KIND}step must be a whole number, 0 or more,"),
+        ('{"format": 1, "step": 4}', "state.json has step 4, which is not that of its folder"),
+    ],
+)
+def test_the_state_of_a_checkpoint_of_another_kind(state, sentence, folder):
+    path = checkpoint_with(folder, state)
+    with pytest.raises(UserError) as error:
+        checkpoint.newest(folder)
+    assert str(error.value).startswith(f"{path}/{sentence}")
+
+
+@pytest.mark.parametrize("manifest", ["[]", '{"state.json": 1}', "{}", "[" * 5000, '{"../x": "a"}'])
+def test_the_manifest_of_a_checkpoint_of_another_kind(manifest, folder, capsys):
+    checkpoint_with(folder, '{"format": 1, "step": 3}', manifest)
+    (folder / "checkpoint-abcdef").mkdir()  # no checkpoint
+    (folder / "checkpoint-000009").write_text("")
+    with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
+        checkpoint.newest(folder)
+    assert "checkpoint-000003 is damaged (" in capsys.readouterr().out
+
+
+RECORD = {
+    "env": "bandit",
+    "seed": [0],
+    "member": 0,
+    "status": "success",
+    "success": True,
+    "score": 1.0,
+    "system": "",
+    "turns": [],
+}
+
+
+@pytest.mark.parametrize(
+    "record, sentence",
+    [
+        ({}, "env must be a text, but it is missing"),
+        ([], "it must be a JSON object, got '[]'"),
+        (RECORD | {"turns": {}}, "turns must be a list, got '{}'"),
+        (RECORD | {"turns": [{}]}, "turns[0].observation must be a text, but it is missing"),
+        (RECORD | {"score": None}, "score must be a finite number, got 'None'"),
+        (RECORD | {"success": 1}, "success must be true or false, got '1'"),
+    ],
+)
+def test_trajectories_of_another_kind(record, sentence, folder):
+    (folder / "config.json").write_text('{"config": {}}')
+    path = folder / "eval_start.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(UserError) as error:
+        view.main([str(folder)])
+    assert str(error.value) == f"{path}:1 {KIND}{sentence}"
+    assert not (folder / "view.html").exists()
+
+
+@pytest.mark.parametrize(
+    "scores, sentence",
+    [
+        ("[]", f"{KIND}it must be a JSON object, got '[]'"),
+        ('{"bandit": 1}', f"{KIND}bandit must be a JSON object, got '1'"),
+        (
+            '{"bandit": {"start": [1.5]}}',
+            f"{KIND}bandit.start[0] must be a whole number, 0 or more,",
+        ),
+        ('{"bandit": {"greedy": [1]}}', "must hold the successes of 'start' and of each player"),
+        ('{"bandit": {"start": []}}', "must hold the successes of 'start' and of each player"),
+    ],
+)
+def test_scores_of_another_kind(scores, sentence, folder):
+    (folder / "config.json").write_text('{"config": {}}')
+    (folder / "scores.json").write_text(scores)
+    with pytest.raises(UserError) as error:
+        view.main([str(folder), str(folder)])
+    assert str(error.value).startswith(f"{folder}/scores.json {sentence}")

@@ -3,6 +3,8 @@
 Run with:  python -m pytest -q tests/test_replay.py
 """
 
+from configurator import UserError
+
 import json
 from pathlib import Path
 
@@ -77,14 +79,34 @@ def test_a_replay_takes_no_player_or_model(two_runs, record, option):
         replay.main([str(two_runs / "a"), f"--record={record}", option])
 
 
-def test_a_file_without_trajectories_is_refused(record):
-    first = json.loads(record.read_text().splitlines()[0])
-    empty_turn = json.dumps(first | {"turns": [{}]})
-    for text in ("", '{"seed": [0]}\n', "[1]\n", "xx\n", empty_turn):
-        record.write_text(text)
-        message = "one.jsonl does not hold trajectories as --jsonl writes them"
-        with pytest.raises(ValueError, match=message):
-            replay.main([*LAKE, f"--record={record}"])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ("", " holds no trajectories"),
+        ("xx", ":1 must be JSON, got 'xx'"),
+        ("[" * 5000, f":1 must be JSON, got '{'[' * 80}'"),
+        ("[1]", ":1 holds another kind of data: it must be a JSON object, got '[1]'"),
+        ("{}", ":1 holds another kind of data: env must be a text, but it is missing"),
+        ({"seed": []}, ":1 holds no trajectory: 'seed' is empty"),
+        ({"turns": []}, ":1 holds no trajectory: 'turns' is empty"),
+        ({"turns": [{}]}, "turns[0].response must be a text, but it is missing"),
+        ({"turns": [3]}, "turns[0] must be a JSON object, got '3'"),
+        ({"seed": [True]}, "seed[0] must be a whole number, 0 or more, got 'True'"),
+        ({"seed": [-1]}, "seed[0] must be a whole number, 0 or more, got '-1'"),
+        ({"member": 1e300}, "member must be a whole number, 0 or more, got '1e+300'"),
+        ({"policy": []}, "policy must be a text, got '[]'"),
+        ({"entropy": float("nan")}, "entropy must be a finite number, got 'nan'"),
+    ],
+)
+def test_a_file_without_trajectories_is_refused(record, change, sentence):
+    text = change
+    if isinstance(change, dict):
+        text = json.dumps(json.loads(record.read_text().splitlines()[0]) | change)
+    record.write_text(text)
+    with pytest.raises(UserError) as error:
+        replay.main([*LAKE, f"--record={record}"])
+    assert str(error.value).endswith(sentence)
+    assert str(error.value).startswith(str(record))
 
 
 def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
@@ -93,7 +115,8 @@ def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     env = f"{tmp_path}/evil.py:X"
     lines = tmp_path / "lines.jsonl"
-    lines.write_text(json.dumps({"env": env, "seed": [0], "member": 0, "turns": []}) + "\n")
+    turn = {"response": "", "tokens": [], "surprise": []}
+    lines.write_text(json.dumps({"env": env, "seed": [0], "member": 0, "turns": [turn]}) + "\n")
     message = r"lines.jsonl has games of '.*evil.py:X'; add --env=.*evil.py:X to play"
     with pytest.raises(ValueError, match=message):
         replay.main([*LAKE, f"--record={lines}"])

@@ -16,7 +16,7 @@ import numpy as np
 
 from dialogue import Chat, Episode, format_response
 from rollout import Conversation, Reply, Trajectory, Turn, following_prompt, make_episode, play
-from support.run_folder import replace_file
+from support.run_folder import read_text, replace_file
 
 SEED_DEMOS = 11  # purpose number of the random streams
 COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more: 6 %
@@ -141,14 +141,14 @@ def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajector
     if not Path(path).is_file():
         raise UserError(f"sft_file={path!r} is not a file")
     demonstrations = []
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    lines = read_text(Path(path)).split("\n")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
             trajectory = demonstration_of(json.loads(line), chat, config)
             demonstrations.append(cut_to_context(trajectory, config))
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"{path}:{number} is no demonstration ({reason})") from error
     if not demonstrations:

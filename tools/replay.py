@@ -21,11 +21,17 @@ from pathlib import Path
 
 from eval import reference_settings, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
-from support.records import trajectory_record
+from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
+from support.shapes import check_shape
 
-RECORD_KEYS = {"env", "seed", "member"}
-TURN_KEYS = {"response", "tokens", "surprise"}
+RECORD = {  # what a line must hold, see support/shapes.py
+    "env": str,
+    "seed": [int],
+    "member": int,
+    "turns": [{"response": str, "tokens": [str], "surprise": [float]}],
+}
+OPTIONAL = {"policy": str, "entropy": (float, None)}
 
 
 def main(argv: list[str]) -> None:
@@ -42,7 +48,7 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     groups = defaultdict(list)  # ((env, policy, entropy), evaluation) -> trajectories
     num_seen = Counter()  # game -> how often it was seen; a file may hold several evaluations
     different = []
-    for record in read_records(path, scored_envs(job.config)):
+    for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])
         game = (row, trajectory.seed, trajectory.member)
@@ -64,29 +70,21 @@ def replayed_rows(job: Job) -> Iterator[Row]:
         )
 
 
-def read_records(path: str, legal_envs: list[str]) -> list[dict]:
+def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
     """The lines of a record. Raises: UserError for a file that holds something else."""
     if not Path(path).is_file():
         raise UserError(f"record={path!r} is not a file")
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-        records = [json.loads(line) for line in lines if line]
-        is_whole = bool(records)
-        for record in records:
-            is_whole = is_whole and record.keys() >= RECORD_KEYS
-            for turn in record["turns"]:
-                is_whole = is_whole and turn.keys() >= TURN_KEYS
-    except (ValueError, LookupError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        raise UserError(f"{path} does not hold trajectories as --jsonl writes them")
-    for record in records:
+    records = []
+    for record in read_records(path, RECORD):
+        record = {"policy": "recorded", "entropy": None, **record}
+        check_shape(record, OPTIONAL, path)
+        records.append(record)
         # The name of an environment may be a file of code, and a record must not run code.
         if record["env"] not in legal_envs:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"
             )
-    return [{"policy": "recorded", "entropy": None, **record} for record in records]
+    return records
 
 
 def replay(config: Config, record: dict) -> Trajectory:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from support.echo_trap import new_warnings
-from support.run_folder import append_to, load_saved, read_rows, write_atomically
+from support.run_folder import append_to, load_saved, read_json, read_rows, write_atomically
 from tools.experiments import (
     COLLAPSE_SIGNS,
     THOUGHTS,
@@ -42,7 +42,7 @@ def finished_rows() -> dict[Config, dict]:
     """
     found = {}
     for path in sorted((RESULTS / "runs").glob("*.json")):
-        row = json.loads(path.read_text())
+        row = read_json(path, {"command": str, "settings": {}})
         same_base = row.get("base") == base_of(row["command"].split())
         if same_base and row["settings"].keys() <= FIELD_TYPES.keys():
             found[Config(**{**row["settings"], "out_dir": ""})] = row
@@ -116,7 +116,7 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
     return {
         "command": str(command),
         "settings": asdict(config),
-        "git_commit": json.loads((out_dir / "config.json").read_text())["git_commit"],
+        "git_commit": read_json(out_dir / "config.json", {})["git_commit"],
         "base": base_of(command.arguments),
         "machine": describe_machine(),
         "iterations": len(steps),
@@ -126,7 +126,7 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
         "curve": evaluations_of(steps),
         "series": series,
         "first_warning": first_warning(steps),
-        "successes": json.loads((out_dir / "scores.json").read_text()),
+        "successes": read_json(out_dir / "scores.json", {str: {str: [int]}}),
     }
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dialogue import parse_response
+from support.records import TRAJECTORY
 from support.run_folder import load_saved, read_rows, write_atomically
 from tools.pictures import COLORS, LAYERS, cells_of, split_message
 from tools.view_curves import draw_curves, draw_warning_panel
@@ -23,7 +24,6 @@ from tools.view_gif import draw_gif
 
 TEMPLATE = Path(__file__).with_name("view.html")
 PLACEHOLDER = "{{data}}"  # in the template
-RECORD_KEYS = {"env", "seed", "member", "status", "success", "score", "system", "turns"}
 STAGES = {  # file of a run -> what its trajectories are; None: training, an iteration per row
     "eval_start.jsonl": "before RL",
     "trajectories.jsonl": None,
@@ -98,10 +98,8 @@ def load_run(run: Path) -> dict:
     text_ids: dict[str, int] = {}
     trajectories = []
     for file, stage in STAGES.items():
-        for record in read_rows(run / file):
-            missing = sorted(RECORD_KEYS - record.keys())
-            if missing:
-                raise UserError(f"{run / file} has a trajectory without {', '.join(missing)}")
+        shape = TRAJECTORY if stage else {"step": int, "group": int, **TRAJECTORY}
+        for record in read_rows(run / file, shape=shape):
             trajectories.append(describe_trajectory(record, stage, think, text_ids))
     if not trajectories:
         raise UserError(
@@ -141,7 +139,7 @@ def describe_trajectory(
         member = f"member {record['member']}"
     else:
         when = stage
-        group = f"prompt {record['seed'][0]}"
+        group = f"prompt {', '.join(map(str, record['seed']))}"
         member = stage
     turns = [describe_turn(turn, record["env"], think, text_ids) for turn in record["turns"]]
     return {

@@ -2,7 +2,6 @@
 
 from configurator import UserError
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,10 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from support.echo_trap import new_warnings
-from support.run_folder import load_saved, read_rows, replace_file
+from support.run_folder import load_saved, read_json, read_rows, replace_file
 from support.statistics import wilson_interval
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")  # entropy: nats a token
+RATE = (float, None)
+PANEL_ROW = {"step": int, "success": RATE, **dict.fromkeys(PANEL_METRICS, RATE)}
 STAGES = ("start", "after RL")  # rows of the policy in scores.json; others are reference players
 LABEL_HEIGHT = 0.045  # of a player's name, as a fraction of the axis
 
@@ -48,8 +49,10 @@ def read_scores(run: Path) -> dict[str, list[int]]:
     path = run / "scores.json"
     if not path.is_file():
         return {}
-    scores = json.loads(path.read_text(encoding="utf-8"))
-    return next(iter(scores.values()), {})
+    scores = next(iter(read_json(path, {str: {str: [int]}}).values()), {})
+    if scores and not (scores.get("start") and all(scores.values())):
+        raise UserError(f"{path} must hold the successes of 'start' and of each player")
+    return scores
 
 
 def draw_learning_curve(axes: Axes, run: Path, scores: dict[str, list[int]]) -> None:
@@ -57,11 +60,13 @@ def draw_learning_curve(axes: Axes, run: Path, scores: dict[str, list[int]]) -> 
     rates = {}  # iteration -> success rate
     if scores:
         rates[0] = fmean(scores["start"])
-    for row in read_rows(run / "metrics.jsonl"):
+    for row in read_rows(run / "metrics.jsonl", shape={"step": int, "eval_success": RATE}):
         if row["eval_success"] is not None:
             rates[row["step"]] = row["eval_success"]
     if not rates:
         raise UserError(f"{run} has no evaluation yet")
+    if not all(0 <= rate <= 1 for rate in rates.values()):
+        raise UserError(f"{run} has success rates that are not between 0 and 1")
 
     steps = list(rates)
     intervals = [wilson_interval(round(num_prompts * p), num_prompts) for p in rates.values()]
@@ -93,7 +98,7 @@ def draw_warning_panel(runs: Sequence[Path], path: Path) -> None:
     plots = figure.subplots(2, 2, sharex=True)
     captions = ["iteration"]
     for run in runs:
-        rows = read_rows(run / "metrics.jsonl")
+        rows = read_rows(run / "metrics.jsonl", shape=PANEL_ROW)
         if not rows:
             raise UserError(f"{run} has no iteration yet")
         signs = find_early_signs(rows)

@@ -1,0 +1,87 @@
+"""The shapes of JSON values. A file that others may have written is checked before it is used.
+
+A shape is one of:
+
+    str            a text
+    bool           True or False
+    int            a whole number, 0 or more
+    float          a finite number
+    [shape]        a list of any length
+    {key: shape}   a dict with at least these keys; the key `str` stands for every key
+    (shape, None)  that shape or null
+"""
+
+from configurator import UserError
+
+import math
+from typing import Any
+
+WORDS = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number, 0 or more",
+    float: "a finite number",
+}
+LARGEST = 2**63  # whole numbers are smaller
+
+
+def check_shape(value: Any, shape: Any, source: str) -> None:
+    """Check a value from a file. Args: source: the file, for the message.
+
+    Raises: UserError that names the place in the value if it has another shape.
+    """
+    mismatch = find_mismatch(value, shape)
+    if mismatch:
+        raise UserError(f"{source} holds another kind of data: {mismatch}")
+
+
+def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
+    """Where a value differs from a shape, in words; "" if it does not.
+
+    >>> find_mismatch({"seed": [3, "x"]}, {"seed": [int]})
+    "seed[1] must be a whole number, 0 or more, got 'x'"
+    """
+    if isinstance(shape, tuple):
+        return "" if value is None else find_mismatch(value, shape[0], place)
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return f"{place} must be a list, {_got(value)}"
+        parts = [(f"{place}[{i}]", item, shape[0]) for i, item in enumerate(value)]
+    elif isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return f"{place} must be a JSON object, {_got(value)}"
+        parts = _parts_of_dict(value, shape, "" if place == "it" else f"{place}.")
+    else:
+        return "" if _has_type(value, shape) else f"{place} must be {WORDS[shape]}, {_got(value)}"
+    for name, item, item_shape in parts:
+        mismatch = find_mismatch(item, item_shape, name)
+        if mismatch:
+            return mismatch
+    return ""
+
+
+def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
+    """(place, item, shape) of each item that the shape of a dict tells of."""
+    parts = []
+    for key, item_shape in shape.items():
+        if key is str:
+            parts += [(f"{prefix}{name}", item, item_shape) for name, item in value.items()]
+        else:
+            parts.append((f"{prefix}{key}", value.get(key, ...), item_shape))
+    return parts
+
+
+def _got(value: Any) -> str:
+    return "but it is missing" if value is ... else f"got {str(value)[:80]!r}"
+
+
+def _has_type(value: Any, kind: type) -> bool:
+    """Whether a value that is no list or dict has the type that a shape names."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if kind is int:
+        return is_whole and 0 <= value < LARGEST
+    if kind is float:
+        if is_whole:
+            return abs(value) < LARGEST
+        return isinstance(value, float) and math.isfinite(value)
+    return isinstance(value, kind)
