@@ -18,6 +18,7 @@ from rollout import Trajectory
 from support import checkpoint, inert, report
 from support.checkpoint import Saver
 from support.echo_trap import classify_regime, early_stop_reason, new_warnings
+from support.idle import idle_summary, idle_warning
 from support.learner import Learner
 from support.log import Log
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
@@ -95,7 +96,10 @@ class Run:
         if not self.saved:
             return False
         reason = self._early_stop_reason(self.history)
-        return report.show_if_finished(self.config, len(self.history), reason)
+        is_finished = report.show_if_finished(self.config, len(self.history), reason)
+        if is_finished:
+            self._print_idle_summary()
+        return is_finished
 
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
         """Load the newest checkpoint into the learner, and open the files of the run.
@@ -148,6 +152,9 @@ class Run:
         self.history.append(row)
         for sentence in new_warnings(self.history):
             tqdm.write(f"iteration {learner.step}: {sentence}")
+        warning = idle_warning(self.history)
+        if warning:
+            tqdm.write(f"iteration {learner.step}: {warning}")
         if improved:
             self.saver.wait()
             checkpoint.export(self.out_dir / "best", learner.policy, learner.tokenizer)
@@ -194,6 +201,12 @@ class Run:
         if rank() == 0:
             stages = {"start": self.start_scores, "after RL": self.scores}
             report.write_report(self.config, stages, self.learner.tokenizer)
+        self._print_idle_summary()
+
+    def _print_idle_summary(self) -> None:
+        summary = idle_summary(self.history)
+        if summary:
+            print(f"\n{summary}", flush=True)
 
     def _is_over(self, history: list[dict]) -> bool:
         out_of_iterations = self.learner.step >= self.config.num_iterations

@@ -32,7 +32,8 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data ta
 
 # A module imports from lower floors, and from modules of its own package on its own floor.
 FLOORS = (
-    "configurator packing support.statistics support.timer support.echo_trap support.precision",
+    "configurator packing support.statistics support.timer support.echo_trap support.precision"
+    " support.idle",
     "envs starpo support.run_folder support.shapes support.available support.families"
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics",
