@@ -17,6 +17,7 @@ import time
 import types
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -51,6 +52,22 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
     if len(text) <= limit and len(escaped) <= limit:
         return escaped
     return f"{escaped[:limit]}... (cut, {len(text)} characters)"
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an error of a user's code in one line that is safe to print: type and message.
+
+    A UserError is described by its message alone.
+    >>> describe_error(KeyError("size"))
+    "KeyError: 'size'"
+    """
+    message = "its message cannot be read"
+    with suppress(BaseException):  # the code of the message is the user's, too
+        message = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return printable(message)
+    name = type(error).__name__
+    return printable(f"{name}: {message}" if message else name)
 
 
 # ---------- types of settings

@@ -14,11 +14,11 @@ from configurator import Config, UserError
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs import Env
+from envs import Env, Step, name_of, show
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
@@ -80,6 +80,34 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     return len(checkable), sum(sentence in facts for sentence in checkable)
 
 
+# ---------- checks of what an environment returns
+
+
+def check_text(value: Any, method: str, env: Env) -> str:
+    """Return the value. Raises: UserError unless it is text that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise UserError(f"{name_of(env)}.{method} returned {show(value)}; expected a text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{name_of(env)}.{method} returned a text with the lone surrogate "
+            f"{value[error.start]!r}; expected characters that UTF-8 can encode"
+        ) from error
+    return value
+
+
+def check_actions(value: Any, player: str, env: Env) -> list[str]:
+    """Return the value. Raises: UserError unless it is a list of texts."""
+    is_list = isinstance(value, (list, tuple))
+    if not is_list or not all(isinstance(action, str) for action in value):
+        raise UserError(
+            f"the {player} player of {name_of(env)} returned {show(value)}; "
+            "expected a list of action texts"
+        )
+    return list(value)
+
+
 # ---------- the episode
 
 
@@ -131,7 +159,8 @@ class Episode:
         """Start an instance. Returns: (system message, first user message).
 
         The system message is the same for all instances of an environment."""
-        return self.open(self.env.reset(seed, split=split, member=member))
+        observation = self.env.reset(seed, split=split, member=member)
+        return self.open(check_text(observation, "reset", self.env))
 
     def open(self, observation: str) -> tuple[str, str]:
         """Like `reset`, but the environment has already started and gave `observation`."""
@@ -142,7 +171,12 @@ class Episode:
 
     def _note_plan_length(self) -> None:
         if self.config.reward_density == "plan":
-            self.plan_lengths.append(self.env.optimal_length())
+            length = self.env.optimal_length()
+            if not isinstance(length, (int, np.integer)):
+                raise UserError(
+                    f"{name_of(self.env)}.optimal_length returned {show(length)}; expected a count"
+                )
+            self.plan_lengths.append(int(length))
 
     def system(self) -> str:
         """The system message: rules, action names, limits and the required form of a reply."""
@@ -152,7 +186,22 @@ class Episode:
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
-        return f"{self.env.rules()}\n{limits}\n{reply}"
+        return f"{check_text(self.env.rules(), 'rules', self.env)}\n{limits}\n{reply}"
+
+    def statements(self) -> list[str]:
+        """True sentences about the present state. Raises: UserError if they are no texts."""
+        facts = self.env.statements()
+        if not isinstance(facts, (list, tuple)):
+            raise UserError(
+                f"{name_of(self.env)}.statements returned {show(facts)}; expected a list of texts"
+            )
+        for fact in facts:
+            if not check_text(fact, "statements", self.env).strip():
+                raise UserError(f"{name_of(self.env)}.statements returned an empty sentence")
+        return list(facts)
+
+    def _observe(self) -> str:
+        return check_text(self.env.observe(), "observe", self.env)
 
     def _turn_text(self, observation: str, report: str) -> str:
         """A user message: the report on the last reply, the limits and the observation."""
@@ -165,7 +214,7 @@ class Episode:
 
         The next message reports errors of the reply and its reward, without the bonus."""
         config = self.config
-        facts = self.env.statements()
+        facts = self.statements()
         parsed = parse_response(response, think=config.think)
         allowed = min(config.actions_per_turn, self.env.actions_left)
         surplus = len(parsed.actions) - allowed
@@ -188,12 +237,12 @@ class Episode:
             statements_checked=checked,
             statements_true=true,
             env_reward=executed.reward,
-            closing=self.env.observe() if status else None,
+            closing=self._observe() if status else None,
         )
         user = ""
         if not status:
             report = self._report(reward, parsed, executed, surplus)
-            user = self._turn_text(self.env.observe(), report)
+            user = self._turn_text(self._observe(), report)
         bonus = self._think_bonus(parsed.thought, facts, num_false=checked - true)
         return TurnOutcome(user, reward + bonus, status, record)
 
@@ -201,10 +250,14 @@ class Episode:
         executed = Executed()
         for action in actions:
             step = self.env.step(action)
+            if not isinstance(step, Step):
+                raise UserError(
+                    f"{name_of(self.env)}.step returned {show(step)}; expected an envs.Step"
+                )
             if not step.valid:
                 executed.unknown.append(action)
                 continue
-            executed.reward += float(step.reward)  # an environment may return a numpy number
+            executed.reward += float(step.reward)
             executed.num_actions += 1
             executed.num_effective += step.effective
             if step.terminated or step.truncated:
@@ -240,13 +293,44 @@ def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -
     `optimal` chooses the best plan of at most `actions_per_turn` actions. `greedy` and `random`
     choose one action. If no plan exists, `optimal` chooses the action of `greedy`."""
     env = episode.env
+    actions = []
     if player == "random":
-        return env.random(1, rng)
-    plan = []
-    if player == "optimal":
+        actions = env.random(1, rng)
+    elif player == "optimal":
         turns_left = episode.config.max_turns - episode.turn_idx
-        plan = env.plan(episode.config.actions_per_turn, turns_left)
-    return plan or [env.greedy()]
+        actions = env.plan(episode.config.actions_per_turn, turns_left)
+    return check_actions(actions or [env.greedy()], player, env)
+
+
+def check_uses(env: Env, *uses: str) -> None:
+    """Raises: UserError if the class of the environment lacks a method that a use needs."""
+    for use in uses:
+        missing = missing_method(env, use)
+        if missing:
+            raise UserError(
+                f"{use!r} needs {missing}, which {name_of(env)} does not define "
+                f"(env={env.spec!r}); docs/environments.md says what to define"
+            )
+
+
+def missing_method(env: Env, use: str) -> str:
+    """The method that the class of the environment lacks for a use; '' if none.
+
+    Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
+    kind = type(env)
+    has_plan = kind.plan is not Env.plan
+    if use == "optimal" and not has_plan:
+        return "plan"
+    if use == "greedy" and not has_plan and kind.greedy is Env.greedy:
+        return "greedy or plan"
+    if use == "demonstrations" and not has_plan and kind.demonstrate is Env.demonstrate:
+        return "demonstrate or plan"
+    if use == "reward_density=plan" and not has_plan and kind.optimal_length is Env.optimal_length:
+        return "optimal_length or plan"
+    reads_text = kind._read is not Env._read and not env.actions
+    if use == "random" and reads_text and kind.random is Env.random:
+        return "random or actions"
+    return ""
 
 
 # ---------- reward density

@@ -1,4 +1,4 @@
-"""Environments: the protocol `Env`, the Bandit, specs and mixtures of environments, and splits.
+"""Environments: the protocol `Env`, how environments are found, and splits.
 
 docs/environments.md lists all environments and says how to write your own.
 
@@ -12,14 +12,26 @@ three deliberate differences:
   repeat.
 """
 
-from configurator import UserError, check_type, parse_text, run_main
+from configurator import (
+    UserError,
+    check_type,
+    describe_error,
+    parse_text,
+    printable,
+    run_main,
+)
 
 import difflib
 import importlib
+import inspect
+import math
 import re
-import runpy
-from collections.abc import Hashable, Sequence
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,12 +86,13 @@ class Env:
             The observation that the policy gets in each turn.
         rules() -> str
             The description of the game in the system message.
+
+    A subclass may override:
         statements() -> list[str]
             True sentences about the present state. Thoughts are checked against them.
         plan(max_actions: int, turns_left: int) -> list[str]
-            The best next actions, at most `max_actions`; [] if the game cannot be won.
-
-    A subclass may override:
+            The best next actions, at most `max_actions`; [] if the game cannot be won. The players
+            "optimal" and "greedy", demonstrations and --reward_density=plan need it.
         repeats: bool, max_reward: float, blocking: bool, runs_programs: bool
             See the class attributes below.
         key(instance: tuple) -> Hashable
@@ -150,6 +163,9 @@ class Env:
         self.num_actions = 0
         self.terminated = False
         self._start(instance)
+        check_attributes(self)
+        if not self.actions and type(self)._read is Env._read:
+            raise UserError(f"{name_of(self)} has no actions; set actions, or define _read(text)")
         return self.observe()
 
     def step(self, action: str) -> Step:
@@ -162,7 +178,7 @@ class Env:
         result = Move(reward=0.0, terminated=self.terminated, success=False, effective=False)
         if move is not None:
             self.num_actions += 1
-            result = Move(*self._move(move))
+            result = self._checked_move(move)
             self.terminated = result.terminated
         return Step(
             observation=self.observe(),
@@ -173,6 +189,19 @@ class Env:
             valid=move is not None,
             effective=result.effective,
         )
+
+    def _checked_move(self, move: Any) -> Move:
+        """Execute a move. Raises: UserError unless `_move` returns what it should."""
+        returned = self._move(move)
+        if not isinstance(returned, tuple) or len(returned) != len(Move._fields):
+            raise UserError(
+                f"{name_of(self)}._move returned {show(returned)}; "
+                f"expected ({', '.join(Move._fields)})"
+            )
+        reward, *flags = returned
+        if not hasattr(type(reward), "__float__"):  # numpy's and torch's numbers have it, too
+            raise UserError(f"{name_of(self)}._move paid {show(reward)}; expected a number")
+        return Move(float(reward), *map(bool, flags))
 
     @property
     def actions_left(self) -> int:
@@ -187,9 +216,20 @@ class Env:
         indices = {name.lower(): index for index, name in enumerate(self.actions)}
         return indices.get(action.lower())
 
+    def statements(self) -> list[str]:
+        """True sentences about the present state. Thoughts are checked against them."""
+        return []
+
+    def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        """The best next actions, at most `max_actions`; [] if the game cannot be won."""
+        return []
+
     def greedy(self) -> str:
-        """The action of a player that looks one step ahead; by default the optimal one."""
-        return self.plan(1, 1)[0]
+        """The action of a player that looks one step ahead; by default the optimal one.
+
+        If the game cannot be won any more, it is any legal action."""
+        best = self.plan(1, 1) or self.random(1, np.random.default_rng(self.num_actions))
+        return best[0]
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         """`count` random legal actions."""
@@ -204,83 +244,11 @@ class Env:
         return len(self.plan(999, 999))
 
 
-# ---------- the Bandit
-
-
-class Bandit(Env):
-    """One choice between two arms. Only their names tell them apart.
-
-    The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
-    """
-
-    PAIRS = {  # low arm/high arm; `jobs_test` is for tests of generalisation
-        "phoenix": "Phoenix/Dragon",
-        "trader": "Trader/Librarian",
-        "engineer": "Engineer/Teacher",
-        "teacher": "Teacher/Engineer",
-        "librarian": "Librarian/Trader",
-        "jobs": "Teacher/Trader Nurse/StartupFounder Librarian/Investor Accountant/StockBroker "
-        "Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber "
-        "Planner/Artist Postman/Pilot Banker/VentureCapitalist Gardener/Cryptominer",
-        "jobs_test": "Receptionist/Explorer Archivist/Filmmaker Bookkeeper/Consultant "
-        "SocialWorker/Photographer Mechanic/GameDesigner Secretary/Entrepreneur "
-        "Cashier/DataScientist CivilServant/StartupAccelerator",
-    }
-    LOW_REWARD = 0.1
-    HIGH_PROB = 0.25  # probability that the high arm pays 1
-    repeats = True  # a pair gives two prompts, so training and evaluation share them
-
-    def __init__(self, *, pair: str = "phoenix", **common):
-        common["max_actions"] = 1  # the game is one choice
-        super().__init__(**common)
-        if pair not in self.PAIRS:
-            raise UserError(f"bandit pair must be one of {', '.join(self.PAIRS)}, got {pair!r}")
-        self.pair = pair
-
-    def draw(self, rng: np.random.Generator) -> tuple:
-        low, high = rng.choice(self.PAIRS[self.pair].split()).split("/")
-        high_is_first = bool(rng.integers(2))
-        return ("bandit", low, high, high_is_first)
-
-    def _start(self, instance: tuple) -> None:
-        _, self.low, self.high, high_is_first = instance
-        self.actions = (self.high, self.low) if high_is_first else (self.low, self.high)
-
-    def _move(self, index: int) -> Move:
-        if self.actions[index] == self.low:
-            return Move(self.LOW_REWARD, terminated=True, success=False, effective=True)
-        reward = float(self.rng.random() < self.HIGH_PROB)
-        return Move(reward, terminated=True, success=True, effective=True)
-
-    def observe(self) -> str:
-        return f"Arms: {self.actions[0]}, {self.actions[1]}"
-
-    def rules(self) -> str:
-        return (
-            "Choose one of two arms by its name. Each pays by its own unknown distribution; "
-            "choose the arm that pays more on average."
-        )
-
-    def statements(self) -> list[str]:
-        return [f"The arms are {self.actions[0]} and {self.actions[1]}."]
-
-    def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        return [self.high]
-
-    def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """A random arm. The prompt does not tell which arm is better, so RL has to find it out."""
-        return [self.actions[rng.integers(2)]]
-
-    def greedy(self) -> str:
-        """The arm with the certain payment."""
-        return self.low
-
-
 # ---------- finding and building environments
 
 
 ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
-    "bandit": "envs:Bandit",
+    "bandit": "worlds.bandit:Bandit",
     "frozenlake": "grids:FrozenLake",
     "sokoban": "grids:Sokoban",
     "countdown": "worlds.countdown:Countdown",
@@ -292,6 +260,8 @@ ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "swe": "worlds.swe:SWE",
 }
 COMMON_OPTIONS = ("observation", "max_actions")  # these have settings of their own
+REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
+ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")  # action names that no reply can hold
 
 
 def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> Env:
@@ -307,15 +277,19 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
-    name, place, options_text = _split_spec(spec)
+    name, place, options_text = split_spec(spec)
     env_class = find_class(place)
-    options = _parse_options(options_text, env_class, name, spec)
-    env = env_class(**options, observation=observation, max_actions=max_actions)
-    env.spec = spec
+    options = _parse_options(options_text, _options_of(env_class, place), name, spec)
+    with user_code(f"env={spec!r} cannot be built"):
+        env = env_class(**options, observation=observation, max_actions=max_actions)
+        env.spec = spec
+        if not hasattr(env, "max_actions"):
+            raise UserError(f"__init__ of {place} must call super().__init__(**common)")
+        check_attributes(env)
     return env
 
 
-def _split_spec(spec: str) -> tuple[str, str, str]:
+def split_spec(spec: str) -> tuple[str, str, str]:
     """The name of an environment, the place of its class for `find_class`, and its options."""
     name, _, options_text = spec.partition(":")
     if name.endswith(".py"):
@@ -325,149 +299,136 @@ def _split_spec(spec: str) -> tuple[str, str, str]:
         return name, ENVS[name], options_text
     near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
     raise UserError(
-        f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}?"
+        f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}? "
+        "An environment of your own is path/to/file.py:CLASS"
     )
+
+
+@contextmanager
+def user_code(problem: str) -> Iterator[None]:
+    """A context for code of a user, which may raise anything, SystemExit included.
+
+    Raises: UserError with the problem and the error instead. A UserError passes unchanged."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise UserError(f"{problem}: {describe_error(error)}") from error
 
 
 @lru_cache
 def find_class(place: str) -> type[Env]:
     """The class at 'module:Class' or 'path/to/file.py:Class'.
 
-    Raises: UserError if the file cannot be loaded or has no such subclass of Env.
+    Raises: UserError if the file cannot be loaded, has no such subclass of Env, or the class lacks
+        a method.
     """
     source, _, class_name = place.rpartition(":")
-    try:
-        if source.endswith(".py"):
-            names = runpy.run_path(source)
-        else:
-            names = vars(importlib.import_module(source))
-    except Exception as error:  # user code may raise anything
-        raise UserError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error
-    found = names.get(class_name)
-    if not (isinstance(found, type) and issubclass(found, Env)):
-        raise UserError(
-            f"{source} has no environment {class_name!r}; "
-            f"name one as {source}:CLASS, a subclass of envs.Env"
-        )
+    with user_code(f"{source} cannot be loaded"):
+        is_file = source.endswith(".py")
+        module = _load_file(source) if is_file else importlib.import_module(source)
+        found = vars(module).get(class_name)
+        if not _is_environment(found):
+            names = [name for name, value in vars(module).items() if _is_environment(value)]
+            raise UserError(
+                f"{source} has no environment {class_name!r}; expected {source}:CLASS, and its "
+                f"subclasses of envs.Env are: {', '.join(names) or 'none'}"
+            )
+        missing = [name for name in REQUIRED if not hasattr(found, name)]
+        if missing:
+            raise UserError(
+                f"{place} lacks {', '.join(missing)}; docs/environments.md says what an "
+                "environment must define"
+            )
     return found
 
 
-def _parse_options(text: str, env_class: type[Env], name: str, spec: str) -> dict[str, Any]:
-    """The options in 'key=value,key=value', checked against the defaults in `__init__`."""
-    defaults = env_class.__init__.__kwdefaults__ or {}
+def _load_file(path: str) -> ModuleType:
+    """Run a file as a module. Its import statements find the files in its folder, too."""
+    module = ModuleType(f"environment {path}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # dataclasses and pickle look there
+    code = compile(Path(path).read_bytes(), path, "exec")
+    folder = str(Path(path).resolve().parent)
+    sys.path.append(folder)
+    try:
+        exec(code, vars(module))
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _is_environment(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Env) and value is not Env
+
+
+def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
+    """The options of an environment: the arguments of its `__init__`, with their defaults."""
+    defaults = {}
+    parameters = list(inspect.signature(env_class.__init__).parameters.values())[1:]
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        is_keyword = parameter.kind != parameter.POSITIONAL_ONLY
+        if not is_keyword or type(parameter.default) not in (bool, int, float, str):
+            raise UserError(
+                f"argument {parameter.name} of {place}.__init__ must be a keyword with a default "
+                "that is a number, a text, True or False, so that it is an option"
+            )
+        defaults[parameter.name] = parameter.default
+    takes_rest = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+    if not takes_rest and not defaults.keys() >= set(COMMON_OPTIONS):
+        raise UserError(f"{place}.__init__ must take **common and call super().__init__(**common)")
+    return {key: value for key, value in defaults.items() if key not in COMMON_OPTIONS}
+
+
+def check_attributes(env: Env) -> None:
+    """Raises: UserError for actions that cannot be told apart, or an illegal max_reward."""
+    if not _are_action_names(env.actions):
+        raise UserError(
+            f"actions of {name_of(env)} must be a tuple of different names, without '||', '<' and "
+            f"spaces at their ends; got {show(env.actions)}"
+        )
+    reward = env.max_reward
+    is_number = hasattr(type(reward), "__float__")
+    if not is_number or not math.isfinite(reward) or reward <= 0:
+        raise UserError(
+            f"max_reward of {name_of(env)} must be a number above 0, got {show(reward)}"
+        )
+
+
+def _are_action_names(names: Any) -> bool:
+    is_sequence = isinstance(names, (tuple, list))
+    if not is_sequence or not all(isinstance(name, str) for name in names):
+        return False
+    distinct = {name.lower() for name in names}
+    return len(distinct) == len(names) and not any(map(ILLEGAL_NAME.search, names))
+
+
+def name_of(env: Env) -> str:
+    return type(env).__name__
+
+
+def show(value: Any) -> str:
+    """A value that user code returned, as short text for an error message."""
+    return printable(repr(value), limit=100)
+
+
+def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
+    """The options in 'key=value,key=value', checked against their defaults."""
     options = {}
     for item in text.split(","):
         if not item:
             continue
         key, _, value = item.partition("=")
-        if key not in defaults or key in COMMON_OPTIONS:
+        if key not in defaults:
             near = difflib.get_close_matches(key, defaults, n=3) or list(defaults)
-            raise UserError(f"unknown option {key!r} in env={spec!r}; {name} has {', '.join(near)}")
+            known = ", ".join(near) or "no options"
+            raise UserError(f"unknown option {key!r} in env={spec!r}; {name} has {known}")
         wanted = type(defaults[key])
         options[key] = check_type(key, parse_text(value, wanted), wanted, f"env={spec!r}")
     return options
-
-
-# ---------- mixtures and curricula
-
-
-STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
-PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
-
-
-class Stage(NamedTuple):
-    """One stage of a curriculum."""
-
-    end: float  # the first iteration after the stage; inf for the last stage
-    shares: dict[str, float]  # spec -> probability that a group plays it; they sum to 1
-
-
-def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
-    """The environments at an iteration of a curriculum, with the probability of each.
-
-    'A + 2*B' draws A for one third of the groups and B for two thirds. 'A @50 > B' is A in
-    iterations 0 to 49, then B. A stage may be a mixture.
-
-    Args:
-        text: the setting `env` or `eval_env`.
-        iteration: the number of finished iterations; None for the last stage.
-    Returns:
-        spec -> probability.
-    Raises:
-        UserError: an @N is missing, superfluous or not rising, a part is empty, a weight is 0, or
-            `make_env` refuses an environment.
-    >>> mixture_at("frozenlake @50 > sokoban + 3*bandit", 50)
-    {'sokoban': 0.25, 'bandit': 0.75}
-    """
-    stages = _parse_stages(text)
-    if iteration is None:
-        return stages[-1].shares
-    return next(stage.shares for stage in stages if iteration < stage.end)
-
-
-@lru_cache
-def env_specs(*texts: str) -> tuple[str, ...]:
-    """The specs of all environments in some curricula, without repetition. A text may be empty."""
-    specs = {}  # a dict, because it keeps the order
-    for text in texts:
-        for stage in _parse_stages(text) if text else ():
-            specs |= stage.shares
-    return tuple(specs)
-
-
-def specs_that_run_programs(text: str) -> list[str]:
-    """The specs in a curriculum that run programs or read files. It builds no environment.
-
-    Args: text: the setting `env` or `eval_env`. It may be empty.
-    Raises: UserError for an unknown environment or an illegal weight.
-    """
-    found = []
-    for part in text.split(">") if text else ():
-        mixture, _ = STAGE.fullmatch(part).groups()
-        for spec in _weights_in(mixture, text):
-            name, place, _ = _split_spec(spec)
-            # A user's file is code: it is not imported to ask it.
-            if name.endswith(".py") or find_class(place).runs_programs:
-                found.append(spec)
-    return found
-
-
-def _parse_stages(text: str) -> list[Stage]:
-    """The stages of 'MIXTURE @50 > MIXTURE'."""
-    parts = [STAGE.fullmatch(part).groups() for part in text.split(">")]
-    ends = [float(end or "inf") for _, end in parts]
-    _, last_end = parts[-1]
-    rising = ends[0] > 0 and ends == sorted(set(ends))
-    if not rising or last_end:
-        raise UserError(
-            "every stage but the last must end in @N, with N rising from 1, "
-            f"and the last must not; got env={text!r}"
-        )
-    shares = [_parse_mixture(mixture, text) for mixture, _ in parts]
-    return [Stage(*stage) for stage in zip(ends, shares, strict=True)]
-
-
-def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
-    """The shares of 'A + 2*B'. `text` is the whole setting, for the error message."""
-    weights = _weights_in(mixture, text)
-    for spec in weights:
-        make_env(spec)  # raises for an unknown environment
-    total = sum(weights.values())
-    return {spec: weight / total for spec, weight in weights.items()}
-
-
-def _weights_in(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> weight in 'A + 2*B'. It builds no environment."""
-    weights: dict[str, float] = {}
-    for part in mixture.split("+"):
-        match = PART.fullmatch(part)
-        weight = float(match[1] or 1) if match else 0.0
-        if weight == 0:
-            raise UserError(
-                f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above 0"
-            )
-        weights[match[2]] = weights.get(match[2], 0.0) + weight
-    return weights
 
 
 # ---------- instances in disjoint splits
@@ -505,6 +466,7 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     All 512 are distinct, except in an environment with `repeats`.
     """
     env = make_env(spec)
+    _check_draw(env)
     taken = set()
     splits = {}
     for split in ("eval", "heldout"):
@@ -527,6 +489,26 @@ def reserved_keys(*specs: str) -> frozenset:
         for instances in reserved_instances(spec).values():
             keys.update(map(env.key, instances))
     return frozenset(keys)
+
+
+def _check_draw(env: Env) -> None:
+    """Raises: UserError unless `draw` returns a tuple that depends on its `rng` alone."""
+    first, second = (env.draw(np.random.default_rng(EVAL_SEED)) for _ in range(2))
+    if not isinstance(first, tuple):
+        raise UserError(f"{name_of(env)}.draw returned {show(first)}; expected a tuple")
+    try:
+        is_repeatable = env.key(first) == env.key(second)
+        hash(env.key(first))
+    except TypeError as error:
+        raise UserError(
+            f"{name_of(env)}.draw returned {show(first)}; expected a tuple of numbers, texts and "
+            f"tuples, because it must be hashable ({error})"
+        ) from error
+    if not is_repeatable:
+        raise UserError(
+            f"{name_of(env)}.draw gave two different instances for the same random numbers; take "
+            "all randomness from its argument rng"
+        )
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:

@@ -44,16 +44,15 @@ from parallel import (
 )
 from rollout import (
     Conversation,
-    EnvError,
     Reply,
     Trajectory,
-    call_with_timeout,
     make_episode,
     play,
     split_by_context,
     without_errors,
 )
 from support.scores import Row, ScoreReport, Scores, score
+from support.time_limit import EnvError, call_with_timeout
 
 SEED_EVAL = 21  # purpose number of the random streams
 

@@ -11,22 +11,25 @@ answer in text: reference players, demonstrations, API models, a human.
 
 from __future__ import annotations
 
-from configurator import Config, UserError
+from configurator import Config, UserError, printable
 
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dialogue import Chat, Episode, TurnOutcome, TurnRecord, shape_rewards
-from envs import env_specs, make_env, reserved_keys
+from dialogue import Chat, Episode, TurnOutcome, TurnRecord, check_uses, shape_rewards
+from envs import make_env, reserved_keys, user_code
+from support.mixtures import env_specs
+from support.time_limit import EnvError, call_with_timeout
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
+
+MAX_REWARD = 1e9  # of a turn, in size; sums of larger rewards overflow
 
 # ---------- data
 
@@ -126,12 +129,11 @@ def make_episode(config: Config, env: str = "") -> Episode:
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
     environment.also_reserved = env_specs(config.env, config.eval_env)
-    try:
+    with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the evaluation instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
-    except Exception as error:  # user code may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"env={environment.spec!r} cannot draw its instances: {reason}") from error
+    if config.reward_density == "plan":
+        check_uses(environment, "reward_density=plan")
     return Episode(environment, config)
 
 
@@ -178,8 +180,8 @@ class Conversation:
             outcome = call_with_timeout(self.config.step_timeout_s, self.episode.step, text)
         except EnvError as error:
             return failed_outcome(error)
-        if not math.isfinite(outcome.reward):
-            return failed_outcome(f"its reward is {outcome.reward}")
+        if not abs(outcome.reward) <= MAX_REWARD:  # NaN is not, either
+            return failed_outcome(f"its reward is {outcome.reward:g}")
         return outcome
 
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
@@ -262,39 +264,9 @@ def following_prompt(
 # ---------- environments that fail
 
 
-class EnvError(Exception):
-    """An environment raised an error or exceeded the time limit."""
-
-
 def failed_outcome(error: object) -> TurnOutcome:
     """The outcome that ends a trajectory after its environment or player failed."""
     return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
-
-
-def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
-    """Call environment code with a time limit.
-
-    In the main thread an alarm interrupts the call after `limit_s` seconds. Python cannot interrupt
-    another thread, so `BlockingSteps` gives up such a call instead.
-
-    Args: args, options: the arguments of `call`. Returns: its result.
-    Raises: EnvError if the call raises an error or is interrupted."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-
-    def on_alarm(*_) -> None:
-        raise TimeoutError(f"no answer within {limit_s:g} s")
-
-    try:
-        if in_main_thread:
-            previous_handler = signal.signal(signal.SIGALRM, on_alarm)
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
-        return call(*args, **options)
-    except Exception as error:
-        raise EnvError(f"{type(error).__name__}: {error}") from error
-    finally:
-        if in_main_thread:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous_handler)
 
 
 def without_errors(
@@ -313,7 +285,8 @@ def without_errors(
         if all(trajectory.status != "error" for trajectory in group):
             kept += group
     counts = f"{len(failed)} of {len(trajectories)} trajectories ended in an environment error"
-    sentence = f"{counts} (the first, in {failed[0].env}: {failed[0].error})"
+    reason = printable(failed[0].error)
+    sentence = f"{counts} (the first, in {failed[0].env}: {reason})"
     if len(failed) > config.max_error_frac * len(trajectories) or not kept:
         raise UserError(
             f"{sentence}; max_error_frac is {config.max_error_frac}, "

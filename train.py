@@ -35,7 +35,6 @@ import parallel
 import starpo
 from dialogue import Chat
 from engine import Engine
-from envs import mixture_at
 from eval import evaluate_all
 from packing import PackedBatch, pack
 from rollout import (
@@ -48,6 +47,7 @@ from rollout import (
 from support.collapse import measure_collapse
 from support.learner import Learner, build_learner
 from support.metrics import metric_names
+from support.mixtures import mixture_at
 from support.run import Run, open_run
 from support.timer import Timer
 from support.training_metrics import explained_variance, rollout_metrics

@@ -10,12 +10,14 @@ from configurator import Config, UserError, load_config
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 
-from envs import env_specs, mixture_at, specs_that_run_programs
+from dialogue import check_uses
+from envs import make_env
 from rollout import make_episode
 from support.available import check_installed, find_model
+from support.mixtures import env_specs, mixture_at, specs_that_run_programs
 from support.run_folder import check_out_dir, check_writable, load_saved
 
 PLAYERS = ("random", "greedy", "optimal")
@@ -154,6 +156,9 @@ def read_scoring(
         find_model(name)
         check_installed(config)
     check_envs(config, scored_envs(config))
+    players = filter(None, options["player"].split(","))
+    for player, env in product(players, scored_envs(config)):
+        check_uses(make_env(env), player)
     return Job(config, options, models)
 
 

@@ -16,8 +16,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from envs import Env, env_specs
-from rollout import EnvError, call_with_timeout, make_episode
+from envs import Env
+from rollout import make_episode
+from support.mixtures import env_specs
+from support.time_limit import EnvError, call_with_timeout
 
 # names of settings, separated by blanks -> why none of them can act
 Reason = tuple[str, str]

@@ -11,7 +11,7 @@ from configurator import Config
 from itertools import product
 from typing import NamedTuple
 
-from envs import mixture_at
+from support.mixtures import mixture_at
 
 RETRIEVAL_RANKS = (1, 2, 4, 8)  # K of retrieval@K
 

@@ -9,9 +9,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from envs import specs_that_run_programs
+from dialogue import missing_method
+from envs import make_env
 from eval import reference_rows
-from support.arguments import scored_envs
+from support.arguments import PLAYERS, scored_envs
+from support.mixtures import specs_that_run_programs
 from support.records import write_jsonl
 from support.run_folder import read_text, write_atomically
 from support.scores import Scores, score_table
@@ -89,7 +91,8 @@ def write_report(config: Config, stages: dict[str, dict[str, Scores]], tokenizer
     texts = []
     successes = {}
     for env in stages["start"]:
-        rows = reference_rows(replace(config, env=env))
+        players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
+        rows = reference_rows(replace(config, env=env), players)
         for stage, scores in stages.items():
             rows[stage] = scores[env]
         prompts = f"{config.eval_size} fixed prompts ({config.eval_split})"

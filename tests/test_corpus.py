@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from dialogue import Episode, parse_response
-from envs import SPLIT_SIZE, Bandit, Env, make_env, reserved_instances
+from envs import SPLIT_SIZE, Env, make_env, reserved_instances
 from grids import Sokoban
 from rollout import make_episode
 from tools import corpus, demonstrations
 from tools.corpus import documents
 from tools.demonstrations import demonstration
 from tools.drills import Drill, DrillRecord
+from worlds.bandit import Bandit
 
 ROOT = corpus.__file__.rsplit("/", 2)[0]
 

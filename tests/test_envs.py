@@ -26,14 +26,16 @@ from boards import (
 )
 
 import envs
-from envs import Env, Move, Step, make_env, mixture_at
+from envs import Env, Move, Step, make_env
 from rollout import make_episode
+from support import mixtures
+from support.mixtures import env_specs, mixture_at
 from worlds import countdown, planners
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("module", [envs, planners, countdown])
+@pytest.mark.parametrize("module", [envs, mixtures, planners, countdown])
 def test_doctests(module):
     results = doctest.testmod(module)
     assert results.attempted > 0
@@ -266,9 +268,9 @@ def test_stages_by_hand(text, iteration, expected):
 
 
 def test_env_specs_by_hand():
-    assert envs.env_specs("") == ()
+    assert env_specs("") == ()
     text = "bandit@1>bandit + 3*sokoban@ 20 > countdown"
-    assert envs.env_specs(text, "", "sokoban + quest") == (
+    assert env_specs(text, "", "sokoban + quest") == (
         "bandit",
         "sokoban",
         "countdown",

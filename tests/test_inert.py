@@ -224,7 +224,7 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 def test_think_reward_where_nothing_can_be_checked(env, mute, tmp_path):
     file = tmp_path / "mute.py"
     file.write_text(
-        "from envs import Bandit\n\n\n"
+        "from worlds.bandit import Bandit\n\n\n"
         "class Mute(Bandit):\n"
         "    def statements(self):\n"
         "        return []\n"
@@ -246,7 +246,7 @@ def test_observation_where_there_is_one_form(env, one_form):
 def test_an_environment_that_fails_says_nothing_here(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text(
-        "from envs import Bandit\n\n\n"
+        "from worlds.bandit import Bandit\n\n\n"
         "class Broken(Bandit):\n"
         "    def _start(self, instance):\n"
         "        raise RuntimeError('no')\n"

@@ -35,8 +35,9 @@ FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap support.precision"
     " support.idle",
     "envs starpo support.run_folder support.shapes support.available support.families"
+    " support.time_limit"
     " worlds.planners worlds.sokoban_rooms",
-    "grids dialogue model engines.* worlds.* support.metrics",
+    "grids dialogue model engines.* worlds.* support.metrics support.mixtures",
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
     " support.collapse support.log support.seeds"

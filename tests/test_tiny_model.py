@@ -15,12 +15,13 @@ import envs
 from dialogue import IM_END, IM_START, Chat
 from model import load_model
 from tools import tiny_model
+from worlds.bandit import Bandit
 
 
 def environment_texts():
     """Texts of other instances than those that the tokenizer was learned from."""
     texts = []
-    bandits = [f"bandit:pair={pair}" for pair in envs.Bandit.PAIRS]
+    bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]
     for spec in [*bandits, "frozenlake", "sokoban", "sokoban:symbols=newvocab"]:
         for observation in envs.OBSERVATIONS:
             episode = dialogue.Episode(envs.make_env(spec, observation=observation), Config())

@@ -25,11 +25,12 @@ from dataclasses import replace
 import numpy as np
 
 from dialogue import Chat, Episode, format_response
-from envs import Bandit, Env, make_env, reserved_keys
+from envs import Env, make_env, reserved_keys
 from grids import Sokoban
 from rollout import Conversation, Trajectory
 from tools.demonstrations import recite
 from tools.drills import Drill, draw_questions
+from worlds.bandit import Bandit
 
 SEED_CORPUS = 14  # purpose number of the random streams
 

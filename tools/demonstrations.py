@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dialogue import Chat, Episode, format_response
+from dialogue import Chat, Episode, check_actions, check_uses, format_response
 from rollout import Conversation, Reply, Trajectory, Turn, following_prompt, make_episode, play
 from support.run_folder import read_text, replace_file
+from support.time_limit import EnvError, call_with_timeout
 
 SEED_DEMOS = 11  # purpose number of the random streams
 COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more: 6 %
@@ -36,7 +37,10 @@ def recite(
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
-        text = write_reply()
+        try:
+            text = write_reply()
+        except EnvError as error:
+            return Reply("", error=str(error))
         return Reply(text, prompt_ids=prompt, response_ids=[*chat.encode(text), chat.end])
 
     trajectory = play(conversation, player)
@@ -58,14 +62,19 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
     `sft_clean` of the demonstrations has no such turns."""
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
+    check_uses(episode.env, "demonstrations")
     conversation = Conversation(episode, path)
-    conversation.open(*episode.reset(path))
+    conversation.reset("train")
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
     # numpy gives the seeds [a, b] and [a, b, 0] the same stream. The 1 keeps this stream apart from
     # that of the instance.
     rng = np.random.default_rng([*path, 1])
-    trajectory = recite(chat, conversation, lambda: scripted_reply(episode, noise, rng), config)
+
+    def write_reply() -> str:
+        return call_with_timeout(config.step_timeout_s, scripted_reply, episode, noise, rng)
+
+    trajectory = recite(chat, conversation, write_reply, config)
     return cut_to_context(trajectory, config)
 
 
@@ -80,7 +89,9 @@ def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> 
     actions = [] if is_noisy else env.demonstrate(count, rng)
     if not actions:
         actions = env.random(count, rng)
-    return format_response(" ".join(env.statements()), actions, think=config.think)
+    actions = check_actions(actions, "demonstrations", env)
+    thought = " ".join(episode.statements())
+    return format_response(thought, actions, think=config.think)
 
 
 def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:

@@ -21,7 +21,8 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from dialogue import IM_END, IM_START, Episode, format_response
-from envs import OBSERVATIONS, Bandit, make_env
+from envs import OBSERVATIONS, make_env
+from worlds.bandit import Bandit
 
 END_OF_TEXT = "<|endoftext|>"
 CHATML = (

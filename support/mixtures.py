@@ -1,0 +1,107 @@
+"""Mixtures and curricula: the settings env='A + 2*B' and env='A @50 > B'."""
+
+from configurator import UserError
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from envs import find_class, make_env, split_spec
+
+STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
+PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
+
+
+class Stage(NamedTuple):
+    """One stage of a curriculum."""
+
+    end: float  # the first iteration after the stage; inf for the last stage
+    shares: dict[str, float]  # spec -> probability that a group plays it; they sum to 1
+
+
+def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
+    """The environments at an iteration of a curriculum, with the probability of each.
+
+    'A + 2*B' draws A for one third of the groups and B for two thirds. 'A @50 > B' is A in
+    iterations 0 to 49, then B. A stage may be a mixture.
+
+    Args:
+        text: the setting `env` or `eval_env`.
+        iteration: the number of finished iterations; None for the last stage.
+    Returns:
+        spec -> probability.
+    Raises:
+        UserError: an @N is missing, superfluous or not rising, a part is empty, a weight is 0, or
+            `make_env` refuses an environment.
+    >>> mixture_at("frozenlake @50 > sokoban + 3*bandit", 50)
+    {'sokoban': 0.25, 'bandit': 0.75}
+    """
+    stages = _parse_stages(text)
+    if iteration is None:
+        return stages[-1].shares
+    return next(stage.shares for stage in stages if iteration < stage.end)
+
+
+@lru_cache
+def env_specs(*texts: str) -> tuple[str, ...]:
+    """The specs of all environments in some curricula, without repetition. A text may be empty."""
+    specs = {}  # a dict, because it keeps the order
+    for text in texts:
+        for stage in _parse_stages(text) if text else ():
+            specs |= stage.shares
+    return tuple(specs)
+
+
+def specs_that_run_programs(text: str) -> list[str]:
+    """The specs in a curriculum that run programs or read files. It builds no environment.
+
+    Args: text: the setting `env` or `eval_env`. It may be empty.
+    Raises: UserError for an unknown environment or an illegal weight.
+    """
+    found = []
+    for part in text.split(">") if text else ():
+        mixture, _ = STAGE.fullmatch(part).groups()
+        for spec in _weights_in(mixture, text):
+            name, place, _ = split_spec(spec)
+            # A user's file is code: it is not imported to ask it.
+            if name.endswith(".py") or find_class(place).runs_programs:
+                found.append(spec)
+    return found
+
+
+def _parse_stages(text: str) -> list[Stage]:
+    """The stages of 'MIXTURE @50 > MIXTURE'."""
+    parts = [STAGE.fullmatch(part).groups() for part in text.split(">")]
+    ends = [float(end or "inf") for _, end in parts]
+    _, last_end = parts[-1]
+    rising = ends[0] > 0 and ends == sorted(set(ends))
+    if not rising or last_end:
+        raise UserError(
+            "every stage but the last must end in @N, with N rising from 1, "
+            f"and the last must not; got env={text!r}"
+        )
+    shares = [_parse_mixture(mixture, text) for mixture, _ in parts]
+    return [Stage(*stage) for stage in zip(ends, shares, strict=True)]
+
+
+def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
+    """The shares of 'A + 2*B'. `text` is the whole setting, for the error message."""
+    weights = _weights_in(mixture, text)
+    for spec in weights:
+        make_env(spec)  # raises for an unknown environment
+    total = sum(weights.values())
+    return {spec: weight / total for spec, weight in weights.items()}
+
+
+def _weights_in(mixture: str, text: str) -> dict[str, float]:
+    """Spec -> weight in 'A + 2*B'. It builds no environment."""
+    weights: dict[str, float] = {}
+    for part in mixture.split("+"):
+        match = PART.fullmatch(part)
+        weight = float(match[1] or 1) if match else 0.0
+        if weight == 0:
+            raise UserError(
+                f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above 0"
+            )
+        weights[match[2]] = weights.get(match[2], 0.0) + weight
+    return weights
