@@ -14,6 +14,7 @@ from configurator import Config, UserError
 import os
 import resource
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ from engine import Engine
 from model import Policy, pick_device, pick_dtype
 from packing import micro_batches, pack
 from rollout import Trajectory, collect
+from support.precision import round_at_random
 
 # Length at which attention costs as much as the matrix products, for Qwen2.5-0.5B.
 ATTENTION_CROSSOVER_TOKENS = 16_640
@@ -189,8 +191,8 @@ def stream_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """The policy's full weights, one tensor at a time (collective: exhaust it on every rank).
 
-    Shards are cast before they are gathered, so bfloat16 halves the traffic. Each rank merges LoRA
-    into a copy of its shard in float32: W + (alpha / rank) B A.
+    Shards are cast before they are gathered, so 16-bit types halve the traffic. Each rank merges
+    LoRA into a copy of its shard.
 
     Yields: Hugging Face name and tensor. A tied head is repeated under its own name, because vLLM
         keeps a copy of it.
@@ -203,16 +205,38 @@ def stream_weights(
             continue
         if name.endswith(".base_layer.weight"):
             linear = policy.model.get_submodule(name.removesuffix(".base_layer.weight"))
-            parameter = torch.addmm(
-                parameter,
-                linear.lora_B.default.weight,
-                linear.lora_A.default.weight,
-                alpha=linear.scaling["default"],
-            )
+            parameter = _merge_lora(linear, dtype, name)
         weight = full_tensor(parameter.detach().to(dtype))
         yield name.replace(".base_layer", ""), weight
         if is_tied and name == "model.embed_tokens.weight":
             yield "lm_head.weight", weight
+
+
+def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
+    """W + (alpha / rank) B A, computed in float32, sharded like W.
+
+    For a 16-bit type it is rounded at random, because the nearest number is often W itself. The
+    noise depends only on the name and the shard, so a continued run samples the same tokens.
+    """
+    weight = linear.base_layer.weight
+    merged = torch.addmm(
+        weight,
+        linear.lora_B.default.weight,
+        linear.lora_A.default.weight,
+        alpha=linear.scaling["default"],
+    )
+    if dtype == torch.float32:
+        return merged
+    if not isinstance(merged, DTensor):
+        return round_at_random(merged, dtype, zlib.crc32(name.encode()))
+    mesh = weight.device_mesh
+    merged = merged.redistribute(placements=weight.placements)
+    shard_index = mesh.get_coordinate()[-1]  # the last dimension of the mesh shards
+    seed = zlib.crc32(f"{name} {shard_index}".encode())
+    local = round_at_random(merged.to_local(), dtype, seed)
+    return DTensor.from_local(
+        local, mesh, weight.placements, shape=merged.shape, stride=merged.stride()
+    )
 
 
 def sync_weights(engine: Engine, policy: Policy) -> None:

@@ -14,7 +14,7 @@ settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C en
 current iteration, with exit code 75 (docs/faults.md).
 """
 
-from configurator import Config, UserError, run_main
+from configurator import Config, run_main
 
 from support.arguments import read_train
 
@@ -485,7 +485,7 @@ def backward(
         token_weights = torch.cat([weights_of[i] for i in indices])  # (R,)
         # FSDP2 averages gradients over the ranks, and their sum is needed. A micro-batch that only
         # fills up the number of micro-batches of this rank has batch_weight 0.
-        scale = batch_weight * parallel.world_size()
+        scale = batch_weight * parallel.world_size() * learner.loss_scale
         loss, metrics = policy_loss(learner, batch, targets, token_weights, num_tokens)
         (loss * scale).backward()
         if learner.critic:
@@ -564,25 +564,14 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
 
     Returns: gradient norms before clipping.
     Raises: UserError after max_bad_steps skipped steps in a row."""
-    config = learner.config
-    norms = {}
-    for name, module in learner.modules.items():
-        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm=config.grad_clip)
-        norms[name] = parallel.full_tensor(norm)
-    values = [*norms.values(), *metrics.values()]
-    finite = all(torch.isfinite(value).all() for value in values)
-    learner.bad_steps = 0 if finite else learner.bad_steps + 1
-    iteration = learner.step + 1
-    if not finite:
-        tqdm.write(
-            f"iteration {iteration}: the loss or the gradient is not finite; optimizer step skipped"
-        )
-    if learner.bad_steps >= config.max_bad_steps:
-        raise UserError(
-            f"the loss or the gradient was not finite in {learner.bad_steps} optimizer steps "
-            f"in a row (iteration {iteration}); lower learning_rate or critic_lr, and start with "
-            "another --out_dir"
-        )
+    norms = learner.clip_gradients()
+    loss_is_finite = all(torch.isfinite(value).all() for value in metrics.values())
+    gradient_is_finite = all(torch.isfinite(norm) for norm in norms.values())
+    finite = loss_is_finite and gradient_is_finite
+    if finite:
+        learner.bad_steps = 0
+    else:
+        learner.count_skipped_step(loss_is_finite)
     for optimizer in learner.optimizers.values():
         if finite:
             optimizer.step()

@@ -1,11 +1,13 @@
 """The learner: policy, critic, their optimizers, and the frozen reference model of the KL term."""
 
-from configurator import CRITIC_ESTIMATORS, Config
+from configurator import CRITIC_ESTIMATORS, Config, UserError
 
 import copy
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from tqdm import tqdm
 
 import parallel
 from dialogue import Chat
@@ -14,6 +16,10 @@ from model import Critic, Policy, add_lora, compile_blocks, load_model
 from support import checkpoint
 from support.checkpoint import Saver
 from support.shapes import check_shape
+
+# float16 rounds gradients below 3e-8 to 0, and the loss of one token is divided by the number of
+# tokens, about 1e5. torch.amp.GradScaler begins with this scale, too.
+FIRST_LOSS_SCALE = 2.0**16
 
 
 class Learner:
@@ -34,6 +40,8 @@ class Learner:
         self.dtype = dtype
         self.step = 0  # finished iterations
         self.bad_steps = 0  # skipped optimizer steps in a row
+        # The loss is multiplied by this number before its backward, and gradients are divided by it
+        self.loss_scale = FIRST_LOSS_SCALE if dtype == torch.float16 else 1.0
         self.mesh = parallel.make_mesh(device)
         if config.lora_rank:
             add_lora(model, config.lora_rank, config.seed)  # before the critic copies the model
@@ -66,10 +74,50 @@ class Learner:
             fused=self.device.type == "cuda",
         )
 
+    def clip_gradients(self) -> dict[str, Tensor]:
+        """Undo the loss scale and clip the gradients. Returns: norms before clipping, by module."""
+        norms = {}
+        for name, module in self.modules.items():
+            if self.loss_scale != 1:
+                for parameter in checkpoint.trainable_parameters(module).values():
+                    parameter.grad.div_(self.loss_scale)
+            norm = torch.nn.utils.clip_grad_norm_(module.parameters(), self.config.grad_clip)
+            norms[name] = parallel.full_tensor(norm)
+        return norms
+
+    def count_skipped_step(self, loss_is_finite: bool) -> None:
+        """Count an optimizer step that is skipped, because its loss or gradient is not finite.
+
+        If only the gradient of a scaled loss is not finite, it was too large for float16. Then the
+        scale is halved, and the step does not count.
+
+        Raises: UserError after max_bad_steps skipped steps in a row."""
+        iteration = self.step + 1
+        if loss_is_finite and self.loss_scale > 1:
+            self.loss_scale /= 2
+            tqdm.write(
+                f"iteration {iteration}: the gradient is too large for float16; optimizer step "
+                f"skipped and loss scale lowered to {self.loss_scale:g}"
+            )
+            return
+        self.bad_steps += 1
+        tqdm.write(
+            f"iteration {iteration}: the loss or the gradient is not finite; optimizer step skipped"
+        )
+        if self.bad_steps >= self.config.max_bad_steps:
+            raise UserError(
+                f"the loss or the gradient was not finite in {self.bad_steps} optimizer steps "
+                f"in a row (iteration {iteration}); lower learning_rate or critic_lr, and start "
+                "with another --out_dir"
+            )
+
     def save(self, saver: Saver) -> None:
         """Start writing a checkpoint."""
         states = checkpoint.training_state(self.modules, self.optimizers)
-        saver.save(states, {"step": self.step, "bad_steps": self.bad_steps})
+        counts = {"step": self.step, "bad_steps": self.bad_steps}
+        if self.dtype == torch.float16:
+            counts["loss_scale"] = self.loss_scale
+        saver.save(states, counts)
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint."""
@@ -77,6 +125,8 @@ class Learner:
         check_shape(counts, {"step": int, "bad_steps": int}, f"{folder}/state.json")
         self.step = counts["step"]
         self.bad_steps = counts["bad_steps"]
+        if "loss_scale" in counts and self.dtype == torch.float16:
+            self.loss_scale = counts["loss_scale"]
         self.policy.bump_version()
         print(f"continuing {folder.parent} from iteration {self.step}", flush=True)
 

@@ -1,5 +1,7 @@
 """Arithmetic with 16-bit numbers: bfloat16 and float16."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,3 +20,31 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
         return torch.mm(a, b, out_dtype=torch.float32)
     with torch.autocast(a.device.type, enabled=False):  # torch.mm has no out_dtype on a CPU
         return a.float() @ b.float()
+
+
+def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """Round to a 16-bit type, up or down at random, so that the expected result is exact.
+
+    Rounding to the nearest number would drop every change of less than half a step: a weight near
+    0.03 has steps of 1.2e-4 in bfloat16. Here a change of a tenth of a step moves a tenth of the
+    weights by one step. Numbers of the 16-bit type stay as they are.
+
+    Args:
+        values: float32.
+        dtype: bfloat16 or float16. Numbers of float16 below 6e-5 are rounded to the nearest.
+        seed: of the random numbers. With one seed a number is rounded up from the same point on, so
+            a weight that grows is never rounded down again.
+    """
+    num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # of 23 mantissa bits: 16 or 13
+    generator = torch.Generator(values.device).manual_seed(seed)
+    noise = torch.randint(
+        2**num_dropped,
+        values.shape,
+        generator=generator,
+        device=values.device,
+        dtype=torch.int32,
+    )
+    # The bits of a float32 are ordered like its absolute value, so adding to them moves it away
+    # from 0, and clearing the dropped bits moves it towards 0.
+    bits = values.contiguous().view(torch.int32) + noise
+    return (bits >> num_dropped << num_dropped).view(torch.float32).to(dtype)

@@ -115,7 +115,7 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
     settings = json.loads((folder / "policy/adapter/adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"]) == (RANK, RANK)
     own = {name: p.full_tensor().double() for name, p in learner.policy.model.named_parameters()}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         merged = dict(parallel.stream_weights(learner.policy, dtype))
         assert merged.keys() == base.keys()
         for name, weight in merged.items():
@@ -124,8 +124,39 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
                 b, a = (own[f"{part}.lora_{x}.default.weight"] for x in "BA")
                 expected = expected + settings["lora_alpha"] / settings["r"] * b @ a
                 assert (expected - base[name]).abs().max() > 1e-3
-            rtol = 1e-6 if dtype == torch.float32 else 2**-8
+            rtol = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # a step
             torch.testing.assert_close(weight.double(), expected, rtol=rtol, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_folder, dtype):
+    """The change is a twentieth of a step of a weight, so the nearest number is the weight."""
+    learner = make_learner(trained_folder, lora_rank=RANK, dtype=dtype, estimator="grpo")
+    rounded = getattr(torch, dtype)
+    names = []
+    for name, parameter in learner.policy.model.named_parameters():
+        local = parameter.to_local()
+        if name.endswith("base_layer.weight"):  # as in a checkpoint of this type
+            local.copy_((2.0**-5 * (1 + torch.rand_like(local))).to(rounded))
+            names.append(name.replace(".base_layer", ""))
+        elif ".lora_A." in name:
+            local.fill_(1.0)
+        elif ".lora_B." in name:
+            local.fill_(2.0**-5 * torch.finfo(rounded).eps / 20 / RANK)
+            local[::2] *= -1
+    base = {name: p.full_tensor() for name, p in learner.policy.model.named_parameters()}
+    exact = dict(parallel.stream_weights(learner.policy))
+    merged = dict(parallel.stream_weights(learner.policy, rounded))
+    for name in names:
+        start = base[name.replace(".weight", ".base_layer.weight")]
+        change = exact[name] - start
+        assert change.abs().min() > 0 and torch.equal(exact[name].to(rounded).float(), start)
+        arrived = ((merged[name].float() - start) * change.sign()).sum() / change.abs().sum()
+        assert arrived == pytest.approx(1.0, abs=0.2)  # 4,096 weights or more, a twentieth moves
+    parallel.sync_weights(learner.engine, learner.policy)
+    own = dict(learner.engine.model.named_parameters())
+    assert all(torch.equal(own[name], merged[name]) for name in names)
 
 
 @torch.no_grad()

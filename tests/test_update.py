@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from learners import both_losses, collect_and_target, make_learner
+from learners import backward, both_losses, collect_and_target, make_learner
 from torch._dynamo.utils import counters
 
 import model
@@ -463,6 +463,70 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         optimizer.zero_grad()
     train.update(learner, kept, targets)
     assert learner.bad_steps == 0 and not unchanged(learner, before)  # only steps in a row count
+
+
+# ---------- float16
+
+
+def gradients_of(learner, kept, targets):
+    """The gradients of one mini-batch, as the optimizers see them without clipping."""
+    learner.config = replace(learner.config, grad_clip=1e9)
+    backward(learner, kept, targets)
+    learner.clip_gradients()
+    found = []
+    for module in learner.modules.values():
+        for parameter in module.parameters():
+            found.append(parameter.grad.full_tensor().flatten())
+            parameter.grad = None
+    return torch.cat(found)
+
+
+def relative_error(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_gradients_of_a_scaled_loss_in_float16(trained_folder):
+    settings = dict(estimator="grpo", entropy_coef=0.0)
+    exact = make_learner(trained_folder, **settings)
+    kept, targets = collect_and_target(exact)
+    targets.advantages = targets.advantages * 1e-3  # as if there were a thousand times more tokens
+    expected = gradients_of(exact, kept, targets)
+    learner = make_learner(trained_folder, dtype="float16", **settings)
+    assert learner.loss_scale == 65536.0 and exact.loss_scale == 1.0
+    scaled = relative_error(gradients_of(learner, kept, targets), expected)
+    learner.loss_scale = 1.0
+    unscaled = relative_error(gradients_of(learner, kept, targets), expected)
+    assert scaled < 0.02 and unscaled > 0.2, (scaled, unscaled)
+
+
+def test_an_overflow_in_float16_halves_the_loss_scale(trained_folder, tmp_path, capsys):
+    learner = make_learner(trained_folder, batch_size=8, dtype="float16", max_bad_steps=1)
+    kept, targets = collect_and_target(learner)
+    before = state_of(learner)
+    learner.loss_scale = 2.0**40
+    capsys.readouterr()
+    train.update(learner, kept, targets)
+    assert learner.loss_scale == 2.0**39 and learner.bad_steps == 0 and unchanged(learner, before)
+    assert capsys.readouterr().out == (
+        "iteration 1: the gradient is too large for float16; optimizer step skipped and loss "
+        "scale lowered to 5.49756e+11\n"
+    )
+    with Saver(tmp_path, 2) as saver:
+        learner.save(saver)
+    other = make_learner(trained_folder, dtype="float16")
+    other.load(tmp_path / "checkpoint-000000")
+    assert other.loss_scale == 2.0**39
+    while unchanged(learner, before):
+        train.update(learner, kept, targets)
+    assert 1 < learner.loss_scale < 2.0**39 and learner.bad_steps == 0
+
+
+def test_a_loss_that_is_not_finite_keeps_the_loss_scale(trained_folder, monkeypatch):
+    learner = make_learner(trained_folder, batch_size=8, dtype="float16", max_bad_steps=2)
+    kept, targets = collect_and_target(learner)
+    spoil("loss", learner, monkeypatch)
+    train.update(learner, kept, targets)
+    assert learner.loss_scale == 65536.0 and learner.bad_steps == 1
 
 
 # ---------- checkpoints
