@@ -1,6 +1,6 @@
 """Score policies and reference players on 256 fixed prompts that training never draws.
 
-    python eval.py out/frozenlake_ppo --json=scores.json        # the policy of a run
+    python eval.py out/frozenlake_ppo --json=out/scores.json    # the policy of a run
     python eval.py out/A out/B --samples=4 --player=greedy      # runs, with the settings of out/A
     python eval.py out/A out/A_s1 --player=greedy --against=greedy      # with paired differences
     python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID         # any models

@@ -211,10 +211,13 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before the work that makes its content.
 
-    It creates an empty file in the same folder and removes it.
+    It creates an empty file in the same folder and removes it. The folder out/, which a fresh copy
+    of the repository does not have, is made.
     Raises: UserError if it cannot be written.
     """
     path = Path(path)
+    if path.parent == Path("out"):
+        path.parent.mkdir(exist_ok=True)
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
     if path.is_dir():

@@ -14,6 +14,7 @@ import pytest
 
 from support.arguments import read_sft, read_train
 from support.available import BASE, find_model
+from support.run_folder import check_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/tiny.py"]
@@ -79,7 +80,8 @@ def test_a_wrong_argument_of_other_commands(run_without_torch, command, argument
 def test_an_unknown_environment(run_without_torch, command):
     done = run_without_torch(command, *COMMANDS[command], "--env=frozenlak")
     sentence = "unknown environment 'frozenlak' in env='frozenlak'; did you mean frozenlake?"
-    assert_sentence(done, sentence)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"error: {sentence}")
 
 
 @pytest.mark.parametrize("command", MODELS)
@@ -111,6 +113,15 @@ def test_a_missing_vllm_is_said_at_once(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="engine='vllm', but vLLM is not installed"):
         read_train([LAKE[0], "--out_dir=out/never"])
+
+
+def test_the_folder_of_results_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_writable("out/scores.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not list(tmp_path.glob("out/*"))
+    with pytest.raises(UserError, match="results/scores.json cannot be written: there is no fol"):
+        check_writable("results/scores.json")
 
 
 # ---------- folder or hub

@@ -219,3 +219,16 @@ def test_commands_of_the_pages_set_nothing_in_vain(line, monkeypatch):
     if script == "train" and arguments != ["--help"]:
         config, _, sources = load_config(arguments, extra={"take_config": False})
         assert warn(config, sources) == ""
+
+
+WRITES = re.compile(r"--(?:json|jsonl|export|out_dir)=(\w[^\s`\]]+)")
+
+
+def test_commands_write_under_out():
+    """What a reader copies leaves nothing beside the code."""
+    texts = [*PAGES.values(), *(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))]
+    texts += [path.read_text(encoding="utf-8") for path in ROOT.glob("tools/*.py")]
+    paths = [path for text in texts for path in WRITES.findall(text)]
+    assert len(paths) > 10
+    for path in paths:
+        assert path.startswith("out/") or path.isupper(), path

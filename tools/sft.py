@@ -3,8 +3,8 @@
     torchrun --nproc_per_node=2 -m tools.sft config/base.py         # pretrain the model of base/
     python -m tools.sft config/frozenlake_ppo.py --sft_steps=200 --eval_every=100 --out_dir=out/sft
     torchrun train.py config/frozenlake_ppo.py --model=out/sft/model          # RL from there
-    python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=quests.jsonl
-    python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=quests.jsonl
+    python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
+    python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
 --export writes demonstrations and does not train: 25 steps x 16 of them in the example above.
 --sft_file imitates them, eight times each in the example.
