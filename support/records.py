@@ -18,6 +18,8 @@ TURN = {
     "reward": float,
     "tokens": [str],
     "surprise": [float],
+    "closing": (str, ...),
+    "error": (str, ...),
 }
 TRAJECTORY = {  # the shape of a line, see support/shapes.py
     "env": str,

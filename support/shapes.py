@@ -9,6 +9,7 @@ A shape is one of:
     [shape]        a list of any length
     {key: shape}   a dict with at least these keys; the key `str` stands for every key
     (shape, None)  that shape or null
+    (shape, ...)   that shape, or the key is missing
 """
 
 from configurator import UserError
@@ -42,7 +43,7 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
     "seed[1] must be a whole number, 0 or more, got 'x'"
     """
     if isinstance(shape, tuple):
-        return "" if value is None else find_mismatch(value, shape[0], place)
+        return "" if value is shape[1] else find_mismatch(value, shape[0], place)
     if isinstance(shape, list):
         if not isinstance(value, list):
             return f"{place} must be a list, {_got(value)}"

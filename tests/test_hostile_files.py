@@ -356,6 +356,17 @@ RECORD = {
 }
 
 
+TURN = {
+    "observation": "",
+    "response": "",
+    "actions": [],
+    "format_ok": True,
+    "reward": 0,
+    "tokens": [],
+    "surprise": [],
+}
+
+
 @pytest.mark.parametrize(
     "record, sentence",
     [
@@ -365,6 +376,10 @@ RECORD = {
         (RECORD | {"turns": [{}]}, "turns[0].observation must be a text, but it is missing"),
         (RECORD | {"score": None}, "score must be a finite number, got 'None'"),
         (RECORD | {"success": 1}, "success must be true or false, got '1'"),
+        (
+            RECORD | {"turns": [TURN | {"closing": None}]},
+            "turns[0].closing must be a text, got 'None'",
+        ),
     ],
 )
 def test_trajectories_of_another_kind(record, sentence, folder):

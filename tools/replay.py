@@ -23,15 +23,15 @@ from eval import reference_settings, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
-from support.shapes import check_shape
 
 RECORD = {  # what a line must hold, see support/shapes.py
     "env": str,
     "seed": [int],
     "member": int,
-    "turns": [{"response": str, "tokens": [str], "surprise": [float]}],
+    "turns": [{"response": str, "tokens": [str], "surprise": [float], "error": (str, ...)}],
+    "policy": (str, ...),
+    "entropy": ((float, None), ...),
 }
-OPTIONAL = {"policy": str, "entropy": (float, None)}
 
 
 def main(argv: list[str]) -> None:
@@ -76,9 +76,7 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
         raise UserError(f"record={path!r} is not a file")
     records = []
     for record in read_records(path, RECORD):
-        record = {"policy": "recorded", "entropy": None, **record}
-        check_shape(record, OPTIONAL, path)
-        records.append(record)
+        records.append({"policy": "recorded", "entropy": None, **record})
         # The name of an environment may be a file of code, and a record must not run code.
         if record["env"] not in legal_envs:
             raise UserError(
