@@ -563,6 +563,6 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
 # Every script imports this file first, so --help answers before the slow imports.
 if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
     _doc = sys.modules["__main__"].__doc__ or ""
-    _has_settings = Path(sys.argv[0]).stem not in ("view", "play", "envs")
+    _has_settings = Path(sys.argv[0]).stem not in ("view", "envs")
     print(help_text(_doc) if _has_settings else _doc.strip())
     sys.exit()

@@ -203,6 +203,10 @@ class Env:
             raise UserError(f"{name_of(self)}._move paid {show(reward)}; expected a number")
         return Move(float(reward), *map(bool, flags))
 
+    def is_legal(self, action: str) -> bool:
+        """Whether `step` takes this text as an action in the present state."""
+        return self._read(action.strip()) is not None
+
     @property
     def actions_left(self) -> int:
         return self.max_actions - self.num_actions
@@ -297,11 +301,11 @@ def split_spec(spec: str) -> tuple[str, str, str]:
         return name, f"{name}:{class_name}", options_text
     if name in ENVS:
         return name, ENVS[name], options_text
-    near = difflib.get_close_matches(name, ENVS, n=3) or list(ENVS)
-    raise UserError(
-        f"unknown environment {name!r} in env={spec!r}; did you mean {', '.join(near)}? "
-        "An environment of your own is path/to/file.py:CLASS"
-    )
+    near = difflib.get_close_matches(name, ENVS, n=3)
+    hint = f"did you mean {', '.join(near)}?"
+    if not near:
+        hint = f"expected {', '.join(ENVS)}, or a class of your own as path/to/file.py:CLASS"
+    raise UserError(f"unknown environment {name!r} in env={spec!r}; {hint}")
 
 
 @contextmanager

@@ -165,14 +165,13 @@ def play(*arguments, typed=""):
 
 
 def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
-    typed = ["down||Right", "<answer>Up</answer>", "Jump"]
+    typed = ["down||Right", "<answer>Up</answer>", "<think></think><answer>Jump</answer>"]
     lines = "".join(line + "\n" for line in typed)
     done = play("frozenlake:success_rate=1", "--seed=3", typed=lines)
     episode = Episode(make_env("frozenlake:success_rate=1"), Config())
     system, first = episode.reset(3)
     # Tags are put around a line without tags only.
-    tagged = ["<think></think><answer>down||Right</answer>", typed[1]]
-    tagged.append("<think></think><answer>Jump</answer>")
+    tagged = ["<think></think><answer>down || Right</answer>", typed[1], typed[2]]
     users = [first, *(episode.step(text).user for text in tagged)]
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]
     assert (done.returncode, done.stderr) == (0, "")  # the end of the input ends the game
@@ -192,11 +191,52 @@ def test_reference_players_are_shown(player, last):
     assert last is None or done.stdout.endswith(last)
 
 
+EXPECTED = "expected an environment or a config file, settings such as --seed=3, and --expert,"
+
+
 @pytest.mark.parametrize(
-    "arguments", [[], ["frozenlake", "--expert", "--random"], ["frozenlake", "--sed=1"]]
+    "arguments, sentence",
+    [
+        ([], EXPECTED),
+        (["frozenlake", "--expert", "--random"], EXPECTED),
+        (["frozenlake", "sokoban"], EXPECTED),
+        (["frozenlake", "--sed=1"], "unknown key 'sed' from command line: did you mean seed?"),
+        (["frozenlake + bandit"], "give one environment to play: frozenlake or bandit"),
+    ],
 )
-def test_what_cannot_be_played_is_one_sentence(arguments):
+def test_what_cannot_be_played_is_one_sentence(arguments, sentence):
     done = play(*arguments)
-    wanted = "expected an environment, --seed=N, and --expert, --random or neither; got"
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {wanted}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {sentence}")
+
+
+def test_play_obeys_the_settings():
+    lake = "frozenlake:success_rate=1"
+    done = play(lake, "--seed=3", "--max_turns=2", "--think=False", typed="Up\nUp\nUp\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Turn 2 of 2" in done.stdout and "Reply <answer>" in done.stdout
+    assert done.stdout.splitlines()[-1] == "out_of_turns after 2 turns, score 0"
+    shown = play("config/countdown_ppo.py", "--seed=3").stdout
+    assert "At most 1 action a turn." in shown and "Target" in shown
+
+
+def test_an_unknown_action_costs_nothing_by_hand():
+    done = play("frozenlake:success_rate=1", "--seed=3", typed="Dwon || Up\n\nUp\n")
+    refused = "is no action; the actions are Left, Down, Right, Up"
+    assert done.stdout.count(refused) == 2
+    assert f"> 'Dwon' {refused}\n> '' {refused}\n> \n" in done.stdout
+    assert done.stdout.count("\nTurn 1 of 5") == 1
+    assert "Turn 2 of 5, 9 actions left" in done.stdout
+    done = play("quest", "--seed=3", typed="dance\n")
+    assert "'dance' is no action now; a possible one is: " in done.stdout
+
+
+def test_boards_of_an_environment_obey_no_terminal_codes(tmp_path):
+    (tmp_path / "esc.py").write_text(
+        "from worlds.bandit import Bandit\n\n\n"
+        "class Esc(Bandit):\n"
+        "    def observe(self):\n"
+        "        return 'a\\x1b[2J\\nb'\n"
+    )
+    done = play(f"{tmp_path}/esc.py:Esc", "--seed=3", "--expert")
+    assert r"a\x1b[2J" in done.stdout and "\nb\n" in done.stdout and "\x1b" not in done.stdout

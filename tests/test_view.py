@@ -513,3 +513,10 @@ def test_light_and_dark(page):
     assert background() == "rgb(248, 247, 244)"
     page.click("#theme")
     assert background() == "rgb(21, 23, 26)"
+
+
+def test_a_run_that_does_not_exist():
+    for options in ([], ["--panel"], ["--gif=1"]):
+        with pytest.raises(UserError) as error:
+            view.main(["out/none", *options])
+        assert str(error.value) == "out/none does not exist; expected the folder of a run"

@@ -2,78 +2,111 @@
 
     python -m tools.play frozenlake --seed=3
     python -m tools.play sokoban --seed=3 --expert       # watch the optimal player, or --random
+    python -m tools.play config/quest_ppo.py --max_turns=9      # with the settings of a run
 
-Type actions, such as: Down || Right. A line with "<" is sent as the whole reply, with its tags.
+Type actions, such as: Down || Right. An unknown action costs nothing here: you are asked again.
+A line with "<" is sent as the whole reply, with its tags.
 """
 
-from configurator import Config, UserError, run_main
-
-from typing import NamedTuple
+from configurator import Config, UserError, load_config, printable, run_main
 
 import numpy as np
 
-from dialogue import Episode, format_response, reference_actions
-from envs import make_env
-from rollout import Conversation, Reply, play
+from dialogue import check_uses, format_response, reference_actions
+from envs import Env
+from rollout import Conversation, Reply, make_episode, play
+from support.mixtures import env_specs
+from support.time_limit import EnvError, call_with_timeout
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}
-
-
-class Command(NamedTuple):
-    """A parsed command line."""
-
-    env: str
-    seed: int = 0
-    player: str = ""  # of `reference_actions`; "": a human plays
+MAX_SHOWN = 100_000  # characters of a message
 
 
 def main(argv: list[str]) -> None:
-    command = parse_command(argv)
-    conversation = Conversation(Episode(make_env(command.env), Config()), (command.seed,))
+    config, player = parse_command(argv)
+    conversation = Conversation(make_episode(config), (config.seed,))
+    answer = ask_human
+    if player:
+        check_uses(conversation.episode.env, player)
+        answer = ScriptedPlayer(player, np.random.default_rng(config.seed))
     conversation.reset("train")
     if conversation.failure:
         error = conversation.failure.record.error
-        raise UserError(f"env={command.env!r} could not start: {error}")
-    print(conversation.trajectory.system)
-    answer = ask_human
-    if command.player:
-        answer = ScriptedPlayer(command.player, np.random.default_rng(command.seed))
+        raise UserError(f"env={config.env!r} could not start: {error}")
+    show(conversation.trajectory.system)
     trajectory = play(conversation, answer)
+    if trajectory.error:
+        raise UserError(f"env={config.env!r} failed: {trajectory.error}")
     if trajectory.status == "out_of_tokens":  # the human ended the input
         return
-    closing = trajectory.turns[-1].record.closing
     num_turns = len(trajectory.turns)
-    print(f"\n{closing}\n{trajectory.status} after {num_turns} turns, score {trajectory.score:g}")
+    show(f"\n{trajectory.turns[-1].record.closing}")
+    print(f"{trajectory.status} after {num_turns} turns, score {trajectory.score:g}")
 
 
-def parse_command(argv: list[str]) -> Command:
-    """Read the command line. Raises: UserError for an argument that is not legal."""
-    mistake = UserError(
-        "expected an environment, --seed=N, and --expert, --random or neither; "
-        f"got {' '.join(argv)!r}"
-    )
-    if not argv:
-        raise mistake
-    command = Command(argv[0])
-    for arg in argv[1:]:
-        name, _, value = arg.partition("=")
-        if name == "--seed" and value.isdecimal():
-            command = command._replace(seed=int(value))
-        elif arg in PLAYERS and not command.player:
-            command = command._replace(player=PLAYERS[arg])
-        else:
-            raise mistake
-    return command
+def parse_command(argv: list[str]) -> tuple[Config, str]:
+    """Read the command line.
+
+    Returns: the settings, and the player of `reference_actions`; "" if a human plays.
+    Raises: UserError for an argument that is not legal."""
+    players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
+    envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
+    settings = [arg for arg in argv if arg not in PLAYERS and arg not in envs]
+    names_env = envs or any(arg.endswith(".py") or arg.startswith("--env=") for arg in settings)
+    if not names_env or len(envs) > 1 or len(players) > 1:
+        raise UserError(
+            "expected an environment or a config file, settings such as --seed=3, and --expert, "
+            f"--random or neither; got {' '.join(argv)!r}"
+        )
+    settings += [f"--env={env}" for env in envs]
+    config, _, _ = load_config(settings)
+    specs = env_specs(config.env)
+    if len(specs) > 1:
+        raise UserError(f"give one environment to play: {' or '.join(specs)}")
+    return config, players[0] if players else ""
+
+
+def show(text: str) -> None:
+    """Print text of an environment, with its line breaks."""
+    print(printable(text, limit=MAX_SHOWN, keep="\n"))
+
+
+# ---------- players
 
 
 def ask_human(conversation: Conversation) -> Reply | None:
     """Read a reply from the terminal. Returns: None at the end of the input."""
-    print(f"\n{conversation.user}")
-    try:
-        text = input("> ")
-    except EOFError:
-        return None
-    return Reply(text if "<" in text else format_response("", text.split("||")))
+    config = conversation.config
+    env = conversation.episode.env
+    show(f"\n{conversation.user}")
+    while True:
+        try:
+            text = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            return None
+        if "<" in text:
+            return Reply(text)
+        actions = [part.strip() for part in text.split("||")]
+        try:
+            mistake = call_with_timeout(config.step_timeout_s, find_mistake, env, actions)
+        except EnvError as error:
+            return Reply("", error=str(error))
+        if not mistake:
+            return Reply(format_response("", actions, think=config.think))
+        show(mistake)
+
+
+def find_mistake(env: Env, actions: list[str]) -> str:
+    """Why the environment would refuse typed actions, and what it takes; "" if it takes them."""
+    # Without names, what is legal depends on the state, so only the first action can be checked.
+    checked = actions if env.actions else actions[:1]
+    refused = [action for action in checked if not env.is_legal(action)]
+    if not refused:
+        return ""
+    if env.actions:
+        return f"{refused[0]!r} is no action; the actions are {', '.join(env.actions)}"
+    (example,) = env.random(1, np.random.default_rng(0))
+    return f"{refused[0]!r} is no action now; a possible one is: {example}"
 
 
 class ScriptedPlayer:
@@ -84,11 +117,20 @@ class ScriptedPlayer:
         self.rng = rng
 
     def __call__(self, conversation: Conversation) -> Reply:
+        try:
+            text = call_with_timeout(
+                conversation.config.step_timeout_s, self.write_reply, conversation
+            )
+        except EnvError as error:
+            return Reply("", error=str(error))
+        show(f"\n{conversation.user}\n> {text}")
+        return Reply(text)
+
+    def write_reply(self, conversation: Conversation) -> str:
         episode = conversation.episode
         actions = reference_actions(episode, self.player, self.rng)
-        text = format_response(" ".join(episode.env.statements()), actions)
-        print(f"\n{conversation.user}\n> {text}")
-        return Reply(text)
+        thought = " ".join(episode.statements())
+        return format_response(thought, actions, think=conversation.config.think)
 
 
 if __name__ == "__main__":

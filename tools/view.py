@@ -63,6 +63,8 @@ def parse_command(argv: list[str]) -> Command:
     runs = [Path(argument) for argument in argv if not argument.startswith("--")]
     options = [argument for argument in argv if argument.startswith("--")]
     for run in runs:
+        if not run.exists():
+            raise UserError(f"{run} does not exist; expected the folder of a run")
         if not run.is_dir():
             raise UserError(f"{run} is not a folder; expected the folder of a run")
     if runs and not options:
