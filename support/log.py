@@ -15,9 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from textwrap import indent
 
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
-
 from rollout import Trajectory
 from support.metrics import metric_groups
 from support.run_folder import append_to, write_rows
@@ -32,6 +29,10 @@ class Log:
     """
 
     def __init__(self, out_dir: Path, history: Sequence[dict], config: Config):
+        # Imported here, so that tools which measure iterations do not need TensorBoard.
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
         self.path = out_dir / "metrics.jsonl"
         self.groups = metric_groups(config)
         self.averages: dict[str, float] = {}

@@ -4,17 +4,15 @@ python -m pytest -q tests/test_bench.py
 """
 
 import pytest
-import torch
 from conftest import small_config
 from transformers import AutoModelForCausalLM
 
 from dialogue import Chat
 from engine import make_engine
 from model import load_model
-from packing import PackedBatch
 from rollout import collect
 from support.run_folder import read_rows
-from tools import bench, bench_gpu, bench_head, bench_iteration, bench_measure, bench_update
+from tools import bench, bench_head, bench_iteration, bench_measure, bench_update
 from tools.bench_rollout import Barrier, DrawnLengths, HuggingFace
 
 STARTS = [((4, group), member) for group in range(3) for member in range(3)]
@@ -109,7 +107,7 @@ def test_the_table_has_medians_and_extremes(capsys):
     "argv, message",
     [
         (["head", "--repeats=0"], "repeats must be 1 or more, got 0"),
-        (["chess"], "give one of rollout, update, iteration, head, scale, gpu; got chess"),
+        (["chess"], "give one of rollout, update, iteration, head, scale; got chess"),
         ([], "give one of rollout, .*; got nothing"),
     ],
 )
@@ -157,53 +155,3 @@ def test_what_is_read_of_a_run_is_what_it_logged():
     assert row["num_turns"] == 1 and row["cpu_s"] == (second["cpu_s"] + third["cpu_s"]) / 2
     wall_s = [step["rollout_s"] + step["update_s"] for step in (second, third)]
     assert row["wall_s"] == pytest.approx(sum(wall_s) / 2)
-
-
-# ---------- GPU
-
-
-def test_flop_by_hand():
-    shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
-    zeros = torch.zeros(5, dtype=torch.long)
-    # pieces of 2 and 3 tokens, the second after the first: 2 * 1 + 3 * 3.5 keys; one sampled token
-    batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
-    attention = 12 * 2 * 4 * 12.5
-    assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
-    assert bench_gpu.flop_of(batch, shape, 100, 40) == 6 * (100 * 5 + 40) + attention
-
-
-def test_the_gpu_bench_has_all_cases():
-    cases = [str(case) for case in bench_gpu.cases()]
-    assert len(set(cases)) == len(cases) == 32
-    assert "W1 policy, 16384 tokens, varlen" in cases
-    assert "W2 critic, 32768 tokens, SDPA, compiled" in cases
-
-
-@pytest.mark.slow
-def test_the_gpu_bench_runs_on_a_cpu(monkeypatch):
-    shape = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-    }
-    names = ("policy", "critic")
-    cases = [bench_gpu.Case("W2", 150_000, "SDPA", False, trained) for trained in names]
-    monkeypatch.setattr(bench_gpu, "cases", lambda: cases)
-    # the benchmark replaces it; monkeypatch puts it back
-    has_varlen_kernel = bench_gpu.packing.has_varlen_kernel
-    monkeypatch.setattr(bench_gpu.packing, "has_varlen_kernel", has_varlen_kernel)
-    workload = bench_gpu.workload
-    monkeypatch.setattr(bench_gpu, "workload", lambda *arguments: workload(*arguments)[:32])
-    bench_gpu.parallel.init_distributed(small_config())
-    rows = bench_gpu.gpu(small_config(), 1, shape=shape)
-    assert list(rows) == ["W2 policy, 150000 tokens, SDPA", "W2 critic, 150000 tokens, SDPA"]
-    # 2 groups of 16: 400 tokens of a first prompt but its last are shared, then a member has
-    # 1 + 4 * 80 + 5 * 150 tokens
-    tokens = 2 * (399 + 16 * 1071)
-    row = rows["W2 policy, 150000 tokens, SDPA"]
-    assert row["tokens/s"] * row["wall_s"][0] == pytest.approx(tokens)

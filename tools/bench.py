@@ -5,21 +5,19 @@
     python -m tools.bench iteration   # one GRPO iteration, and one of TRL's GRPOTrainer
     python -m tools.bench head        # log-probs in chunks or with full logits: peak memory
     python -m tools.bench scale       # cost against trajectories, turns and ranks
-    python -m tools.bench gpu         # on a GPU, Qwen2.5-0.5B with random weights: MFU, memory
 
 The settings are those of config/frozenlake_grpo.py and config/tiny.py; --key=value overrides them.
 --repeats=N sets the number of measurements (5), --json=PATH writes them to a file. The variants run
 in turn, once to warm up and then N times. A table shows median, smallest and largest value. Compare
 CPU times, because wall time says little on a shared machine. rollout, update and iteration also
 check that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl)
-take part if they are installed.
+take part if they are installed. `python -m tools.gpu_report` measures on a GPU.
 """
 
 from configurator import Config, UserError, load_config, run_main
 
 import importlib
 import json
-from dataclasses import replace
 
 from support.run_folder import check_writable, write_atomically
 from tools.bench_measure import RANDOM_MODEL
@@ -30,7 +28,6 @@ BENCHMARKS = {  # name of a benchmark -> the module with the function of this na
     "iteration": "tools.bench_iteration",
     "head": "tools.bench_head",
     "scale": "tools.bench_iteration",
-    "gpu": "tools.bench_gpu",
 }
 SETTINGS = (
     "config/frozenlake_grpo.py",
@@ -52,8 +49,6 @@ def main(argv: list[str]) -> None:
     import parallel
     from tools.tiny_model import build_tiny
 
-    if name == "gpu":
-        config = replace(config, device="cuda", num_threads=0)
     parallel.init_distributed(config)
     random_model, tokenizer = build_tiny(config.seed, config.tiny_shape)
     random_model.save_pretrained(RANDOM_MODEL)

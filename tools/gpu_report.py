@@ -1,0 +1,264 @@
+"""Measure on a GPU what docs/performance.md says about GPUs, and print it as tables.
+
+    python -m tools.gpu_report                         # one H100 or H200, about 15 minutes
+    python -m tools.gpu_report --minutes=9             # start no piece that ends after 9 minutes
+    python -m tools.gpu_report --pieces=update,head    # these pieces, in this order
+    python -m tools.gpu_report --device=cpu            # the same with tiny models, 1 CPU-minute
+
+Every piece runs in a process of its own (tools/gpu_pieces.py) for at most 4 minutes, so an error
+costs only the rest of that piece. Results are written to out/gpu/results.jsonl as they come. The
+next call skips what is measured, and repeats what failed at the end. --out_dir=PATH is another
+folder. --model=NAME is the model of the piece `flagship`. torch 2.11 and transformers are enough:
+a piece that needs vLLM is skipped where vLLM is not installed.
+"""
+
+from configurator import Config, UserError, load_config, run_main
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+DEFAULTS = Config(device="cuda", out_dir="out/gpu")
+OPTIONS = {
+    "pieces": "",  # names of PIECES with commas; '' = all
+    "minutes": 0.0,  # time for the whole call; 0 = no limit
+}
+MAX_PIECE_S = 240.0
+MIN_PIECE_S = 30.0  # with less time left, no piece starts
+NOT_MEASURED = "not measured"
+
+
+class Piece(NamedTuple):
+    """What one process measures."""
+
+    name: str
+    title: str
+    needs: str = ""  # "vllm" or "cuda"
+
+
+# The order is that of their value for somebody who has a GPU for a few minutes.
+PIECES = (
+    Piece("environment", "Versions and rates of the machine"),
+    Piece("tiny", "One iteration of the tiny model with the torch engine, against the CPU"),
+    Piece("tiny_vllm", "One iteration of the tiny model with vLLM, against the CPU", "vllm"),
+    Piece("fsdp", "FSDP2 with one rank under torchrun: update, checkpoint, restart"),
+    Piece("update", "Update of 128 trajectories, 0.5B, packs of 16,384 tokens"),
+    Piece("engine", "Torch engine, 0.5B: 128 trajectories with two turns of 150 tokens"),
+    Piece("flagship", "Qwen2.5-0.5B-Instruct with vLLM, up to 20 iterations", "vllm"),
+    Piece("kernels", "GRPO update of W1 with other kernels, packs of 16,384 tokens", "cuda"),
+    Piece("head", "Log-probs of 4,096 tokens, vocabulary of 151,936: forward and backward"),
+    Piece("iteration", "Whole PPO iteration, 0.5B with random weights, torch engine"),
+    Piece("iteration_vllm", "Whole PPO iteration, 0.5B with random weights, vLLM", "vllm"),
+    Piece("kernels_32k", "GRPO update of W1, packs of 32,768 tokens", "cuda"),
+)
+
+
+def main(argv: list[str]) -> None:
+    config, options, _ = load_config(argv, extra=OPTIONS, base=DEFAULTS)
+    results = Results(Path(config.out_dir))
+    began = time.perf_counter()
+    for piece in in_order(chosen_pieces(options["pieces"]), results):
+        seconds_left = MAX_PIECE_S
+        if options["minutes"]:
+            passed = time.perf_counter() - began
+            seconds_left = min(MAX_PIECE_S, 60 * options["minutes"] - passed)
+        if seconds_left < MIN_PIECE_S:
+            print("no time is left; the next call continues", flush=True)
+            break
+        run_piece(piece, config, results, seconds_left)
+    report = write_report(results)
+    print(report)
+    failures = [row for row in results.rows.values() if row["state"] == "failed"]
+    if failures:
+        names = ", ".join(f"{row['piece']} {row['case']}".strip() for row in failures)
+        raise UserError(f"failed: {names}; {results.path} has the reasons")
+
+
+# ---------- results
+
+
+class Results:
+    """The lines of results.jsonl. The last line of a piece and case is its result.
+
+    A line has "piece", "case" ("" for the process of the piece), "state" (running, done, skipped or
+    failed), "values" (name -> number or text) and "reason". A case that is still running after its
+    process has ended made that process fail.
+    """
+
+    def __init__(self, out_dir: Path):
+        self.path = out_dir / "results.jsonl"
+        self.rows: dict[tuple[str, str], dict] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Read what other processes have added."""
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        for line in lines:
+            row = json.loads(line)
+            self.rows[row["piece"], row["case"]] = row
+
+    def add(
+        self, piece: str, case: str, state: str, values: dict | None = None, reason: str = ""
+    ) -> None:
+        """Append a line."""
+        row = {"piece": piece, "case": case, "state": state, "values": values or {}}
+        row["reason"] = reason
+        self.rows[piece, case] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def state(self, piece: str, case: str = "") -> str:
+        """The state of a case, "" if it has not begun."""
+        row = self.rows.get((piece, case))
+        return row["state"] if row else ""
+
+
+# ---------- running
+
+
+def chosen_pieces(names: str) -> list[Piece]:
+    """The pieces with these names. Raises: UserError for an unknown name."""
+    by_name = {piece.name: piece for piece in PIECES}
+    chosen = names.split(",") if names else list(by_name)
+    for name in chosen:
+        if name not in by_name:
+            raise UserError(f"pieces must be among {', '.join(by_name)}; got {name!r}")
+    return [by_name[name] for name in chosen]
+
+
+def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
+    """The pieces that are not done: first those that have not run, then those that failed."""
+    failed = [piece for piece in pieces if results.state(piece.name) == "failed"]
+    new = [piece for piece in pieces if results.state(piece.name) not in ("failed", "done")]
+    return new + failed
+
+
+def run_piece(piece: Piece, config: Config, results: Results, limit_s: float) -> None:
+    """Run a piece in a process and add how it ended. The process adds the results of its cases."""
+    missing = reason_to_skip(piece, config.device)
+    if missing:
+        results.add(piece.name, "", "skipped", reason=missing)
+        print(f"{piece.name}: skipped, {missing}", flush=True)
+        return
+    began = time.perf_counter()
+    results.add(piece.name, "", "running")
+    print(f"{piece.name}: {piece.title}", flush=True)
+    log = results.path.with_name(f"{piece.name}.log")
+    ending = run_process(command_of(piece, config, limit_s), log, limit_s)
+    results.read()
+    for (name, case), row in list(results.rows.items()):
+        if name == piece.name and case and row["state"] == "running":
+            results.add(name, case, "failed", row["values"], ending)
+    states = {row["state"] for (name, case), row in results.rows.items() if name == piece.name}
+    state = "failed" if ending or "failed" in states else "done"
+    seconds = time.perf_counter() - began
+    results.add(piece.name, "", state, {"s": round(seconds, 1)}, ending)
+    print(f"{piece.name}: {state} after {seconds:.0f} s {ending}", flush=True)
+
+
+def reason_to_skip(piece: Piece, device: str) -> str:
+    """Why a piece cannot run here, "" if it can."""
+    if piece.needs and device == "cpu":
+        return "it is measured on GPUs only"
+    if piece.needs == "vllm" and importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    return ""
+
+
+def command_of(piece: Piece, config: Config, limit_s: float) -> list[str]:
+    command = [sys.executable, "-m"]
+    if piece.name == "fsdp":
+        command += ["torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m"]
+    settings = {"device": config.device, "out_dir": config.out_dir, "model": config.model}
+    options = [f"--{key}={value}" for key, value in settings.items()]
+    return [*command, "tools.gpu_pieces", piece.name, *options, f"--limit_s={limit_s:.0f}"]
+
+
+def run_process(command: list[str], log: Path, limit_s: float) -> str:
+    """Run a command with its output in a file. Returns: how it failed, "" if it did not.
+
+    After `limit_s` seconds the command and its children are killed.
+    """
+    environment = {**os.environ, "TQDM_DISABLE": "1"}
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+    try:
+        code = process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {limit_s:.0f} s"
+    finally:
+        kill_group(process)
+    if code == 0:
+        return ""
+    return f"exit code {code}: {last_lines(log)}"
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    """Kill what is left of a process and its children."""
+    with suppress(ProcessLookupError):  # raised if all of them have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_lines(log: Path) -> str:
+    """The end of a log in one line of at most 300 characters."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return " ".join(text.split())[-300:]
+
+
+# ---------- the report
+
+
+def write_report(results: Results) -> str:
+    """Write report.md beside the results. Returns: its text, a table for each piece."""
+    parts = []
+    for piece in PIECES:
+        parts.append(f"### {piece.title} (`{piece.name}`)\n\n{table_of(piece, results)}\n")
+    text = "\n".join(parts)
+    results.path.parent.mkdir(parents=True, exist_ok=True)
+    results.path.with_name("report.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def table_of(piece: Piece, results: Results) -> str:
+    """The cases of a piece as a Markdown table, or the reason why there are none."""
+    rows = [row for (name, case), row in results.rows.items() if name == piece.name and case]
+    if not rows:
+        process = results.rows.get((piece.name, ""))
+        reason = process["reason"] if process else ""
+        return f"{NOT_MEASURED}: {reason}" if reason else NOT_MEASURED
+    columns = list(dict.fromkeys(key for row in rows for key in row["values"])) or ["result"]
+    lines = [line_of(["", *columns]), line_of(["---"] * (len(columns) + 1))]
+    for row in rows:
+        cells = [describe(row["values"].get(column, "")) for column in columns]
+        if row["state"] != "done":
+            cells = [f"{row['state']}: {row['reason']}", *cells[1:]]
+        lines.append(line_of([row["case"], *cells]))
+    return "\n".join(lines)
+
+
+def line_of(cells: list[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def describe(value: float | str) -> str:
+    """A number with three or four digits, or a text as it is."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    run_main(main)
