@@ -16,7 +16,7 @@ from rollout import Trajectory, summarize
 from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.seeds import pool_seeds
-from support.statistics import paired_bootstrap, pass_at_k, wilson_interval
+from support.statistics import difference_interval, pass_at_k, rate_interval
 
 # Metrics in the columns after success and pass@k -> heading.
 COLUMNS = {
@@ -103,13 +103,17 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
-    """95 % Wilson interval of the success rate.
+    """95 % interval of the success rate over prompts, see `statistics.rate_interval`.
 
-    All samples of a prompt count as one trial, because they are not independent. So the interval
-    may be too wide, but not too narrow."""
-    num_prompts = len({trajectory.seed for trajectory in trajectories})
-    rate = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
-    return wilson_interval(num_prompts * rate, num_prompts)
+    The samples of a prompt are not independent. Their mean counts."""
+    low, high = rate_interval(rates_by_prompt(trajectories)[None])
+    return float(low), float(high)
+
+
+def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
+    """(n,) success rates in the order of the prompts."""
+    successes = sorted(successes_by_prompt(trajectories).items())
+    return np.array([np.mean(won) for _, won in successes])
 
 
 def differences(
@@ -117,8 +121,9 @@ def differences(
 ) -> str:
     """Success of each row minus that of the reference row, paired by prompt, in %.
 
-    Each line has a 95 % bootstrap interval. Models whose runs differ in the seed alone get another
-    line together. A sentence says which models cannot be pooled, and why.
+    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
+    the seed alone get another line together. A sentence says which models cannot be pooled, and
+    why.
 
     Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
         if the two differ.
@@ -134,9 +139,8 @@ def differences(
     for name, scores in rows.items():
         if scores.trajectories[0].env != env:
             continue
-        successes = sorted(successes_by_prompt(scores.trajectories).items())
-        prompts.add(tuple(prompt for prompt, _ in successes))
-        rates[name] = np.array([np.mean(won) for _, won in successes])
+        prompts.add(tuple(sorted(successes_by_prompt(scores.trajectories))))
+        rates[name] = rates_by_prompt(scores.trajectories)
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
 
@@ -145,10 +149,10 @@ def differences(
     pools = pool_seeds({name: (folders or {}).get(name, name) for name in models})
     for seeds in pools.seeds:
         compared[f"{len(seeds)} seeds: {', '.join(seeds)}"] = seeds
-    lines = [f"success - {reference}, paired by prompt, % [95 % bootstrap]:"]
+    lines = [f"success - {reference}, paired by prompt, % [95 %]:"]
     for label, names in compared.items():
         seeds = np.stack([rates[name] for name in names])  # (S, n)
-        mean, low, high = paired_bootstrap(seeds, rates[reference][None])
+        mean, low, high = difference_interval(seeds, rates[reference][None])
         lines.append(f"  {label}: {100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
     if len(models) > 1:
         lines += [f"  {note}" for note in pools.notes]

@@ -161,8 +161,10 @@ def test_scores_of_several_samples_by_hand():
     # pass@2: 1 - 3/6, 0, 1 - 0/6; pass@4: 1, 0, 1
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
-    # 4 of 12 succeed, and there are three prompts.
-    assert success_interval(played) == pytest.approx(wilson_interval(1, 3))
+    # Rates 1/4, 0 and 3/4 of the three prompts, and two more prompts with 0 and 1: the variance is
+    # (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. Three single games have 2/9.
+    num_trials = 3 * (2 / 9) / 0.165
+    assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")
     assert score(single) == summarize(single)  # single samples have no pass@k
     keys = score(samples_by_hand(["101010"] * 2))
@@ -171,7 +173,7 @@ def test_scores_of_several_samples_by_hand():
     lines = score_table({"a": Scores(found, played), "b": Scores(score(one), one)}).split("\n")
     cells = [[cell.strip() for cell in line.split("|")[1:5]] for line in lines]
     assert cells[0] == ["", "success % [95 %]", "pass@2", "pass@4"]
-    assert cells[2] == ["a", "33.3 [6.1, 79.2]", "50.0", "66.7"]
+    assert cells[2] == ["a", "33.3 [7.6, 75.4]", "50.0", "66.7"]
     assert cells[3] == ["b", "33.3 [6.1, 79.2]", "-", "-"]
     assert len(cells) == 4
 
@@ -188,7 +190,8 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    assert found["m"] == "100.0 [100.0, 100.0]" and found["n"] == "0.0 [0.0, 0.0]"
+    # With differences of +1 and -1 added, the variance of three zeros is 2 / 5, its error 2 / 25.
+    assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")
     message = r"--against must be the beginning of 'm' or .* or 'r', got 's'"

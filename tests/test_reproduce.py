@@ -12,7 +12,6 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ import support.run
 import train
 from envs import make_env
 from support.run_folder import save_config
-from support.statistics import paired_bootstrap, wilson_interval
+from support.statistics import difference_interval, rate_interval, wilson_interval
 from tools import experiments, plots, reproduce, runs, sft, tables
 from tools.experiments import Curve, Figure, curve, settings_of, sft_command, train_command
 
@@ -45,10 +44,9 @@ QUESTS = ("quest", "turns", "density", "split")
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """An empty docs/results next to the configs; bootstrap intervals from few draws."""
+    """An empty docs/results next to the configs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
-    monkeypatch.setattr(tables, "paired_bootstrap", partial(paired_bootstrap, draws=20))
     (tmp_path / "docs/results/runs").mkdir(parents=True)
     return tmp_path / "docs/results"
 
@@ -284,7 +282,7 @@ def test_rates_in_readme_are_those_of_the_rows():
     readme = (ROOT / "README.md").read_text()
     assert len(rows) == 3 and len(wins) == 6
     for name, seeds in wins.items():
-        rate = tables.rate(seeds if name in tables.POLICIES else seeds[0])
+        rate = tables.rate(seeds).split(" (")[0]
         assert rate.replace(" [", " % [") in readme, name
 
 
@@ -323,12 +321,16 @@ def test_table_by_hand(results):
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
     # of 8: RL solves 3 + 4; the start, one and the same for both seeds, 1 of 4
-    assert row["start"] == tables.percent(0.25, *wilson_interval(1, 4))
-    assert row["after RL"] == "87.5 [39.6, 98.7]"  # Wilson's formula with n = 4
+    low, high = wilson_interval(1, 4)
+    assert row["start"] == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
     ends = np.array([SUCCESSES["after RL"], second["after RL"]])
     starts = np.array([SUCCESSES["start"], second["start"]])
-    assert row["RL - start"] == tables.percent(*paired_bootstrap(ends, starts, draws=20))
-    assert row["RL - start"].startswith("62.5 [")
+    low, high = rate_interval(ends)
+    seeds = "(75.0, 100.0)"
+    assert row["after RL"] == f"87.5 [{100 * low:.1f}, {100 * high:.1f}] {seeds}"
+    _, low, high = difference_interval(ends, starts)
+    seeds = "(50.0, 75.0)"
+    assert row["RL - start"] == f"62.5 [{100 * low:.1f}, {100 * high:.1f}] {seeds}"
     assert row["RL - greedy"].startswith("37.5 [")
     assert row["RL - optimal, 1 a turn"].startswith("12.5 [")
     assert row["first warning"] == "-, 2"
@@ -416,7 +418,10 @@ def test_a_curve_is_the_mean_of_its_seeds():
     pencil = Pencil()
     plots.draw_curve(pencil, "eval_success", "", ROWS)
     assert pencil.lines[0] == ([0, 10], [0.25, 0.75])
-    low, high = wilson_interval(3, 4)  # of four prompts that both seeds play
+    assert pencil.bands == [([0.25, 0.5], [0.25, 1.0])]  # smallest and largest seed
+    pencil = Pencil()
+    plots.draw_curve(pencil, "eval_success", "", ROWS[1:])
+    low, high = wilson_interval(4, 4)  # one seed solves all four prompts
     assert pencil.bands[0][0][1] == low and pencil.bands[0][1][1] == high
 
 

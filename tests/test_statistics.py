@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from support import statistics
-from support.statistics import Z_95, paired_bootstrap, pass_at_k, wilson_interval
+from support.statistics import (
+    Z_95,
+    difference_interval,
+    pass_at_k,
+    rate_interval,
+    t_quantile,
+    wilson_interval,
+)
 
 
 def test_doctests():
@@ -39,30 +46,167 @@ def test_z_is_the_normal_quantile():
     assert math.erf(Z_95 / math.sqrt(2)) == pytest.approx(0.95, abs=1e-6)
 
 
-def test_bootstrap_of_equal_and_shifted_scores():
-    b = np.random.default_rng(1).integers(2, size=(3, 50))
-    assert paired_bootstrap(b, b, draws=200) == (0.0, 0.0, 0.0)  # unpaired, this would be wide
-    assert paired_bootstrap(b + 0.25, b, draws=200) == pytest.approx((0.25, 0.25, 0.25))
-    assert paired_bootstrap(np.ones((2, 50)), np.zeros((1, 50)), draws=200) == (1.0, 1.0, 1.0)
+def test_t_quantiles():
+    assert t_quantile(1) == pytest.approx(math.tan(0.475 * math.pi), abs=1e-4)  # Cauchy
+    # with two degrees of freedom the distribution function is 1/2 + t / (2 sqrt(2 + t^2))
+    t = t_quantile(2)
+    assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.975, abs=1e-6)
+    known = {10: 2.2281, 11: 2.2010, 15: 2.1314, 30: 2.0423, 100: 1.9840}
+    for degrees, quantile in known.items():
+        assert t_quantile(degrees) == pytest.approx(quantile, abs=0.003)
 
 
-def test_bootstrap_interval_of_one_seed_is_nearly_normal():
-    rng = np.random.default_rng(2)
-    difference = rng.choice([-1, 0, 1], p=[0.1, 0.5, 0.4], size=(1, 400))
-    mean, low, high = paired_bootstrap(difference, np.zeros((1, 400)), draws=3000)
-    half = 1.96 * difference.std() / 20
-    assert mean == difference.mean()
-    assert mean - low == pytest.approx(half, rel=0.1)
-    assert high - mean == pytest.approx(half, rel=0.1)
-    again = paired_bootstrap(difference, np.zeros((1, 400)), draws=3000)
-    assert again == (mean, low, high)
+# ---------- intervals over seeds and instances
 
 
-def test_bootstrap_draws_seeds_too():
-    # The seeds differ and the instances do not: means of two draws from (0, 1) are 0, 0.5 and 1
-    # with probability 1/4, 1/2 and 1/4.
-    a = np.array([[0.0] * 30, [1.0] * 30])
-    assert paired_bootstrap(a, np.zeros((1, 30)), draws=1000) == (0.5, 0.0, 1.0)
+def test_one_seed_with_one_game_has_the_wilson_interval():
+    for k, n in ((0, 10), (8, 10), (128, 256), (256, 256)):
+        wins = np.arange(n)[None] < k
+        assert rate_interval(wins) == pytest.approx(wilson_interval(k, n))
+
+
+def test_equal_seeds_have_the_interval_over_instances():
+    wins = np.array([[1, 1, 0, 1, 0, 0, 1, 1, 1, 1]])
+    same = np.repeat(wins, 3, 0)
+    assert rate_interval(same) == pytest.approx(rate_interval(wins))
+    other = np.zeros((1, 10))
+    of_one = difference_interval(wins, other)
+    assert difference_interval(same, other) == pytest.approx(of_one)
+    assert difference_interval(same, np.repeat(other, 3, 0)) == pytest.approx(of_one)
+
+
+def test_rate_interval_of_two_seeds_by_hand():
+    """Rates 1 and 0 on all of eight instances: their means are 1/2 everywhere.
+
+    With instances of means 0 and 1 added, the variance is (0.5^2 + 0.5^2) / 10 = 0.05. So the rate
+    is as good as that of 0.25 * 8 / 0.05 = 40 trials. The seeds' part is
+    12.7062 * sqrt(0.5) / sqrt(2) = 6.35, which leaves nothing out.
+    """
+    wins = np.array([[1.0] * 8, [0.0] * 8])
+    assert rate_interval(wins) == (0.0, 1.0)
+    low, high = wilson_interval(20, 40)
+    # rates 0.51 and 0.49: the seeds' part is 12.7062 * 0.01
+    close = np.array([[0.51] * 8, [0.49] * 8])
+    half = math.hypot((high - low) / 2, 0.127062)
+    assert rate_interval(close) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+
+
+def test_difference_interval_by_hand():
+    """Wins on 3 more and on 1 fewer of 98 instances.
+
+    With differences of +1 and -1 added, the variance is (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
+    """
+    a = np.array([[1, 1, 1, 0, *[1] * 94]])
+    b = np.array([[0, 0, 0, 1, *[1] * 94]])
+    mean, low, high = difference_interval(a, b)
+    half = 1.959964 * math.sqrt(0.0596 / 100)
+    assert (mean, low, high) == pytest.approx((2 / 98, 2 / 98 - half, 2 / 98 + half))
+    # four wins more and none fewer: the sign test has p = 0.125, so 0 must not be excluded
+    _, low, _ = difference_interval(np.ones((1, 100)), np.array([[0] * 4 + [1] * 96]))
+    assert low < 0
+
+
+def test_two_seeds_that_differ_say_little():
+    """Differences of 54, 7 and 23 points: 28 +- 4.3027 * 23.9 / sqrt(3) is -31 to 87."""
+    a = np.zeros((3, 100))
+    for seed, wins in enumerate((54, 7, 23)):
+        a[seed, :wins] = 1
+    mean, low, high = difference_interval(a, np.zeros((1, 100)))
+    half = 4.3027 * np.std([0.54, 0.07, 0.23], ddof=1) / math.sqrt(3)
+    assert mean == pytest.approx(0.28)
+    assert -0.35 < low < 0.28 - half and 0.28 + half < high < 0.91
+
+
+def test_no_interval_excludes_its_seeds():
+    rng = np.random.default_rng(3)
+    for num_seeds in (2, 3, 5, 12):
+        rates = rng.random((200, num_seeds, 1)) ** 4
+        wins = rng.random((200, num_seeds, 40)) < rates
+        low, high = rate_interval(wins)
+        assert (low <= wins.mean(-1).min(-1)).all() and (wins.mean(-1).max(-1) <= high).all()
+        mean, low, high = difference_interval(wins, 1 - wins[:, :1])
+        differences = (wins - (1 - wins[:, :1])).mean(-1)
+        assert (low <= differences.min(-1)).all() and (differences.max(-1) <= high).all()
+        assert ((low <= mean) & (mean <= high)).all()
+
+
+# ---------- simulated coverage
+
+GRID = list(
+    itertools.product((0.02, 0.2, 0.5, 0.8, 0.98), (0.0, 0.02, 0.05, 0.1, 0.15), (1, 16), (2, 3, 5))
+)
+COARSE_GRID = [cell for cell in GRID if cell[0] in (0.02, 0.5, 0.8) and cell[1] in (0, 0.05, 0.15)]
+PLAYER_RATE = 0.6
+NUM_INSTANCES = 256
+
+
+def draw_seed_rates(rng, rate, spread, shape):
+    """Normal around `rate`. The standard deviation is at most half the way to 0 or 1, and the tails
+    beyond two of these are cut off, so that no rate is below 0 or above 1.
+
+    If the rates of many seeds were exactly 0 or 1, no interval from two seeds could know."""
+    room = min(rate, 1 - rate)
+    spread = min(spread, room / 2)
+    deviation = spread * rng.normal(size=shape)
+    return rate + deviation.clip(-room, room)
+
+
+def play(rng, rates, luck, num_games):
+    """Rates (R, S) -> share of won games (R, S, n). Half of an outcome is how hard the instance is,
+    equal for all players, a fifth is how hard it is for this seed, the rest is chance."""
+    rates = rates[..., None]  # (R, S, 1)
+    own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)  # (R, S, n)
+    chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)  # (R, S, n)
+    if num_games == 1:
+        return rng.random(chances.shape, dtype=np.float32) < chances
+    return rng.binomial(num_games, chances) / num_games
+
+
+def coverages(cell, num_repeats):
+    """The share of intervals that hold the true value: of rates, of differences to a player, and of
+    differences between two policies of the same seeds."""
+    rate, spread, num_games, num_seeds = cell
+    rng = np.random.default_rng([round(1000 * x) for x in cell])
+    luck = rng.random((num_repeats, 1, NUM_INSTANCES), dtype=np.float32)
+    shape = (num_repeats, num_seeds)
+    after = play(rng, draw_seed_rates(rng, rate, spread, shape), luck, num_games)
+    before = play(rng, draw_seed_rates(rng, PLAYER_RATE, spread, shape), luck, num_games)
+    player = play(rng, np.full((num_repeats, 1), PLAYER_RATE), luck, num_games)
+    found = {}
+    found["rate"] = covers(*rate_interval(after), rate)
+    found["difference to a player"] = covers(
+        *difference_interval(after, player)[1:], rate - PLAYER_RATE
+    )
+    found["difference of seeds"] = covers(
+        *difference_interval(after, before)[1:], rate - PLAYER_RATE
+    )
+    return found
+
+
+def covers(low, high, value):
+    return float(((low <= value) & (value <= high)).mean())
+
+
+def check_coverage(grid, num_repeats):
+    typical = {}
+    for cell in grid:
+        rate, spread, _, _ = cell
+        for kind, coverage in coverages(cell, num_repeats).items():
+            assert coverage >= 0.93, (kind, cell)
+            if spread and 0.2 <= rate <= 0.8:
+                typical.setdefault(kind, []).append(coverage)
+    for kind, found in typical.items():
+        assert 0.94 < np.mean(found) <= 0.97, kind
+    assert len(typical) == 3
+
+
+def test_intervals_hold_the_true_value():
+    check_coverage(COARSE_GRID, num_repeats=500)
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_true_value_on_the_whole_grid():
+    check_coverage(GRID, num_repeats=2000)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():

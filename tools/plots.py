@@ -17,8 +17,8 @@ from tools.experiments import Panel
 from tools.tables import Curves, Rows, Wins, series, wins_of_run
 
 CAPTION = """\
-In the picture, the band around evaluations is that Wilson interval and any other band is the range
-of the seeds. A triangle marks a first warning."""
+In the picture, a line is the mean of the seeds and the band around it their range. The band around
+evaluations of a single seed is their 95 % Wilson interval. A triangle marks a first warning."""
 SUCCESS_CAPTION = """\
 In the picture, a line is the mean of the seeds and the band around it their range."""
 SUCCESS = "success on 256 fixed prompts, %"
@@ -195,8 +195,8 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 def draw_curve(axes: Axes, metric: str, label: str, rows: Rows) -> None:
     """Draw the mean of the seeds. The x axis counts passes over rollouts: iterations x epochs.
 
-    The band of evaluations is a Wilson interval over prompts, any other the range of the seeds.
-    A triangle marks the first warning of a seed.
+    The band is the range of the seeds, and for evaluations of one seed a Wilson interval over
+    prompts. A triangle marks the first warning of a seed.
     """
     iterations, values = stack_seeds(rows, metric)  # (S, number of iterations)
     if not len(iterations):
@@ -206,10 +206,9 @@ def draw_curve(axes: Axes, metric: str, label: str, rows: Rows) -> None:
     mean = np.nanmean(values, 0)
     low = np.nanmin(values, 0)
     high = np.nanmax(values, 0)
-    if metric == "eval_success":
+    if metric == "eval_success" and len(rows) == 1:
         num_prompts = wins_of_run(rows)["after RL"].shape[1]
-        intervals = [wilson_interval(rate * num_prompts, num_prompts) for rate in mean]
-        low, high = np.array(intervals).T
+        low, high = wilson_interval(mean * num_prompts, num_prompts)
     color = axes.plot(passes, mean, label=label)[0].get_color()
     axes.fill_between(passes, low, high, color=color, alpha=0.2, linewidth=0)
     warned = [num_epochs * row["first_warning"][0] for row in rows if row["first_warning"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from support.run_folder import replace_file
-from support.statistics import paired_bootstrap, wilson_interval
+from support.statistics import difference_interval, rate_interval
 
 Rows = list[dict]  # the rows of a curve, one for each seed; see tools/runs.py
 Curves = dict[str, Rows]  # label -> rows; a curve that was not run has no rows
@@ -29,10 +29,11 @@ HEADINGS = (
 POLICIES = ("start", "after RL")
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # what RL is compared with
 LEGEND = """\
-Success in % of n games. Its 95 % Wilson interval counts each prompt once, because all seeds play
-the same prompts. Differences are paired by prompt. Their 95 % bootstrap interval draws seeds and
-prompts; it is too narrow if fewer than six games differ. First warning: for each seed, the
-iteration of the first early sign of collapse (support/echo_trap.py), - if there is none."""
+Success in % of n games, with a 95 % interval in brackets and the result of each seed in
+parentheses. Differences are paired by seed and prompt. Intervals are for other seeds and other
+prompts (support/statistics.py); two or three seeds that differ make them wide. First warning: for
+each seed, the iteration of the first early sign of collapse (support/echo_trap.py), - if there is
+none."""
 
 
 # ---------- what rows hold
@@ -144,8 +145,7 @@ def success_lines(curves: Curves) -> list[str]:
             cells = [name, seeds, str(end.size)]
             cells += [rate(wins["start"]), rate(end)]
             for other in COMPARED:
-                difference = paired_bootstrap(end, wins[other])
-                cells.append(percent(*difference))
+                cells.append(difference(end, wins[other]))
             cells += [warnings, f"{cpu_s:.2f}", ", ".join(commits)]
             lines.append(cells)
     return markdown(HEADINGS, lines)
@@ -173,21 +173,34 @@ def player_lines(curves: Curves) -> list[str]:
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
             players = [player for player in wins if player not in POLICIES]
-            rates = [f"{player} {rate(wins[player][0])}" for player in players]
+            rates = [f"{player} {rate(wins[player])}" for player in players]
             labels.setdefault("; ".join(rates), []).append(name)
     return [f"- {', '.join(names)}: {text}" for text, names in labels.items()]
 
 
-def percent(mean: float, low: float, high: float) -> str:
-    return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
 def rate(wins: np.ndarray) -> str:
-    """Success rate with its Wilson interval; n is the number of prompts, which all seeds share."""
-    n = wins.shape[-1]
-    mean = wins.mean()
-    low, high = wilson_interval(mean * n, n)
-    return percent(mean, low, high)
+    """Success rate in % of (S, n) games, with its interval, and by seed."""
+    low, high = rate_interval(wins)
+    return percent(wins, float(low), float(high))
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> str:
+    """Difference of success rates in %, (S, n) games each, with its interval, and by seed."""
+    _, low, high = difference_interval(a, b)
+    return percent(a - b, float(low), float(high))
+
+
+def percent(scores: np.ndarray, low: float, high: float) -> str:
+    """Mean, interval and means of the seeds; one number for seeds that are the same.
+
+    >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)
+    '75.0 [25.0, 100.0] (50.0, 100.0)'
+    """
+    text = f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    if (scores == scores[0]).all():
+        return text
+    seeds = ", ".join(f"{100 * seed.mean():.1f}" for seed in scores)
+    return f"{text} ({seeds})"
 
 
 def short_commit(commit: str | None) -> str:
