@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
@@ -31,6 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 from packing import PackedBatch, PackedLayout
 from support.available import find_model
 from support.families import check_architecture
+from support.model_folder import check_folder, download, summary
 from support.precision import product_in_float32
 
 # Columns of the vocabulary whose logits are in memory at a time. On a CPU they stay in its cache.
@@ -266,7 +266,14 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     `seed`, and B (out, rank) starts at zero. A and B are trained, and all other weights are frozen.
     alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads its
     weight.
+
+    Raises: UserError if the rank is larger than the width of the layers.
     """
+    if rank > model.config.hidden_size:
+        raise UserError(
+            f"lora_rank is {rank}, more than the model's hidden size, {model.config.hidden_size}; "
+            "lower it"
+        )
     from peft import LoraConfig, inject_adapter_in_model  # this import takes a second
 
     torch.manual_seed(seed)  # every rank must draw the same A
@@ -324,25 +331,90 @@ def load_model(
     """Load a model (float32 weights) and its tokenizer.
 
     Args: name: "base", a folder, or a name on the Hugging Face hub.
-    Raises: UserError if the folder is missing or broken, the download fails, or the model is not
-        of a supported family (support/families.py).
+    Raises: UserError if the model is missing or broken, the download fails, or the model is not of
+        a supported family (support/families.py).
     """
-    path = find_model(name)
+    folder = find_model(name)
+    is_on_hub = not Path(folder).is_dir()
+    if is_on_hub:
+        folder = download(name)
+    shapes = check_folder(Path(folder))
     try:
-        check_architecture(path, AutoConfig.from_pretrained(path))
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        check_architecture(folder, config)
+        _check_shapes(config, shapes, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        _check_tokenizer(tokenizer, folder)
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="layout"
+            folder,
+            dtype=torch.float32,
+            attn_implementation="layout",
+            use_safetensors=True,
+            trust_remote_code=False,
         )
-    except (OSError, SafetensorError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"model={path!r} could not be loaded or downloaded ({reason}). Give a folder with "
-            "--model=PATH, or add config/tiny.py to run with the tiny model of this project."
-        ) from error
+    except UserError:
+        raise
+    except Exception as error:  # transformers has no common class for wrong content of files
+        raise UserError(f"model={folder!r} could not be loaded ({summary(error)})") from error
+    _check_weights(model, tokenizer, folder)
+    if is_on_hub:
+        model.name_or_path = name  # an adapter names the model on the hub, not its folder here
     embedding = model.get_input_embeddings()
     if embedding.padding_idx == tokenizer.eos_token_id:
         # SmolLM2 pads with <|im_end|>. The embedding of a padding token gets no gradient, but this
         # token ends every message.
         embedding.padding_idx = None
     return model.to(device), tokenizer
+
+
+def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
+    """Compare the weights of the files with those of a model that has no memory.
+
+    Args: config: of transformers; shapes: of the weights in the files, by name.
+    Raises: UserError if a weight is missing, unknown, or has another shape.
+    """
+    with torch.device("meta"):
+        expected = AutoModelForCausalLM.from_config(config).state_dict()
+    for name in shapes:
+        if name not in expected:
+            raise UserError(f"model={folder!r} has a weight {name!r}, unknown to its config.json")
+    for name, tensor in expected.items():
+        if name not in shapes:
+            if name == "lm_head.weight" and config.tie_word_embeddings:  # it is the embedding
+                continue
+            raise UserError(f"model={folder!r} lacks the weight {name!r}")
+        if shapes[name] != list(tensor.shape):
+            raise UserError(
+                f"model={folder!r}: {name} has shape {shapes[name]}, "
+                f"but its config.json asks for {list(tensor.shape)}"
+            )
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
+    """Check that a tokenizer gives a text back. Raises: UserError."""
+    text = "assistant\nUp || 1"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    if decoded != text:
+        raise UserError(
+            f"model={folder!r}: its tokenizer encodes and decodes {text!r} as {decoded[:80]!r}"
+        )
+
+
+def _check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
+    """Check that all numbers are finite, and that head and tokenizer fit. Raises: UserError."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")
+    embedding = model.get_input_embeddings().weight
+    is_tied = model.get_output_embeddings().weight is embedding
+    if model.config.tie_word_embeddings and not is_tied:
+        raise UserError(
+            f"model={folder!r} has a head of its own, but tie_word_embeddings in its config.json"
+        )
+    largest_id = max(tokenizer.get_vocab().values(), default=0)
+    if largest_id >= len(embedding):
+        raise UserError(
+            f"model={folder!r} has {len(embedding)} embeddings, "
+            f"but its tokenizer has a token {largest_id}"
+        )

@@ -7,7 +7,7 @@ log-probs against autograd, files and messages. On a CPU.
 
 import copy
 import inspect
-import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -552,9 +552,6 @@ def message_of(name):
     return text
 
 
-COULD_NOT_BE_LOADED = r"model='.+' could not be loaded or downloaded \(.*\)\. Give a folder"
-
-
 @pytest.mark.parametrize(
     "name", ["./nothing", "out/run/checkpoint-000010/policy", "/nowhere/at/all"]
 )
@@ -576,31 +573,33 @@ def test_folder_of_a_run(tmp_path):
     assert message_of(tmp_path) == expected
 
 
-def test_folder_with_a_broken_weight_file(random_model, tokenizer, tmp_path):
-    random_model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    assert re.match(COULD_NOT_BE_LOADED, message_of(tmp_path))
-
-
-def test_folder_without_weights(random_model, tokenizer, tmp_path):
-    random_model.config.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    assert re.match(COULD_NOT_BE_LOADED, message_of(tmp_path))
-
-
-def test_hub_name_without_network(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # the variable is read at import
+def test_hub_name_without_network(monkeypatch, capsys):
+    # the environment variable is read at import
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)
-    assert text.startswith(f"model={name!r} could not be loaded or downloaded (")
+    assert text.startswith(f"model={name!r} is no folder, and could not be downloaded (")
     assert text.endswith(
         "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model of "
         "this project."
     )
+    assert capsys.readouterr().err == f"model={name!r}: asking the Hugging Face hub\n"
+
+
+def test_a_model_of_the_hub_is_loaded_from_the_cache(monkeypatch):
+    """An adapter names the model on the hub, and not the folder of the cache."""
+    asked = []
+
+    def snapshot_download(name, **options):
+        asked.append((name, options))
+        return str(Path(packing.__file__).with_name("base"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    loaded, _ = load_model("owner/name")
+    assert loaded.config.hidden_size == 96 and loaded.name_or_path == "owner/name"
+    ((name, options),) = asked
+    assert name == "owner/name" and options["etag_timeout"] == 5.0
+    assert "*.bin" not in options["allow_patterns"]
 
 
 def test_other_architecture(tokenizer, tmp_path):

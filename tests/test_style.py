@@ -35,7 +35,7 @@ FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap support.precision"
     " support.idle",
     "envs starpo support.run_folder support.shapes support.available support.families"
-    " support.time_limit"
+    " support.time_limit support.model_folder"
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures",
     "engine rollout parallel",
@@ -64,7 +64,7 @@ THIRD_PARTY = {
     "engines": {"numpy", "torch", "transformers", "vllm"},
     "parallel": {"torch"},
     "worlds": {"alfworld", "fast_downward", "gymnasium", "numpy", "textworld"},
-    "support": {"matplotlib", "numpy", "safetensors", "torch", "tqdm"},
+    "support": {"huggingface_hub", "matplotlib", "numpy", "safetensors", "torch", "tqdm"},
 }
 
 CONFIG_FILES = sorted((ROOT / "config").glob("*.py"))

@@ -1,0 +1,159 @@
+"""The files of a model: their download, and checks before anything is built from them.
+
+The checks read config.json and the headers of the weight files. They import neither torch nor
+transformers, and they run no code of the folder.
+"""
+
+from configurator import UserError
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from support.families import check_model_type
+
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
+HUB_TIMEOUT_S = 5.0  # time limit for the hub's first answer
+WEIGHT_TYPES = ("F32", "F16", "BF16")
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+
+
+def download(name: str) -> str:
+    """The folder of a model of the Hugging Face hub in the local cache.
+
+    It asks the hub once, without the retries of transformers, and downloads missing files.
+    Raises: UserError if the cache lacks the model and the hub does not give it.
+    """
+    from huggingface_hub import snapshot_download  # this import takes half a second
+
+    if os.environ.get("RANK", "0") == "0":
+        print(f"model={name!r}: asking the Hugging Face hub", file=sys.stderr, flush=True)
+    try:
+        return snapshot_download(
+            name,
+            allow_patterns=HUB_FILES,
+            ignore_patterns="*/*",
+            etag_timeout=HUB_TIMEOUT_S,
+        )
+    except Exception as error:  # the hub's client has no common class for its errors
+        raise UserError(
+            f"model={name!r} is no folder, and could not be downloaded ({summary(error)}). "
+            "Give a folder with --model=PATH, or add config/tiny.py to run with the tiny model of "
+            "this project."
+        ) from error
+
+
+def check_folder(folder: Path) -> dict[str, list[int]]:
+    """Check that a folder holds the settings, weights and tokenizer of a supported model.
+
+    Returns: the shape of each weight in the files.
+    Raises: UserError with the first fault.
+    """
+    given = f"model={str(folder)!r}"
+    described = _read_object(folder / "config.json", given)
+    check_model_type(str(folder), str(described.get("model_type")))
+    if (folder / "adapter_config.json").exists():  # transformers would load the model it names
+        raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
+    _check_numbers(described, given)
+    # Without a vocabulary, transformers makes an empty tokenizer and says nothing.
+    if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
+        raise UserError(f"{given} has no tokenizer.json")
+    shapes = {}
+    for path in _weight_files(folder, given):
+        shapes |= _read_shapes(path, given)
+    num_layers = described["num_hidden_layers"]
+    if num_layers > len(shapes):  # to build a billion layers would take days
+        raise UserError(
+            f"{given} has {len(shapes)} weights, too few for the {num_layers} layers of its "
+            "config.json"
+        )
+    return shapes
+
+
+def _read_object(path: Path, given: str) -> dict[str, Any]:
+    """A JSON object. Raises: UserError if the file holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{given}: {path.name} cannot be read ({summary(error)})") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{given}: {path.name} must be a JSON object, got {str(value)[:80]!r}")
+    return value
+
+
+def _check_numbers(described: dict[str, Any], given: str) -> None:
+    """Check the sizes in config.json. The shapes of the weights are compared when they load."""
+    sizes = {key: described.get(key) for key in SIZES}
+    for key in ("num_key_value_heads", "head_dim"):
+        if described.get(key) is not None:  # both have defaults in transformers
+            sizes[key] = described[key]
+    for key, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise UserError(f"{given}: {key} in config.json must be 1 or more, got {value!r}")
+    num_heads = sizes["num_attention_heads"]
+    num_key_heads = sizes.get("num_key_value_heads", num_heads)
+    if num_heads % num_key_heads:
+        raise UserError(
+            f"{given}: num_attention_heads in config.json must be a multiple of "
+            f"num_key_value_heads ({num_key_heads}), got {num_heads}"
+        )
+    epsilon = described.get("rms_norm_eps", 1e-6)
+    if type(epsilon) is not float or not 0 < epsilon < math.inf:
+        raise UserError(f"{given}: rms_norm_eps in config.json must be over 0, got {epsilon!r}")
+
+
+def _weight_files(folder: Path, given: str) -> list[Path]:
+    """The weight files. Raises: UserError if one is missing or outside of the folder."""
+    whole = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise UserError(
+            f"{given} has no model.safetensors; files of other formats, such as "
+            "pytorch_model.bin, are not loaded, because they can run code"
+        )
+    weight_map = _read_object(index, given).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{given}: {index.name} has no weight_map")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if name != Path(name).name or not os.path.isfile(folder / name):
+            raise UserError(f"{given}: {index.name} names {name!r}, which is no file of the folder")
+    return [folder / name for name in names]
+
+
+def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
+    """The shape of each weight, from the header of a file. Raises: UserError for other types."""
+    shapes = {}
+    try:
+        with safetensors.safe_open(path, framework="np") as weights:
+            for name in weights.offset_keys():
+                weight = weights.get_slice(name)
+                if weight.get_dtype() not in WEIGHT_TYPES:
+                    raise UserError(
+                        f"{given}: {name} is of type {weight.get_dtype()}; "
+                        f"expected {', '.join(WEIGHT_TYPES)}"
+                    )
+                shapes[name] = weight.get_shape()
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{given}: {path.name} is damaged ({summary(error)})") from error
+    return shapes
+
+
+def summary(error: BaseException) -> str:
+    """The type of an error, and the first three lines of its message."""
+    lines = str(error).split("\n")[:3]
+    return f"{type(error).__name__}: {' '.join(lines)[:300]}"
