@@ -137,11 +137,15 @@ class Saver:
 
         Checkpoints of later steps are damaged: the run continued from a checkpoint before them.
         """
+        old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(FOLDERS))
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
+                # Renamed first: a kill while files are removed leaves no half checkpoint.
+                shutil.rmtree(old, ignore_errors=True)
+                folder.rename(old)
+                shutil.rmtree(old, ignore_errors=True)
 
 
 class ShardWriter(dcp.HuggingFaceStorageWriter):

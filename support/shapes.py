@@ -5,7 +5,7 @@ A shape is one of:
     str            a text
     bool           True or False
     int            a whole number, 0 or more
-    float          a finite number
+    float          a number up to LARGEST_FLOAT
     [shape]        a list of any length
     {key: shape}   a dict with at least these keys; the key `str` stands for every key
     (shape, None)  that shape or null
@@ -14,16 +14,16 @@ A shape is one of:
 
 from configurator import UserError
 
-import math
 from typing import Any
 
 WORDS = {
     str: "a text",
     bool: "true or false",
     int: "a whole number, 0 or more",
-    float: "a finite number",
+    float: "a finite number, not above 1e300",
 }
 LARGEST = 2**63  # whole numbers are smaller
+LARGEST_FLOAT = 1e300  # a reader may still multiply it
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:
@@ -84,5 +84,5 @@ def _has_type(value: Any, kind: type) -> bool:
     if kind is float:
         if is_whole:
             return abs(value) < LARGEST
-        return isinstance(value, float) and math.isfinite(value)
+        return isinstance(value, float) and abs(value) <= LARGEST_FLOAT  # False for NaN
     return isinstance(value, kind)

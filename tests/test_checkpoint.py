@@ -191,6 +191,16 @@ def test_an_older_folder_stays_until_the_new_one_is_complete(tmp_path):
     assert (final / "weights").read_text() == "new" and names_in(tmp_path) == ["best"]
 
 
+def test_a_kill_while_old_checkpoints_are_removed_leaves_no_half_one(tmp_path, monkeypatch):
+    save_steps(tmp_path, 1, 2)
+    seen = []
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: seen.append(path.name))
+    save_steps(tmp_path, 3, keep=2)
+    assert set(seen) == {"partial", "old"}  # no folder is emptied under the name of a checkpoint
+    monkeypatch.undo()
+    assert names_in(tmp_path) == ["checkpoint-000002", "checkpoint-000003", "old"]
+
+
 def test_what_a_crash_left_is_removed(tmp_path):
     for name in ("partial", "old"):
         (tmp_path / name).mkdir()

@@ -265,14 +265,17 @@ ROW = {key: None for key in HISTORY_ROW}
         ([], f":2 {KIND}it must be a JSON object, got '[]'"),
         ({}, f":2 {KIND}step must be a whole number, 0 or more, but it is missing"),
         (ROW | {"step": "2"}, f":2 {KIND}step must be a whole number, 0 or more, got '2'"),
-        (ROW | {"step": 2, "entropy": []}, f":2 {KIND}entropy must be a finite number, got '[]'"),
+        (
+            ROW | {"step": 2, "entropy": []},
+            f":2 {KIND}entropy must be a finite number, not above 1e300, got '[]'",
+        ),
         (
             ROW | {"step": 2, "success": True},
-            f":2 {KIND}success must be a finite number, got 'True'",
+            f":2 {KIND}success must be a finite number, not above 1e300, got 'True'",
         ),
         (
             ROW | {"step": 2, "grad_norm": 1e999},
-            f":2 {KIND}grad_norm must be a finite number, got 'inf'",
+            f":2 {KIND}grad_norm must be a finite number, not above 1e300, got 'inf'",
         ),
         (ROW | {"step": 1}, " must have a row for each iteration up to 3, the newest checkpoint; "),
         (None, " must have a row for each iteration up to 3, the newest checkpoint; got 2 rows: "),
@@ -374,7 +377,11 @@ TURN = {
         ([], "it must be a JSON object, got '[]'"),
         (RECORD | {"turns": {}}, "turns must be a list, got '{}'"),
         (RECORD | {"turns": [{}]}, "turns[0].observation must be a text, but it is missing"),
-        (RECORD | {"score": None}, "score must be a finite number, got 'None'"),
+        (
+            RECORD | {"turns": [TURN | {"surprise": [1e308]}]},
+            "turns[0].surprise[0] must be a finite number, not above 1e300, got '1e+308'",
+        ),
+        (RECORD | {"score": None}, "score must be a finite number, not above 1e300, got 'None'"),
         (RECORD | {"success": 1}, "success must be true or false, got '1'"),
         (
             RECORD | {"turns": [TURN | {"closing": None}]},

@@ -95,7 +95,7 @@ def test_a_replay_takes_no_player_or_model(two_runs, record, option):
         ({"seed": [-1]}, "seed[0] must be a whole number, 0 or more, got '-1'"),
         ({"member": 1e300}, "member must be a whole number, 0 or more, got '1e+300'"),
         ({"policy": []}, "policy must be a text, got '[]'"),
-        ({"entropy": float("nan")}, "entropy must be a finite number, got 'nan'"),
+        ({"entropy": float("nan")}, "entropy must be a finite number, not above 1e300, got 'nan'"),
     ],
 )
 def test_a_file_without_trajectories_is_refused(record, change, sentence):

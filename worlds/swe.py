@@ -116,6 +116,8 @@ class SWE(Env):
             )
             if code != 0:
                 raise ValueError(f"its files cannot be unpacked ({output[-SHOWN_OUTPUT:]})")
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"git took more than {MAX_SECONDS} s to read {checkout}") from error
         except (OSError, ValueError, FolderFull, subprocess.SubprocessError) as error:
             raise UserError(
                 f"swe wants a git checkout of {self.row['repo']} with commit {commit} "
