@@ -152,7 +152,9 @@ def differences(
     lines = [f"success - {reference}, paired by prompt, % [95 %]:"]
     for label, names in compared.items():
         seeds = np.stack([rates[name] for name in names])  # (S, n)
-        mean, low, high = difference_interval(seeds, rates[reference][None])
+        base = rates[reference][None]  # (1, n)
+        low, high = difference_interval(seeds, base)
+        mean = (seeds - base).mean()
         lines.append(f"  {label}: {100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
     if len(models) > 1:
         lines += [f"  {note}" for note in pools.notes]

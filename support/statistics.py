@@ -10,15 +10,24 @@ often the intervals hold the true value.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 Z_95 = 1.959964  # 97.5 % quantile of the normal distribution
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom
 T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 
 
-def rate_interval(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+class Interval(NamedTuple):
+    """The ends of an interval: a number each, or arrays for many intervals."""
+
+    low: ndarray
+    high: ndarray
+
+
+def rate_interval(wins: ndarray) -> Interval:
     """95 % interval of the mean success rate of S seeds on n instances.
 
     For one seed with one game an instance, it is the Wilson interval of n trials. It holds the
@@ -28,7 +37,7 @@ def rate_interval(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.
 
     Returns:
-        Lower and upper end (...), between 0 and 1.
+        The ends (...), between 0 and 1.
 
     >>> low, high = rate_interval(np.array([[1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]))
     >>> round(float(low), 3), round(float(high), 3)
@@ -37,15 +46,16 @@ def rate_interval(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # If instances differ less than those of n single games, the rate is as good as that of more.
-    variance = _variance_over_instances(wins, extremes=(0.0, 1.0))  # (...,)
-    num_trials = np.maximum(n, rate * (1 - rate) * n / variance)  # (...,)
-    low, high = wilson_interval(rate * num_trials, num_trials)
-    return _add_seeds(wins, rate - low, high - rate, bounds=(0.0, 1.0))
+    # The number of independent games with the same error. It exceeds n if instances are alike.
+    variance_of_a_game = rate * (1 - rate)  # (...,)
+    variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
+    num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
+    low, high = wilson_interval(rate * num_games, num_games)
+    return _add_seeds(wins, rate - low, high - rate, lowest=0.0)
 
 
-def difference_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean of a - b with its 95 % interval, paired by seed and instance.
+def difference_interval(a: ndarray, b: ndarray) -> Interval:
+    """95 % interval of the mean of a - b, paired by seed and instance.
 
     The interval holds the differences of all seeds.
 
@@ -54,88 +64,86 @@ def difference_interval(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nd
         b: (..., S, n) scores of the same seeds, or (..., 1, n) of a player without seeds.
 
     Returns:
-        Mean, lower end and upper end (...), between -1 and 1.
+        The ends (...), between -1 and 1.
 
-    >>> mean, low, high = difference_interval(np.ones((1, 98)), np.zeros((1, 98)))
-    >>> float(mean), round(float(low), 3), float(high)
-    (1.0, 0.961, 1.0)
+    >>> low, high = difference_interval(np.ones((1, 98)), np.zeros((1, 98)))
+    >>> round(float(low), 3), float(high)
+    (0.961, 1.0)
     """
     difference = np.asarray(a, float) - np.asarray(b, float)  # (..., S, n)
     n = difference.shape[-1]
-    variance = _variance_over_instances(difference, extremes=(-1.0, 1.0))  # (...,)
+    variance = _variance_over_instances(difference, lowest=-1.0)  # (...,)
     half_width = Z_95 * np.sqrt(variance / (n + 2))  # (...,)
-    low, high = _add_seeds(difference, half_width, half_width, bounds=(-1.0, 1.0))
-    return difference.mean((-2, -1)), low, high
+    return _add_seeds(difference, half_width, half_width, lowest=-1.0)
 
 
-def _variance_over_instances(scores: np.ndarray, extremes: tuple[float, float]) -> np.ndarray:
-    """Variance of the instances' means over seeds (...,), with two more instances at the extremes.
+def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
+    """Variance of the instances' means over seeds, (...,).
 
-    Without these two, few instances that differ would by chance seem to be none. Source: Bonett and
-    Price, "Adjusted Wald confidence interval for a difference of binomial proportions based on
-    paired data", 2012.
+    Two more instances count, with the lowest score and with 1. Without them the variance would be
+    too small where few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
+    confidence interval for a difference of binomial proportions based on paired data", 2012.
     """
     means = scores.mean(-2)  # (..., n)
-    low = np.full((*means.shape[:-1], 1), extremes[0])
-    high = np.full((*means.shape[:-1], 1), extremes[1])
-    return np.concatenate([means, low, high], -1).var(-1)
+    shape = (*means.shape[:-1], 1)
+    worst = np.full(shape, lowest)
+    best = np.ones(shape)
+    all_means = np.concatenate([means, worst, best], axis=-1)  # (..., n + 2)
+    return all_means.var(-1)
 
 
-def _add_seeds(
-    scores: np.ndarray, below: np.ndarray, above: np.ndarray, bounds: tuple[float, float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of an interval whose half-widths over instances are `below` and `above`, (...,)."""
+def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -> Interval:
+    """The ends (...,) of an interval that extends `below` and `above` the mean without seeds."""
     mean = scores.mean((-2, -1))  # (...,)
-    of_seeds = scores.mean(-1)  # (..., S)
-    num_seeds = of_seeds.shape[-1]
-    half_width = np.zeros_like(mean)  # (...,)
+    seeds = scores.mean(-1)  # (..., S)
+    num_seeds = seeds.shape[-1]
+    of_seeds = 0.0
     if num_seeds > 1:
-        half_width = t_quantile(num_seeds - 1) * of_seeds.std(-1, ddof=1) / math.sqrt(num_seeds)
-    low = np.minimum(mean - np.hypot(below, half_width), of_seeds.min(-1))
-    high = np.maximum(mean + np.hypot(above, half_width), of_seeds.max(-1))
-    return np.maximum(low, bounds[0]), np.minimum(high, bounds[1])
+        standard_error = seeds.std(-1, ddof=1) / math.sqrt(num_seeds)  # (...,)
+        of_seeds = t_quantile(num_seeds - 1) * standard_error
+    below = np.hypot(below, of_seeds)
+    above = np.hypot(above, of_seeds)
+    low = np.minimum(mean - below, seeds.min(-1))
+    high = np.maximum(mean + above, seeds.max(-1))
+    low = np.maximum(low, lowest)
+    high = np.minimum(high, 1.0)
+    return Interval(low, high)
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t.
+    """97.5 % quantile of Student's t. From 10 degrees of freedom on it is that of 10.
 
-    From 11 degrees of freedom on it is an expansion in 1 / degrees with an error below 0.003.
-    Source: Abramowitz and Stegun, 26.7.5.
-
-    >>> t_quantile(1), round(t_quantile(30), 3)
-    (12.7062, 2.042)
+    >>> t_quantile(1), t_quantile(30)
+    (12.7062, 2.2281)
     """
-    if degrees <= len(T_95):
-        return T_95[degrees - 1]
-    z = Z_95
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / degrees + second / degrees**2
+    index = min(degrees, len(T_95)) - 1
+    return T_95[index]
 
 
-def wilson_interval(num_success, num_trials, z: float = Z_95) -> tuple:
-    """Wilson score interval of a success rate (Wilson 1927).
+def wilson_interval(num_success, num_trials) -> Interval:
+    """95 % Wilson score interval of a success rate (Wilson 1927).
 
     Args:
         num_success: Successes among the trials, a number or an array. It may be a fraction.
         num_trials: Number of trials, 1 or more, a number or an array.
-        z: Quantile of the normal distribution; the default gives a 95 % interval.
 
     Returns:
-        Lower and upper end, both between 0 and 1.
+        The ends, between 0 and 1.
 
     >>> low, high = wilson_interval(8, 10)
     >>> round(float(low), 3), round(float(high), 3)
     (0.49, 0.943)
     """
     rate = num_success / num_trials
-    correction = z * z / num_trials
-    variance = rate * (1 - rate) / num_trials + correction / (4 * num_trials)
-    centre = (rate + correction / 2) / (1 + correction)
-    half_width = z * np.sqrt(variance) / (1 + correction)
+    correction = Z_95**2 / num_trials
+    scale = 1 + correction
+    variance = rate * (1 - rate) / num_trials
+    variance += correction / (4 * num_trials)
+    centre = (rate + correction / 2) / scale
+    half_width = Z_95 * np.sqrt(variance) / scale
     low = np.maximum(0.0, centre - half_width)
     high = np.minimum(1.0, centre + half_width)
-    return low, high
+    return Interval(low, high)
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:

@@ -328,7 +328,7 @@ def test_table_by_hand(results):
     low, high = rate_interval(ends)
     seeds = "(75.0, 100.0)"
     assert row["after RL"] == f"87.5 [{100 * low:.1f}, {100 * high:.1f}] {seeds}"
-    _, low, high = difference_interval(ends, starts)
+    low, high = difference_interval(ends, starts)
     seeds = "(50.0, 75.0)"
     assert row["RL - start"] == f"62.5 [{100 * low:.1f}, {100 * high:.1f}] {seeds}"
     assert row["RL - greedy"].startswith("37.5 [")

@@ -186,7 +186,7 @@ def rate(wins: np.ndarray) -> str:
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
     """Difference of success rates in %, (S, n) games each, with its interval, and by seed."""
-    _, low, high = difference_interval(a, b)
+    low, high = difference_interval(a, b)
     return percent(a - b, float(low), float(high))
 
 
