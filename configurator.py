@@ -355,7 +355,6 @@ LARGEST = {
     "group_size": 100_000,
     "max_context_tokens": 10_000_000,
     "micro_batch_tokens": 10_000_000,
-    "max_running": 100_000,
     "collapse_pairs": 10_000,
     "sft_batch_size": 100_000,
 }
@@ -484,7 +483,7 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
             "log-probs in the loss would be those of another policy; use temperature"
         )
     near = " or ".join(difflib.get_close_matches(key, types_by_key, n=3))
-    hint = f"did you mean {near}?" if near else f"the keys are {', '.join(types_by_key)}"
+    hint = f"did you mean {near}?" if near else "no key is similar; --help lists all settings"
     raise UserError(f"unknown key {key!r} from {source}: {hint}")
 
 

@@ -5,7 +5,7 @@ within a second, and in its `main`. The functions check all that needs no torch:
 environments, the folders of models and runs. All raise UserError for what is wrong.
 """
 
-from configurator import Config, UserError, load_config
+from configurator import Config, UserError, load_config, read_option
 
 import shlex
 from collections.abc import Iterable
@@ -22,6 +22,7 @@ from support.run_folder import check_out_dir, check_writable, load_saved
 
 PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # games of one prompt
+MAX_LAYERS = 1000  # of tools/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
     "--api_base": "python -m tools.api_models",
@@ -60,6 +61,24 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
     if config.model != "tiny" or options["export"]:
         find_model(config.model)
     return config, options, sources
+
+
+def read_random_model(argv: list[str]) -> tuple[str, int | None]:
+    """The command line of tools/random_model.py. Returns: the folder; the number of layers."""
+    layers = None
+    folders = []
+    for argument in argv:
+        if argument.startswith("--layers="):
+            _, layers = read_option(argument, {"layers": int})
+        else:
+            folders.append(argument)
+    is_legal = layers is None or 1 <= layers <= MAX_LAYERS
+    if len(folders) != 1 or folders[0].startswith("--") or not is_legal:
+        given = " ".join(argv) or "nothing"
+        raise UserError(
+            f"give one folder, and --layers=N with N from 1 to {MAX_LAYERS}; got {given}"
+        )
+    return folders[0], layers
 
 
 def scored_envs(config: Config) -> list[str]:

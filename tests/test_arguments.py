@@ -67,6 +67,7 @@ def test_a_misspelt_flag(run_without_torch, command):
         ("-m tools.play", ["frozenlake", "--sed=1"], "unknown key 'sed' from command line"),
         ("-m tools.bench_head", ["x"], "give the number of columns at a time"),
         ("-m tools.bench", ["chess"], "give one of rollout, update"),
+        ("-m tools.random_model", ["out/x", "--layers=0"], "give one folder, and --layers=N"),
         ("envs.py", ["--bad=1"], "to play by hand, run"),
     ],
 )

@@ -9,7 +9,12 @@ so nearly every reply is malformed, every score is equal, and the filter keeps n
 --filter_zero_std=True.
 """
 
-from configurator import UserError, read_option, run_main
+from configurator import run_main
+
+from support.arguments import read_random_model
+
+if __name__ == "__main__":
+    run_main(read_random_model)  # answers mistakes before the slow imports
 
 import shutil
 from pathlib import Path
@@ -63,18 +68,10 @@ def save_random(
 
 
 def main(argv: list[str]) -> None:
-    layers = QWEN["num_hidden_layers"]
-    folders = []
-    for argument in argv:
-        if argument.startswith("--layers="):
-            _, layers = read_option(argument, {"layers": int})
-        else:
-            folders.append(argument)
-    if len(folders) != 1 or folders[0].startswith("--") or layers < 1:
-        given = " ".join(argv) or "nothing"
-        raise UserError(f"give one folder, and --layers=N with N of 1 or more; got {given}")
-    save_random(Path(folders[0]), {**QWEN, "num_hidden_layers": layers})
-    print(f"wrote {folders[0]}: {layers} layers, random weights")
+    folder, layers = read_random_model(argv)
+    layers = layers or QWEN["num_hidden_layers"]
+    save_random(Path(folder), {**QWEN, "num_hidden_layers": layers})
+    print(f"wrote {folder}: {layers} layers, random weights")
 
 
 if __name__ == "__main__":
