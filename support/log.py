@@ -11,12 +11,12 @@ from configurator import Config
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from textwrap import indent
 
 from rollout import Trajectory
 from support.metrics import metric_groups
+from support.records import why_ended
 from support.run_folder import append_to, write_rows
 
 EMA_DECAY = 0.9  # decay per iteration of the moving averages
@@ -30,8 +30,7 @@ class Log:
 
     def __init__(self, out_dir: Path, history: Sequence[dict], config: Config):
         # Imported here, so that tools which measure iterations do not need TensorBoard.
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
+        from support.board import Board
 
         self.path = out_dir / "metrics.jsonl"
         self.groups = metric_groups(config)
@@ -39,9 +38,7 @@ class Log:
         write_rows(self.path, history)
         for row in history:
             self._update_averages(row)
-        self.board = SummaryWriter(out_dir / "tensorboard", purge_step=len(history) + 1)
-        for summary in hparams(asdict(config), {"eval/eval_success": 0.0}):
-            self.board.file_writer.add_summary(summary)
+        self.board = Board(out_dir / "tensorboard", len(history) + 1, config)
 
     def write(self, row: dict[str, float | str | None], samples: Sequence[Trajectory] = ()) -> None:
         """Append the row of an iteration, and show some of its trajectories in TensorBoard.
@@ -65,19 +62,20 @@ class Log:
                 self.averages[name] = EMA_DECAY * before + (1 - EMA_DECAY) * value
 
     def _write_to_board(self, row: dict, samples: Sequence[Trajectory]) -> None:
-        step = int(row["step"])
+        scalars = {}
+        texts = {}
         for name, value in row.items():
             if name == "step" or value is None:
                 continue
             group = self.groups[name]
             if isinstance(value, str):
-                self.board.add_text(f"{group}/{name}", value, step)
+                texts[f"{group}/{name}"] = value
             else:
-                self.board.add_scalar(f"{group}/{name}", value, step)
-                self.board.add_scalar(f"{group}_ema/{name}", self.averages[name], step)
+                scalars[f"{group}/{name}"] = value
+                scalars[f"{group}_ema/{name}"] = self.averages[name]
         for i, trajectory in enumerate(samples):
-            self.board.add_text(f"trajectories/{i}", transcript(trajectory), step)
-        self.board.flush()
+            texts[f"trajectories/{i}"] = transcript(trajectory)
+        self.board.write(int(row["step"]), scalars, texts)
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -85,5 +83,7 @@ def transcript(trajectory: Trajectory) -> str:
     parts = [trajectory.env]
     for turn in trajectory.turns:
         parts += [turn.observation, turn.text, f"reward {turn.reward:g}"]
-    parts.append(f"{trajectory.status}, score {trajectory.score:g}")
+    reason = why_ended(trajectory.status, trajectory.error)
+    end = f"{trajectory.status} ({reason})" if reason else trajectory.status
+    parts.append(f"{end}, score {trajectory.score:g}")
     return indent("\n\n".join(parts), "    ", lambda _: True)

@@ -1,6 +1,6 @@
 """Trajectories as lines of JSON: trajectories.jsonl, eval_start.jsonl, eval_final.jsonl."""
 
-from configurator import UserError
+from configurator import UserError, printable
 
 import json
 from collections.abc import Sequence
@@ -31,6 +31,22 @@ TRAJECTORY = {  # the shape of a line, see support/shapes.py
     "system": str,
     "turns": [TURN],
 }
+
+
+# why a trajectory ended without a success, by its status; errors have texts of their own
+REASONS = {
+    "success": "",
+    "failure": "the game ended, or its last action was used, without a success",
+    "out_of_turns": "the game was not over after max_turns replies",
+    "out_of_tokens": "max_context_tokens had no room for another reply",
+}
+
+
+def why_ended(status: str, error: str | None) -> str:
+    """Why a trajectory ended, in words; "" for a success. Args: error: the text of an error."""
+    if status == "error":
+        return printable(error or "the environment or the player failed")
+    return REASONS.get(status, "")
 
 
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:

@@ -4,6 +4,7 @@ Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also after a
     python -m pytest -q tests/test_log.py
 """
 
+import os
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from tensorboard.backend.event_processing import event_accumulator, plugin_event
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import train
+from dialogue import TurnRecord
 from rollout import Trajectory, Turn
 from support.log import Log
 from support.metrics import metric_groups, metric_names
@@ -94,6 +96,43 @@ def test_text_of_trajectories_is_not_interpreted(tmp_path):
         "reward 1",
         "success, score 0.9",
     ]
+
+
+def test_a_failed_trajectory_tells_why(tmp_path):
+    failed = Turn([], [], [], 0.0, "", "", TurnRecord([], error="OSError: \x1b[2J gone"))
+    ends = {"error": [failed], "out_of_turns": [Turn([], [], [])], "failure": [Turn([], [], [])]}
+    samples = [Trajectory((0,), 0, turns, status) for status, turns in ends.items()]
+    Log(tmp_path, [], CONFIG).write(a_row(1), samples)
+    found = [texts(tmp_path, f"trajectories/{i}")[0][1].split("\n")[-1] for i in range(3)]
+    assert found == [
+        r"    error (OSError: \x1b[2J gone), score 0",
+        "    out_of_turns (the game was not over after max_turns replies), score 0",
+        "    failure (the game ended, or its last action was used, without a success), score 0",
+    ]
+
+
+# ---------- a disk without room
+
+
+def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path, capsys):
+    log = Log(tmp_path, [], CONFIG)
+    log.write(a_row(1, reward=0.5))
+    log.board.file.close()
+    log.board.file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")
+    log.write(a_row(2, reward=0.5))
+    log.write(a_row(3, reward=0.5))
+    sentence = "TensorBoard gets no more data ([Errno 28] No space left on device); "
+    captured = capsys.readouterr()
+    assert captured.out == f"{sentence}metrics.jsonl has all metrics\n" and captured.err == ""
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert points(events_of(tmp_path), "rollout/reward") == [(1, 0.5)]
+
+
+def test_a_folder_that_cannot_be_made_ends_tensorboard_and_not_the_run(tmp_path, capsys):
+    (tmp_path / "tensorboard").write_text("in the way")
+    Log(tmp_path, [], CONFIG).write(a_row(1))
+    assert capsys.readouterr().out.startswith("TensorBoard gets no more data ([Errno 17] File exi")
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
 
 
 # ---------- a run

@@ -40,7 +40,7 @@ FLOORS = (
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures",
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
-    " support.collapse support.log support.seeds"
+    " support.collapse support.log support.board support.seeds"
     " support.arguments support.inert support.training_metrics",
     "eval",
     "support.report support.run",
@@ -64,7 +64,15 @@ THIRD_PARTY = {
     "engines": {"numpy", "torch", "transformers", "vllm"},
     "parallel": {"torch"},
     "worlds": {"alfworld", "fast_downward", "gymnasium", "numpy", "textworld"},
-    "support": {"huggingface_hub", "matplotlib", "numpy", "safetensors", "torch", "tqdm"},
+    "support": {
+        "huggingface_hub",
+        "matplotlib",
+        "numpy",
+        "safetensors",
+        "tensorboard",
+        "torch",
+        "tqdm",
+    },
 }
 
 CONFIG_FILES = sorted((ROOT / "config").glob("*.py"))

@@ -318,7 +318,7 @@ def test_panel_marks_what_appears_with_a_row(run_folder, drawn, monkeypatch):
     monkeypatch.setattr(view_curves, "new_warnings", new_warnings)
     steps = [1, 2, 3, 4, 5]
     values = {"reward": 1, "in_group_reward_std": 2, "entropy": 3, "grad_norm": 4}
-    rows = [{"step": step, **values} for step in steps]
+    rows = [{"step": step, "success": 0.5, **values} for step in steps]
     rows[1]["entropy"] = None
     (run_folder / "metrics.jsonl").write_text(to_lines(rows))
     view.main([str(run_folder), "--panel"])
@@ -469,6 +469,12 @@ def test_filters_leave_what_fits(page):
 
 
 @slow
+def test_the_page_says_why_a_trajectory_ended(page):
+    page.evaluate("show(3, 0)")
+    about = page.text_content("#about")
+    assert about.startswith("out of turns (the game was not over after max_turns replies), score 0")
+
+
 def test_members_of_a_group_stand_side_by_side(page):
     page.select_option("#outcome", "success")
     page.keyboard.press("ArrowRight")
@@ -520,3 +526,36 @@ def test_a_run_that_does_not_exist():
         with pytest.raises(UserError) as error:
             view.main(["out/none", *options])
         assert str(error.value) == "out/none does not exist; expected the folder of a run"
+
+
+def test_the_reason_of_an_end_is_shown(tmp_path):
+    turn = turn_record("Turn 1 of 1, 1 action left.")
+    failed = {**turn, "error": "OSError: \x1b[2Jgone"}
+    rows = [record("bandit", [turn], "out_of_tokens"), record("bandit", [failed], "error")]
+    rows.append(record("bandit", [turn], "success"))
+    (tmp_path / "eval_start.jsonl").write_text(to_lines(rows))
+    (tmp_path / "config.json").write_text('{"config": {}}')
+    reasons = [trajectory["reason"] for trajectory in view.load_run(tmp_path)["trajectories"]]
+    assert reasons == [
+        "max_context_tokens had no room for another reply",
+        r"OSError: \x1b[2Jgone",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"turns": []}, "holds a trajectory without turns"),
+        ({"error": 5}, "error must be a text, got '5'"),
+        ({"closing": [1]}, r"closing must be a text, got '\[1\]'"),
+    ],
+)
+def test_wrong_parts_of_a_record_are_one_sentence(tmp_path, change, message):
+    row = record("bandit", [{**turn_record("Turn 1."), **change}])
+    if "turns" in change:
+        row["turns"] = []
+    (tmp_path / "eval_start.jsonl").write_text(to_lines([row]))
+    (tmp_path / "config.json").write_text('{"config": {}}')
+    with pytest.raises(UserError, match=message):
+        view.load_run(tmp_path)

@@ -16,13 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dialogue import parse_response
-from support.records import TRAJECTORY
+from support.records import TRAJECTORY, why_ended
 from support.run_folder import load_saved, read_rows, write_atomically
+from support.shapes import check_shape
 from tools.pictures import COLORS, LAYERS, cells_of, split_message
 from tools.view_curves import draw_curves, draw_warning_panel
 from tools.view_gif import draw_gif
 
 TEMPLATE = Path(__file__).with_name("view.html")
+OPTIONAL = {"closing": (str, None), "error": (str, None)}  # keys of a turn
 PLACEHOLDER = "{{data}}"  # in the template
 STAGES = {  # file of a run -> what its trajectories are; None: training, an iteration per row
     "eval_start.jsonl": "before RL",
@@ -102,6 +104,11 @@ def load_run(run: Path) -> dict:
     for file, stage in STAGES.items():
         shape = TRAJECTORY if stage else {"step": int, "group": int, **TRAJECTORY}
         for record in read_rows(run / file, shape=shape):
+            if not record["turns"]:
+                raise UserError(f"{run / file} holds a trajectory without turns")
+            for turn in record["turns"]:
+                optional = {key: turn.get(key) for key in OPTIONAL}
+                check_shape(optional, OPTIONAL, str(run / file))
             trajectories.append(describe_trajectory(record, stage, think, text_ids))
     if not trajectories:
         raise UserError(
@@ -147,6 +154,7 @@ def describe_trajectory(
     return {
         "env": record["env"],
         "status": record["status"],
+        "reason": why_ended(record["status"], record["turns"][-1].get("error")),
         "success": record["success"],
         "score": record["score"],
         "when": when,
@@ -161,7 +169,7 @@ def describe_turn(turn: dict, env: str, think: bool, text_ids: dict[str, int]) -
     """Select what the page shows of a turn; arguments as for `describe_trajectory`."""
     cells = cells_of(env)
     message = split_message(turn["observation"], cells)
-    last_message = split_message(turn.get("closing", ""), cells)
+    last_message = split_message(turn.get("closing") or "", cells)
     # A reference player samples no tokens: the page shows its response as one token.
     tokens = turn["tokens"] or [turn["response"]]
     return {

@@ -1,0 +1,61 @@
+"""TensorBoard's event file of a run."""
+
+from configurator import Config
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard.summary import hparams, scalar, text
+
+
+class Board:
+    """An event file of TensorBoard.
+
+    It has no thread, unlike torch's SummaryWriter, so a full disk raises its error here. Then the
+    file ends with a sentence and the run goes on: metrics.jsonl is the record.
+
+    Args:
+        first_step: events of older files from this step on are forgotten.
+        config: the settings for the tab HPARAMS."""
+
+    def __init__(self, folder: Path, first_step: int, config: Config):
+        name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        self.file = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = (folder / name).open("xb")
+        except OSError as error:
+            self._end(error)
+        events = [
+            Event(step=first_step, file_version="brain.Event:2"),
+            Event(step=first_step, session_log=SessionLog(status=SessionLog.START)),
+        ]
+        for summary in hparams(asdict(config), {"eval/eval_success": 0.0}):
+            events.append(Event(summary=summary))
+        self._write_events(events)
+
+    def write(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
+        """Write the numbers and texts of an iteration by their tags."""
+        summaries = [scalar(tag, value) for tag, value in scalars.items()]
+        summaries += [text(tag, value) for tag, value in texts.items()]
+        self._write_events(Event(step=step, summary=summary) for summary in summaries)
+
+    def _write_events(self, events: Iterable[Event]) -> None:
+        if not self.file:
+            return
+        try:
+            for event in events:
+                event.wall_time = time.time()
+                RecordWriter(self.file).write(event.SerializeToString())
+            self.file.flush()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        print(f"TensorBoard gets no more data ({error}); metrics.jsonl has all metrics", flush=True)
+        self.file = None
