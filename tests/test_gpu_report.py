@@ -101,6 +101,25 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
         pytest.fail("the child still runs")
 
 
+def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
+    """As torchrun does, whose ranks are in groups of their own. What ignores SIGTERM is killed."""
+    script = """
+import signal, subprocess, sys, time
+rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
+def end(*_):
+    rank.kill()
+    print("ended", rank.wait(), flush=True)
+    time.sleep(60)
+signal.signal(signal.SIGTERM, end)
+time.sleep(60)
+"""
+    monkeypatch.setattr(gpu_report, "TERM_S", 1.0)
+    began = time.monotonic()
+    ending = gpu_report.run_process([sys.executable, "-c", script], tmp_path / "log", 2.0)
+    assert ending == "stopped after 2 s" and time.monotonic() - began < 30
+    assert (tmp_path / "log").read_text() == "ended -9\n"
+
+
 def test_a_process_that_fails_is_described_by_the_end_of_its_log(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit('out of\\n memory')"]
     assert gpu_report.run_process(command, tmp_path / "log", 9.0) == "exit code 1: out of memory"

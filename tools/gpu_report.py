@@ -32,6 +32,7 @@ OPTIONS = {
 }
 MAX_PIECE_S = 240.0
 MIN_PIECE_S = 30.0  # with less time left, no piece starts
+TERM_S = 35.0  # torchrun kills its ranks 30 s after SIGTERM if they have not ended
 NOT_MEASURED = "not measured"
 
 
@@ -197,15 +198,21 @@ def run_process(command: list[str], log: Path, limit_s: float) -> str:
     except subprocess.TimeoutExpired:
         return f"stopped after {limit_s:.0f} s"
     finally:
-        kill_group(process)
+        end_group(process)
     if code == 0:
         return ""
     return f"exit code {code}: {last_lines(log)}"
 
 
-def kill_group(process: subprocess.Popen) -> None:
-    """Kill what is left of a process and its children."""
+def end_group(process: subprocess.Popen) -> None:
+    """End what is left of a process and its children.
+
+    SIGTERM comes first, because torchrun then ends its ranks. They are not in its process group.
+    """
     with suppress(ProcessLookupError):  # raised if all of them have ended
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=TERM_S)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
