@@ -4,6 +4,7 @@ python -m pytest -q tests/test_gpu_report.py
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -125,21 +126,45 @@ def test_a_process_that_fails_is_described_by_the_end_of_its_log(tmp_path):
     assert gpu_report.run_process(command, tmp_path / "log", 9.0) == "exit code 1: out of memory"
     command = [sys.executable, "-c", "import os; print(os.environ['TQDM_DISABLE'])"]
     assert gpu_report.run_process(command, tmp_path / "log", 9.0) == ""
-    assert (tmp_path / "log").read_text() == "1\n"
+    assert (tmp_path / "log").read_text().endswith("\n1\n")
 
 
-def test_the_case_in_which_a_process_died_has_failed(results, monkeypatch):
-    def die(command, log, limit_s):
+def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
+    def die_in_b(command, log, limit_s):
         other = Results(log.parent)  # of the process
-        other.add("head", "a", "done", {"ms": 1})
-        other.add("head", "b", "running")
-        return "exit code -11: "
+        limits.append(limit_s)
+        if other.state("head", "b") == "":
+            other.add("head", "a", "done", {"ms": 1})
+            other.add("head", "b", "running")
+            other.add("head", "c", "waiting")
+            return "exit code -11: "
+        other.add("head", "c", "done")
+        return ""
 
-    monkeypatch.setattr(gpu_report, "run_process", die)
-    gpu_report.run_piece(FREE, small_config(out_dir=str(results.path.parent)), results, 9.0)
+    limits = []
+    config = small_config(out_dir=str(results.path.parent))
+    monkeypatch.setattr(gpu_report, "run_process", die_in_b)
+    monkeypatch.setattr(gpu_report.time, "perf_counter", lambda: 100.0)
+    gpu_report.run_piece(FREE, config, results, 300.0)
     states = {case: row["state"] for (_, case), row in results.rows.items()}
-    assert states == {"a": "done", "b": "failed", "": "failed"}
+    assert states == {"a": "done", "b": "failed", "c": "done", "": "failed"}
     assert results.rows["head", "b"]["reason"] == "exit code -11: "
+    assert limits == [200.0, 200.0]  # less than 4 minutes are left
+
+
+def test_a_process_that_begins_no_case_is_not_repeated_and_failed_cases_are(results, monkeypatch):
+    starts = []
+
+    def begin_nothing(command, log, limit_s):
+        starts.append(Results(log.parent).state("head", "a"))
+        return "exit code 1: no module named torch"
+
+    results.add("head", "a", "failed")
+    monkeypatch.setattr(gpu_report, "run_process", begin_nothing)
+    config = small_config(out_dir=str(results.path.parent))
+    gpu_report.run_piece(FREE, config, results, math.inf)
+    assert starts == ["waiting"] * 2 and results.state("head") == "failed"
+    assert results.rows["head", ""]["reason"] == "exit code 1: no module named torch"
 
 
 def test_pieces_that_cannot_run_are_skipped_with_a_sentence(monkeypatch):
@@ -153,16 +178,16 @@ def test_pieces_that_cannot_run_are_skipped_with_a_sentence(monkeypatch):
 
 
 def test_no_piece_begins_without_time(tmp_path, monkeypatch, capsys):
-    limits = []
+    deadlines = []
 
-    def run_piece(piece, config, results, limit_s):
-        limits.append(limit_s)
+    def run_piece(piece, config, results, deadline):
+        deadlines.append(deadline)
 
     monkeypatch.setattr(gpu_report, "run_piece", run_piece)
-    moments = iter([0.0, 0.0, 60.0, 130.0, 600.0])
+    moments = iter([1000.0, 1000.0, 1060.0, 1270.0, 1271.0])
     monkeypatch.setattr(gpu_report.time, "perf_counter", lambda: next(moments))
     gpu_report.main([f"--out_dir={tmp_path}", "--minutes=5"])
-    assert limits == [240.0, 240.0, 170.0]  # at most 4 minutes, and not beyond the five
+    assert deadlines == [1300.0] * 3  # none begins in the last 30 seconds
     assert "no time is left; the next call continues" in capsys.readouterr().out
 
 
@@ -202,21 +227,27 @@ def test_a_case_that_fails_does_not_stop_the_others(results, monkeypatch):
     assert values.keys() == {"s", "peak GiB"} and values["peak GiB"] > 0
     assert freed == [CPU] * 3  # before every case
     gpu_pieces.measure("head", cases, results, CPU)
-    assert order == ["c"]  # a second call repeats only what is not done
+    assert order == ["c"] and len(freed) == 3  # nothing is left
 
 
-def test_failed_cases_are_repeated_last_and_a_broken_device_ends_the_process(results):
-    results.add("head", "a", "failed")
-    order = []
-
+def test_a_broken_device_ends_the_process_and_the_other_cases_wait(results):
     def break_device():
-        order.append("a")
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    cases = {"a": break_device, "b": lambda: order.append("b") or {}}
+    results.add("head", "a", "done")
     with pytest.raises(RuntimeError, match="CUDA error"):
-        gpu_pieces.measure("head", cases, results, CPU)
-    assert order == ["b", "a"] and results.state("head", "a") == "failed"
+        gpu_pieces.measure("head", dict.fromkeys("abc", break_device), results, CPU)
+    states = [results.state("head", case) for case in "abc"]
+    assert states == ["done", "failed", "waiting"]
+
+
+def test_a_process_with_vllm_measures_one_case(results):
+    cases = dict.fromkeys(("float32", "bfloat16"), dict)
+    gpu_pieces.measure("tiny_vllm", cases, results, CPU)
+    assert [results.state("tiny_vllm", case) for case in cases] == ["done", "waiting"]
+    gpu_pieces.measure("tiny_vllm", cases, Results(results.path.parent), CPU)
+    results.read()
+    assert [results.state("tiny_vllm", case) for case in cases] == ["done", "done"]
 
 
 def test_every_piece_has_cases(monkeypatch):
@@ -325,7 +356,7 @@ def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert "| float32 | agrees with the CPU | 1 | " in out
     assert "the restarted learner has the same weights" in out
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert {row["state"] for row in rows} == {"running", "done"}
+    assert {row["state"] for row in rows} == {"waiting", "running", "done"}
     gpu_report.main(arguments)  # nothing is left
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(rows)
     assert (tmp_path / "report.md").is_file()

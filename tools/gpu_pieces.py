@@ -28,13 +28,13 @@ from support.checkpoint import Saver
 from support.learner import Learner, build_learner
 from tools import bench_gpu
 from tools.bench_gpu import UpdateCase, seconds_of, sizes_for
-from tools.gpu_report import DEFAULTS, MAX_PIECE_S, PIECES, Results
+from tools.gpu_report import DEFAULTS, MAX_PROCESS_S, PIECES, Results
 from tools.random_model import build_random, save_random
 
 Values = dict[str, float | str]
 Case = Callable[[], Values]
 
-RAGEN_S = 56.9  # an iteration of RAGEN: PPO on Sokoban, 0.5B, no filter, four H100 (its log)
+ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
 RESERVED_S = 40  # of the time limit: no iteration of the flagship begins in them
 # Largest relative difference of an update's metrics from those of the CPU in float32.
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         given = argv[0] if argv else "nothing"
         raise UserError(f"give one of {', '.join(names)}; got {given}")
     began = time.perf_counter()
-    extra = {"limit_s": MAX_PIECE_S}
+    extra = {"limit_s": MAX_PROCESS_S}
     config, options, _ = load_config(argv[1:], extra=extra, base=DEFAULTS)
     deadline = began + options["limit_s"] - RESERVED_S
     device, _ = parallel.init_distributed(config)
@@ -66,25 +66,35 @@ def main(argv: list[str]) -> None:
 
 
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:
-    """Measure the cases that have no result: first those that have not begun, then the others."""
-    unfinished = [name for name in cases if results.state(piece, name) != "done"]
-    unfinished.sort(key=lambda name: results.state(piece, name) in ("running", "failed"))
-    for name in unfinished:
+    """Measure the cases that are new or waiting.
+
+    vLLM cannot start twice in a process, so a process with vLLM measures only one case.
+    tools/gpu_report.py starts another process while cases are waiting.
+    """
+    todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
+    for name in todo:
+        results.add(piece, name, "waiting")
+    for name in todo[:1] if piece in ONE_CASE_EACH else todo:
         results.add(piece, name, "running")
         free_memory(device)
-        try:
-            values = cases[name]()
-            memory = {"peak GiB": parallel.peak_memory(device)}
-            results.add(piece, name, "done", {**values, **memory})
-        except NotAvailable as reason:
-            results.add(piece, name, "skipped", reason=str(reason))
-        except Exception as error:
-            # The code under measurement may raise anything, and other cases should still run.
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            results.add(piece, name, "failed", reason=text)
-            print(text, flush=True)
-            if "CUDA error" in text:  # nothing works in this process after it
-                raise
+        measure_case(piece, name, cases[name], results, device)
+
+
+def measure_case(piece: str, name: str, case: Case, results: Results, device: torch.device) -> None:
+    """Measure a case and add its result, or why there is none."""
+    try:
+        values = case()
+        memory = {"peak GiB": parallel.peak_memory(device)}
+        results.add(piece, name, "done", {**values, **memory})
+    except NotAvailable as reason:
+        results.add(piece, name, "skipped", reason=str(reason))
+    except Exception as error:
+        # The code under measurement may raise anything, and other cases should still run.
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        results.add(piece, name, "failed", reason=text)
+        print(text, flush=True)
+        if "CUDA error" in text:  # nothing works in this process after it
+            raise
 
 
 def free_memory(device: torch.device) -> None:
@@ -381,7 +391,6 @@ def time_iterations(
         row, _ = train.iterate(learner, engine, chat, rows)
         rows.append(row)
         print(row, flush=True)
-    engine.close()
     rows = rows[1:] or rows
     medians = {key: median_of(rows, key) for key in ("rollout_s", "update_s")}
     num_trajectories = config.num_groups * config.group_size

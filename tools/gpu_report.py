@@ -5,22 +5,24 @@
     python -m tools.gpu_report --pieces=update,head    # these pieces, in this order
     python -m tools.gpu_report --device=cpu            # the same with tiny models, 1 CPU-minute
 
-Every piece runs in a process of its own (tools/gpu_pieces.py) for at most 4 minutes, so an error
-costs only the rest of that piece. Results are written to out/gpu/results.jsonl as they come. The
-next call skips what is measured, and repeats what failed at the end. --out_dir=PATH is another
-folder. --model=NAME is the model of the piece `flagship`. torch 2.11 and transformers are enough:
-a piece that needs vLLM is skipped where vLLM is not installed.
+Every piece runs in a process of its own (tools/gpu_pieces.py) for at most 4 minutes. An error costs
+only one case, because the others of its piece then run in a new process. Results are written to
+out/gpu/results.jsonl as they come. The next call skips what is measured, and repeats what failed at
+the end. --out_dir=PATH is another folder. --model=NAME is the model of the piece `flagship`. torch
+2.11 and transformers are enough: a piece that needs vLLM is skipped where vLLM is not installed.
 """
 
 from configurator import Config, UserError, load_config, run_main
 
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -30,8 +32,8 @@ OPTIONS = {
     "pieces": "",  # names of PIECES with commas; '' = all
     "minutes": 0.0,  # time for the whole call; 0 = no limit
 }
-MAX_PIECE_S = 240.0
-MIN_PIECE_S = 30.0  # with less time left, no piece starts
+MAX_PROCESS_S = 240.0
+MIN_PROCESS_S = 30.0  # with less time left, no process starts
 TERM_S = 35.0  # torchrun kills its ranks 30 s after SIGTERM if they have not ended
 NOT_MEASURED = "not measured"
 
@@ -52,7 +54,7 @@ PIECES = (
     Piece("fsdp", "FSDP2 with one rank under torchrun: update, checkpoint, restart"),
     Piece("update", "Update of 128 trajectories, 0.5B, packs of 16,384 tokens"),
     Piece("engine", "Torch engine, 0.5B: 128 trajectories with two turns of 150 tokens"),
-    Piece("flagship", "Qwen2.5-0.5B-Instruct with vLLM, up to 20 iterations", "vllm"),
+    Piece("flagship", "Qwen2.5-0.5B-Instruct, vLLM, up to 20 iterations", "vllm"),
     Piece("kernels", "GRPO update of W1 with other kernels, packs of 16,384 tokens", "cuda"),
     Piece("head", "Log-probs of 4,096 tokens, vocabulary of 151,936: forward and backward"),
     Piece("iteration", "Whole PPO iteration, 0.5B with random weights, torch engine"),
@@ -64,18 +66,17 @@ PIECES = (
 def main(argv: list[str]) -> None:
     config, options, _ = load_config(argv, extra=OPTIONS, base=DEFAULTS)
     results = Results(Path(config.out_dir))
-    began = time.perf_counter()
+    deadline = math.inf
+    if options["minutes"]:
+        deadline = time.perf_counter() + 60 * options["minutes"]
     for piece in in_order(chosen_pieces(options["pieces"]), results):
-        seconds_left = MAX_PIECE_S
-        if options["minutes"]:
-            passed = time.perf_counter() - began
-            seconds_left = min(MAX_PIECE_S, 60 * options["minutes"] - passed)
-        if seconds_left < MIN_PIECE_S:
+        if deadline - time.perf_counter() < MIN_PROCESS_S:
             print("no time is left; the next call continues", flush=True)
             break
-        run_piece(piece, config, results, seconds_left)
-    report = write_report(results)
-    print(report)
+        run_piece(piece, config, results, deadline)
+        if piece.name == "environment" and results.state(piece.name) == "failed":
+            break  # the device does not work
+    print(write_report(results))
     failures = [row for row in results.rows.values() if row["state"] == "failed"]
     if failures:
         names = ", ".join(f"{row['piece']} {row['case']}".strip() for row in failures)
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> None:
 class Results:
     """The lines of results.jsonl. The last line of a piece and case is its result.
 
-    A line has "piece", "case" ("" for the process of the piece), "state" (running, done, skipped or
+    A line has "piece", "case" ("" for the whole piece), "state" (waiting, running, done, skipped or
     failed), "values" (name -> number or text) and "reason". A case that is still running after its
     process has ended made that process fail.
     """
@@ -142,27 +143,57 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
     return new + failed
 
 
-def run_piece(piece: Piece, config: Config, results: Results, limit_s: float) -> None:
-    """Run a piece in a process and add how it ended. The process adds the results of its cases."""
+def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
+    """Run the processes of a piece until no case is waiting, and add how the piece ended.
+
+    Args: deadline: time.perf_counter() at which the last process must have ended.
+    """
     missing = reason_to_skip(piece, config.device)
     if missing:
         results.add(piece.name, "", "skipped", reason=missing)
         print(f"{piece.name}: skipped, {missing}", flush=True)
         return
     began = time.perf_counter()
-    results.add(piece.name, "", "running")
     print(f"{piece.name}: {piece.title}", flush=True)
+    for case in cases_in(("failed", "skipped"), piece, results):
+        results.add(piece.name, case, "waiting")
+    num_waiting = math.inf
+    while True:
+        ending = run_once(piece, config, results, deadline)
+        still_waiting = len(cases_in(("waiting",), piece, results))
+        has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
+        # The process began no case if their number has not changed.
+        if still_waiting in (0, num_waiting) or not has_time:
+            break
+        num_waiting = still_waiting
+    if ending or cases_in(("failed",), piece, results):
+        state = "failed"
+    else:
+        state = "waiting" if still_waiting else "done"
+    seconds = time.perf_counter() - began
+    results.add(piece.name, "", state, {"s": round(seconds, 1)}, ending)
+    print(f"{piece.name}: {state} after {seconds:.0f} s {ending}", flush=True)
+
+
+def run_once(piece: Piece, config: Config, results: Results, deadline: float) -> str:
+    """Run one process of a piece, which adds the results of its cases.
+
+    Returns: how the process failed, "" if it did not.
+    """
+    limit_s = min(MAX_PROCESS_S, deadline - time.perf_counter())
     log = results.path.with_name(f"{piece.name}.log")
     ending = run_process(command_of(piece, config, limit_s), log, limit_s)
     results.read()
     for (name, case), row in list(results.rows.items()):
         if name == piece.name and case and row["state"] == "running":
             results.add(name, case, "failed", row["values"], ending)
-    states = {row["state"] for (name, case), row in results.rows.items() if name == piece.name}
-    state = "failed" if ending or "failed" in states else "done"
-    seconds = time.perf_counter() - began
-    results.add(piece.name, "", state, {"s": round(seconds, 1)}, ending)
-    print(f"{piece.name}: {state} after {seconds:.0f} s {ending}", flush=True)
+    return ending
+
+
+def cases_in(states: Sequence[str], piece: Piece, results: Results) -> list[str]:
+    """The cases of a piece that are in one of these states."""
+    cases = [case for name, case in results.rows if name == piece.name and case]
+    return [case for case in cases if results.state(piece.name, case) in states]
 
 
 def reason_to_skip(piece: Piece, device: str) -> str:
@@ -184,12 +215,13 @@ def command_of(piece: Piece, config: Config, limit_s: float) -> list[str]:
 
 
 def run_process(command: list[str], log: Path, limit_s: float) -> str:
-    """Run a command with its output in a file. Returns: how it failed, "" if it did not.
+    """Run a command and append its output to a file. Returns: how it failed, "" if it did not.
 
     After `limit_s` seconds the command and its children are killed.
     """
     environment = {**os.environ, "TQDM_DISABLE": "1"}
-    with log.open("w", encoding="utf-8") as file:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=file, env=environment, start_new_session=True
         )
