@@ -1,0 +1,86 @@
+"""One HTTP request to a server that is not trusted.
+
+The reply has a limit in time and in bytes, and a redirect is not followed: it would carry the key
+of the server to another host. An https server is reached through the proxy of HTTPS_PROXY, if that
+is set.
+"""
+
+import http.client
+import socket
+import threading
+import time
+from contextlib import suppress
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+CONNECT_S = 5.0  # time limit for a connection to one address of the server
+MAX_BYTES = 2**20  # of the body of a reply; chat completions have some thousand
+
+
+def exchange(
+    method: str,
+    url: str,
+    *,
+    body: bytes | None = None,
+    headers: dict[str, str],
+    time_limit_s: float,
+) -> tuple[int, bytes]:
+    """Send a request and read the reply. Returns: the status code and the body.
+
+    Args: time_limit_s: for the whole reply. A server that sends a byte now and then is too slow.
+    Raises: OSError (TimeoutError included), HTTPException or ValueError without a complete reply.
+    """
+    connection = _connection(url)
+    connection.connect()
+    sock = connection.sock
+    sock.settimeout(time_limit_s)
+    deadline = time.monotonic() + time_limit_s
+    timer = threading.Timer(time_limit_s, _shut_down, [sock])
+    timer.daemon = True
+    timer.start()
+    try:
+        parts = urlsplit(url)
+        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, _read(response)
+    finally:
+        timer.cancel()
+        connection.close()
+        # A reply that the timer cut off may look complete, so the clock decides.
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"no complete reply within {time_limit_s:g} s")
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=CONNECT_S)
+    proxy = getproxies().get("https")
+    if not proxy or proxy_bypass(parts.hostname):
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=CONNECT_S)
+    proxy_parts = urlsplit(proxy)
+    connection = http.client.HTTPSConnection(
+        proxy_parts.hostname, proxy_parts.port, timeout=CONNECT_S
+    )
+    connection.set_tunnel(parts.hostname, parts.port)
+    return connection
+
+
+def _shut_down(sock: socket.socket) -> None:
+    """End a read that is under way in another thread."""
+    with suppress(OSError):  # the server may have closed the connection
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """The body of a reply. Raises: ValueError if it has more than MAX_BYTES."""
+    parts = []
+    num_bytes = 0
+    while num_bytes <= MAX_BYTES:
+        part = response.read1(65536)  # read() would wait for all bytes of a chunk
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        num_bytes += len(part)
+    raise ValueError(f"the reply has more than {MAX_BYTES:,} bytes")
