@@ -47,17 +47,17 @@ class Row(NamedTuple):
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The metrics of `rollout.summarize`, and pass@k if prompts have n > 1 samples.
+    """The metrics of `rollout.summarize`, and pass@k if every prompt has n > 1 samples or more.
 
     pass@k is a mean over prompts, for k = 2, 4, 8, ... and n."""
     successes = successes_by_prompt(trajectories)
-    samples = len(trajectories) // len(successes)
+    samples = min(len(won) for won in successes.values())  # a record may be incomplete
     metrics = summarize(trajectories)
     ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ... up to samples
     if samples not in (1, *ks):
         ks.append(samples)
     for k in ks:
-        chances = [pass_at_k(samples, sum(won), k) for won in successes.values()]
+        chances = [pass_at_k(len(won), sum(won), k) for won in successes.values()]
         metrics[f"pass@{k}"] = sum(chances) / len(successes)
     return metrics
 

@@ -178,6 +178,15 @@ def test_scores_of_several_samples_by_hand():
     assert len(cells) == 4
 
 
+def test_prompts_may_have_different_numbers_of_samples():
+    """A record that was cut off: pass@2 of 1110 is 1, of 10 it is 1, of 001 it is 2/3."""
+    found = score(samples_by_hand(["1110", "10", "001"]))
+    assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
+    assert [key for key in found if "@" in key] == ["pass@2"]
+    alone = score(samples_by_hand(["1110", "1"]))
+    assert not any("@" in key for key in alone)
+
+
 def test_rows_are_paired_with_one_of_them():
     """Prompts with samples 11, 10, 00 are compared with 10, 00, 00: the mean difference is
     (0.5 + 0.5 + 0) / 3. tests/test_seeds.py has models that are seeds of one method."""
