@@ -316,7 +316,7 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, in
     """Load a checkpoint into modules and optimizers; any number of ranks may have written it.
 
     Returns: format, step and bad_steps.
-    Raises: UserError if the checkpoint lacks a tensor that is trained now.
+    Raises: UserError if the checkpoint lacks a tensor that is trained now, or has one with NaN.
     """
     state = training_state(modules, optimizers)
     try:
@@ -327,6 +327,9 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, in
             "give another --out_dir"
         ) from error
     for name, module in modules.items():
+        for key, weight in state[name]["weights"].items():
+            if not parallel.full_tensor(weight).isfinite().all():
+                raise UserError(f"{folder} holds weights that are not finite ({name}: {key})")
         _, optimizer_state = get_state_dict(module, optimizers[name])
         set_state_dict(
             module,

@@ -4,7 +4,10 @@ Tests of checkpoint.py: what is kept, damage, full disks, and saving while train
     python -m pytest -q tests/test_checkpoint.py
 """
 
+from configurator import UserError
+
 import json
+import math
 import os
 import re
 import shutil
@@ -211,6 +214,25 @@ def test_what_a_crash_left_is_removed(tmp_path):
 
 
 # ---------- state
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    modules = {"policy": module}
+    optimizers = {"policy": torch.optim.AdamW(module.parameters())}
+    for step, value in ((1, 0.5), (2, math.nan)):
+        with torch.no_grad():
+            module.bias[1] = value
+        with Saver(tmp_path, 2) as saver:
+            state = checkpoint.training_state(modules, optimizers)
+            saver.save(state, {"step": step, "bad_steps": 0})
+    checkpoint.load(tmp_path / "checkpoint-000001", modules, optimizers)
+    assert module.bias[1] == 0.5
+    with pytest.raises(UserError) as error:
+        checkpoint.load(tmp_path / "checkpoint-000002", modules, optimizers)
+    assert str(error.value) == (
+        f"{tmp_path}/checkpoint-000002 holds weights that are not finite (policy: bias)"
+    )
 
 
 @pytest.mark.slow

@@ -524,6 +524,14 @@ OUTSIDE = "a test must be in a file below the folder of the repository, got "
         ({"repo": "x/y\n"}, "repo must be OWNER/NAME, got 'x/y\\n'"),
         ({"patch": "a\nEND OF PATCH\ntouch x"}, "patch must not have the line 'END OF PATCH'"),
         ({"test_patch": "END OF PATCH"}, "test_patch must not have the line 'END OF PATCH'"),
+        (
+            {"test_patch": "a" * 100_001},
+            "test_patch must have at most 100000 bytes because it becomes a command",
+        ),
+        (
+            {"PASS_TO_PASS": [f"tests/test_{i:08}.py::x" for i in range(500)]},
+            "the names of its test files must have at most 10000 bytes together",
+        ),
         ({"patch": "a\0b"}, "patch must hold Unicode text without NUL"),
         ({"problem_statement": "\ud800"}, "problem_statement must hold Unicode text without NUL"),
         ({"instance_id": ""}, "instance_id must be a short name, got ''"),

@@ -29,6 +29,7 @@ from envs import SPLIT_SIZE, Env, Move
 from worlds.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
 MAX_COMMAND = 100_000  # bytes
+MAX_NAMES = 10_000  # bytes of the names of test files; Linux allows 131,072 bytes in all
 SHOWN_OUTPUT = 2_000  # last characters of the output that the policy sees
 END_OF_PATCH = "END OF PATCH"
 APPLY_PATCH = f"git apply --allow-empty - <<'{END_OF_PATCH}'\n{{}}\n{END_OF_PATCH}"
@@ -296,10 +297,15 @@ def _mistakes_in(row: dict) -> Iterator[str]:
     for key in ("patch", "test_patch"):
         if END_OF_PATCH in row[key].split("\n"):
             yield f"{key} must not have the line {END_OF_PATCH!r}"
+        if len(row[key].encode()) > MAX_COMMAND:
+            yield f"{key} must have at most {MAX_COMMAND} bytes because it becomes a command"
     if not row["FAIL_TO_PASS"]:
         yield "FAIL_TO_PASS must name a test"
     tests = row["FAIL_TO_PASS"] + row["PASS_TO_PASS"]
-    for file in [*map(file_of, tests), *NEW_FILE.findall(row["test_patch"])]:
+    files = {*map(file_of, tests), *NEW_FILE.findall(row["test_patch"])}
+    if sum(len(file.encode()) + 3 for file in files) > MAX_NAMES:
+        yield f"the names of its test files must have at most {MAX_NAMES} bytes together"
+    for file in files:
         if not _is_inside(file):
             yield f"a test must be in a file below the folder of the repository, got {file[:80]!r}"
 
