@@ -122,7 +122,10 @@ def compile_blocks(layers: Sequence[nn.Module]) -> None:
     The number of tokens is dynamic, so one compilation serves rows of all lengths.
     """
     for layer in layers:
-        for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+        parts = [layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
+        if hasattr(layer.self_attn, "q_norm"):  # Qwen3 norms each query and key
+            parts += [layer.self_attn.q_norm, layer.self_attn.k_norm]
+        for part in parts:
             part.compile(dynamic=True)
 
 

@@ -9,6 +9,7 @@ from configurator import UserError
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,15 @@ import torch
 from conftest import small_config
 from families import FAMILIES, build_tokenizer, save_family
 from runs import assert_same_checkpoint, rows_of, run
+from safetensors.torch import load_file, save_file
 from test_parallel import TORCHRUN, needs_vllm
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+from test_update import compile_without_compiler
+from torch._dynamo.utils import counters
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from dialogue import IM_END, IM_START, Chat, parse_response
 from engine import make_engine
-from model import Policy, load_model
+from model import Policy, compile_blocks, load_model
 from packing import pack
 from rollout import Trajectory, Turn, collect, following_prompt
 from support.families import check_architecture
@@ -188,6 +192,19 @@ def test_the_padding_token_of_smollm2_is_trained(folders):
     assert (sums[0] - sums[1]) / 2e-2 == pytest.approx(slope, rel=0.02)
 
 
+def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch):
+    compile_without_compiler(monkeypatch)
+    network, tokenizer = load_model(str(folders["qwen3"]))
+    batch = pack(random_trajectories(Chat(tokenizer), network.config.vocab_size))
+    policy = Policy(network)
+    with torch.no_grad():
+        expected, _ = policy(batch, 1.0)
+        compile_blocks(network.model.layers)
+        found, _ = policy(batch, 1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 3  # MLP, norm of a row, norm of heads
+
+
 @each_family
 def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
     """Whole dialogues with an environment: prompts, sampled tokens and cached keys."""
@@ -207,6 +224,109 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
     if FAMILIES[name].unused:  # ids without a token are sampled, and are no text
         assert max(sampled) >= len(tokenizer)
         assert tokenizer.decode([max(sampled)]) == ""
+
+
+# config.json of the published models, in the keys of its time, and their parameters and head sizes
+PUBLISHED = {
+    "Qwen2.5-0.5B-Instruct": (
+        dict(
+            model_type="qwen2",
+            vocab_size=151_936,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            max_position_embeddings=32_768,
+            max_window_layers=21,
+            rope_theta=1e6,
+            sliding_window=32_768,
+            use_sliding_window=False,
+        ),
+        494_032_768,
+        64,
+    ),
+    "Qwen3-0.6B": (
+        dict(
+            model_type="qwen3",
+            vocab_size=151_936,
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            attention_bias=False,
+            max_position_embeddings=40_960,
+            rope_theta=1e6,
+            rope_scaling=None,
+            sliding_window=None,
+            use_sliding_window=False,
+        ),
+        596_049_920,
+        128,
+    ),
+    "SmolLM2-135M-Instruct": (
+        dict(
+            model_type="llama",
+            vocab_size=49_152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            max_position_embeddings=8192,
+            pad_token_id=2,
+            rope_theta=1e5,
+            rope_scaling=None,
+        ),
+        134_515_008,
+        64,
+    ),
+    "SmolLM3-3B": (
+        dict(
+            model_type="smollm3",
+            vocab_size=128_256,
+            hidden_size=2048,
+            intermediate_size=11_008,
+            num_hidden_layers=36,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            max_position_embeddings=65_536,
+            no_rope_layers=[1, 1, 1, 0] * 9,
+            rope_theta=5e6,
+            rope_scaling=None,
+            sliding_window=None,
+            use_sliding_window=False,
+        ),
+        3_075_098_624,
+        128,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_are_accepted(tmp_path, name):
+    settings, num_parameters, head_dim = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(settings | dict(tie_word_embeddings=True)))
+    config = AutoConfig.from_pretrained(tmp_path)
+    check_architecture(name, config)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    assert sum(weight.numel() for weight in network.parameters()) == num_parameters
+    attention = network.model.layers[0].self_attn
+    assert attention.head_dim == head_dim and attention.scaling == head_dim**-0.5
+
+
+def test_a_tied_head_may_be_in_the_file_too(folders, tmp_path):
+    """As in the published files of Qwen3-0.6B."""
+    folder = shutil.copytree(folders["qwen3"], tmp_path / "twice")
+    weights = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" not in weights
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    network, _ = load_model(str(folder))
+    assert network.lm_head.weight is network.model.embed_tokens.weight
 
 
 # ---------- the chat format
@@ -499,6 +619,16 @@ def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_pat
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
         assert row["grad_norm"] > 0.1 and row["logprob_diff_max"] < 1e-3
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_the_command_of_the_readme_for_qwen3(folders, tmp_path):
+    script = ["train.py", "config/frozenlake_grpo.py", "config/qwen3.py"]
+    changes = SMALL | dict(model=folders["qwen3"], learning_rate=1e-2)
+    rows = launch([sys.executable, *script], tmp_path / "out", **changes)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["logprob_diff_max"] < 1e-3 for row in rows)
 
 
 @pytest.mark.slow
