@@ -189,7 +189,7 @@ class Config:
     clip_high: Positive = 0.28  # see clip_low
     dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = none
     aggregation: Aggregation = "token_mean"  # average of the token losses
-    # True: old log-probs come from a forward of the trainer, not from the engine
+    # True: old log-probs come from a forward of the trainer; vLLM is not asked for its own
     recompute_old_logprobs: bool = False
     # largest importance weight pi / pi_engine of a token (TIS)
     importance_cap: Cap = 2.0
@@ -273,8 +273,19 @@ class Config:
                 f"{MAX_TRAJECTORIES:,} fit into memory"
             )
 
+    def engine_gives_logprobs(self) -> bool:
+        """Whether samples have log-probs. vLLM is not asked for those that the trainer computes
+        again, because they cost vLLM host time for each token."""
+        return self.engine == "torch" or not self.recompute_old_logprobs
+
     def _check_filter(self) -> None:
         strategy = self.filter_strategy
+        if self.filter_by == "entropy" and not self.engine_gives_logprobs():
+            raise UserError(
+                "filter_by='entropy' needs the log-probs of the engine, and with "
+                "recompute_old_logprobs=True vLLM is not asked for them; set one of the two, or "
+                "--engine=torch"
+            )
         if strategy == "count" and not 1 <= self.filter_keep <= self.num_groups:
             raise UserError(
                 f"filter_keep must be 1 to {self.num_groups} for count, got {self.filter_keep}"

@@ -234,6 +234,8 @@ def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) ->
         return {}
     targets = compute_targets(learner, kept, kept_fraction)
     metrics = update(learner, kept, targets)
+    if not learner.config.engine_gives_logprobs():
+        return {**metrics, "logprob_diff_mean": None, "logprob_diff_max": None}
     difference = metrics["logprob_diff_mean"]
     if difference > MAX_LOGPROB_DIFF[learner.dtype]:
         tqdm.write(

@@ -11,4 +11,5 @@ class Sample(NamedTuple):
 
     key: int  # the trajectory, as given to `Engine.add`
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    logprobs: list[float]  # of these tokens under softmax(logits / temperature), nats
+    # of these tokens under softmax(logits / temperature), nats; NaN if vLLM was not asked for them
+    logprobs: list[float]

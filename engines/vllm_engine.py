@@ -3,6 +3,7 @@
 from configurator import Config, UserError
 
 import logging
+import math
 import os
 import random
 import re
@@ -35,6 +36,7 @@ class VLLMEngine:
         self.dtype = dtype
         self.num_steps = 0
         self.eos_id = eos_id
+        self.gives_logprobs = config.engine_gives_logprobs()
         is_cpu = model.device.type == "cpu"
         if is_cpu:
             # The default on a CPU, blocks of 128 tokens, misses most prefixes in the cache. On a
@@ -93,7 +95,7 @@ class VLLMEngine:
             temperature=temperature,
             max_tokens=max_tokens,
             seed=int(random_bits >> 1),  # vLLM takes 63 bits
-            logprobs=0,
+            logprobs=0 if self.gives_logprobs else None,  # 0: of the sampled token only
             ignore_eos=True,
             flat_logprobs=True,
             detokenize=False,
@@ -112,8 +114,11 @@ class VLLMEngine:
             raise UserError(f"vLLM failed while sampling {failure_reason(error)}") from error
         samples = []
         for key, response in finished:
-            logprobs = list(response.logprobs.logprobs)
-            samples.append(Sample(key, list(response.token_ids), logprobs))
+            ids = list(response.token_ids)
+            logprobs = [math.nan] * len(ids)
+            if self.gives_logprobs:
+                logprobs = list(response.logprobs.logprobs)
+            samples.append(Sample(key, ids, logprobs))
         return samples
 
     def release(self, key: int) -> None:

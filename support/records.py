@@ -3,6 +3,7 @@
 from configurator import UserError, printable
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -78,13 +79,16 @@ def turn_record(turn: Turn, tokenizer) -> dict:
         ]
     else:
         tokens = list(turn.response_ids)
+    surprise = [round(-logprob, 4) for logprob in turn.rollout_logprobs]
+    if any(math.isnan(nats) for nats in surprise):
+        surprise = []  # vLLM was not asked for log-probs
     return {
         "observation": turn.observation,
         "response": turn.text,
         **known,
         "reward": turn.reward,
         "tokens": tokens,
-        "surprise": [round(-logprob, 4) for logprob in turn.rollout_logprobs],
+        "surprise": surprise,
     }
 
 

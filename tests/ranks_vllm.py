@@ -4,6 +4,7 @@ vLLM in each of two ranks, together with FSDP2. Run by test_parallel.py:
     torchrun --standalone --nproc_per_node=2 -m pytest -q -s tests/ranks_vllm.py
 """
 
+import math
 import random
 from dataclasses import replace
 
@@ -74,6 +75,22 @@ def spy_on_requests(vllm, monkeypatch):
 
     monkeypatch.setattr(vllm.engine, "step", spy)
     return cached
+
+
+def test_without_log_probs_the_tokens_are_the_same(vllm, policy, chat, monkeypatch):
+    starts = [((6, g), m) for g in range(2) for m in range(4)]
+    parallel.sync_weights(vllm, policy)
+
+    def play():
+        return collect(vllm, chat, CONFIG, starts, temperature=1.0, **OPTIONS)
+
+    known = play()
+    monkeypatch.setattr(vllm, "gives_logprobs", False)
+    unknown = play()
+    assert [t.ids for t in unknown] == [t.ids for t in known]
+    for trajectory in unknown:
+        assert len(trajectory.rollout_logprobs) == trajectory.num_response_tokens
+        assert all(math.isnan(logprob) for logprob in trajectory.rollout_logprobs)
 
 
 def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_folder, monkeypatch):

@@ -341,6 +341,19 @@ def test_filters_by_share_keep_any_number_of_groups(strategy):
             load(filter_strategy, option)
 
 
+def test_the_entropy_filter_needs_log_probs_of_the_engine():
+    options = ("--filter_by=entropy", "--recompute_old_logprobs=True")
+    with pytest.raises(ValueError) as error:
+        load(*options)
+    assert str(error.value) == (
+        "filter_by='entropy' needs the log-probs of the engine, and with "
+        "recompute_old_logprobs=True vLLM is not asked for them; set one of the two, or "
+        "--engine=torch"
+    )
+    assert load(*options, "--engine=torch").engine_gives_logprobs()
+    assert load("--filter_by=entropy").engine_gives_logprobs()
+
+
 def test_k1_is_refused_in_the_loss_with_the_reason():
     with pytest.raises(ValueError) as error:
         load("--kl_coef=0.01", "--kl_estimator=k1")

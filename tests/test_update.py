@@ -20,6 +20,7 @@ from dialogue import Chat
 from packing import pack
 from rollout import Trajectory, Turn
 from support.checkpoint import Saver
+from support.records import trajectory_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
@@ -324,6 +325,25 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     metrics = train.update(learner, kept, targets)
     assert metrics["logprob_diff_mean"] == pytest.approx(0.5, abs=1e-3)
     assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-2)
+
+
+def test_vllm_is_not_asked_for_what_the_trainer_computes(trained_folder):
+    learner = make_learner(trained_folder, recompute_old_logprobs=True)
+    kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
+    known = train.compute_targets(learner, kept)
+    for trajectory in kept:
+        for turn in trajectory.turns:  # what VLLMEngine returns
+            turn.rollout_logprobs = [math.nan] * len(turn.response_ids)
+    learner.config = replace(learner.config, engine="vllm")
+    assert not learner.config.engine_gives_logprobs()
+    targets = train.compute_targets(learner, kept)
+    assert torch.equal(targets.rollout_logprobs, targets.old_logprobs)
+    assert torch.equal(targets.old_logprobs, known.old_logprobs)
+    metrics = train.learn(learner, kept, 1.0)
+    assert metrics["logprob_diff_mean"] is metrics["logprob_diff_max"] is None
+    assert metrics["grad_norm"] > 0
+    record = trajectory_record(kept[0], learner.tokenizer)
+    assert record["turns"][0]["surprise"] == [] and record["turns"][0]["tokens"]
 
 
 def test_the_entropy_bonus_lowers_the_loss(trained_folder):
