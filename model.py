@@ -28,7 +28,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
-from support.available import find_model
+from support.available import check_driver, find_model
 from support.families import check_architecture
 from support.model_folder import check_folder, download, summary
 from support.precision import product_in_float32
@@ -310,9 +310,11 @@ def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> 
 def pick_device(name: str) -> torch.device:
     """The device for the setting "auto" (cuda if there is a GPU), "cpu" or "cuda".
 
-    Raises: UserError if the setting is "cuda" and torch finds no GPU.
+    Raises: UserError if the setting is "cuda" and torch finds no GPU, or if the driver is too old.
     """
     has_gpu = torch.cuda.is_available()
+    if name != "cpu" and not has_gpu:
+        check_driver(torch.version.cuda)
     if name == "cuda" and not has_gpu:
         raise UserError(
             "device='cuda', but torch sees no GPU; use --device=cpu, and config/tiny.py for a "

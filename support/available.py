@@ -4,10 +4,15 @@ from configurator import Config, UserError
 
 import importlib.util
 import os
+import platform
 import re
+import sys
 from pathlib import Path
 
 BASE = Path(__file__).resolve().parent.parent / "base"
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+# CUDA version -> oldest release of the driver (NVIDIA's table of minor version compatibility)
+MIN_DRIVERS = {"12": 525, "13": 580}
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
@@ -17,8 +22,34 @@ VLLM_HINT = (
 
 def check_installed(config: Config) -> None:
     """Check that vLLM is installed if the config selects it. Raises: UserError."""
-    if config.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
+    if config.engine != "vllm" or importlib.util.find_spec("vllm") is not None:
+        return
+    if sys.version_info < (3, 11):
+        version = platform.python_version()
+        raise UserError(
+            f"engine='vllm' needs Python 3.11 or newer, and this is {version}; make a new .venv "
+            "with make clean and make PYTHON=python3.12, or use --engine=torch"
+        )
+    raise UserError(f"engine='vllm', but vLLM is not installed; {VLLM_HINT}")
+
+
+def check_driver(cuda_version: str | None) -> None:
+    """Check that the NVIDIA driver of this machine is new enough for torch.
+
+    torch sees no GPU if the driver is too old, and then a run would start on the CPU.
+
+    Args: cuda_version: of the installed torch, such as "13.0"; None for a build for CPUs.
+    Raises: UserError if the driver is too old.
+    """
+    major = (cuda_version or "").split(".")[0]
+    if major not in MIN_DRIVERS or not DRIVER_FILE.is_file():
+        return
+    found = re.search(r"Kernel Module.*?\s(\d+)\.\d+", DRIVER_FILE.read_text(encoding="utf-8"))
+    if found and int(found[1]) < MIN_DRIVERS[major]:
+        raise UserError(
+            f"the NVIDIA driver is of release {found[1]}, and torch for CUDA {cuda_version} needs "
+            f"{MIN_DRIVERS[major]} or newer; update the driver, or use --device=cpu"
+        )
 
 
 def find_model(name: str) -> str:

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 import parallel
 from model import Policy, save_adapter
@@ -64,6 +65,7 @@ class Saver:
         self.keep = keep
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
+        self.buffers: dict | None = None  # in pinned memory, which takes seconds to allocate
         # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()
@@ -92,7 +94,10 @@ class Saver:
         """
         self.wait()
         began = time.perf_counter()
-        copy = to_cpu(state)
+        copy = to_cpu(state, self.buffers)
+        if torch.cuda.is_initialized():
+            self.buffers = copy  # `wait` has returned, so the thread does not read them any more
+            torch.cuda.synchronize()  # once, for the copies of all tensors
         self.writing = self.thread.submit(self._write, copy, counts)
         self.num_saves += 1
         self.paused_s += time.perf_counter() - began
@@ -245,11 +250,39 @@ def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
         moments["step"].zero_()
 
 
-def to_cpu(state):
-    """A copy in CPU memory of the tensors in nested dicts; sharded tensors stay sharded."""
+def to_cpu(state, buffers=None):
+    """A copy in CPU memory of the tensors in nested dicts; sharded tensors stay sharded.
+
+    Args: buffers: an earlier copy, whose memory is written again. Copies from a GPU into it may
+        still be under way when this function returns.
+    """
     if isinstance(state, dict):
-        return {key: to_cpu(value) for key, value in state.items()}
-    return state.detach().to("cpu", copy=True)
+        copies = {}
+        for key, value in state.items():
+            copies[key] = to_cpu(value, buffers[key] if buffers else None)
+        return copies
+    tensor = state.detach()
+    if buffers is not None:
+        _local(buffers).copy_(_local(tensor), non_blocking=True)
+        return buffers
+    copy = tensor.to("cpu", copy=True)
+    if tensor.device.type == "cuda" and copy.numel():
+        return _pin(copy)
+    return copy
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that this rank holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory: the GPU copies into it several times faster."""
+    if not isinstance(tensor, DTensor):
+        return tensor.pin_memory()
+    # DTensor.from_local would move it back to the GPU. torch.distributed does the same as here.
+    tensor._local_tensor = tensor.to_local().pin_memory()
+    return tensor
 
 
 # ---------- loading

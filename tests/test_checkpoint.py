@@ -163,6 +163,44 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert load_file(file)["policy.weights.w"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_path, monkeypatch):
+    """Sharded weights and moments. The device is still the CPU."""
+    synchronized = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(1))
+    learner = make_learner(trained_folder)
+    name = "model.model.norm.weight"
+
+    def weight_of(buffers):
+        return buffers["policy"]["weights"][name].to_local()
+
+    with Saver(tmp_path, 9) as saver:
+        learner.save(saver)
+        first = saver.buffers
+        address = weight_of(first).data_ptr()
+        weight = dict(learner.policy.named_parameters())[name].to_local()
+        with torch.no_grad():
+            weight += 1
+        assert not torch.equal(weight_of(first), weight)
+        learner.step = 1
+        learner.save(saver)
+        assert weight_of(saver.buffers).data_ptr() == address
+        with torch.no_grad():
+            weight += 1
+    assert len(synchronized) == 2
+    saved = []
+    for step in (0, 1):
+        (file,) = (tmp_path / f"checkpoint-00000{step}" / "state").iterdir()
+        saved.append(load_file(file)[f"policy.weights.{name}"])
+    assert torch.equal(saved[0] + 1, saved[1]) and torch.equal(saved[1] + 1, weight)
+
+
+def test_a_cpu_run_keeps_no_buffers(tmp_path):
+    with Saver(tmp_path, 9) as saver:
+        saver.save(small_state(), {"step": 1, "bad_steps": 0})
+        assert saver.buffers is None
+
+
 def test_a_save_that_failed_is_reported_by_the_next(tmp_path, monkeypatch):
     save_steps(tmp_path, 1)
 

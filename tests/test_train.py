@@ -22,7 +22,7 @@ import model
 import parallel
 import starpo
 import train
-from support import log, report, timer
+from support import available, log, report, timer
 from support.metrics import metric_groups
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -392,6 +392,52 @@ def test_a_missing_gpu_is_named(monkeypatch):
     found = parallel.init_distributed(small_config(device="auto", dtype="bfloat16"))
     assert found == (cpu, torch.bfloat16)
     assert parallel.init_distributed(small_config(device="auto")) == (cpu, torch.float32)
+
+
+# The first line of /proc/driver/nvidia/version, of the closed and of the open kernel module
+DRIVERS = [
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.54.14  Thu Feb 22 01:44:30 UTC 2024",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}.54.14  Release Build  (root@a)",
+]
+
+
+@pytest.mark.parametrize("line", DRIVERS)
+def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
+    """Else device=auto would start on the CPU, and vLLM for GPUs would fail there."""
+    driver = tmp_path / "version"
+    driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
+    monkeypatch.setattr(available, "DRIVER_FILE", driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for device in ("auto", "cuda"):
+        with pytest.raises(ValueError) as error:
+            parallel.init_distributed(small_config(device=device))
+        assert str(error.value) == (
+            "the NVIDIA driver is of release 550, and torch for CUDA 13.0 needs 580 or newer; "
+            "update the driver, or use --device=cpu"
+        )
+    cpu = torch.device("cpu")
+    assert model.pick_device("cpu") == cpu
+    monkeypatch.setattr(torch.version, "cuda", "12.9")  # a new enough driver, but a hidden GPU
+    assert model.pick_device("auto") == cpu
+    monkeypatch.setattr(torch.version, "cuda", None)  # torch for CPUs
+    assert model.pick_device("auto") == cpu
+    driver.write_text(line.format(580))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert model.pick_device("auto") == cpu
+
+
+def test_an_old_python_is_named(monkeypatch):
+    monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(available.sys, "version_info", (3, 10, 14))
+    monkeypatch.setattr(available.platform, "python_version", lambda: "3.10.14")
+    with pytest.raises(ValueError) as error:
+        available.check_installed(small_config(engine="vllm"))
+    assert str(error.value) == (
+        "engine='vllm' needs Python 3.11 or newer, and this is 3.10.14; make a new .venv with "
+        "make clean and make PYTHON=python3.12, or use --engine=torch"
+    )
+    available.check_installed(small_config(engine="torch"))
 
 
 def test_a_gpu_is_set_up_without_cudnn_attention(monkeypatch):
