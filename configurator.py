@@ -120,8 +120,8 @@ class Config:
     out_dir: str = ""
     seed: Natural = 0  # every random stream derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
-    eval_every: Natural = 10  # iterations between evaluations; 0 = only at the start and the end
-    save_every: Natural = 10  # iterations between checkpoints; 0 = only at the end
+    eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
+    save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep, the newest ones
     grace_s: Seconds = 60.0  # seconds after a signal in which the iteration must end and be saved
     num_samples: Natural = 4  # training trajectories to write for each evaluated iteration

@@ -45,7 +45,9 @@ class Engine(Protocol):
                 request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling. The response does not depend on other requests.
+            seed: of the sampling noise, which does not depend on other requests. In float32 the
+                response does not, either. In 16 bits kernels round logits differently in batches
+                of other sizes, so now and then another token is sampled.
         """
 
     def step(self) -> list[Sample]:

@@ -317,7 +317,7 @@ def collect(
     Args:
         split: of the instances, see `envs.SPLITS`.
         noise_seed: seeds the sampling of each response, together with instance seed, member and
-            turn. So a response does not depend on the other episodes in the batch.
+            turn. So its noise does not depend on the other episodes in the batch.
         on_done: is called when a trajectory ends.
         episodes: the episodes to play, by default a new one for each of `envs`.
         envs: the environment of each episode, by default `config.env`.

@@ -10,6 +10,7 @@ max_response_tokens = 64
 max_context_tokens = 1024
 micro_batch_tokens = 4096
 eval_every = 20
+save_every = 10
 
 # A small model takes larger steps. They were chosen on the prompts of --eval_split=heldout.
 learning_rate = 1e-4  # with 2e-4, a quarter of the thoughts become false

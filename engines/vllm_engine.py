@@ -27,8 +27,8 @@ VLLM_ENVIRONMENT = {
 class VLLMEngine:
     """vLLM 0.32 in this process, one independent engine on each rank.
 
-    It starts with dummy weights. Each response has its own seed, so its tokens do not depend on
-    the other requests. `Engine` describes the methods.
+    It starts with dummy weights. `Engine` describes the methods. On a GPU the environment variable
+    VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):
@@ -38,6 +38,8 @@ class VLLMEngine:
         self.eos_id = eos_id
         self.gives_logprobs = config.engine_gives_logprobs()
         is_cpu = model.device.type == "cpu"
+        if is_cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+            raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
             # The default on a CPU, blocks of 128 tokens, misses most prefixes in the cache. On a
             # CPU, chunked prefill of a request with a seed crashes.

@@ -612,6 +612,38 @@ def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat, max_ru
         make_engine(small_config(max_running=max_running), trained_model, chat)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
+    """In float32 neither does the response. In 16 bits products round by the size of the batch."""
+    config = small_config(dtype=dtype, max_response_tokens=8)
+    prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
+    found = []
+    for keys in ([2], range(6)):
+        engine = make_engine(config, trained_model, chat)
+        engine.load(trained_model.state_dict().items(), 1)
+        for key in keys:
+            engine.add(key, prompts[key], max_tokens=8, temperature=1.0, seed=(3, key))
+        finished = engine.step()  # the first token of each
+        noise = engine.responses[2].noise
+        while engine.busy:
+            finished += engine.step()
+        (sample,) = [sample for sample in finished if sample.key == 2]
+        found.append((noise, sample))
+    (noise, alone), (other_noise, together) = found
+    assert noise == other_noise
+    first = abs(alone.logprobs[0] - together.logprobs[0])
+    if dtype == "float32":
+        assert alone.ids == together.ids and first < 1e-5
+    else:
+        assert alone.ids[0] != together.ids[0] or first < 0.05
+
+
+def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(UserError, match=r"\(VLLM_BATCH_INVARIANT=1 needs a GPU; unset it\)"):
+        make_engine(small_config(engine="vllm"), trained_model, chat)
+
+
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
     """Fewer requests at once do not help if vLLM has no kernel for this head size."""
 
