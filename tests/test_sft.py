@@ -3,10 +3,12 @@
 Run with:  python -m pytest -q tests/test_sft.py
 """
 
-from configurator import load_config
+from configurator import UserError, load_config
 
+import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +21,7 @@ from runs import read_lines
 import model
 from packing import pack
 from rollout import Trajectory, Turn
+from support.process import lock_folder
 from support.run_folder import save_config
 from tools import demonstrations, drills, probes, sft, tiny_model
 from tools.drills import DrillRecord
@@ -282,7 +285,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(sft, "base_report", stop)  # called after three steps; two of them are saved
         sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
-    assert torch.load(tmp_path / "cut/state.pt", weights_only=True)["step"] == 2
+    assert [path.name for path in (tmp_path / "cut").glob("checkpoint*")] == ["checkpoint-000002"]
     message = "holds a run with other settings .seed was 0 and is now 1"
     with pytest.raises(ValueError, match=message):
         sft.main([*PRETRAINING, "--seed=1", f"--out_dir={tmp_path}/cut"])
@@ -304,14 +307,51 @@ def test_two_processes_train_like_one(whole_run, tmp_path):
     command = [*launch, sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/two"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    one = torch.load(whole_run / "state.pt", weights_only=True)
-    two = torch.load(tmp_path / "two/state.pt", weights_only=True)
-    assert one["totals"]["tokens"] == two["totals"]["tokens"]
-    assert one["totals"]["losses"] == pytest.approx(two["totals"]["losses"], abs=1e-5)
-    start = model.Policy(tiny_model.build_tiny(0, "2x64")[0]).state_dict()
-    for name, weight in one["policy"].items():
-        assert (weight - start[name]).abs().max() > 1e-3
-        torch.testing.assert_close(weight, two["policy"][name], rtol=1e-4, atol=1e-4)
+    one = read_totals(whole_run)
+    two = read_totals(tmp_path / "two")
+    assert one["tokens"] == two["tokens"]
+    assert one["losses"] == pytest.approx(two["losses"], abs=1e-5)
+    start = tiny_model.build_tiny(0, "2x64")[0].parameters()
+    pairs = zip(weights_of(whole_run / "model"), weights_of(tmp_path / "two/model"), strict=True)
+    for before, (weight, other) in zip(start, pairs, strict=True):
+        assert (weight - before).abs().max() > 1e-3
+        torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-4)
+
+
+def read_totals(folder):
+    state = (folder / "checkpoint-000006/state.json").read_text()
+    return json.loads(state)["totals"]
+
+
+def test_a_damaged_checkpoint_is_noticed(whole_run, tmp_path, monkeypatch, capsys):
+    """The one before it is taken, and the weights at the end are the same to the last bit."""
+    monkeypatch.setattr(sft, "base_report", lambda *_: {})
+    shutil.copytree(whole_run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/model")
+    (file,) = (tmp_path / "run/checkpoint-000006/state").glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/run"])
+    assert "checkpoint-000006 is damaged (wrong checksum of state/shard-" in capsys.readouterr().out
+    expected, found = weights_of(whole_run / "model"), weights_of(tmp_path / "run/model")
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+    for folder in (tmp_path / "run").glob("checkpoint*"):
+        (folder / "state.json").write_text("{}")
+    with pytest.raises(UserError, match="all checkpoints in .* are damaged; give another"):
+        sft.main([*PRETRAINING, f"--out_dir={tmp_path}/run"])
+
+
+def test_one_process_at_a_time(whole_run):
+    with lock_folder(whole_run), pytest.raises(UserError, match="is in use by process"):
+        sft.main([*PRETRAINING, f"--out_dir={whole_run}"])
+
+
+def test_the_state_of_an_older_version_is_refused(whole_run, tmp_path):
+    shutil.copytree(whole_run, tmp_path / "old")
+    (tmp_path / "old/state.pt").touch()
+    with pytest.raises(UserError, match="state.pt is the state of an older version"):
+        sft.main([*PRETRAINING, f"--out_dir={tmp_path}/old"])
 
 
 # ---------- drills

@@ -23,6 +23,7 @@ from support.arguments import read_sft
 if __name__ == "__main__":
     run_main(read_sft)  # answers mistakes before the slow imports
 
+import copy
 import json
 import math
 import sys
@@ -33,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -42,13 +44,22 @@ from eval import progress_bar
 from model import Policy, load_model
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
-from support.run_folder import save_config, write_rows
+from support.checkpoint import Saver, newest
+from support.process import lock_folder
+from support.run_folder import read_json, save_config, write_rows
 from tools.corpus import documents
 from tools.demonstrations import demonstration, read_demonstrations, write_demonstrations
 from tools.probes import base_report, probe
 from tools.tiny_model import build_tiny
 
 WARMUP_STEPS = 20
+TOTALS = {  # of a run so far, see support/shapes.py
+    "tokens": int,
+    "response_tokens": int,
+    "cpu_s": float,
+    "losses": [float],
+    "rows": [{"step": int}],
+}
 
 
 # ---------- the run
@@ -68,10 +79,17 @@ def main(argv: list[str]) -> None:
             f"sft_batch_size ({config.sft_batch_size}) is less than the number of processes "
             f"({ranks})"
         )
-    train(config, sources, device)
+    out_dir = Path(config.out_dir)
+    if (out_dir / "state.pt").exists():
+        raise UserError(
+            f"{out_dir}/state.pt is the state of an older version, which this one does not read; "
+            "give another --out_dir"
+        )
+    with lock_folder(out_dir), Saver(out_dir, config.keep_checkpoints) as saver:
+        train(config, sources, device, saver)
 
 
-def train(config: Config, sources: dict[str, str], device: torch.device) -> None:
+def train(config: Config, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
     """Train a model and write it to out_dir, or continue an interrupted run there."""
     out_dir = Path(config.out_dir)
     if config.model == "tiny":
@@ -89,7 +107,7 @@ def train(config: Config, sources: dict[str, str], device: torch.device) -> None
         policy,
         partial(packs_of, config, chat),
         config,
-        state_file=out_dir / "state.pt",
+        saver=saver,
         report=partial(probe_and_write, config, model, tokenizer, chat),
     )
     if parallel.rank() == 0:
@@ -150,7 +168,7 @@ def imitate(
     packs_at: Callable[[int], Sequence[list[Trajectory]]],
     config: Config,
     *,
-    state_file: Path | None = None,
+    saver: Saver | None = None,
     report: Callable[[int, dict], object] = lambda *_: None,
 ) -> None:
     """Minimise the mean of -log p over the response tokens.
@@ -160,15 +178,16 @@ def imitate(
 
     Args:
         packs_at: step -> this process's packs.
-        state_file: the file from which an interrupted run continues.
+        saver: of the folder in which an interrupted run continues.
         report: called with (finished steps, totals) every `eval_every` steps and at the end.
     Raises: UserError if the loss is not finite."""
     steps = config.sft_steps
     optimizers = make_optimizers(policy, config)
     first = 0
     totals = {"tokens": 0, "response_tokens": 0, "cpu_s": 0.0, "losses": [], "rows": []}
-    if state_file and state_file.is_file():
-        first, totals = load_state(state_file, policy, optimizers)
+    folder = newest(saver.out_dir) if saver else None
+    if folder:
+        first, totals = load_state(folder, policy, optimizers)
     bar = progress_bar(
         iterable=range(first, steps), initial=first, total=steps, desc="sft", unit="step"
     )
@@ -198,8 +217,11 @@ def imitate(
         if is_last or (config.eval_every and finished % config.eval_every == 0):
             report(finished, totals)
         saves = is_last or (config.save_every and finished % config.save_every == 0)
-        if state_file and saves and parallel.rank() == 0:
-            save_state(state_file, finished, totals, policy, optimizers)
+        if saver and saves:
+            counts = {"step": finished, "totals": copy.deepcopy(totals)}  # a thread writes them
+            saver.save(training_state(policy, optimizers), counts)
+    if saver:
+        saver.wait()
 
 
 def count_tokens(packs: Sequence[list[Trajectory]]) -> Tensor:
@@ -238,34 +260,36 @@ def schedule(step: int, steps: int) -> float:
     return warmup * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
+def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> dict[str, dict]:
+    """The tensors that training changes: weights by name, moments by optimizer and number."""
+    state: dict[str, dict] = {"weights": dict(policy.named_parameters())}
+    for number, optimizer in enumerate(optimizers):
+        moments = optimizer.state_dict()["state"]
+        state[f"moments{number}"] = {str(index): values for index, values in moments.items()}
+    return state
+
+
 def load_state(
-    state_file: Path, policy: Policy, optimizers: list[torch.optim.Optimizer]
+    folder: Path, policy: Policy, optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, dict]:
-    """Continue from `save_state`. Returns: finished steps, totals."""
-    saved = torch.load(state_file, weights_only=True, map_location="cpu")
-    policy.load_state_dict(saved["policy"])
-    for optimizer, values in zip(optimizers, saved["optimizers"], strict=True):
-        optimizer.load_state_dict(values)
-    return saved["step"], saved["totals"]
+    """Continue from a checkpoint. Returns: finished steps, totals.
 
-
-def save_state(
-    state_file: Path,
-    step: int,
-    totals: dict,
-    policy: Policy,
-    optimizers: list[torch.optim.Optimizer],
-) -> None:
-    """Write the state of an interrupted run. The old file stays until the new one is complete."""
-    state = {
-        "step": step,
-        "totals": totals,
-        "policy": policy.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-    }
-    partial_file = state_file.with_suffix(".partial")
-    torch.save(state, partial_file)
-    partial_file.rename(state_file)
+    Raises: UserError if it is that of another kind of run."""
+    described = read_json(folder / "state.json", {"step": int, "totals": TOTALS})
+    tensors = {}
+    for path in sorted((folder / "state").glob("*.safetensors")):
+        tensors |= load_file(path)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            parameter.copy_(tensors.pop(f"weights.{name}"))
+    for number, optimizer in enumerate(optimizers):
+        moments: dict[int, dict] = {}
+        for name in [name for name in tensors if name.startswith(f"moments{number}.")]:
+            _, index, key = name.split(".")
+            moments.setdefault(int(index), {})[key] = tensors.pop(name)
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    return described["step"], described["totals"]
 
 
 # ---------- optimizers
