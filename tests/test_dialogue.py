@@ -200,6 +200,7 @@ EXPECTED = "expected an environment or a config file, settings such as --seed=3,
         ([], EXPECTED),
         (["frozenlake", "--expert", "--random"], EXPECTED),
         (["frozenlake", "sokoban"], EXPECTED),
+        (["worlds/bandit.py"], EXPECTED),  # a file without settings is no config file
         (["frozenlake", "--sed=1"], "unknown key 'sed' from command line: did you mean seed?"),
         (["frozenlake + bandit"], "give one environment to play: frozenlake or bandit"),
     ],
@@ -229,6 +230,22 @@ def test_an_unknown_action_costs_nothing_by_hand():
     assert "Turn 2 of 5, 9 actions left" in done.stdout
     done = play("quest", "--seed=3", typed="dance\n")
     assert "'dance' is no action now; a possible one is: " in done.stdout
+
+
+def test_an_unknown_action_where_no_example_is_known(tmp_path):
+    (tmp_path / "count.py").write_text(
+        "from envs import Env\n\n\n"
+        "class Count(Env):\n"
+        "    draw = lambda self, rng: (int(rng.integers(10**6)),)\n"
+        "    _start = lambda self, instance: None\n"
+        "    _read = lambda self, text: int(text) if text.isdigit() else None\n"
+        "    _move = lambda self, number: (1.0, True, True, True)\n"
+        "    observe = lambda self: 'Count.'\n"
+        "    rules = lambda self: 'Count.'\n"
+    )
+    done = play(f"{tmp_path}/count.py:Count", typed="foo\n5\n")
+    assert "> 'foo' is no action now\n> \nCount.\nsuccess after 1 turns, score 1\n" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_boards_of_an_environment_obey_no_terminal_codes(tmp_path):

@@ -12,7 +12,7 @@ from configurator import Config, UserError, load_config, printable, run_main
 
 import numpy as np
 
-from dialogue import check_uses, format_response, reference_actions
+from dialogue import check_uses, format_response, missing_method, reference_actions
 from envs import Env
 from rollout import Conversation, Reply, make_episode, play
 from support.mixtures import env_specs
@@ -52,14 +52,15 @@ def parse_command(argv: list[str]) -> tuple[Config, str]:
     players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
     envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
     settings = [arg for arg in argv if arg not in PLAYERS and arg not in envs]
-    names_env = envs or any(arg.endswith(".py") or arg.startswith("--env=") for arg in settings)
+    settings += [f"--env={env}" for env in envs]
+    config, _, sources = load_config(settings)
+    has_file = any(source.endswith(".py") for source in sources.values())
+    names_env = has_file or sources["env"] != "default"
     if not names_env or len(envs) > 1 or len(players) > 1:
         raise UserError(
             "expected an environment or a config file, settings such as --seed=3, and --expert, "
             f"--random or neither; got {' '.join(argv)!r}"
         )
-    settings += [f"--env={env}" for env in envs]
-    config, _, _ = load_config(settings)
     specs = env_specs(config.env)
     if len(specs) > 1:
         raise UserError(f"give one environment to play: {' or '.join(specs)}")
@@ -105,6 +106,8 @@ def find_mistake(env: Env, actions: list[str]) -> str:
         return ""
     if env.actions:
         return f"{refused[0]!r} is no action; the actions are {', '.join(env.actions)}"
+    if missing_method(env, "random"):
+        return f"{refused[0]!r} is no action now"
     (example,) = env.random(1, np.random.default_rng(0))
     return f"{refused[0]!r} is no action now; a possible one is: {example}"
 

@@ -6,7 +6,7 @@ A record is a file that eval.py --jsonl or a run wrote. Replay needs no model: i
 replies and copies the entropy. It fails if a trajectory differs from its record.
 """
 
-from configurator import Config, UserError, run_main
+from configurator import Config, UserError, printable, run_main
 
 from support.arguments import Job, read_replay, scored_envs
 
@@ -62,7 +62,7 @@ def replayed_rows(job: Job) -> Iterator[Row]:
         metrics = score(trajectories)
         if entropy is not None:
             metrics["entropy"] = entropy
-        yield Row(env, policy, Scores(metrics, trajectories))
+        yield Row(env, printable(policy, limit=80), Scores(metrics, trajectories))
     if different:
         raise UserError(
             f"{len(different)} trajectories of {path} differ from their records, "
