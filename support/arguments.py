@@ -17,6 +17,7 @@ from dialogue import check_uses
 from envs import make_env
 from rollout import make_episode
 from support.available import check_installed, find_model
+from support.chat_server import check_server
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
 from support.run_folder import check_out_dir, check_writable, load_saved
 
@@ -123,6 +124,7 @@ def read_api_models(argv: list[str]) -> Job:
         raise UserError(f"api_base and api_model must be given together; got {given}")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"api_base must begin with http:// or https://, got {url!r}")
+    check_server(url)
     return job
 
 

@@ -30,7 +30,7 @@ from dialogue import Chat
 from engine import make_engine
 from engines.vllm_engine import VLLM_ENVIRONMENT
 from rollout import make_episode
-from support import checkpoint
+from support import chat_server, checkpoint
 from support.records import write_jsonl
 from support.scores import Scores, score, success_interval
 from tools import api_models, replay
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     """A server of chat completions."""
-    monkeypatch.setattr(api_models, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chat_server, "PAUSE_S", 0.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
         found.seen = []
         found.answers = lambda body: (200, said(GOOD))
@@ -138,7 +138,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults_of_a_server_are_survived(server, monkeypatch, kind):
-    monkeypatch.setattr(api_models, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(chat_server, "TIMEOUT_S", 0.3)
     count = itertools.count()
     server.answers = lambda body: FAULTS[kind]() if next(count) in (0, 1, 3) else (200, said(GOOD))
     config = small_config(eval_size=1)
@@ -159,7 +159,7 @@ def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
     server.answers = answers
     played = api_models.play_fixed_prompts(config, server.url, "m")
     assert [trajectory.status == "error" for trajectory in played] == [False, True, False]
-    assert first.count(lost) == api_models.ATTEMPTS == 5
+    assert first.count(lost) == chat_server.ATTEMPTS == 5
     where = f"{server.url}/chat/completions: HTTP status 503: busy"
     assert capsys.readouterr().out.strip() == (
         f"1 of 3 trajectories of m ended in an error, the first by {where}; they count as failures"
@@ -180,7 +180,7 @@ def test_a_wrong_key_is_said_at_once(server):
 
 
 def test_no_server_at_all(monkeypatch):
-    monkeypatch.setattr(api_models, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chat_server, "PAUSE_S", 0.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -98,6 +98,11 @@ def test_right_arguments_go_on_to_torch(run_without_torch, command):
     expected = (1, "torch was imported\n")
     if command == "-m tools.reproduce":  # it runs train.py in other processes
         expected = (2, done.stderr)
+    if command == "-m tools.api_models":  # it asks the server before it needs torch
+        url = "http://localhost:1"
+        assert f"api_base={url!r}: asking for its models" in done.stderr
+        assert f"error: api_base={url!r} cannot be reached" in done.stderr
+        expected = (2, done.stderr)
     assert (done.returncode, done.stderr) == expected
 
 

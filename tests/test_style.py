@@ -41,7 +41,7 @@ FLOORS = (
     "engine rollout parallel",
     "support.records support.scores support.checkpoint support.learner support.process"
     " support.collapse support.log support.board support.seeds"
-    " support.arguments support.inert support.training_metrics",
+    " support.arguments support.inert support.training_metrics support.chat_server",
     "eval",
     "support.report support.run",
     "train tools.*",

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from support import chat_server
 from support.web import exchange
-from tools import api_models
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -73,10 +73,10 @@ def completion(text, count):
 
 
 def reply_to(url, monkeypatch, time_limit_s=20.0):
-    monkeypatch.setattr(api_models, "PAUSE_S", 0.0)
-    monkeypatch.setattr(api_models, "ATTEMPTS", 2)
-    monkeypatch.setattr(api_models, "TIMEOUT_S", time_limit_s)
-    return api_models.request_reply(url, {"max_tokens": 12}, on_fault=lambda _: None)
+    monkeypatch.setattr(chat_server, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chat_server, "ATTEMPTS", 2)
+    monkeypatch.setattr(chat_server, "TIMEOUT_S", time_limit_s)
+    return chat_server.request_reply(url, {"max_tokens": 12}, on_fault=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -145,19 +145,19 @@ def free_address():
 def test_a_dead_server_is_reported_before_the_games(capsys):
     url = free_address()
     with pytest.raises(UserError, match="cannot be reached .+Connection refused"):
-        api_models.check_server(url)
+        chat_server.check_server(url)
     assert capsys.readouterr().err == f"api_base={url!r}: asking for its models\n"
 
 
 @pytest.mark.parametrize("url", ["http://", "http://x:99999", "http://[::1", "http:///v1"])
 def test_an_address_without_a_host(url):
     with pytest.raises(UserError, match="cannot be reached"):
-        api_models.check_server(url)
+        chat_server.check_server(url)
 
 
 def test_a_server_without_a_list_of_models_is_good_enough():
     with server_of(http(b"", "404 Not Found")) as (url, requests):
-        api_models.check_server(url)
+        chat_server.check_server(url)
     assert requests[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
 
 
@@ -165,5 +165,5 @@ def test_a_server_without_a_list_of_models_is_good_enough():
 def test_a_key_that_no_header_can_hold(key, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(UserError) as error:
-        api_models.check_server(free_address())
+        chat_server.check_server(free_address())
     assert str(error.value) == "OPENAI_API_KEY must be printable ASCII text without line breaks"

@@ -8,41 +8,30 @@ variable OPENAI_API_KEY holds the key of the server. `max_running` threads play 
 environments have no time limit in them. The server limits the context, not max_context_tokens.
 """
 
-from configurator import Config, UserError, printable, run_main
+from configurator import Config, UserError, run_main
 
 from support.arguments import Job, read_api_models, scored_envs
 
 if __name__ == "__main__":
     run_main(read_api_models)  # answers mistakes before the slow imports
 
-import json
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.client import HTTPException
 from itertools import product
-from urllib.parse import urlsplit
 
 import numpy as np
 from tqdm import tqdm
 
 from eval import SEED_EVAL, model_rows, player_rows, progress_bar, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
+from support.chat_server import request_reply
 from support.scores import Row, Scores, score
-from support.web import exchange
-
-ATTEMPTS = 5  # attempts of a request
-PAUSE_S = 1.0  # the pauses between attempts are 1, 3, 7 and 15 times this
-TIMEOUT_S = 120.0  # time limit of one attempt
-PROBE_S = 5.0  # time limit of the first request, which only tests the connection
 
 
 def main(argv: list[str]) -> None:
     job = read_api_models(argv)
-    check_server(job.options["api_base"])
     report_rows(job, model_rows(job), api_rows(job), player_rows(job))
 
 
@@ -126,91 +115,6 @@ def messages_of(conversation: Conversation) -> list[dict[str, str]]:
         messages.append({"role": "assistant", "content": turn.text})
     messages.append({"role": "user", "content": conversation.user})
     return messages
-
-
-def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Reply:
-    """Request a chat completion from an OpenAI-compatible server.
-
-    It tries again after errors that may be temporary: no connection, timeouts, 5xx, 408, 429 and
-    malformed replies. It calls `on_fault` with each such error in words.
-    Returns: a reply with as many tokens as the server counted: the whole text, then empty ones. If
-        all attempts fail, a reply with an error."""
-    address = f"{url.rstrip('/')}/chat/completions"
-    content = json.dumps(body).encode()
-    fault = ""
-    for attempt in range(ATTEMPTS):
-        time.sleep(PAUSE_S * (2**attempt - 1))
-        try:
-            status, answer = exchange(
-                "POST", address, body=content, headers=request_headers(), time_limit_s=TIMEOUT_S
-            )
-            if status == 200:
-                return read_reply(answer, body["max_tokens"])
-            fault = f"HTTP status {status}: {answer[:300].decode(errors='replace')}"
-        except (
-            OSError,
-            HTTPException,
-            ValueError,
-            LookupError,
-            TypeError,
-            RecursionError,
-        ) as error:
-            status = None
-            fault = f"{type(error).__name__}: {error}"
-        fault = printable(" ".join(fault.split()))
-        is_temporary = status is None or status >= 500 or status in (200, 408, 429)
-        if not is_temporary:
-            break
-        on_fault(f"{address}: {fault}; each request is tried {ATTEMPTS} times")
-    return Reply("", error=f"{address}: {fault}")
-
-
-def request_headers() -> dict[str, str]:
-    """Raises: UserError if the key cannot be in a header."""
-    key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
-    if not key.isascii() or not key.isprintable():
-        raise UserError("OPENAI_API_KEY must be printable ASCII text without line breaks")
-    return {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-
-
-def read_reply(answer: bytes, max_tokens: int) -> Reply:
-    """The reply in the body of a chat completion.
-
-    Raises: LookupError, TypeError, ValueError or RecursionError if it is none."""
-    completion = json.loads(answer)
-    text = completion["choices"][0]["message"]["content"]
-    num_tokens = completion["usage"]["completion_tokens"]
-    if not isinstance(text, str):
-        raise TypeError(f"the content is {text!r}, expected a text")
-    if type(num_tokens) is not int or not 0 <= num_tokens <= max_tokens:
-        raise ValueError(
-            f"completion_tokens is {num_tokens!r}, expected a number up to max_tokens, {max_tokens}"
-        )
-    return Reply(text, response_ids=[text, *[""] * (num_tokens - 1)])
-
-
-def check_server(url: str) -> None:
-    """Ask a server for its models, so that a dead one is reported before the games.
-
-    Raises: UserError if there is no connection. Any answer is good enough: some servers have no
-        list of models, and a busy one may be slow.
-    """
-    print(f"api_base={url!r}: asking for its models", file=sys.stderr, flush=True)
-    try:
-        if not urlsplit(url).hostname:
-            raise ValueError("it names no host")
-        address = f"{url.rstrip('/')}/models"
-        exchange("GET", address, headers=request_headers(), time_limit_s=PROBE_S)
-    except UserError:
-        raise
-    except TimeoutError as error:
-        if "no complete reply" not in str(error):
-            raise UserError(f"api_base={url!r} cannot be reached ({error})") from error
-        print(f"api_base={url!r}: {error}; going on", file=sys.stderr, flush=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"api_base={url!r} cannot be reached ({error})") from error
-    except HTTPException as error:
-        raise UserError(f"api_base={url!r} does not speak HTTP ({error!r})") from error
 
 
 if __name__ == "__main__":
