@@ -60,6 +60,11 @@ def check_architecture(name: str, config) -> None:
             f"model={name!r} has rotary positions of type {rope_type!r}; expected one of "
             f"{', '.join(ROPE_TYPES)}"
         )
+    if config.model_type == "qwen3" and config.attention_bias:
+        raise UserError(
+            f"model={name!r} has attention_bias=true in config.json; vLLM leaves out the bias of "
+            "o_proj of a Qwen3, so expected false, as in all published ones"
+        )
     for key in ("quantization_config", "dual_chunk_attention_config"):
         if hasattr(config, key):
             raise UserError(
