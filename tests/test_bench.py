@@ -12,7 +12,7 @@ from engine import make_engine
 from model import load_model
 from rollout import collect
 from support.run_folder import read_rows
-from tools import bench, bench_head, bench_iteration, bench_measure, bench_update
+from tools import bench, bench_head, bench_precision, bench_iteration, bench_measure, bench_update
 from tools.bench_rollout import Barrier, DrawnLengths, HuggingFace
 
 STARTS = [((4, group), member) for group in range(3) for member in range(3)]
@@ -93,6 +93,20 @@ def test_the_head_is_measured_with_and_without_chunks():
         assert found.keys() == {"cpu_s", "peak_mib"} and found["peak_mib"] >= 0
 
 
+@pytest.mark.slow
+def test_precision_tells_the_types_apart(capsys):
+    parallel.init_distributed(small_config())
+    shape = {**bench_precision.SHAPE, "vocab_size": 2000, "hidden_size": 64}
+    shape |= dict(intermediate_size=64, num_attention_heads=2, num_key_value_heads=1)
+    rows = bench_precision.precision(small_config(), 1, shape=shape)
+    means = {name: row["mean"] for name, row in rows.items()}
+    rounded = ", logits rounded to 16 bits"
+    assert means["float32"] < 1e-4 < means["float16"] < means["bfloat16"] < 0.1
+    for name in ("float16", "bfloat16"):
+        assert means[name] < means[name + rounded]
+    assert capsys.readouterr().out.count("| bfloat16") == 2
+
+
 # ---------- the table
 
 
@@ -107,7 +121,7 @@ def test_the_table_has_medians_and_extremes(capsys):
     "argv, message",
     [
         (["head", "--repeats=0"], "repeats must be 1 or more, got 0"),
-        (["chess"], "give one of rollout, update, iteration, head, scale; got chess"),
+        (["chess"], "give one of rollout, update, iteration, head, precision, scale; got chess"),
         ([], "give one of rollout, .*; got nothing"),
     ],
 )
