@@ -7,12 +7,13 @@ import pytest
 from conftest import small_config
 from transformers import AutoModelForCausalLM
 
+import parallel
 from dialogue import Chat
 from engine import make_engine
 from model import load_model
 from rollout import collect
 from support.run_folder import read_rows
-from tools import bench, bench_head, bench_precision, bench_iteration, bench_measure, bench_update
+from tools import bench, bench_head, bench_iteration, bench_measure, bench_precision, bench_update
 from tools.bench_rollout import Barrier, DrawnLengths, HuggingFace
 
 STARTS = [((4, group), member) for group in range(3) for member in range(3)]

@@ -4,7 +4,7 @@
     python -m tools.bench update      # the packed update, a padded one, TRL's GRPO loss
     python -m tools.bench iteration   # one GRPO iteration, and one of TRL's GRPOTrainer
     python -m tools.bench head        # log-probs in chunks or with full logits: peak memory
-    python -m tools.bench precision   # log-probs of engine and trainer in float32, float16, bfloat16
+    python -m tools.bench precision   # log-probs of engine and trainer, in three types
     python -m tools.bench scale       # cost against trajectories, turns and ranks
 
 The settings are those of config/frozenlake_grpo.py and config/tiny.py; --key=value overrides them.
