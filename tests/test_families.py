@@ -623,8 +623,7 @@ SMALL = dict(
 
 @pytest.mark.slow
 @needs_vllm
-@each_family
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("name, lora_rank", [("qwen3_untied", 4), ("smollm2", 0), ("smollm3", 0)])
 def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_path):
     """Before and after optimizer steps that change log-probs by far more than the tolerance."""
     rows = launch(
@@ -651,14 +650,12 @@ def test_the_command_of_the_readme_for_qwen3(folders, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_untied", "smollm3"])
-def test_two_ranks_train_like_one(folders, name, tmp_path):
-    changes = SMALL | dict(model=folders[name], engine="torch", learning_rate=1e-2)
+def test_two_ranks_train_like_one(folders, tmp_path):
+    changes = SMALL | dict(model=folders["qwen3_untied"], engine="torch", learning_rate=1e-2)
     script = ["train.py", "config/frozenlake_ppo.py"]
     one = launch([sys.executable, *script], tmp_path / "one", **changes)
     flags = ["--standalone", "--nproc_per_node=2"]
     two = launch([*TORCHRUN, *flags, *script], tmp_path / "two", **changes)
     for row, other in zip(one, two, strict=True):
-        for key in ("grad_norm", "entropy", "critic_grad_norm", "logprob_diff_mean"):
-            if key in row:
-                assert row[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5), key
+        for key in ("grad_norm", "grad_norm_critic", "entropy", "response_length"):
+            assert row[key] == pytest.approx(other[key], rel=1e-3), key
