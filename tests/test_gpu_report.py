@@ -49,6 +49,8 @@ def test_new_pieces_run_before_failed_ones_and_measured_ones_not_at_all(results)
     names = [piece.name for piece in gpu_report.in_order(list(PIECES), results)]
     assert names[0] == "tiny_vllm"  # vLLM may have been installed since then
     assert names[1] == "fsdp" and names[-1] == "tiny" and "environment" not in names
+    results.add("environment", "", "failed")
+    assert gpu_report.in_order(list(PIECES), results)[0].name == "environment"
 
 
 def test_pieces_are_chosen_by_name():

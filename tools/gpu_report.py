@@ -137,10 +137,15 @@ def chosen_pieces(names: str) -> list[Piece]:
 
 
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
-    """The pieces that are not done: first those that have not run, then those that failed."""
-    failed = [piece for piece in pieces if results.state(piece.name) == "failed"]
-    new = [piece for piece in pieces if results.state(piece.name) not in ("failed", "done")]
-    return new + failed
+    """The pieces that are not done: first those that have not run, then those that failed.
+
+    The environment stays first, because the others fail without it.
+    """
+    states = {piece: results.state(piece.name) for piece in pieces}
+    open_pieces = [piece for piece in pieces if states[piece] != "done"]
+    return sorted(
+        open_pieces, key=lambda piece: states[piece] == "failed" and piece.name != "environment"
+    )
 
 
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
