@@ -8,6 +8,7 @@ Single updates are in test_update.py and test_methods.py.
 import json
 import math
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -425,6 +426,35 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
     driver.write_text(line.format(580))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert model.pick_device("auto") == cpu
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    "driver, python, message",
+    [
+        ("550.54.14", "3.12.1", "the NVIDIA driver is of release 550, CUDA 13 needs 580 or newer"),
+        ("580.65.06", "3.10.14", "old_python is Python 3.10.14, Python 3.11 or newer is needed"),
+    ],
+)
+def test_make_names_an_old_driver_or_python(tmp_path, driver, python, message):
+    shutil.copy(Path(__file__).parent.parent / "Makefile", tmp_path)
+    old_enough = int(python.split(".")[1] == "10")  # exit code of the check of the version
+    scripts = {
+        "nvidia-smi": f"echo {driver}",
+        "old_python": f"[ $1 = -V ] && echo Python {python} || exit {old_enough}",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["make", "PYTHON=old_python", ".venv/bin/python"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode and f"error: {message}" in done.stdout, done.stdout
 
 
 def test_an_old_python_is_named(monkeypatch):
