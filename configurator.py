@@ -74,7 +74,7 @@ def describe_error(error: BaseException) -> str:
 
 
 class Legal(NamedTuple):
-    """The legal values of a number. LARGEST is a second limit."""
+    """The legal values of a number. LARGEST adds upper limits."""
 
     words: str  # the legal values in words
     test: Callable[[float], bool]  # whether a number is legal
@@ -273,11 +273,6 @@ class Config:
                 f"{MAX_TRAJECTORIES:,} fit into memory"
             )
 
-    def engine_gives_logprobs(self) -> bool:
-        """Whether samples have log-probs. vLLM is not asked for those that the trainer computes
-        again, because they cost vLLM host time for each token."""
-        return self.engine == "torch" or not self.recompute_old_logprobs
-
     def _check_filter(self) -> None:
         strategy = self.filter_strategy
         if self.filter_by == "entropy" and not self.engine_gives_logprobs():
@@ -318,17 +313,6 @@ class Config:
         if self.group_size == 1 and (has_group_baseline or normalizes_groups):
             raise UserError("group_size=1 leaves no other member to compare scores with")
 
-    def most_kept(self) -> int:
-        """The largest number of trajectories that the filter can keep in an iteration."""
-        if self.filter_strategy == "count":
-            kept_groups = self.filter_keep
-        elif self.filter_strategy == "fraction":
-            kept_groups = self.filter_keep * self.num_groups
-        else:
-            kept_groups = self.num_groups
-        # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29.
-        return max(1, int(kept_groups + 1e-9)) * self.group_size
-
     def _check_batch_size(self) -> None:
         kept = self.most_kept()
         unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
@@ -340,6 +324,24 @@ class Config:
                 f"(filter_keep {self.filter_keep} of num_groups {self.num_groups}, "
                 f"group_size {self.group_size})"
             )
+
+    def most_kept(self) -> int:
+        """The largest number of trajectories that the filter can keep in an iteration."""
+        if self.filter_strategy == "count":
+            kept_groups = self.filter_keep
+        elif self.filter_strategy == "fraction":
+            kept_groups = self.filter_keep * self.num_groups
+        else:
+            kept_groups = self.num_groups
+        # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29.
+        return max(1, int(kept_groups + 1e-9)) * self.group_size
+
+    def engine_gives_logprobs(self) -> bool:
+        """Whether the engine returns log-probs with its samples.
+
+        If the trainer computes them again, vLLM is not asked for them: they cost it host time for
+        each token."""
+        return self.engine == "torch" or not self.recompute_old_logprobs
 
 
 CHOICES: dict[str, tuple[str, ...]] = {}  # legal values of settings that are one of several words

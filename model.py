@@ -373,12 +373,12 @@ def load_model(
 
 
 def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
-    """Compare the weights of the files with those of a model that has no memory.
+    """Compare the weights of the files with those that the settings of the model ask for.
 
     Args: config: of transformers; shapes: of the weights in the files, by name.
     Raises: UserError if a weight is missing, unknown, or has another shape.
     """
-    with torch.device("meta"):
+    with torch.device("meta"):  # its tensors have shapes and take no memory
         expected = AutoModelForCausalLM.from_config(config).state_dict()
     for name in shapes:
         if name not in expected:
@@ -396,7 +396,7 @@ def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that a tokenizer gives a text back. Raises: UserError."""
+    """Check that a tokenizer decodes what it encoded. Raises: UserError."""
     text = "assistant\nUp || 1"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -77,7 +77,7 @@ def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
 
 
 def _gpu_of_this_rank() -> torch.device:
-    local_rank = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else 0
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
     num_gpus = torch.cuda.device_count()
     if local_rank >= num_gpus:
         raise UserError(
@@ -155,10 +155,7 @@ def make_mesh(device: torch.device) -> DeviceMesh:
     weights inside, and the nodes average gradients once a step.
     """
     ranks = world_size()
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    else:
-        ranks_per_node = ranks
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     if ranks_per_node < ranks and ranks % ranks_per_node == 0:
         sizes = (ranks // ranks_per_node, ranks_per_node)
         return init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
@@ -215,8 +212,9 @@ def stream_weights(
 def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
     """W + (alpha / rank) B A, computed in float32, sharded like W.
 
-    For a 16-bit type it is rounded at random, because the nearest number is often W itself. The
-    noise depends only on the name and the shard, so a continued run samples the same tokens.
+    For a 16-bit type it is rounded at random, because rounding to the nearest number often gives W
+    again. The noise depends only on the name and the shard, so a continued run samples the same
+    tokens.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(

@@ -180,7 +180,7 @@ class Conversation:
             outcome = call_with_timeout(self.config.step_timeout_s, self.episode.step, text)
         except EnvError as error:
             return failed_outcome(error)
-        if not abs(outcome.reward) <= MAX_REWARD:  # NaN is not, either
+        if not abs(outcome.reward) <= MAX_REWARD:  # true for NaN, too
             return failed_outcome(f"its reward is {outcome.reward:g}")
         return outcome
 

@@ -116,8 +116,8 @@ def filter_groups(
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
     """How many of the ranked groups the strategy keeps.
 
-    Args: values (C,), in the order of the ranks; keep in (0, 1], for count in [1, P]; num_groups P:
-        a fraction is one of all groups, those without variance included.
+    Args: values (C,), in the order of the ranks; keep in (0, 1], for count in [1, P]; num_groups P.
+        "fraction" counts all P groups, those without variance included.
     """
     if strategy == "fraction":  # 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -203,9 +203,15 @@ def advantages(
         raise ValueError(f"estimator {estimator!r} needs the values of a critic")
     _check_counts(tokens_per_turn, total=len(rewards))
     if estimator == "bi_level_gae":
-        discounts = dict(gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam)
         raw, returns = bi_level_gae(
-            rewards, values, tokens_per_turn, turns_per_trajectory, **discounts
+            rewards,
+            values,
+            tokens_per_turn,
+            turns_per_trajectory,
+            gamma=gamma,
+            lam=lam,
+            turn_gamma=turn_gamma,
+            turn_lam=turn_lam,
         )
         return whiten(raw), returns
     counts = segment_sums(torch.tensor(tokens_per_turn), turns_per_trajectory)  # (B,)

@@ -16,8 +16,8 @@ from torch.utils.tensorboard.summary import hparams, scalar, text
 class Board:
     """An event file of TensorBoard.
 
-    It has no thread, unlike torch's SummaryWriter, so a full disk raises its error here. Then the
-    file ends with a sentence and the run goes on: metrics.jsonl is the record.
+    It has no thread, unlike torch's SummaryWriter, so the error of a full disk is raised here. It
+    is printed, and the run goes on without TensorBoard: metrics.jsonl has all metrics.
 
     Args:
         first_step: events of older files from this step on are forgotten.

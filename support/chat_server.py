@@ -86,7 +86,7 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
 
 def request_headers() -> dict[str, str]:
-    """Raises: UserError if the key cannot be in a header."""
+    """The headers of a request, with the key. Raises: UserError if no header can hold the key."""
     key = os.environ.get("OPENAI_API_KEY", "none")  # local servers need no key
     if not key.isascii() or not key.isprintable():
         raise UserError("OPENAI_API_KEY must be printable ASCII text without line breaks")
@@ -96,7 +96,7 @@ def request_headers() -> dict[str, str]:
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
     """The reply in the body of a chat completion.
 
-    Raises: LookupError, TypeError, ValueError or RecursionError if it is none."""
+    Raises: LookupError, TypeError, ValueError or RecursionError for any other body."""
     completion = json.loads(answer)
     text = completion["choices"][0]["message"]["content"]
     num_tokens = completion["usage"]["completion_tokens"]

@@ -1,7 +1,7 @@
 """Checkpoints, which a thread writes during training, and Hugging Face folders of the policy.
 
     out_dir/checkpoint-000010/state/*.safetensors   trained weights and optimizer moments
-                             /state.json            format, step, bad_steps
+                             /state.json            format, step, bad_steps, loss_scale (float16)
                              /config.json           the settings
                              /manifest.json         sha256 of the files above
     out_dir/best/                                   Hugging Face folder: the policy with the best
@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -84,12 +85,12 @@ class Saver:
                 f"for {self.num_saves} checkpoints"
             )
 
-    def save(self, state: dict[str, dict], counts: dict[str, int]) -> None:
+    def save(self, state: dict[str, dict], counts: dict[str, Any]) -> None:
         """Copy the state and return. A thread writes checkpoint-STEP and removes old checkpoints.
 
         Args:
-            state: from `training_state`.
-            counts: step and bad_steps.
+            state: tensors in nested dicts, such as those of `training_state`.
+            counts: what state.json will hold: "step", and whatever else continues the run.
         Raises: UserError if the previous checkpoint could not be written.
         """
         self.wait()
@@ -114,7 +115,7 @@ class Saver:
             writing.result()
         self.paused_s += time.perf_counter() - began
 
-    def _write(self, state: dict[str, dict], counts: dict[str, int]) -> None:
+    def _write(self, state: dict[str, dict], counts: dict[str, Any]) -> None:
         final = self.out_dir / f"checkpoint-{counts['step']:06d}"
         with atomic_folder(final, self.group) as partial:
             writer = ShardWriter(str(partial / "state"), save_distributed=True)
@@ -124,7 +125,7 @@ class Saver:
         if parallel.rank() == 0:
             self._remove_others(final)
 
-    def _write_description(self, folder: Path, counts: dict[str, int]) -> None:
+    def _write_description(self, folder: Path, counts: dict[str, Any]) -> None:
         settings = self.out_dir / "config.json"
         if settings.is_file():
             shutil.copy(settings, folder)
@@ -345,10 +346,10 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, int]:
+def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
     """Load a checkpoint into modules and optimizers; any number of ranks may have written it.
 
-    Returns: format, step and bad_steps.
+    Returns: the content of state.json.
     Raises: UserError if the checkpoint lacks a tensor that is trained now, or has one with NaN.
     """
     state = training_state(modules, optimizers)

@@ -12,7 +12,7 @@ UNREADABLE = 0.5  # below this fraction of valid replies, their form is the prob
 
 
 def idle_warning(history: Sequence[dict]) -> str | None:
-    """The sentence after IDLE_LIMIT idle iterations in a row, once for each time; else None."""
+    """The sentence after exactly IDLE_LIMIT idle iterations in a row; None otherwise."""
     num_idle = 0  # at the end of the history
     for row in reversed(history):
         if row["kept_groups"]:

@@ -1,11 +1,11 @@
-"""Settings that a user gave and that cannot act together with the other settings.
+"""Settings that a user gave and that have no effect because of the other settings.
 
-    clip_high cannot act: an iteration makes one optimizer step, so ...
+    these settings cannot act: clip_high: an iteration makes one optimizer step, and ...
 
-A run prints one such line at its start, because a setting that changes nothing is easily taken for
-one that does not help. Only settings from the command line and from files of experiments count. An
-overlay (a file that begins with "# Overlay") is made for many experiments, so some of its lines
-have nothing to do in some of them.
+A run prints such a line at its start. Otherwise a user may conclude that a setting does not help,
+although it changed nothing. Only settings from the command line and from files of experiments
+count. An overlay (a file that begins with "# Overlay") is made for many experiments, and some of
+its lines have no effect in some of them.
 """
 
 from configurator import CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, Config
@@ -28,7 +28,7 @@ SFT_FIELDS = [field.name for field in fields(Config) if field.name.startswith("s
 
 
 def warn(config: Config, sources: dict[str, str]) -> str:
-    """One line about the given settings that cannot act in training; '' if all can.
+    """The line about the given settings that have no effect on training; '' if all have one.
 
     Args: sources: from `load_config`."""
     names_of: dict[str, list[str]] = {}  # reason -> settings
@@ -77,9 +77,9 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "collapse_pairs", "collapse_every is 0"
     if config.reward_norm == "none":
         yield "reward_norm_over", "reward_norm is none"
-    trainer_computes = config.kl_coef > 0 and config.kl_in == "reward"
-    if trainer_computes or not config.mask_observations:
-        why = "kl_in is reward" if trainer_computes else "mask_observations is False"
+    kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
+    if kl_in_reward or not config.mask_observations:
+        why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
         yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
 
 
@@ -130,7 +130,7 @@ def _filter(config: Config) -> Iterator[Reason]:
 
 
 def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
-    """Environments are started only if the answer depends on them. One that fails says nothing."""
+    """Start environments only if the answer depends on them, and ignore those that fail."""
     if config.think_reward and "think_reward" in given:
         looks = _look_at_envs(config)
         if not config.think:
@@ -166,6 +166,6 @@ def _look_at_envs(config: Config) -> list[Look]:
             looks.append(
                 call_with_timeout(config.step_timeout_s, look, make_episode(config, spec).env)
             )
-        except EnvError:  # the run will tell
+        except EnvError:  # the run will report it
             return []
     return looks

@@ -62,7 +62,7 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
 
 
 def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
-    """(place, item, shape) of each item that the shape of a dict tells of."""
+    """(place, item, shape) of each item that the shape of a dict names."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

@@ -6,7 +6,7 @@ of the seeds is large if training runs differ. Two or three seeds say little abo
 the quantiles of Student's t. `rate_interval` and `difference_interval` add the squares of the two
 half-widths (the method MOVER of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds
 have the same rate, only the part of the instances is left. tests/test_statistics.py simulates how
-often the intervals hold the true value.
+often the intervals contain the true value.
 """
 
 import math
@@ -30,8 +30,8 @@ class Interval(NamedTuple):
 def rate_interval(wins: ndarray) -> Interval:
     """95 % interval of the mean success rate of S seeds on n instances.
 
-    For one seed with one game an instance, it is the Wilson interval of n trials. It holds the
-    rates of all seeds.
+    For one seed with one game an instance, it is the Wilson interval of n trials. It contains the
+    rate of every seed.
 
     Args:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.
@@ -57,7 +57,7 @@ def rate_interval(wins: ndarray) -> Interval:
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 
-    The interval holds the differences of all seeds.
+    The interval contains the difference of every seed.
 
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.
@@ -93,18 +93,22 @@ def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
 
 
 def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -> Interval:
-    """The ends (...,) of an interval that extends `below` and `above` the mean without seeds."""
+    """Widen an interval of the mean by the half-width of the interval over seeds.
+
+    Args:
+        scores: (..., S, n).
+        below, above: (...,), half-widths over instances below and above the mean.
+        lowest: the lowest possible score.
+    """
     mean = scores.mean((-2, -1))  # (...,)
     seeds = scores.mean(-1)  # (..., S)
     num_seeds = seeds.shape[-1]
-    of_seeds = 0.0
+    seed_half_width = 0.0
     if num_seeds > 1:
         standard_error = seeds.std(-1, ddof=1) / math.sqrt(num_seeds)  # (...,)
-        of_seeds = t_quantile(num_seeds - 1) * standard_error
-    below = np.hypot(below, of_seeds)
-    above = np.hypot(above, of_seeds)
-    low = np.minimum(mean - below, seeds.min(-1))
-    high = np.maximum(mean + above, seeds.max(-1))
+        seed_half_width = t_quantile(num_seeds - 1) * standard_error
+    low = np.minimum(mean - np.hypot(below, seed_half_width), seeds.min(-1))
+    high = np.maximum(mean + np.hypot(above, seed_half_width), seeds.max(-1))
     low = np.maximum(low, lowest)
     high = np.minimum(high, 1.0)
     return Interval(low, high)

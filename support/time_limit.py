@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-REPEAT_S = 1.0  # an environment that ignores the alarm hears it again
-LAST_RESORT_S = 10.0  # after the time limit, before the process ends
+REPEAT_S = 1.0  # seconds between alarms, for an environment that ignores the first one
+LAST_RESORT_S = 10.0  # seconds from the time limit until the process ends
 STDERR = 2  # file descriptor
 # Handlers that an environment may not change for the rest of the run.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -49,8 +49,8 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
 class Alarm:
     """A context in the main thread that raises TimeUp after `limit_s` seconds, again and again.
 
-    Code that stops the alarm, or hangs where Python cannot interrupt it, leaves no other way: after
-    LAST_RESORT_S more seconds the process prints where it hangs, and ends with exit code 1."""
+    Code may stop the alarm, or hang where Python cannot interrupt it. Then, after LAST_RESORT_S
+    more seconds, the process prints where it hangs and ends with exit code 1."""
 
     def __init__(self, limit_s: float):
         self.limit_s = limit_s

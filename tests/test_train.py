@@ -259,8 +259,8 @@ def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, t
     # No reply has the form, and a missing form costs nothing: all scores are 0.
     rows = run(tmp_path / "out", start, format_penalty=0.0, weight_decay=0.1)
     message = (
-        "iteration 1: the filter kept no group, because the scores in each group that it picked "
-        "are equal; update skipped"
+        "iteration 1: the filter kept no group, because the scores in each group are equal; "
+        "update skipped"
     )
     assert message in capsys.readouterr().out
     assert len(rows) == 2

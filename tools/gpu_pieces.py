@@ -1,4 +1,4 @@
-"""The pieces of tools/gpu_report.py. This file is one process: it measures the cases of a piece.
+"""The pieces of tools/gpu_report.py. A process of this file measures the cases of one piece.
 
 python -m tools.gpu_pieces update --device=cuda      # one GPU; appends to out/gpu/results.jsonl
 """
@@ -74,7 +74,9 @@ def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.
     todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
     for name in todo:
         results.add(piece, name, "waiting")
-    for name in todo[:1] if piece in ONE_CASE_EACH else todo:
+    if piece in ONE_CASE_EACH:
+        todo = todo[:1]
+    for name in todo:
         results.add(piece, name, "running")
         free_memory(device)
         measure_case(piece, name, cases[name], results, device)

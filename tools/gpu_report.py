@@ -6,10 +6,10 @@
     python -m tools.gpu_report --device=cpu            # the same with tiny models, 1 CPU-minute
 
 Every piece runs in a process of its own (tools/gpu_pieces.py) for at most 4 minutes. An error costs
-only one case, because the others of its piece then run in a new process. Results are written to
-out/gpu/results.jsonl as they come. The next call skips what is measured, and repeats what failed at
-the end. --out_dir=PATH is another folder. --model=NAME is the model of the piece `flagship`. torch
-2.11 and transformers are enough: a piece that needs vLLM is skipped where vLLM is not installed.
+only one case, because the others of its piece then run in a new process. Results are appended to
+out/gpu/results.jsonl. The next call skips what is measured. At its end it repeats what failed.
+--out_dir=PATH is another folder. --model=NAME is the model of the piece `flagship`. torch 2.11 and
+transformers are enough: a piece that needs vLLM is skipped if vLLM is not installed.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     needs: str = ""  # "vllm" or "cuda"
 
 
-# The order is that of their value for somebody who has a GPU for a few minutes.
+# The most useful pieces come first, because a GPU may be there for a few minutes only.
 PIECES = (
     Piece("environment", "Versions and rates of the machine"),
     Piece("tiny", "One iteration of the tiny model with the torch engine, against the CPU"),

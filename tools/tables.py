@@ -30,10 +30,9 @@ POLICIES = ("start", "after RL")
 COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # what RL is compared with
 LEGEND = """\
 Success in % of n games, with a 95 % interval in brackets and the result of each seed in
-parentheses. Differences are paired by seed and prompt. Intervals are for other seeds and other
-prompts (support/statistics.py); two or three seeds that differ make them wide. First warning: for
-each seed, the iteration of the first early sign of collapse (support/echo_trap.py), - if there is
-none."""
+parentheses. Differences are paired by seed and prompt. Intervals are over seeds and prompts
+(support/statistics.py); if two or three seeds differ, they are wide. First warning: for each seed,
+the iteration of the first early sign of collapse (support/echo_trap.py), - if there is none."""
 
 
 # ---------- what rows hold
