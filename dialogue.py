@@ -84,7 +84,7 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
 
 
 def check_text(value: Any, method: str, env: Env) -> str:
-    """Return the value. Raises: UserError unless it is text that UTF-8 can encode."""
+    """Return the value that a method returned. Raises: UserError unless it is text in UTF-8."""
     if not isinstance(value, str):
         raise UserError(f"{name_of(env)}.{method} returned {show(value)}; expected a text")
     try:
@@ -98,7 +98,7 @@ def check_text(value: Any, method: str, env: Env) -> str:
 
 
 def check_actions(value: Any, player: str, env: Env) -> list[str]:
-    """Return the value. Raises: UserError unless it is a list of texts."""
+    """Return the actions that a player chose. Raises: UserError unless they are a list of texts."""
     is_list = isinstance(value, (list, tuple))
     if not is_list or not all(isinstance(action, str) for action in value):
         raise UserError(
@@ -290,8 +290,8 @@ class Episode:
 def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
     """The actions that a reference player chooses in the present state.
 
-    `optimal` chooses the best plan of at most `actions_per_turn` actions. `greedy` and `random`
-    choose one action. If no plan exists, `optimal` chooses the action of `greedy`."""
+    `optimal` chooses the best plan of at most `actions_per_turn` actions, or the action of `greedy`
+    if no plan exists. `greedy` and `random` choose one action."""
     env = episode.env
     actions = []
     if player == "random":

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dialogue import Chat
-from engines.sample import Sample, Seed
+from engines.sample import Sample, Seed, failure_reason
 from engines.torch_engine import TorchEngine
-from engines.vllm_engine import VLLMEngine, failure_reason
+from engines.vllm_engine import VLLMEngine
 from model import pick_dtype
 from support.available import VLLM_HINT
 

@@ -228,8 +228,8 @@ def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) ->
     iteration = learner.step + 1
     if not kept:
         tqdm.write(
-            f"iteration {iteration}: the filter kept no group, because the scores in each group are "
-            "equal; update skipped"
+            f"iteration {iteration}: the filter kept no group, because the scores in each group "
+            "are equal; update skipped"
         )
         return {}
     targets = compute_targets(learner, kept, kept_fraction)

@@ -1,5 +1,6 @@
-"""What all engines share: the finished response, and the seed of its sampling."""
+"""What all engines share: finished responses, seeds of sampling, and the words for a failure."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,3 +14,13 @@ class Sample(NamedTuple):
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
     # of these tokens under softmax(logits / temperature), nats; NaN if vLLM was not asked for them
     logprobs: list[float]
+
+
+def failure_reason(error: BaseException) -> str:
+    """The first three lines of an error message, with advice if the memory is too small."""
+    lines = str(error).split("\n")[:3]
+    reason = f"({' '.join(lines)[:300] or type(error).__name__})"
+    out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"
+    if re.search(out_of_memory, str(error), re.IGNORECASE):
+        reason += "; lower max_running or max_context_tokens, which size the KV cache"
+    return reason

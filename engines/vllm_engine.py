@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import random
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from engines.sample import Sample, Seed
+from engines.sample import Sample, Seed, failure_reason
 
 VLLM_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -188,13 +187,3 @@ def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
     if has_failed and "RotaryEmbedding" not in message:  # a rotary embedding has no weights
         raise RuntimeError(f"vLLM did not take all weights ({message})")
     return False
-
-
-def failure_reason(error: BaseException) -> str:
-    """The first three lines of an error message, with advice if the memory is too small."""
-    lines = str(error).split("\n")[:3]
-    reason = f"({' '.join(lines)[:300] or type(error).__name__})"
-    out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"
-    if re.search(out_of_memory, str(error), re.IGNORECASE):
-        reason += "; lower max_running or max_context_tokens, which size the KV cache"
-    return reason

@@ -1,4 +1,4 @@
-"""A name says nothing about an estimator: the tuples of configurator.py do.
+"""The tuples of configurator.py say which estimators train a critic; their names do not matter.
 
 Run with:  python -m pytest -q tests/test_estimators.py
 """

@@ -218,8 +218,8 @@ def imitate(
             report(finished, totals)
         saves = is_last or (config.save_every and finished % config.save_every == 0)
         if saver and saves:
-            counts = {"step": finished, "totals": copy.deepcopy(totals)}  # a thread writes them
-            saver.save(training_state(policy, optimizers), counts)
+            progress = {"step": finished, "totals": copy.deepcopy(totals)}  # a thread writes them
+            saver.save(training_state(policy, optimizers), progress)
     if saver:
         saver.wait()
 
@@ -274,8 +274,8 @@ def load_state(
 ) -> tuple[int, dict]:
     """Continue from a checkpoint. Returns: finished steps, totals.
 
-    Raises: UserError if it is that of another kind of run."""
-    described = read_json(folder / "state.json", {"step": int, "totals": TOTALS})
+    Raises: UserError if another script wrote it."""
+    progress = read_json(folder / "state.json", {"step": int, "totals": TOTALS})
     tensors = {}
     for path in sorted((folder / "state").glob("*.safetensors")):
         tensors |= load_file(path)
@@ -289,7 +289,7 @@ def load_state(
             moments.setdefault(int(index), {})[key] = tensors.pop(name)
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    return described["step"], described["totals"]
+    return progress["step"], progress["totals"]
 
 
 # ---------- optimizers

@@ -48,7 +48,7 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # in a patch
 
-# Settings of git that let nothing but the objects of a checkout have an effect.
+# With these, git obeys nothing in a checkout but its objects, and its memory is limited.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -277,13 +277,14 @@ def _check_row(line: str) -> dict:
             f"a row of SWE-Gym must have texts and lists of tests; {', '.join(wrong)} "
             f"is missing or has another type in {line[:80]!r}"
         )
-    for mistake in _mistakes_in(row):
+    mistake = next(_mistakes_in(row), None)
+    if mistake:
         raise UserError(f"a row of SWE-Gym is refused: {mistake}")
     return row
 
 
 def _mistakes_in(row: dict) -> Iterator[str]:
-    """Values that are not what they should be. The shell and git get these values."""
+    """A sentence for each illegal value. The values become arguments of the shell and of git."""
     for key, kind in ROW_TYPES.items():
         texts = row[key] if kind is list else [row[key]]
         if not all(isinstance(text, str) and _is_plain_text(text) for text in texts):
@@ -316,7 +317,7 @@ def _is_plain_text(text: str) -> bool:
 
 
 def _is_inside(file: str) -> bool:
-    """Whether a name is that of a file below the present folder, and no option of a command."""
+    """Whether a name is a path below the present folder that no command takes for an option."""
     parts = file.split("/")
     is_option = file.startswith(("-", "@"))  # pytest reads more arguments from the file after @
     return file.isprintable() and not is_option and not {"", ".", ".."} & set(parts)
