@@ -203,15 +203,9 @@ def advantages(
         raise ValueError(f"estimator {estimator!r} needs the values of a critic")
     _check_counts(tokens_per_turn, total=len(rewards))
     if estimator == "bi_level_gae":
+        discounts = dict(gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam)
         raw, returns = bi_level_gae(
-            rewards,
-            values,
-            tokens_per_turn,
-            turns_per_trajectory,
-            gamma=gamma,
-            lam=lam,
-            turn_gamma=turn_gamma,
-            turn_lam=turn_lam,
+            rewards, values, tokens_per_turn, turns_per_trajectory, **discounts
         )
         return whiten(raw), returns
     counts = segment_sums(torch.tensor(tokens_per_turn), turns_per_trajectory)  # (B,)

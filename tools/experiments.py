@@ -106,7 +106,11 @@ STARPO_S = curve()  # the config files of this repository are StarPO-S
 
 
 def online_k(num_epochs: int) -> Curve:
-    """k = `num_epochs` passes over each rollout, 200 passes in all, evaluated every ten passes."""
+    """k = `num_epochs` passes over each rollout, 200 passes in all, evaluated every ten passes.
+
+    One pass is StarPO-S itself, evaluated as its config files say."""
+    if num_epochs == 1:
+        return STARPO_S
     return curve(
         num_epochs=num_epochs,
         num_iterations=200 // num_epochs,
