@@ -177,7 +177,8 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
     Returns: its path, and a descriptor to write to.
     """
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+    start = path.name[:50]  # the name of a file has at most 255 bytes
+    partial = path.with_name(f"{start}.{secrets.token_hex(8)}{PARTIAL}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     return partial, os.open(partial, flags, 0o666)
 

@@ -159,3 +159,9 @@ def test_git_commit_and_dirty(tmp_path, monkeypatch):
     assert run_folder.git_commit() == f"{commit}-dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run_folder.git_commit() is None  # no git
+
+
+def test_a_file_may_have_the_longest_name(tmp_path):
+    path = tmp_path / ("x" * 255)
+    write_atomically(path, "text")
+    assert path.read_text() == "text"
