@@ -36,7 +36,7 @@ def printable(text: str, limit: int = 500, keep: str = "") -> str:
     as \x1b, so they can neither move the cursor nor imitate other lines.
 
     Args:
-        limit: the largest number of characters; a longer text is cut, and its length is told.
+        limit: the largest number of characters; a longer text is cut, and its length is added.
         keep: characters to print as they are, such as a line break.
     >>> printable("red \x1b[31m", limit=8)
     'red \\x1b... (cut, 9 characters)'

@@ -1,6 +1,6 @@
 """Settings that a user gave and that have no effect because of the other settings.
 
-    these settings cannot act: clip_high: an iteration makes one optimizer step, and ...
+    these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
 
 A run prints such a line at its start. Otherwise a user may conclude that a setting does not help,
 although it changed nothing. Only settings from the command line and from files of experiments
@@ -37,7 +37,7 @@ def warn(config: Config, sources: dict[str, str]) -> str:
     if not names_of:
         return ""
     phrases = [f"{', '.join(names)}: {reason}" for reason, names in names_of.items()]
-    return f"these settings cannot act: {'; '.join(phrases)}"
+    return f"these settings have no effect: {'; '.join(phrases)}"
 
 
 def given_settings(sources: dict[str, str]) -> list[str]:

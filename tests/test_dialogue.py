@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
         # Progress in turns 0, 2, 3 of 4 steps is paid at the second time; a win pays the rest.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
-        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # a step back is none forward
+        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # a step back is no progress
         ([1.0], True, "balanced", 4, [1]),
     ],
 )

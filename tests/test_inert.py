@@ -1,4 +1,4 @@
-"""A setting that cannot act is named at the start of a run, and it really changes nothing.
+"""A setting that has no effect is named at the start of a run, and it really changes nothing.
 
 Run with:  python -m pytest -q tests/test_inert.py
 """
@@ -35,7 +35,7 @@ KEEPS_ALL = "filter_keep is 1, which keeps all groups"
 IN_ANY_CASE = "so the trainer computes them in any case"
 THINK_OFF = "think is False, so replies have no thoughts"
 
-# (settings, the setting that cannot act, another value of it, why)
+# (settings, the setting that has no effect, another value of it, why)
 INERT = [
     (ONE, "clip_low", 0.5, STEP),
     (ONE, "clip_high", 0.01, STEP),
@@ -113,7 +113,7 @@ def test_the_line_names_the_setting_and_the_reason(case):
     settings, name, value, reason = case
     config = small_config(**(settings | {name: value}))
     sources = dict.fromkeys(settings, "default") | {name: "command line"}
-    assert warn(config, sources) == f"these settings cannot act: {name}: {reason}"
+    assert warn(config, sources) == f"these settings have no effect: {name}: {reason}"
     assert warn(config, {name: "default"}) == ""
 
 
@@ -269,7 +269,7 @@ def test_an_overlay_is_for_many_experiments(tmp_path):
     config, _, sources = load_config([*shipped("sokoban_grpo", "tiny"), str(own), "--lam=0.9"])
     assert given_settings(sources) == ["env", "estimator", "lam", "clip_high", "critic_lr"]
     assert warn(config, sources) == (
-        f"these settings cannot act: critic_lr, lam: {NO_CRITIC}; clip_high: {STEP}"
+        f"these settings have no effect: critic_lr, lam: {NO_CRITIC}; clip_high: {STEP}"
     )
 
 
@@ -292,9 +292,9 @@ def test_every_rule_names_real_settings():
 def test_the_line_is_printed_at_the_start_of_a_run(trained_folder, tmp_path, capsys):
     run(tmp_path / "a", trained_folder, num_iterations=0, batch_size=8, clip_high=0.2)
     out = capsys.readouterr().out
-    assert "\nthese settings cannot act: critic_lr" not in out
-    lines = [line for line in out.splitlines() if line.startswith("these settings cannot act")]
-    assert lines == [f"these settings cannot act: clip_high: {STEP}"]
+    assert "\nthese settings have no effect: critic_lr" not in out
+    lines = [line for line in out.splitlines() if line.startswith("these settings have no effect")]
+    assert lines == [f"these settings have no effect: clip_high: {STEP}"]
     assert SMALL_RUN["batch_size"] == 4
     run(tmp_path / "b", trained_folder, num_iterations=0, clip_high=0.2)
-    assert "cannot act" not in capsys.readouterr().out
+    assert "have no effect" not in capsys.readouterr().out

@@ -51,7 +51,7 @@ class Request:
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
     """Two layers of Qwen2.5-0.5B's widths with its vocabulary and random weights, temperature 1.
 
-    Nothing is timed, so nothing is repeated: `repeats` has no effect.
+    Args: repeats: has no effect, because nothing is timed.
     """
     network = build_random(shape)
     torch.nn.init.constant_(network.model.norm.weight, LOGIT_SCALE)
