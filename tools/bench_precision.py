@@ -100,8 +100,8 @@ def sample(
     vocabulary = network.config.vocab_size
     prompts = rng.integers(vocabulary, size=(NUM_REQUESTS, PROMPT_TOKENS)).tolist()
     for key, prompt in enumerate(prompts):
-        options = dict(max_tokens=RESPONSE_TOKENS, temperature=1.0, seed=(config.seed, key))
-        engine.add(key, prompt, **options)
+        seed = (config.seed, key)
+        engine.add(key, prompt, max_tokens=RESPONSE_TOKENS, temperature=1.0, seed=seed)
     samples = []
     while engine.busy:
         samples += engine.step()

@@ -18,13 +18,11 @@ from pathlib import Path
 from dialogue import parse_response
 from support.records import TRAJECTORY, why_ended
 from support.run_folder import load_saved, read_rows, write_atomically
-from support.shapes import check_shape
 from tools.pictures import COLORS, LAYERS, cells_of, split_message
 from tools.view_curves import draw_curves, draw_warning_panel
 from tools.view_gif import draw_gif
 
 TEMPLATE = Path(__file__).with_name("view.html")
-OPTIONAL = {"closing": (str, None), "error": (str, None)}  # keys of a turn
 PLACEHOLDER = "{{data}}"  # in the template
 STAGES = {  # file of a run -> what its trajectories are; None: training, an iteration per row
     "eval_start.jsonl": "before RL",
@@ -106,9 +104,6 @@ def load_run(run: Path) -> dict:
         for record in read_rows(run / file, shape=shape):
             if not record["turns"]:
                 raise UserError(f"{run / file} holds a trajectory without turns")
-            for turn in record["turns"]:
-                optional = {key: turn.get(key) for key in OPTIONAL}
-                check_shape(optional, OPTIONAL, str(run / file))
             trajectories.append(describe_trajectory(record, stage, think, text_ids))
     if not trajectories:
         raise UserError(
