@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import signal
 import sys
 import time
 import types
@@ -574,6 +575,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
 
 # Every script imports this file first, so --help answers before the slow imports.
 if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` ends it without a traceback
     _doc = sys.modules["__main__"].__doc__ or ""
     _has_settings = Path(sys.argv[0]).stem not in ("view", "envs")
     print(help_text(_doc) if _has_settings else _doc.strip())

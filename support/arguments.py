@@ -79,6 +79,11 @@ def read_random_model(argv: list[str]) -> tuple[str, int | None]:
         raise UserError(
             f"give one folder, and --layers=N with N from 1 to {MAX_LAYERS}; got {given}"
         )
+    folder = Path(folders[0])
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a new folder")
+    if folder.is_dir() and any(folder.iterdir()):  # such as a run, whose config.json would be lost
+        raise UserError(f"{folder} is not empty; give a new folder")
     return folders[0], layers
 
 
@@ -111,7 +116,21 @@ def read_eval(argv: list[str]) -> Job:
         option = arg.split("=")[0]
         if option in OTHER_COMMANDS:
             raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
-    return read_scoring(argv, SCORING_OPTIONS)
+    job = read_scoring(argv, SCORING_OPTIONS)
+    _check_against(job)
+    return job
+
+
+def _check_against(job: Job) -> None:
+    """Refuse a reference that no row's name can begin with, before the evaluation."""
+    reference = job.options["against"]
+    players = list(filter(None, job.options["player"].split(",")))
+    rows = [*job.models, *players]
+    begins_a_row = any(name.startswith(reference) for name in rows)
+    continues = any(reference.startswith(name) for name in players)  # "greedy, closed loop"
+    if not begins_a_row and not continues:
+        names = " or ".join(repr(name) for name in rows)
+        raise UserError(f"--against must be the beginning of {names}, got {reference!r}")
 
 
 def read_api_models(argv: list[str]) -> Job:
@@ -137,6 +156,8 @@ def read_replay(argv: list[str]) -> Job:
         raise UserError(f"give --record=PATH, a file of eval.py --jsonl or of a run; got {given}")
     if job.models or job.options["player"] or job.options["samples"] > 1:
         raise UserError("tools.replay takes no model, player or samples; it only plays the record")
+    if not Path(job.options["record"]).is_file():
+        raise UserError(f"record={job.options['record']!r} is not a file")
     return job
 
 
@@ -158,6 +179,12 @@ def read_scoring(
             raise UserError(
                 f"{arg} {problem}; expected folders of runs first, then config/name.py files "
                 "and --key=value"
+            )
+    for run in runs:
+        if Path(run, "tokenizer.json").is_file():
+            raise UserError(
+                f"{run} is the folder of a model; give the folder of its run, or config/name.py "
+                f"files and --model={run}"
             )
     base = load_saved(runs[0]) if runs else None
     config, options, sources = load_config(argv[len(runs) :], extra=options, base=base)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.arguments import read_sft, read_train
+from support.arguments import read_eval, read_random_model, read_sft, read_train
 from support.available import BASE, find_model
 from support.run_folder import check_writable
 
@@ -23,12 +23,12 @@ COMMANDS = {  # command -> arguments that are right
     "eval.py": LAKE,
     "-m tools.sft": [*LAKE, "--sft_steps=1"],
     "-m tools.api_models": [*LAKE, "--api_base=http://localhost:1", "--api_model=x"],
-    "-m tools.replay": [*LAKE, "--record=x.jsonl"],
+    "-m tools.replay": [*LAKE, "--record=README.md"],
     "-m tools.bench": ["update"],
     "-m tools.corpus": [],
     "-m tools.reproduce": ["fig5"],
 }
-MODELS = ("train.py", "eval.py", "-m tools.sft")  # the commands that load a model
+MODELS = ("train.py", "eval.py", "-m tools.sft", "-m tools.bench")  # the commands that load a model
 ENVS = (*MODELS, "-m tools.api_models", "-m tools.replay")
 
 
@@ -113,6 +113,53 @@ def test_other_settings_for_a_run_are_refused_at_once(run_without_torch, tmp_pat
     assert done.stderr.startswith(f"error: out_dir={str(tmp_path)!r} holds a run with other sett")
     with pytest.raises(UserError, match="holds a run with other settings"):
         read_sft([*LAKE, "--sft_steps=1", f"--out_dir={tmp_path}"])
+
+
+def test_a_missing_record_is_said_at_once(run_without_torch):
+    done = run_without_torch("-m tools.replay", *LAKE, "--record=nowhere.jsonl")
+    assert_sentence(done, "record='nowhere.jsonl' is not a file")
+
+
+def test_a_misspelt_reference_is_said_at_once(run_without_torch):
+    done = run_without_torch("eval.py", *LAKE, "--player=greedy", "--against=gredy")
+    assert_sentence(done, "--against must be the beginning of 'greedy', got 'gredy'")
+    done = run_without_torch("eval.py", *LAKE, "--player=greedy,optimal", "--against=base")
+    sentence = "--against must be the beginning of 'greedy' or 'optimal', got 'base'"
+    assert_sentence(done, sentence)
+
+
+@pytest.mark.parametrize("reference", ["", "b", "base", "gre", "greedy", "greedy, closed loop"])
+def test_the_beginning_of_a_row_is_a_reference(reference):
+    read_eval([*LAKE, "--model=base", "--player=greedy", f"--against={reference}"])
+
+
+def test_a_random_model_is_written_over_nothing(tmp_path):
+    (tmp_path / "config.json").write_text("the settings of a run")
+    with pytest.raises(UserError, match="is not empty; give a new folder"):
+        read_random_model([str(tmp_path)])
+    with pytest.raises(UserError, match="config.json is a file; give a new folder"):
+        read_random_model([str(tmp_path / "config.json")])
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new"):
+        assert read_random_model([str(tmp_path / name)]) == (str(tmp_path / name), None)
+
+
+def test_a_model_in_place_of_a_run_is_named(run_without_torch):
+    sentence = (
+        "base is the folder of a model; give the folder of its run, or config/name.py files and "
+        "--model=base"
+    )
+    assert_sentence(run_without_torch("eval.py", "base"), sentence)
+
+
+@pytest.mark.parametrize("command", ["train.py", "-m tools.view"])
+def test_help_into_a_closed_pipe_has_no_traceback(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, *command.split(), "--help"]
+    done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.stderr == ""
 
 
 def test_a_missing_vllm_is_said_at_once(monkeypatch):

@@ -20,6 +20,9 @@ from configurator import Config, UserError, load_config, run_main
 import importlib
 import json
 
+from support.arguments import check_envs
+from support.available import find_model
+from support.mixtures import mixture_at
 from support.run_folder import check_writable, write_atomically
 from tools.bench_measure import RANDOM_MODEL
 
@@ -69,6 +72,8 @@ def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
         raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")
     name, *settings = argv
     config, options, _ = load_config([*SETTINGS, *settings], extra=OPTIONS)
+    check_envs(config, mixture_at(config.env, 0))
+    find_model(config.model)
     if options["repeats"] < 1:
         raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
     if options["json"]:

@@ -17,7 +17,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from eval import reference_settings, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
@@ -72,8 +71,6 @@ def replayed_rows(job: Job) -> Iterator[Row]:
 
 def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
     """The lines of a record. Raises: UserError for a file that holds something else."""
-    if not Path(path).is_file():
-        raise UserError(f"record={path!r} is not a file")
     records = []
     for record in read_records(path, RECORD):
         records.append({"policy": "recorded", "entropy": None, **record})
