@@ -62,8 +62,8 @@ def check_architecture(name: str, config) -> None:
         )
     if config.model_type == "qwen3" and config.attention_bias:
         raise UserError(
-            f"model={name!r} has attention_bias=true in config.json; vLLM leaves out the bias of "
-            "o_proj of a Qwen3, so expected false, as in all published ones"
+            f"model={name!r} has attention_bias=true in config.json; expected false, as in all "
+            "published Qwen3 models, because vLLM leaves out the bias of o_proj"
         )
     for key in ("quantization_config", "dual_chunk_attention_config"):
         if hasattr(config, key):

@@ -502,8 +502,8 @@ def test_a_bias_that_vllm_leaves_out():
     with pytest.raises(UserError) as error:
         check_architecture("a/b", Qwen3Config(attention_bias=True))
     assert str(error.value) == (
-        "model='a/b' has attention_bias=true in config.json; vLLM leaves out the bias of o_proj "
-        "of a Qwen3, so expected false, as in all published ones"
+        "model='a/b' has attention_bias=true in config.json; expected false, as in all published "
+        "Qwen3 models, because vLLM leaves out the bias of o_proj"
     )
 
 

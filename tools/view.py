@@ -94,7 +94,7 @@ def load_run(run: Path) -> dict:
         cells, layers, colors: how to draw boards; see tools/pictures.py.
 
     Raises:
-        UserError: the folder has no trajectories.
+        UserError: the folder has no trajectories, or a line is not one.
     """
     think = load_saved(run).think
     text_ids: dict[str, int] = {}
