@@ -47,7 +47,7 @@ help:
 	@echo "python -m tools.play        play an environment by hand"
 
 train: $(INSTALLED)
-	@.venv/bin/torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py $(ARGS)
+	@.venv/bin/python train.py config/frozenlake_ppo.py config/tiny.py $(ARGS)
 
 view: $(INSTALLED)
 	@.venv/bin/python -m tools.view $(RUN)

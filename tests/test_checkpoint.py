@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from safetensors.torch import load_file
 import parallel
 from support import checkpoint
 from support.checkpoint import Saver, find_corruption, newest
+from support.run import refuse_lost_checkpoints
 from support.run_folder import DISK_ADVICE
 
 
@@ -309,3 +311,20 @@ def test_a_checkpoint_of_another_run_is_refused(trained_folder, tmp_path):
     pattern = r"\S+ belongs to a run that trained other weights \(.*lora_A.*\); give another "
     assert re.match(pattern, str(error.value)) and "\n" not in str(error.value)
     shutil.rmtree(folder)
+
+
+def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path):
+    refuse_lost_checkpoints(tmp_path)  # a new run
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    refuse_lost_checkpoints(tmp_path)  # killed before its first checkpoint
+    (tmp_path / "policy").mkdir()
+    with pytest.raises(UserError, match="holds a finished run without checkpoints, and a new st"):
+        refuse_lost_checkpoints(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    refuse_lost_checkpoints(tmp_path)  # --num_iterations=0 writes a policy and no row
+
+
+def test_make_train_answers_in_one_sentence():
+    """torchrun would add forty lines with a traceback."""
+    makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text(encoding="utf-8")
+    assert ".venv/bin/python train.py config/frozenlake_ppo.py config/tiny.py $(ARGS)" in makefile
