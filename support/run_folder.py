@@ -45,9 +45,17 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     Args:
         accept_changes: continue a run even if its settings differ from those of `config`.
         flag: the command-line option that accepts changes, for the message; "" if there is none.
-    Raises: UserError if out_dir holds other files, a symbolic link, or a run with other settings.
+    Raises: UserError if out_dir cannot be a folder, or holds other files, a symbolic link, or a run
+        with other settings.
     """
     out_dir = Path(config.out_dir)
+    existing = next(path for path in (out_dir, *out_dir.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"out_dir={config.out_dir!r} cannot be a folder: {existing} is a file")
+    if not os.access(existing, os.W_OK):
+        raise UserError(
+            f"out_dir={config.out_dir!r} cannot be written: you may not write to {existing}"
+        )
     _check_no_links(out_dir)
     if (out_dir / "config.json").is_file():
         differences = _changed_settings(load_saved(out_dir), config)

@@ -6,6 +6,7 @@ Run with:  python -m pytest -q tests/test_arguments.py
 from configurator import UserError
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +161,19 @@ def test_help_into_a_closed_pipe_has_no_traceback(command):
     done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("out_dir", ["README.md", "README.md/run"])
+def test_a_file_in_place_of_the_folder_is_said_at_once(run_without_torch, out_dir):
+    done = run_without_torch("train.py", *LAKE, f"--out_dir={out_dir}")
+    assert_sentence(done, f"out_dir={out_dir!r} cannot be a folder: README.md is a file")
+
+
+def test_a_folder_without_permission_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may all
+    sentence = re.escape(f"cannot be written: you may not write to {tmp_path}")
+    with pytest.raises(UserError, match=sentence):
+        read_train([*LAKE, f"--out_dir={tmp_path / 'run'}"])
 
 
 def test_a_missing_vllm_is_said_at_once(monkeypatch):
