@@ -101,7 +101,7 @@ NEARLY_INERT = [
 
 def identify(case):
     settings, name, value, _ = case
-    return f"{name}={value} with {' '.join(settings.keys() - ONE.keys())}"
+    return f"{name}={value} with {' '.join(sorted(settings.keys() - ONE.keys()))}"
 
 
 def cases(table):
