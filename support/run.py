@@ -85,7 +85,7 @@ class Run:
         self.was_interrupted = False
         self.saved = checkpoint.newest(self.out_dir)
         if not self.saved:
-            refuse_lost_checkpoints(self.out_dir)
+            check_lost_checkpoints(self.out_dir)
         print(describe(config, sources), flush=True)
         warning = inert.warn(config, sources)
         if warning:
@@ -229,17 +229,20 @@ def explain_full_disk(out_dir: Path) -> Iterator[None]:
         raise UserError(f"{out_dir} could not be written ({error}); {DISK_ADVICE}") from error
 
 
-def refuse_lost_checkpoints(out_dir: Path) -> None:
-    """Refuse to start a run again from its beginning if it was finished once.
+def check_lost_checkpoints(out_dir: Path) -> None:
+    """Say that a run without checkpoints begins again. Refuse it if the run was finished once.
 
     The last checkpoint is on disk before policy/ is written, so somebody removed it.
     Raises: UserError if out_dir holds rows of metrics and a last policy."""
     metrics = out_dir / "metrics.jsonl"
-    if (out_dir / "policy").is_dir() and metrics.is_file() and metrics.stat().st_size:
+    if not metrics.is_file() or not metrics.stat().st_size:
+        return
+    if (out_dir / "policy").is_dir():
         raise UserError(
             f"{out_dir} holds a finished run without checkpoints, and a new start would replace "
             "its metrics and its policy; give another --out_dir, or remove the folder"
         )
+    print(f"{out_dir} has metrics, but no checkpoint: the run begins again", flush=True)
 
 
 def read_history(path: Path, last_step: int) -> list[dict]:

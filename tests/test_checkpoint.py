@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 import parallel
 from support import checkpoint
 from support.checkpoint import Saver, find_corruption, newest
-from support.run import refuse_lost_checkpoints
+from support.run import check_lost_checkpoints
 from support.run_folder import DISK_ADVICE
 
 
@@ -313,15 +313,18 @@ def test_a_checkpoint_of_another_run_is_refused(trained_folder, tmp_path):
     shutil.rmtree(folder)
 
 
-def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path):
-    refuse_lost_checkpoints(tmp_path)  # a new run
+def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path, capsys):
+    check_lost_checkpoints(tmp_path)  # a new run
+    assert capsys.readouterr().out == ""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    refuse_lost_checkpoints(tmp_path)  # killed before its first checkpoint
+    check_lost_checkpoints(tmp_path)  # killed before its first checkpoint
+    sentence = f"{tmp_path} has metrics, but no checkpoint: the run begins again\n"
+    assert capsys.readouterr().out == sentence
     (tmp_path / "policy").mkdir()
     with pytest.raises(UserError, match="holds a finished run without checkpoints, and a new st"):
-        refuse_lost_checkpoints(tmp_path)
+        check_lost_checkpoints(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
-    refuse_lost_checkpoints(tmp_path)  # --num_iterations=0 writes a policy and no row
+    check_lost_checkpoints(tmp_path)  # --num_iterations=0 writes a policy and no row
 
 
 def test_make_train_answers_in_one_sentence():

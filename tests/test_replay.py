@@ -132,7 +132,7 @@ def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
     with pytest.raises(ValueError, match=message):
         evaluation.main([str(run), "--env=bandit"])
     save_config(small_config(env=env), {}, run)
-    with pytest.raises(SystemExit, match="it ran"):
+    with pytest.raises(UserError, match="evil.py cannot be loaded: SystemExit: it ran"):
         replay.main([str(run), f"--env={env}", f"--record={lines}"])
 
 

@@ -458,7 +458,10 @@ def test_an_echoed_action_forges_no_role(chat, real_marks):
 
 
 def test_a_tokenizer_without_chat_marks_is_refused():
-    strange = SimpleNamespace(convert_tokens_to_ids=lambda names: [0, 0])  # both unknown
+    strange = SimpleNamespace(
+        convert_tokens_to_ids=lambda names: [0, 0],  # both unknown
+        convert_ids_to_tokens=lambda ids: ["<unk>", "<unk>"],
+    )
     with pytest.raises(ValueError, match="expected a ChatML"):
         Chat(strange)
 

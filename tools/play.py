@@ -37,7 +37,8 @@ def main(argv: list[str]) -> None:
     trajectory = play(conversation, answer)
     if trajectory.error:
         raise UserError(f"env={config.env!r} failed: {trajectory.error}")
-    if trajectory.status == "out_of_tokens":  # the human ended the input
+    if trajectory.status == "out_of_tokens":  # `ask_human` had no more input
+        print("\nthe input ended before the game")
         return
     num_turns = len(trajectory.turns)
     show(f"\n{trajectory.turns[-1].record.closing}")
