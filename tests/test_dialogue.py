@@ -176,7 +176,8 @@ def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]
     assert (done.returncode, done.stderr) == (0, "")  # the end of the input ends the game
     printed = "\n".join([system, *(f"\n{user}\n> " for user in users)])
-    assert done.stdout == printed.replace("> \n", "> ")
+    printed = printed.replace("> \n", "> ")
+    assert done.stdout == f"{printed}\nthe input ended before the game\n"
 
 
 @pytest.mark.slow
