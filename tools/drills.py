@@ -16,16 +16,15 @@ from rollout import Trajectory
 KINDS = [
     "Where",
     "Where",
+    "Where",
+    "Where",
     "Around",
-    "Facts",
     "Facts",
     "Facts",
     "Plan",
     "line",
     "line",
     "line",
-    "move",
-    "move",
     "move",
     "move",
 ]
