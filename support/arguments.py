@@ -63,6 +63,8 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
         )
     if len(env_specs(config.env)) > 1:
         raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
+    if config.wandb:
+        raise UserError("supervised learning does not log to W&B; leave --wandb out")
     if options["export"]:
         check_writable(options["export"])
     else:

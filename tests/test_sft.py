@@ -234,6 +234,11 @@ def test_sft_without_steps_is_refused():
         sft.main([FROZENLAKE])
 
 
+def test_wandb_is_refused():
+    with pytest.raises(ValueError, match="does not log to W&B; leave --wandb out"):
+        sft.main([FROZENLAKE, "--sft_steps=2", "--wandb=mine"])
+
+
 @pytest.mark.parametrize("env", ["bandit + sokoban", "bandit @5 > sokoban"])
 def test_one_environment_at_a_time(env, tmp_path):
     message = "supervised learning takes one environment, got env='bandit"
