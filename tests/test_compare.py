@@ -229,12 +229,21 @@ def test_other_settings_are_not_pooled_as_seeds(two_arms):
     assert not list(Path().glob("*_vs_*"))
 
 
+def test_one_arm_has_a_page_without_differences(two_arms, capsys):
+    grpo, _ = two_arms
+    compare.main([*grpo, "--out=alone"])
+    text = Path("alone.md").read_text()
+    assert "points." not in text and text.count("\n| grpo |") == 2
+    assert text in capsys.readouterr().out
+    assert Path("alone.png").is_file()
+
+
 def test_mistakes_are_answered(two_arms):
     grpo, rloo = two_arms
     two = [*grpo, "vs", *rloo]
-    assert "at least two arms with 'vs' between them" in refused(*grpo, *rloo)
+    assert refused(*grpo, *rloo).endswith("they differ in estimator")
     assert refused().endswith("got nothing")
-    assert "at least two arms" in refused(*grpo, "vs")
+    assert "with 'vs' between arms" in refused(*grpo, "vs")
     assert refused(*grpo, "vs", "out/rlo*") == (
         "out/rlo* does not exist; expected folders of runs, and 'vs' between arms"
     )

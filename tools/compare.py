@@ -2,6 +2,7 @@
 
     python -m tools.compare out/grpo* vs out/rloo*           # two arms, each with its seeds
     python -m tools.compare out/a* vs out/b* vs out/c*       # b and c are compared with a
+    python -m tools.compare out/a*                           # one arm: its curve and its costs
     python -m tools.compare out/a* vs out/b* --threshold=80  # costs until 80 % of the prompts
     python -m tools.compare out/a* vs out/b* --out=a_b       # a_b.md, a_b.csv, a_b.png, a_b.svg
 
@@ -100,10 +101,10 @@ def read_command(argv: Sequence[str]) -> Command:
             )
         else:
             groups[-1].append(Path(argument))
-    if len(groups) < 2 or not all(groups):
+    if not all(groups):
         given = " ".join(argv) or "nothing"
         raise UserError(
-            f"give at least two arms with 'vs' between them, such as out/grpo* vs out/rloo*; "
+            f"give the runs of each arm, with 'vs' between arms, such as out/grpo* vs out/rloo*; "
             f"got {given}"
         )
     threshold = options["threshold"]
