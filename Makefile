@@ -44,6 +44,8 @@ help:
 	@echo "tools, with --help for their options:"
 	@echo "python -m tools.sft         train on demonstrations, or pretrain the tiny model"
 	@echo "python -m tools.corpus      print a table of the documents in the pretraining corpus"
+	@echo "python -m tools.crowd       score the scripted players of that corpus"
+	@echo "python -m tools.comparison  compare RL with imitation and scripted players"
 	@echo "python -m tools.view        show the trajectories of a run, or plot runs"
 	@echo "python -m tools.compare     compare methods over several seeds, with intervals"
 	@echo "python -m tools.bench       measure speed and memory on a CPU"
@@ -55,7 +57,8 @@ help:
 	@echo "python -m tools.check_env   check an environment of your own"
 
 train: $(INSTALLED)
-	@.venv/bin/python train.py config/frozenlake_ppo.py config/tiny.py $(ARGS)
+	@.venv/bin/python train.py config/frozenlake_ppo.py config/tiny.py config/tiny_best.py $(ARGS)
+	@$(if $(ARGS),,.venv/bin/python -m tools.comparison frozenlake --show=True)
 
 view: $(INSTALLED)
 	@.venv/bin/python -m tools.view $(RUN)

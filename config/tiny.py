@@ -13,7 +13,7 @@ eval_every = 20
 save_every = 10
 
 # A small model takes larger steps. They were chosen on the prompts of --eval_split=heldout.
-learning_rate = 1e-4  # with 2e-4, a quarter of the thoughts become false
+learning_rate = 1e-4
 critic_lr = 1e-3
 adam_beta2 = 0.99
 weight_decay = 0.0

@@ -118,14 +118,11 @@ def test_curves_beyond_the_sixth_have_other_dashes():
 def test_all_pictures_are_drawn(tmp_path):
     curves = {"lake_ppo": ROWS, "lake_grpo": []}
     plots.plot_success(tmp_path / "panels.png", [PANEL], curves)
-    plots.plot_flagship(tmp_path / "flagship.png", PANEL, curves)
     plots.plot(tmp_path / "metrics.png", "title", ("eval_success", "reward"), curves)
     plots.plot(tmp_path / "nothing.png", "title", ("reward",), {"lake_grpo": []})
-    plots.plot_flagship(tmp_path / "nothing_yet.png", PANEL, dict.fromkeys(curves, []))
     pictures = list(tmp_path.iterdir())
-    assert len(pictures) == 5
+    assert len(pictures) == 3
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-    assert Image.open(tmp_path / "flagship.png").size == (1280, 720)  # 640 x 360, twice
 
 
 # ---------- plots of run folders

@@ -10,7 +10,7 @@ its settings, its commit, its cost, and for every prompt the number of games it 
 script writes docs/results/comparison.md. An interrupted run continues, and a finished row is not
 repeated. Rows that started from other weights than those in base/ are ignored.
 
-SFT and RL of one world get about the same CPU time.
+The table has the CPU time of each row.
 """
 
 from configurator import UserError, load_config, run_main
@@ -47,10 +47,11 @@ SAMPLES = 16  # games of every prompt
 OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
 FOLDER = RESULTS / "comparison"
 BASE = "base, before RL"
+BEST = ("tiny_best",)  # the settings of RL
 PLAYERS = {  # rows of eval.py -> rows of the page
-    "random, closed loop": "random",
-    "greedy, closed loop": "greedy, one action a turn",
-    "optimal, 1 a turn": "optimal, one action a turn",
+    "random, closed loop": "random, ten turns of one action",
+    "greedy, closed loop": "greedy, ten turns of one action",
+    "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
 
@@ -71,28 +72,35 @@ class World(NamedTuple):
     headline: str  # the method that the others are compared with
 
 
-def methods_of(name: str, *overlays: str, sft_steps: int, **overrides: object) -> dict[str, Method]:
+def methods_of(
+    name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
+) -> dict[str, Method]:
     """The rows of one grid world that are trained.
 
     Args:
         name: of the files config/NAME_ppo.py and config/NAME_grpo.py.
         overlays: files in config/ that come after them.
-        sft_steps: as many as take the CPU time of RL.
+        crowd_steps, planner_steps: of SFT on these players; their CPU time is in the table.
         overrides: settings of RL.
     """
     ppo = (f"{name}_ppo", *overlays)
     grpo = (f"{name}_grpo", *overlays)
-    imitation = {"sft_batch_size": 16}
-    short = Curve(ppo, {**imitation, "sft_steps": sft_steps // 4, "sft_player": "planner"})
-    crowd = Curve(ppo, {**imitation, "sft_steps": sft_steps, "sft_player": "crowd"})
-    planner = Curve(ppo, {**imitation, "sft_steps": sft_steps, "sft_player": "planner"})
+    crowd = demonstrations(ppo, "crowd", crowd_steps)
+    planner = demonstrations(ppo, "planner", planner_steps)
+    short = demonstrations(ppo, "planner", planner_steps // 4)
     return {
         "SFT on the players of the corpus": imitation_of(crowd),
         "SFT on the planner": imitation_of(planner),
-        "GRPO": Method(curve(*grpo, **overrides)),
-        "PPO": Method(curve(*ppo, **overrides)),
-        "a quarter of SFT on the planner, then PPO": Method(curve(sft=short, **overrides)),
+        "GRPO": Method(Curve(grpo, overrides, overlays=BEST)),
+        "PPO": Method(Curve(ppo, overrides, overlays=BEST)),
+        "a quarter of SFT on the planner, then PPO": Method(Curve((), overrides, short, BEST)),
     }
+
+
+def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
+    """An SFT stage on the games of a player."""
+    overrides = {"sft_batch_size": 16, "eval_every": steps, "sft_steps": steps}
+    return Curve(files, {**overrides, "sft_player": player})
 
 
 def imitation_of(stage: Curve) -> Method:
@@ -100,29 +108,33 @@ def imitation_of(stage: Curve) -> Method:
     return Method(Curve((), {}, sft=stage), has_rl=False)
 
 
+# Sokoban games are longer, so an iteration has fewer of them. Their rewards are ten times larger, and
+# so is the penalty.
+SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
+
 WORLDS = {
     "frozenlake": World(
         "FrozenLake 4x4, slippery",
         ("frozenlake_ppo",),
-        methods_of("frozenlake", sft_steps=1200),
+        methods_of("frozenlake", crowd_steps=2100, planner_steps=1500),
         headline="PPO",
     ),
     "frozenlake_det": World(
         "FrozenLake 4x4, not slippery",
         ("frozenlake_ppo", "frozenlake_det"),
-        methods_of("frozenlake", "frozenlake_det", sft_steps=1200),
+        methods_of("frozenlake", "frozenlake_det", crowd_steps=2100, planner_steps=1500),
         headline="PPO",
     ),
     "sokoban": World(
         "Sokoban, 6x6 rooms, one box",
         ("sokoban_ppo",),
-        methods_of("sokoban", sft_steps=1200, num_iterations=130),
+        methods_of("sokoban", crowd_steps=2400, planner_steps=1200, **SOKOBAN),
         headline="PPO",
     ),
     "sokoban_large": World(
         "Sokoban, 8x8 rooms, two boxes",
         ("sokoban_ppo", "sokoban_large"),
-        methods_of("sokoban", "sokoban_large", sft_steps=1200, num_iterations=95),
+        methods_of("sokoban", "sokoban_large", crowd_steps=2400, planner_steps=1200, **SOKOBAN),
         headline="PPO",
     ),
     "quest": World(
@@ -350,11 +362,11 @@ def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
 INTRODUCTION = f"""\
 # RL against imitation
 
-Every row plays the same 256 fixed prompts {SAMPLES} times, at T=0.5, with the same noise. Success
-is in %, with a 95 % interval over prompts and seeds; parentheses hold the results of the seeds.
-Differences are paired by prompt. CPU-s are of training, without evaluations. "Crowd" rows are the
-players of the corpus of the base model ([base.md](../base.md)); they name a random number of
-actions a turn."""
+Every row plays the same 256 fixed prompts {SAMPLES} times, with the same noise. Success is in %,
+with a 95 % interval over prompts and seeds; parentheses hold the results of the seeds. Differences
+are paired by prompt. Policies sample at T=0.5. CPU-s are of training, without evaluations. "Crowd"
+rows are the players of the corpus of the base model ([base.md](../base.md)), without the random
+turns that they make there. They name a random number of actions a turn."""
 
 
 if __name__ == "__main__":

@@ -29,13 +29,15 @@ class Curve:
     files: tuple[str, ...]
     overrides: dict[str, object]
     sft: "Curve | None" = None
+    overlays: tuple[str, ...] = ()  # names of files in config/ that come after those of the scale
 
     def combined(self) -> "Curve":
         """The files and overrides of the SFT stage, followed by the curve's own."""
         if self.sft is None:
             return self
         files = self.sft.files + self.files
-        return Curve(files, {**self.sft.overrides, **self.overrides})
+        overrides = {**self.sft.overrides, **self.overrides}
+        return Curve(files, overrides, overlays=self.overlays)
 
 
 class Panel(NamedTuple):
@@ -497,7 +499,7 @@ def files_at(curve: Curve, scale: str) -> list[str]:
     files = [*curve.files, *SCALES[scale].files]
     if scale == "tiny" and files[0].startswith(("quest", "repair")):
         files.append("tiny_text")
-    return files
+    return [*files, *curve.overlays]
 
 
 def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -> str:

@@ -73,15 +73,6 @@ def plot_success(path: Path, panels: Sequence[Panel], curves: Curves) -> None:
             axes.set_axis_off()
 
 
-def plot_flagship(path: Path, panel: Panel, curves: Curves) -> None:
-    """Draw one panel for the first page. It stays readable at half of its size."""
-    with picture(path, width=6.4, height=3.6) as figure:
-        axes = figure.subplots()
-        draw_panel(axes, panel, curves)
-        num_seeds = max(len(curves[label]) for label in panel.curves.values())
-        axes.set_xlabel(f"iteration (line: mean of {num_seeds} seeds, band: their range)")
-
-
 def draw_panel(axes: Axes, panel: Panel, curves: Curves) -> None:
     finished = {name: curves[label] for name, label in panel.curves.items() if curves[label]}
     axes.set(title=panel.title, xlabel="iteration")

@@ -11,9 +11,8 @@
 
 An interrupted run continues, and a finished run is not repeated. Settings identify a run, so two
 figures with the same settings share a run. Finished runs are JSON files in docs/results/runs/. From
-these the script writes docs/results/NAME.md, NAME.csv and NAME.png, and for `learning` also
-frozenlake.png, the picture in README. It ignores runs that started from other weights than those in
-base/.
+these the script writes docs/results/NAME.md, NAME.csv and NAME.png. It ignores runs that started
+from other weights than those in base/.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -196,8 +195,6 @@ def show(name: str, scale: str) -> str:
     if figure.panels:
         caption = plots.SUCCESS_CAPTION
         plots.plot_success(picture, figure.panels, found)
-        flagship = runs.RESULTS / f"frozenlake{suffix}.png"
-        plots.plot_flagship(flagship, figure.panels[0], found)
     else:
         caption = plots.CAPTION
         plots.plot(picture, title, figure.metrics, found)

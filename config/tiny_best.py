@@ -1,0 +1,10 @@
+# Overlay for tiny.py: the settings of the flagship runs (docs/results/comparison.md).
+# They were chosen on slippery FrozenLake, on the prompts of --eval_split=heldout (docs/results.md).
+# Example:  python train.py config/frozenlake_ppo.py config/tiny.py config/tiny_best.py
+
+num_iterations = 100
+num_groups = 32  # more different boards in an iteration
+group_size = 4
+filter_keep = 1.0  # no filter: on ice it was better to keep all groups
+learning_rate = 3e-4
+final_lr = 0.1  # steps get smaller, so that the policy settles
