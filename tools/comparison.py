@@ -108,8 +108,8 @@ def imitation_of(stage: Curve) -> Method:
     return Method(Curve((), {}, sft=stage), has_rl=False)
 
 
-# Sokoban games are longer, so an iteration has fewer of them. Their rewards are ten times larger, and
-# so is the penalty.
+# Sokoban games are longer, so an iteration has fewer of them. Rewards are ten times larger, and so
+# is the penalty.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
