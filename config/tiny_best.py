@@ -7,4 +7,4 @@ num_groups = 32  # more different boards in an iteration
 group_size = 4
 filter_keep = 1.0  # no filter: on ice it was better to keep all groups
 learning_rate = 3e-4
-final_lr = 0.1  # steps get smaller, so that the policy settles
+final_lr = 0.1  # both learning rates fall to a tenth
