@@ -27,7 +27,7 @@ import numpy as np
 
 from grids import Grid
 from rollout import make_episode
-from support.run_folder import read_json, read_rows, write_atomically
+from support.run_folder import git_commit, read_json, read_rows, write_atomically
 from support.statistics import difference_interval
 from tools import tables
 from tools.crowd import SHARES, play_crowd
@@ -269,12 +269,11 @@ def row_path(world: str, method: str, seed: int) -> Path:
 
 def write_row(world: str, method: str, seed: int, row: dict) -> None:
     """Write the file of a row, with the base and the machine."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True)
     described = {
         **row,
         "samples": SAMPLES,
         "base": base_of(["config/tiny.py"]),
-        "git_commit": commit.stdout.decode().strip(),
+        "git_commit": git_commit(),
         "machine": describe_machine(),
     }
     write_atomically(row_path(world, method, seed), json.dumps(described) + "\n")
