@@ -80,6 +80,12 @@ def test_only_the_chosen_rows_run(lab):
     assert len(lab) == 3 and "--learning_rate=0.5" in lab[1]
 
 
+def test_the_name_of_a_row_chooses_this_row_only(lab):
+    """ "PPO" is also a part of "SFT, then PPO"."""
+    comparison.run_world("lake", [1], "PPO")
+    assert lab[0] == "train.py config/frozenlake_ppo.py config/tiny.py --seed=1" and len(lab) == 2
+
+
 def test_costs_are_those_of_all_stages(lab):
     """30.5 CPU-s of SFT; three iterations of 2 CPU-s and 8 x 16 replies of 10 tokens."""
     row = comparison.run_method(WORLD, WORLD.methods["SFT, then PPO"], 0)

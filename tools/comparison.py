@@ -172,16 +172,19 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Run the rows of a world that have no file yet. `only` is a part of the names of the rows."""
+    """Run the rows of a world that have no file yet.
+
+    Args: only: the name of a row, or a part of the names of several rows."""
     world = WORLDS[name]
     if not only and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)})
     if only in BASE and not is_finished(name, BASE, 0):
         write_row(name, BASE, 0, {"wins": wins_of_model(world, Path("base"))})
+    rows = [only] if only in world.methods else [row for row in world.methods if only in row]
     for seed in seeds:
-        for row, method in world.methods.items():
-            if only in row and not is_finished(name, row, seed):
-                write_row(name, row, seed, run_method(world, method, seed))
+        for row in rows:
+            if not is_finished(name, row, seed):
+                write_row(name, row, seed, run_method(world, world.methods[row], seed))
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
