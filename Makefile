@@ -23,13 +23,14 @@ PIP := .venv/bin/python -m pip -q --disable-pip-version-check
 # Each file of tests runs in one of the processes.
 PYTEST := .venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: help train view gpu check test test-extras test-hubs soak vllm clean
+.PHONY: help train view figures gpu check test test-extras test-hubs soak vllm clean
 
 help:
 	@echo "make train        train the tiny model on FrozenLake, on the CPU"
 	@echo "                  settings: make train ARGS='--seed=1'; list them: make train ARGS=--help"
 	@echo "make view         write a web page of the trajectories of the run of make train"
 	@echo "                  another run: make view RUN=out/NAME"
+	@echo "make figures      draw all pictures of README and docs; needs Chromium and the run of make train"
 	@echo "make gpu          measure on a GPU what docs/performance.md says about GPUs (15 minutes)"
 	@echo "                  the same with tiny models on a CPU: make gpu GPU=cpu"
 	@echo "make check        lint and run the fast tests, without vLLM"
@@ -62,6 +63,9 @@ train: $(INSTALLED)
 
 view: $(INSTALLED)
 	@.venv/bin/python -m tools.view $(RUN)
+
+figures: $(INSTALLED) $(INSTALLED_DEV)
+	@.venv/bin/python -m tools.figures
 
 gpu: $(INSTALLED)
 	@.venv/bin/python -m tools.gpu_report --device=$(GPU) $(ARGS)

@@ -6,16 +6,18 @@ Tests of the page of tools/view.py in a browser: links, search, order, filters, 
 The browser is playwright's Chromium or an installed one. Without any, the tests are skipped.
 """
 
+from configurator import UserError
+
 import json
 import re
 import shutil
 from urllib.parse import parse_qs, urlencode
 
-import photograph
 import pytest
 from test_view import HOSTILE, LAKE, ROOM, SHOWN, record, to_lines, turn_record
 
 from tools import view
+from tools.photograph import open_browser
 
 pytestmark = pytest.mark.slow  # a page takes Chromium about half a second
 PATIENCE_MS = 60_000  # on a busy machine
@@ -76,8 +78,8 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
         try:
-            opened = photograph.open_browser(started)
-        except ValueError as error:
+            opened = open_browser(started)
+        except UserError as error:
             pytest.skip(str(error))
         yield opened
         opened.close()

@@ -40,24 +40,28 @@ def draw_curves(runs: Sequence[Path], path: Path) -> None:
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations, and the reference players.
 
-    A thick line is the mean of the seeds, thin lines are single seeds. The band is the 95 %
-    interval over seeds. For one seed it is the Wilson interval over prompts. Iteration 0 is the
-    policy before RL.
-
     Args: paths: files to write, PNG or SVG."""
     with picture(*paths, width=7.2, height=4.2) as figure:
         axes = figure.subplots()
         percent_axis(axes)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel("iteration (band: 95 % interval, thin lines: single seeds)")
         labels = []
         envs = {run.scored_env() for arm in arms for run in arm.runs if run.is_finished()}
         if len(envs) == 1:
             axes.set_title(printable(min(envs), limit=LONGEST_NAME), parse_math=False)
             labels += draw_players(axes, shared_players(arms, min(envs)))
-        for i, arm in enumerate(arms):
-            labels.append(draw_arm(axes, arm, look_of(i)))
+        labels += draw_curves_of_arms(axes, arms)
         label_lines(axes, labels)
+
+
+def draw_curves_of_arms(axes: Axes, arms: Sequence[Arm]) -> list[Label]:
+    """Draw a curve for each arm over the iterations. Returns: their labels.
+
+    A thick line is the mean of the seeds, thin lines are single seeds. The band is the 95 %
+    interval over seeds. For one seed it is the Wilson interval over prompts. Iteration 0 is the
+    policy before RL."""
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("iteration (band: 95 % interval, thin lines: single seeds)")
+    return [draw_arm(axes, arm, look_of(i)) for i, arm in enumerate(arms)]
 
 
 def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:

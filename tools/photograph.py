@@ -1,0 +1,39 @@
+"""Chromium for pictures of the page of tools/view.py, and for its tests.
+
+Needs playwright (requirements/dev.txt) and Chromium.
+"""
+
+from configurator import UserError
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Playwright
+
+SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def open_browser(playwright: "Playwright") -> "Browser":
+    """Start headless Chromium, of playwright or of the system.
+
+    Raises:
+        UserError: neither is installed.
+    """
+    candidates = [playwright.chromium.executable_path, *map(shutil.which, SYSTEM_BROWSERS)]
+    for path in candidates:
+        if path and Path(path).is_file():
+            return playwright.chromium.launch(executable_path=path)
+    raise UserError(
+        "found no Chromium; run .venv/bin/playwright install chromium, or apt-get install chromium"
+    )
+
+
+def photograph(browser: "Browser", html: Path, index: int, path: Path) -> None:
+    """Save the last turn of trajectory `index` as a PNG: 1280 by 860, in double resolution."""
+    page = browser.new_page(viewport={"width": 1280, "height": 860}, device_scale_factor=2)
+    page.goto(html.resolve().as_uri())
+    page.evaluate(f"show({index}, Infinity)")
+    page.screenshot(path=path)
+    page.close()
