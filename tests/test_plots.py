@@ -178,6 +178,19 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     assert intervals[1] == pytest.approx((49.02, 94.33), abs=0.01)
 
 
+def test_long_names_are_in_a_legend_below(tmp_path, drawn):
+    names = ("a" * 24, "b" * 25)
+    runs = [write_run(tmp_path / names[0], [0.4]), write_run(tmp_path / names[1], [0.8], lam=0.5)]
+    view_curves.draw_curves(runs, tmp_path / "curves.png")
+    (axes,) = drawn
+    assert texts_of(axes) == ["40 (1 seed)", "80 (1 seed)"]
+    (legend,) = axes.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [f" {name}" for name in names]
+    colors = [line.get_color() for line in legend.get_lines()]
+    assert colors == [text.get_color() for text in axes.texts]
+    assert axes.get_position().width > 0.6  # of the figure
+
+
 def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     games = {"start": [0] * 10, "after RL": [1] * 10, "greedy, closed loop": [1, 0] * 5}
     scores = {"frozenlake": games, "bandit": games}
@@ -204,10 +217,31 @@ def test_panel_marks_what_appears_with_a_row(tmp_path, drawn, monkeypatch):
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     view_curves.draw_warning_panel([run], tmp_path / "panel.png")
     assert Image.open(tmp_path / "panel.png").size == (1800, 1200)
-    curves = [lines_of(axes)[0] for axes in drawn]
     entropy = ([1, 3, 4, 5], [3] * 4)
-    assert curves == [(steps, [1] * 5), (steps, [2] * 5), entropy, (steps, [4] * 5)]
-    assert [lines_of(axes)[1][0] for axes in drawn] == [[3, 3]] * 4
+    wanted = [(steps, [1] * 5), (steps, [2] * 5), entropy, (steps, [4] * 5)]
+    assert [lines_of(axes)[0] for axes in drawn] == wanted
+    assert [lines_of(axes)[1] for axes in drawn] == wanted  # too few for a moving average
+    assert [lines_of(axes)[2][0] for axes in drawn] == [[3, 3]] * 4
+    assert [axes.get_xlabel() for axes in drawn] == ["", "", "iteration", "iteration"]
     figure = drawn[0].figure
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [" _run$"]
-    assert figure.get_supxlabel() == "iteration\n_run$, iteration 3: entropy drops"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [" _run$"]
+    assert legend.get_title().get_text() == "_run$, iteration 3: entropy drops"
+
+
+@pytest.mark.parametrize(
+    "limits, wanted",
+    [
+        ((0.15, 0.6), ["0.2", "0.3", "0.5"]),
+        ((0.3, 0.5), ["0.3", "0.4", "0.5"]),
+        ((0.05, 20), ["0.1", "1", "10"]),
+    ],
+)
+def test_a_log_axis_has_numbers(limits, wanted):
+    axes = Canvas().subplots()
+    plot_style.log_axis(axes)
+    axes.set_ylim(*limits)
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    axes.figure.draw_without_rendering()
+    shown = [tick.label1.get_text() for tick in ticks if limits[0] <= tick.get_loc() <= limits[1]]
+    assert [text for text in shown if text] == wanted

@@ -40,7 +40,8 @@ is too high, because the best of several evaluations was chosen. Differences are
 policies, paired by prompt and seed."""
 COSTS = """\
 Means over seeds of what a run used until its first evaluation at this success. CPU time is that of
-rollouts and updates. Tokens are those sampled in rollouts. Evaluations are not counted."""
+rollouts and updates. Tokens are those sampled in rollouts. Evaluations are not counted. 0 means
+that the model before RL reaches it."""
 
 
 class Command(NamedTuple):

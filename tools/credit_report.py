@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from support.run_folder import replace_file, write_atomically
+from support.run_folder import write_atomically
 from support.statistics import mean_over_seeds
 from tools.credit_measures import (
     MEASURES,
@@ -23,6 +22,7 @@ from tools.credit_measures import (
     measure,
     measure_critic,
 )
+from tools.plot_style import GRAY, draw_legend, look_of, picture
 from tools.tables import markdown
 
 OPTIMAL = "optimal play"
@@ -44,7 +44,7 @@ CRITIC_HEADINGS = {
 }
 PANELS = {
     "rank": "rank correlation with the true advantage",
-    "within": "... between turns of a game",
+    "within": "rank correlation between turns of a game",
 }
 Numbers = dict[str, list[float]]  # name -> [value, half-width of its 95 % interval]
 
@@ -242,19 +242,19 @@ def draw(path: Path, summaries: Sequence[Summary]) -> None:
     columns: dict[tuple[str, str], list[Summary]] = {}
     for summary in summaries:
         columns.setdefault((summary.env, summary.method), []).append(summary)
-    figure = Figure(figsize=(6.5 * len(columns), 5 * len(PANELS)), layout="constrained")
-    grid = figure.subplots(len(PANELS), len(columns), squeeze=False, sharex=True)
-    for axes_of_column, ((env, method), members) in zip(grid.T, columns.items(), strict=True):
-        for axes, (key, title) in zip(axes_of_column, PANELS.items(), strict=True):
-            draw_panel(axes, key, members)
-            axes.set(title=f"{env.split(':')[0]}, policy of {method}", xlabel=title)
-    grid[0, 0].legend(title="iteration", fontsize="small")
-    with replace_file(path, "wb") as file:
-        figure.savefig(file, dpi=100)
+    labels = dict.fromkeys(summary.label for summary in summaries)
+    looks = {label: look_of(i) for i, label in enumerate(labels)}
+    with picture(path, width=6.5 * len(columns), height=0.5 + 4.5 * len(PANELS)) as figure:
+        grid = figure.subplots(len(PANELS), len(columns), squeeze=False, sharex=True)
+        for axes_of_column, ((env, method), members) in zip(grid.T, columns.items(), strict=True):
+            for axes, (key, words) in zip(axes_of_column, PANELS.items(), strict=True):
+                draw_panel(axes, key, members, looks)
+                axes.set(title=f"{env.split(':')[0]}, policy of {method}", xlabel=words)
+        draw_legend(figure, looks, "iteration of the checkpoint")
 
 
-def draw_panel(axes: Axes, key: str, members: Sequence[Summary]) -> None:
-    """Estimators from top to bottom, checkpoints in colours."""
+def draw_panel(axes: Axes, key: str, members: Sequence[Summary], looks: dict[str, dict]) -> None:
+    """Estimators from top to bottom, checkpoints in colours. Args: looks: of the labels."""
     names = list(members[0].estimators)[::-1]
     for number, summary in enumerate(members):
         shift = 0.15 * (number - (len(members) - 1) / 2)
@@ -266,9 +266,9 @@ def draw_panel(axes: Axes, key: str, members: Sequence[Summary]) -> None:
             fmt="o",
             markersize=4,
             linewidth=1,
-            label=summary.label,
+            color=looks[summary.label]["color"],
         )
-    axes.axvline(0, color="#999999", linewidth=0.8)
+    axes.axvline(0, color=GRAY, linewidth=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(-0.6, 1.2)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, axis="x")

@@ -21,6 +21,8 @@ GRAY = "#555555"
 DPI = 200  # twice the resolution of a usual screen
 STYLE = {
     "font.size": 11,
+    "figure.constrained_layout.w_pad": 0.08,  # inches
+    "figure.constrained_layout.h_pad": 0.08,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -37,7 +39,8 @@ STYLE = {
     "svg.hashsalt": "nanoragen",  # the same data give the same file
 }
 LABEL_GAP = 1.35  # distance of two labels, in heights of the letters
-LEGEND_WIDTH = 2.6  # inches of an entry
+LEGEND_WIDTH = 2.6  # inches of an entry, more for a long name
+LETTER_WIDTH = 0.1  # inches
 LABEL_X = 1.045  # where labels begin, as a fraction of the axes
 
 
@@ -89,10 +92,17 @@ def percent_axis(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """A logarithmic y axis with numbers such as 0.1 and 10."""
+    """A logarithmic y axis with numbers such as 0.1 and 10. A short one has more numbers."""
+
+    def between(value: float, _: int) -> str:
+        low, high = axes.get_ylim()
+        has_round_digit = f"{value:.0e}"[0] in "235"
+        is_shown = high < 3 * low or (high < 20 * low and has_round_digit)
+        return f"{value:g}" if is_shown else ""
+
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter("")
+    axes.yaxis.set_minor_formatter(between)
 
 
 def look_of(index: int) -> dict:
@@ -106,15 +116,20 @@ def draw_player(axes: Axes, height: float) -> None:
     axes.axhline(height, color=GRAY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
 
 
-def draw_legend(figure: Figure, looks: dict[str, dict]) -> None:
-    """One legend below all panels. Args: looks: name of a curve -> its look, see `look_of`."""
+def draw_legend(figure: Figure, looks: dict[str, dict], notes: str = "") -> None:
+    """One legend below all panels.
+
+    Args: looks: name of a curve -> its look, see `look_of`; notes: lines above the names."""
     handles = [Line2D([], [], **look) for look in looks.values()]
-    most_columns = max(1, int(figure.get_figwidth() / LEGEND_WIDTH))
+    longest = max((len(name) for name in looks), default=0)
+    entry_width = max(LEGEND_WIDTH, LETTER_WIDTH * longest)
+    most_columns = max(1, int(figure.get_figwidth() / entry_width))
     num_lines = max(1, math.ceil(len(looks) / most_columns))
     num_columns = max(1, math.ceil(len(looks) / num_lines))
     names = [f" {name}" for name in looks]  # matplotlib leaves out names that begin with "_"
     legend = figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
-    for text in legend.get_texts():
+    legend.set_title(notes, {"size": 10})
+    for text in (legend.get_title(), *legend.get_texts()):
         text.set_parse_math(False)  # a name may hold dollar signs
 
 

@@ -22,9 +22,10 @@ from tools.plot_style import (
     percent_axis,
     picture,
 )
-from tools.plots import draw_players
+from tools.plots import draw_players, moving_average
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
+LONGEST_NAME_AT_LINE = 24  # characters
 RATE = (float, None)
 PANEL_ROW = {"step": int, "success": RATE, **dict.fromkeys(PANEL_METRICS, RATE)}
 
@@ -56,16 +57,23 @@ def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
 def draw_curves_of_arms(axes: Axes, arms: Sequence[Arm]) -> list[Label]:
     """Draw a curve for each arm over the iterations. Returns: their labels.
 
+    Long names are in a legend below, because they would take the place of the curves.
+
     A thick line is the mean of the seeds, thin lines are single seeds. The band is the 95 %
     interval over seeds. For one seed it is the Wilson interval over prompts. Iteration 0 is the
     policy before RL."""
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("iteration (band: 95 % interval, thin lines: single seeds)")
-    return [draw_arm(axes, arm, look_of(i)) for i, arm in enumerate(arms)]
+    labels = [draw_arm(axes, arm, look_of(i)) for i, arm in enumerate(arms)]
+    if max(len(arm.name) for arm in arms) <= LONGEST_NAME_AT_LINE:
+        named = zip(arms, labels, strict=True)
+        return [label._replace(text=f"{arm.name} {label.text}") for arm, label in named]
+    draw_legend(axes.figure, {arm.name: look_of(i) for i, arm in enumerate(arms)})
+    return labels
 
 
 def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
-    """Mean, interval and single seeds of an arm. Returns: its label."""
+    """Mean, interval and single seeds of an arm. Returns: its label, without the name."""
     iterations = arm.shared_iterations()
     seeds = [[run.evaluations[i].success for i in iterations] for run in arm.runs]
     rates = np.array(seeds)  # (S, number of evaluations)
@@ -85,7 +93,7 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
     last = float(100 * mean[-1])
     num_seeds = len(arm.runs)
     noun = "seed" if num_seeds == 1 else "seeds"
-    return Label(last, f"{arm.name} {last:.0f} ({num_seeds} {noun})", look["color"])
+    return Label(last, f"{last:.0f} ({num_seeds} {noun})", look["color"])
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
@@ -105,6 +113,8 @@ def shared_players(arms: Sequence[Arm], env: str) -> Wins:
 def draw_warning_panel(runs: Sequence[Path], path: Path) -> None:
     """Plot metrics that change before a run collapses, with a dashed line at each early sign.
 
+    Thin lines are single iterations, thick lines are moving averages.
+
     Source: figure 6 of https://arxiv.org/abs/2504.20073.
     """
     looks = {}
@@ -123,15 +133,18 @@ def draw_warning_panel(runs: Sequence[Path], path: Path) -> None:
                 draw_metric(axes, metric, rows, looks[name])
                 for step, _ in signs:
                     axes.axvline(step, color=looks[name]["color"], linewidth=0.8, linestyle="--")
-        draw_legend(figure, looks)
-        text = figure.supxlabel("\n".join(["iteration", *notes]), fontsize=10)
-        text.set_parse_math(False)  # a name may hold dollar signs
+        for axes in grid[-1]:
+            axes.set_xlabel("iteration")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        draw_legend(figure, looks, "\n".join(notes))
 
 
 def draw_metric(axes: Axes, metric: str, rows: list[dict], look: dict) -> None:
-    """Draw a metric of every iteration."""
-    values = {row["step"]: row[metric] for row in rows if row[metric] is not None}
-    axes.plot(list(values), list(values.values()), **look, linewidth=1.2)
+    """Draw a metric of every iteration, and its moving average."""
+    steps = [row["step"] for row in rows if row[metric] is not None]
+    values = np.array([[row[metric] for row in rows if row[metric] is not None]])  # (1, I)
+    axes.plot(steps, values[0], **look, linewidth=0.8, alpha=0.4)
+    axes.plot(steps, moving_average(values)[0], **look, linewidth=1.8)
     axes.set_ylabel(QUANTITIES[metric].words)
     if metric == "grad_norm":
         log_axis(axes)
