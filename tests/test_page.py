@@ -467,9 +467,11 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
     two.select_option("#comparison", "only a succeeds")
     # Member 0 of a won and member 0 of b lost. Member 1 of a is compared with member 0 of b.
     assert two.locator(".row .details").all_text_contents() == [
-        "a · member 0 · success · 2 turns",
-        "b · member 0 · failure · 1 turn",
+        "member 0 · success · 2 turns · a",
+        "member 0 · failure · 1 turn · b",
     ]
+    keys = two.locator(".row .key").evaluate_all("all => all.map(key => key.className)")
+    assert keys == ["key run-0", "key run-1"]
     two.select_option("#run", "b")
     assert rows_of(two) == [LAKE_GROUP]
 

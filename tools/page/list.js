@@ -133,7 +133,9 @@ function makeRow(i) {
   const trajectory = trajectories[i]
   const turns = trajectory.turns.length
   const details = [trajectory.member, trajectory.outcome, `${turns} turn${turns > 1 ? 's' : ''}`]
-  if (compares) details.unshift(data.runs[trajectory.run].name)
+  if (compares) details.push(data.runs[trajectory.run].name)
+  const about = gray(details.filter(Boolean).join(' · '), 'details')
+  if (compares) about.prepend(make('i', `key run-${trajectory.run}`))
   const row = make(
     'div',
     i === selected ? 'row selected' : 'row',
@@ -141,7 +143,7 @@ function makeRow(i) {
     makeIcon(trajectory),
     make('span', 'row-name', trajectory.group),
     gray(formatNumber(trajectory.score), 'number'),
-    gray(details.filter(Boolean).join(' · '), 'details'),
+    about,
     gray(i, 'number'),
   )
   return onClick(row, () => show(i, firstMatch(i)))
