@@ -7,6 +7,7 @@ from configurator import UserError
 
 import csv
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,24 @@ def test_pictures_of_a_run_are_drawn(tmp_path):
     screenshot = Image.open(tmp_path / "view.png")
     assert screenshot.size == (2560, 1720)
     assert len(screenshot.convert("RGB").getcolors(maxcolors=100_000)) > 50  # a page was drawn
+
+
+def test_a_run_that_is_not_finished_is_trained_first(tmp_path, monkeypatch):
+    commands = []
+
+    def run(command):
+        commands.append(command[1:])
+        return subprocess.CompletedProcess(command, returncode=1)
+
+    monkeypatch.setattr(figures, "DOCS", tmp_path)
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(figures, "RUN", tmp_path / "run")
+    monkeypatch.setattr(figures.subprocess, "run", run)
+    with pytest.raises(UserError, match="is not finished; see the message above"):
+        figures.main([])
+    makefile = (ROOT / "Makefile").read_text()
+    assert commands == [list(figures.TRAIN)]
+    assert f"python {' '.join(figures.TRAIN)} $(ARGS)" in makefile  # what `make train` runs
 
 
 def test_the_command_has_no_options():

@@ -47,8 +47,15 @@ def main(argv: list[str]) -> None:
         raise UserError(f"expected no arguments, got {' '.join(argv)}")
     draw_flagship(DOCS / "results" / "flagship.png")
     if not (RUN / "scores.md").is_file():
-        subprocess.run([sys.executable, *TRAIN], check=True)
+        train()
     draw_run(RUN, DOCS / "agent.gif", DOCS / "view.png")
+
+
+def train() -> None:
+    """Train RUN, or continue it. Raises: UserError if that fails."""
+    command = [sys.executable, *TRAIN]
+    if subprocess.run(command).returncode:
+        raise UserError(f"the run {RUN} is not finished; see the message above")
 
 
 # ---------- the learning curve
