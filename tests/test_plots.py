@@ -15,7 +15,7 @@ from PIL import Image
 
 from support.run_folder import save_config
 from support.statistics import wilson_interval
-from tools import experiments, plot_style, plots, view_curves
+from tools import plot_style, plots, view_curves
 from tools.plot_style import look_of
 
 SUCCESSES = {  # of four prompts; the policies of the rows below differ in "curve" alone
@@ -39,7 +39,6 @@ def row_by_hand(rate, reward, warning):
 
 
 ROWS = [row_by_hand(0.5, [1.0, None], [1, "low"]), row_by_hand(1.0, [3.0, 4.0], None)]
-PANEL = experiments.Panel("Lake", {"PPO": "lake_ppo", "GRPO": "lake_grpo"})
 
 
 def lines_of(axes):
@@ -76,16 +75,12 @@ def test_a_curve_is_the_mean_of_its_seeds():
     assert {(10, 100 * low), (10, 100 * high)} <= set(corners_of(axes))
 
 
-def test_a_panel_has_seeds_in_percent_and_labelled_players():
+def test_players_are_labelled_lines():
+    """Their successes are those of SUCCESSES: three, two and none of four prompts."""
     axes = Canvas().subplots()
-    plots.draw_panel(axes, PANEL, {"lake_ppo": ROWS, "lake_grpo": []})
-    assert axes.get_xlabel() == "iteration" and axes.get_ylabel() == "fixed prompts solved, %"
-    drawn = lines_of(axes)
-    assert [height for _, height in drawn[:3]] == [[75, 75], [50, 50], [0, 0]]  # three players
-    assert drawn[3] == ([0, 2], [25, 75])
-    assert {(2, 50), (2, 100)} <= set(corners_of(axes))  # lowest and highest seed
-    # from below; both optimal players solve three of four
-    assert texts_of(axes) == ["random 0", "greedy 50", "optimal 75", "PPO after RL 75"]
+    labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
+    assert [height[0] for _, height in lines_of(axes)] == [75, 50, 0]
+    assert [label.text for label in labels] == ["optimal 75", "greedy 50", "random 0"]
 
 
 def test_noise_is_averaged_over_nine_iterations():
@@ -117,11 +112,10 @@ def test_curves_beyond_the_sixth_have_other_dashes():
 @pytest.mark.slow
 def test_all_pictures_are_drawn(tmp_path):
     curves = {"lake_ppo": ROWS, "lake_grpo": []}
-    plots.plot_success(tmp_path / "panels.png", [PANEL], curves)
     plots.plot(tmp_path / "metrics.png", "title", ("eval_success", "reward"), curves)
     plots.plot(tmp_path / "nothing.png", "title", ("reward",), {"lake_grpo": []})
     pictures = list(tmp_path.iterdir())
-    assert len(pictures) == 3
+    assert len(pictures) == 2
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 

@@ -274,7 +274,7 @@ def test_environments_that_are_scored_stand_apart():
 
 
 def test_table_by_hand(results):
-    trained = curve_of("learning", "frozenlake_ppo")
+    trained = curve("frozenlake_ppo")
     second = SUCCESSES | {"after RL": [1] * 4}
     write_row(results, "lake", trained, 0)
     write_row(
@@ -287,7 +287,8 @@ def test_table_by_hand(results):
         cpu_s_per_iteration=2.5,
         first_warning=[2, "low"],
     )
-    found = reproduce.rows_of(reproduce.FIGURES["learning"].curves, "tiny")
+    curves = {"frozenlake_ppo": trained, "frozenlake_grpo": curve("frozenlake_grpo")}
+    found = reproduce.rows_of(curves, "tiny")
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
@@ -309,7 +310,7 @@ def test_table_by_hand(results):
     assert row["commit"] == "0123456, None"
     players = "- frozenlake_ppo: random, closed loop 50.0 [15.0, 85.0]; greedy"
     assert any(line.startswith(players) for line in rest)
-    assert any(line.startswith("Not run yet: frozenlake_grpo, ") for line in rest)
+    assert any(line == "Not run yet: frozenlake_grpo." for line in rest)
     assert "About the picture." in rest
 
 
@@ -373,15 +374,15 @@ def test_every_row_of_this_repository_belongs_to_a_figure(path):
 
 def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
     refuse_to_launch(monkeypatch)
-    trained = curve_of("learning", "bandit_ppo")
-    old = asdict(replace(settings_of(trained, "tiny", 0), out_dir="out/learning/bandit"))
+    trained = curve("bandit_ppo")
+    old = asdict(replace(settings_of(trained, "tiny", 0), out_dir="out/elsewhere/bandit"))
     del old["think_reward"], old["mask_observations"]
     write_row(results, "bandit", trained, 0, settings=old)
     write_row(results, "bandit", trained, 1)
-    monkeypatch.setattr(plots, "plot_success", lambda *_: None)
-    reproduce.main(["learning", "--only=bandit", "--seeds=0,1"])
+    monkeypatch.setattr(plots, "plot", lambda *_: None)
+    reproduce.main(["fig9", "--only=bandit PPO StarPO-S", "--seeds=0,1"])
     assert "2 runs, 2 of them finished" in capsys.readouterr().out
-    assert "| bandit_ppo | 0, 1 | 8 |" in (results / "learning.md").read_text()
+    assert "| bandit PPO StarPO-S | 0, 1 | 8 |" in (results / "fig9.md").read_text()
 
 
 def test_rows_of_other_settings_or_weights_do_not_count(results):
@@ -395,7 +396,7 @@ def test_rows_of_other_settings_or_weights_do_not_count(results):
 
 def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkeypatch):
     launched = record_launches(monkeypatch)
-    trained = curve_of("learning", "bandit_ppo")
+    trained = curve("bandit_ppo")
     command = train_command(trained, "tiny", 0)
     out_dir = command.out_dir
     assert runs.launch(command) == ""
@@ -478,11 +479,11 @@ def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
 @pytest.mark.parametrize(
     "argv, message",
     [
-        ([], "give names among learning, fig5, .*; got nothing"),
-        (["fig5", "chess"], "give names among learning, .*; got fig5 chess"),
-        (["learning", "--only=chess"], "--only=chess matches none of frozenlake_ppo"),
+        ([], "give names among fig5, .*; got nothing"),
+        (["fig5", "chess"], "give names among fig5, .*; got fig5 chess"),
+        (["fig9", "--only=chess"], "--only=chess matches none of bandit PPO StarPO,"),
         (
-            ["learning", "--seed=3"],
+            ["fig9", "--seed=3"],
             "the settings of the runs are fixed here; the options are --scale, --seeds",
         ),
         (["fig5", "--scale=huge"], "scale must be one of tiny, full, got 'huge'"),
@@ -567,7 +568,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
 def test_what_a_run_writes_does_not_identify_it(results):
     """A row from before num_samples had its present default is still found."""
-    trained = curve_of("learning", "frozenlake_ppo")
+    trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = (results / "runs").iterdir()
     row = json.loads(path.read_text())

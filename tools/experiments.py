@@ -1,17 +1,17 @@
 """The experiments that `python -m tools.reproduce` runs: figures and tables.
 
-`learning` shows what the config files of this repository learn. `fig5` to `table4` are figures and
-tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of arXiv 2510.01132. A figure has
-curves. A curve is a training run with several seeds. Curves of one figure differ only in the
-settings that their labels name. A command leaves out settings that equal the defaults, so a run
-that two figures share has the same name in both.
+`fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
+arXiv 2510.01132. `credit` and `collapse` are experiments of this repository. A figure has curves. A
+curve is a training run with several seeds. Curves of one figure differ only in the settings that
+their labels name. A command leaves out settings that equal the defaults, so a run that two figures
+share has the same name in both.
 """
 
 from configurator import Config, load_config
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,13 +40,6 @@ class Curve:
         return Curve(files, overrides, overlays=self.overlays)
 
 
-class Panel(NamedTuple):
-    """One pair of axes in the picture of a figure that compares success with reference players."""
-
-    title: str
-    curves: dict[str, str]  # name in the legend -> label of a curve
-
-
 @dataclass(frozen=True)
 class Figure:
     """A figure or table of a paper: training runs and the metrics to compare."""
@@ -54,7 +47,6 @@ class Figure:
     title: str
     metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
     curves: dict[str, Curve]  # by label; the first word of a label is the environment
-    panels: tuple[Panel, ...] = field(default=())  # instead of a panel per environment
     files: str = ""  # name of its files in docs/results/, by default that of the figure
 
 
@@ -265,26 +257,6 @@ def split_budget(sft_share: float) -> Curve:
 # ---------- the figures
 
 FIGURES = {
-    "learning": Figure(
-        "what the configs of this repository learn",
-        EVALUATION,
-        {
-            "frozenlake_ppo": curve("frozenlake_ppo"),
-            "frozenlake_grpo": curve("frozenlake_grpo"),
-            "frozenlake_det_ppo": curve("frozenlake_ppo", "frozenlake_det"),
-            "bandit_ppo": curve("bandit_ppo"),
-            # as many iterations as fit in ten CPU minutes
-            "sokoban_ppo": curve("sokoban_ppo", num_iterations=130),
-            "sokoban_large_ppo": curve("sokoban_ppo", "sokoban_to_large", num_iterations=95),
-        },
-        panels=(
-            Panel("FrozenLake 4x4, slippery", {"PPO": "frozenlake_ppo", "GRPO": "frozenlake_grpo"}),
-            Panel("FrozenLake 4x4, not slippery", {"PPO": "frozenlake_det_ppo"}),
-            Panel("Bandit", {"PPO": "bandit_ppo"}),
-            Panel("Sokoban 6x6, one box", {"PPO": "sokoban_ppo"}),
-            Panel("Sokoban 8x8, two boxes", {"PPO": "sokoban_large_ppo"}),
-        ),
-    ),
     # arXiv 2504.20073
     "fig5": Figure(
         "vanilla StarPO", EVALUATION, compare(ENVS, ["ppo", "grpo"], {"StarPO": STARPO})

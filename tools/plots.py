@@ -1,15 +1,12 @@
 """Pictures of the figures: metrics over iterations, with reference players as labelled lines."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from support.statistics import wilson_interval
-from tools.experiments import Panel
 from tools.plot_style import (
     QUANTITIES,
     Label,
@@ -27,94 +24,14 @@ CAPTION = """\
 In the picture, a line is the mean of the seeds and the band around it their range. The band around
 evaluations of a single seed is their 95 % Wilson interval. Metrics of every iteration are moving
 averages over nine iterations. A triangle marks a first warning."""
-SUCCESS_CAPTION = """\
-In the picture, a line is the mean of the seeds and the band around it their range."""
-NUM_COLUMNS = 2
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 WINDOW = 9  # iterations of a moving average
-
-
-class Player(NamedTuple):
-    """A reference player as a horizontal line."""
-
-    name: str  # its key in the successes of a row
-    label: str  # its name in the picture
-
-
-PLAYERS = (
-    Player("optimal, closed loop", "optimal"),
-    Player("optimal, 1 a turn", "optimal, one a turn"),
-    Player("greedy, closed loop", "greedy"),
-    Player("random, closed loop", "random"),
-)
-CLOSED_LOOP = ("optimal, closed loop", "greedy, closed loop", "random, closed loop")
-
-
-# ---------- success compared with reference players
-
-
-def plot_success(path: Path, panels: Sequence[Panel], curves: Curves) -> None:
-    """Draw success in % over the iterations: mean and range of the seeds, and reference players.
-
-    Args:
-        path: PNG to write.
-        panels: One pair of axes for each.
-        curves: The rows of every curve.
-    """
-    num_lines = math.ceil(len(panels) / NUM_COLUMNS)
-    num_columns = min(NUM_COLUMNS, len(panels))
-    size = {"width": PANEL_WIDTH * num_columns, "height": PANEL_HEIGHT * num_lines}
-    with picture(path, **size) as figure:
-        grid = figure.subplots(num_lines, num_columns, squeeze=False)
-        for axes, panel in zip(grid.flat, panels, strict=False):
-            draw_panel(axes, panel, curves)
-        for axes in grid.flat[len(panels) :]:
-            axes.set_axis_off()
-
-
-def draw_panel(axes: Axes, panel: Panel, curves: Curves) -> None:
-    finished = {name: curves[label] for name, label in panel.curves.items() if curves[label]}
-    axes.set(title=panel.title, xlabel="iteration")
-    percent_axis(axes)
-    labels = []
-    for rows in list(finished.values())[:1]:  # the players are the same for all curves
-        labels += draw_players(axes, wins_of_run(rows))
-    for i, (name, rows) in enumerate(finished.items()):
-        labels.append(draw_seeds(axes, i, name, rows))
-    label_lines(axes, labels)
-
-
-def draw_seeds(axes: Axes, index: int, name: str, rows: Rows) -> Label:
-    """Mean over the seeds, and a band from the lowest to the highest. Returns: its label."""
-    iterations, values = stack_seeds(rows, "eval_success")
-    percent = 100 * values  # (S, number of evaluations)
-    look = look_of(index)
-    mean = np.nanmean(percent, 0)
-    low = np.nanmin(percent, 0)
-    high = np.nanmax(percent, 0)
-    axes.plot(iterations, mean, **look, zorder=3)
-    axes.fill_between(iterations, low, high, color=look["color"], alpha=0.25, linewidth=0)
-    return Label(mean[-1], f"{name} after RL {mean[-1]:.0f}", look["color"])
-
-
-def draw_players(axes: Axes, wins: Wins) -> list[Label]:
-    """The lines of the players. Players with the same success share a label. Returns: labels."""
-    names: dict[float, list[str]] = {}
-    for player in PLAYERS:
-        if player.name in wins:
-            percent = float(100 * wins[player.name].mean())
-            names.setdefault(percent, []).append(player.label)
-    labels = []
-    for percent, same in names.items():
-        draw_player(axes, percent)
-        if len(same) > 1:  # "optimal" and "optimal, one a turn" are one word then
-            same = list(dict.fromkeys(name.split(",")[0] for name in same))
-        labels.append(Label(percent, f"{' = '.join(same)} {percent:.0f}"))
-    return labels
-
-
-# ---------- all other figures
+PLAYERS = {  # reference player in the successes of a row -> its name in the picture
+    "optimal, closed loop": "optimal",
+    "greedy, closed loop": "greedy",
+    "random, closed loop": "random",
+}
 
 
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
@@ -203,11 +120,27 @@ def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
     """The lines of the players whose success is the same in all curves. Returns: their labels."""
     shared: Wins = {}
     wins = [wins_of_run(rows) for rows in curves.values()]
-    for name in CLOSED_LOOP:
+    for name in PLAYERS:
         rates = {players[name][0].mean() for players in wins}
         if len(rates) == 1:
             shared[name] = wins[0][name]
     return draw_players(axes, shared)
+
+
+def draw_players(axes: Axes, wins: Wins) -> list[Label]:
+    """Draw the lines of the players. Players with the same success share a label.
+
+    Returns: the labels."""
+    names: dict[float, list[str]] = {}
+    for name, label in PLAYERS.items():
+        if name in wins:
+            percent = float(100 * wins[name].mean())
+            names.setdefault(percent, []).append(label)
+    labels = []
+    for percent, same in names.items():
+        draw_player(axes, percent)
+        labels.append(Label(percent, f"{' = '.join(same)} {percent:.0f}"))
+    return labels
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,12 @@
 """Run the experiments of this repository and of two papers, and make their tables and pictures.
 
-`learning` trains the config files of this repository. `fig5` to `table4` are experiments of arXiv
-2504.20073, `quest` to `ratio` those of arXiv 2510.01132.
+`fig5` to `table4` are experiments of arXiv 2504.20073, `quest` to `ratio` those of arXiv
+2510.01132. `credit` and `collapse` are experiments of this repository.
 
-    python -m tools.reproduce learning                     # all runs of a figure, two at a time
+    python -m tools.reproduce fig9                         # all runs of a figure, two at a time
     python -m tools.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
     python -m tools.reproduce fig5 fig7 fig9 --dry_run=True     # commands and estimated hours
-    python -m tools.reproduce learning --draw=True         # no run: tables, points and pictures
+    python -m tools.reproduce fig9 --draw=True             # no run: tables, points and pictures
     python -m tools.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
 
 An interrupted run continues, and a finished run is not repeated. Settings identify a run, so two
@@ -192,14 +192,9 @@ def show(name: str, scale: str) -> str:
     suffix = "" if scale == "tiny" else f"_{scale}"
     title = f"{name}, {scale}: {figure.title}"
     picture = runs.RESULTS / f"{figure.files or name}{suffix}.png"
-    if figure.panels:
-        caption = plots.SUCCESS_CAPTION
-        plots.plot_success(picture, figure.panels, found)
-    else:
-        caption = plots.CAPTION
-        plots.plot(picture, title, figure.metrics, found)
+    plots.plot(picture, title, figure.metrics, found)
     tables.write_points(picture.with_suffix(".csv"), found)
-    text = f"{title}.\n\n{tables.table(found, caption)}"
+    text = f"{title}.\n\n{tables.table(found, plots.CAPTION)}"
     write_atomically(picture.with_suffix(".md"), text)
     return text
 
