@@ -491,7 +491,7 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # must hold all environments of a run, or each use draws them all again
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """The instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 

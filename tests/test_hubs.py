@@ -26,7 +26,7 @@ import pytest
 from conftest import small_config
 
 from dialogue import Episode
-from envs import make_env, reserved_instances, split_spec
+from envs import make_env, reserved_instances, reserved_keys, split_spec
 from rollout import Conversation, Reply, make_episode, play
 from worlds.gem import local_words, marks, search, with_answer_tags
 from worlds.gymnasium_env import best_actions
@@ -200,6 +200,14 @@ def test_splits_share_the_starts_of_a_hub_with_few(fake_gem):
     assert not by_seed.repeats
     instances = reserved_instances("gem:game:Few-v0,splits=seed")["eval"]
     assert len({by_seed.key(instance) for instance in instances}) == 256
+
+
+def test_a_mixture_of_67_environments_draws_the_splits_of_each_once(fake_gem):
+    specs = [f"gem:game:Many-v0,splits=seed,settings=level={level}" for level in range(67)]
+    before = reserved_instances.cache_info().misses
+    keys = [reserved_keys(specs[first], *specs) for first in range(3)]
+    assert reserved_instances.cache_info().misses - before == 67
+    assert keys[0] == keys[1] == keys[2]
 
 
 def test_gem_reads_answers_and_keeps_its_limits(fake_gem):

@@ -33,8 +33,13 @@ SLOW = (
 # acre makes all questions at the start, and word_ladder limits their number. So each question gets
 # a dataset.
 ONE_BY_ONE = ("acre", "word_ladder")
-# Their questions depend on the order of a set, which differs from process to process.
-HASH_DEPENDENT = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
+# Their questions or answers depend on the order of a set, which differs from process to process.
+HASH_DEPENDENT = (
+    "isomorphic_strings",
+    "knight_swap",
+    "polynomial_multiplication",
+    "ransom_note",
+)
 REFUSED = {
     "codeio": "it runs programs that nobody has checked",
     "composite": "mix environments with --env='rg:A + rg:B' instead",
@@ -185,7 +190,7 @@ def check_name(name: str) -> None:
     hash_seed = os.environ.get("PYTHONHASHSEED", "random")
     if name in HASH_DEPENDENT and hash_seed in ("", "random"):
         raise UserError(
-            f"rg:{name} asks other questions in every process unless their hashes agree; "
+            f"rg:{name} has other questions or answers in every process unless their hashes agree; "
             "start the command with PYTHONHASHSEED=0"
         )
 
