@@ -21,13 +21,15 @@ ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
 EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
-EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo"]
+EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
+EXPERIMENTS += ["guess_number_grpo", "spell_grpo"]
+ENVS = {"tools_fetch": "tools", "guess_number": "gem", "spell": "rg"}  # not named like the file
 OVERLAYS = """
     all_text bandit_transfer base bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
     frozenlake_det frozenlake_v1 gigpo gspo hubs icepop lora mixture online_5 quest_transfer qwen3
     reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn sokoban_large
-    sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_best tiny_text top_p
-    turn_ppo
+    sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_best tiny_new_game tiny_text
+    top_p turn_ppo
 """.split()
 ALGORITHMS = {"bi_level", "dr_grpo", "gigpo", "reinforce_plus_plus", "rloo", "sampo", "turn_ppo"}
 
@@ -445,10 +447,10 @@ def test_every_shipped_config_is_known():
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_loads_alone_and_tiny(name):
-    env, algorithm = name.split("_")
+    world, algorithm = name.rsplit("_", 1)
     config = load(shipped(name))
     small = load(shipped(name), shipped("tiny"))
-    assert config.env.split(":")[0] == small.env.split(":")[0] == env
+    assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "base" and small.device == "cpu"
     # These are the numbers in the headers of the files.

@@ -54,6 +54,10 @@ PLAYERS = {  # rows of eval.py -> rows of the page
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
+OTHER_PLAYERS = {  # the same for worlds without a grid
+    "random, closed loop": "random",
+    "optimal, closed loop": "optimal, without a limit of turns",
+}
 
 
 class Method(NamedTuple):
@@ -70,6 +74,7 @@ class World(NamedTuple):
     files: tuple[str, ...]  # in config/; the environment and the limits of its games
     methods: dict[str, Method]  # by the name of the row
     headline: str  # the method that the others are compared with
+    overlays: tuple[str, ...] = ()  # files in config/ that come after config/tiny.py
 
 
 def methods_of(
@@ -106,6 +111,19 @@ def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
 def imitation_of(stage: Curve) -> Method:
     """SFT without RL."""
     return Method(Curve((), {}, sft=stage), has_rl=False)
+
+
+def new_game(title: str, name: str, sft_steps: int) -> World:
+    """A game that the base has never seen: SFT on its expert, then RL.
+
+    Args: name: of the file config/NAME.py; sft_steps: few, so that RL has something to improve."""
+    overlays = ("tiny_new_game",)
+    stage = Curve((name,), {"sft_steps": sft_steps, "eval_every": sft_steps}, overlays=overlays)
+    methods = {
+        "SFT on the planner": imitation_of(stage),
+        "SFT on the planner, then GRPO": Method(Curve((), {}, stage, overlays)),
+    }
+    return World(title, (name,), methods, "SFT on the planner, then GRPO", overlays)
 
 
 # Sokoban games are longer, so an iteration has fewer of them. Rewards are ten times larger, and so
@@ -146,6 +164,15 @@ WORLDS = {
             "SFT on the planner with errors, then PPO": Method(curve(sft=QUEST_SFT)),
         },
         headline="SFT on the planner with errors, then PPO",
+    ),
+    "spell": new_game(
+        "Spell a word of 3 to 5 letters backward (reasoning-gym)", "spell_grpo", sft_steps=500
+    ),
+    "guess_number": new_game(
+        "Guess a number from 1 to 15 in four turns (GEM)", "guess_number_grpo", sft_steps=150
+    ),
+    "tools_fetch": new_game(
+        "Tools: look a town up and answer a question about it", "tools_fetch_grpo", sft_steps=150
     ),
 }
 
@@ -232,10 +259,10 @@ def wins_of_model(world: World, model: Path) -> list[int]:
 def wins_of_players(world: World) -> dict[str, list[int]]:
     """How many of their games the scripted players win on every prompt."""
     played = play_prompts(world, "--player=random,greedy,optimal")
-    wins = {PLAYERS[name]: played[name] for name in PLAYERS if name in played}
     config, _, _ = load_config(game_words(world))
     if not isinstance(make_episode(config).env, Grid):
-        return wins
+        return {name: played[row] for row, name in OTHER_PLAYERS.items() if row in played}
+    wins = {PLAYERS[name]: played[name] for name in PLAYERS if name in played}
     for name in (*SHARES, "planner"):
         rates = play_crowd(name, config, SAMPLES)[0]  # (prompts,)
         wins[f"crowd: {name}"] = np.rint(rates * SAMPLES).astype(int).tolist()
@@ -258,7 +285,7 @@ def play_prompts(world: World, what: str) -> dict[str, list[int]]:
 
 def game_words(world: World) -> list[str]:
     """The words that name the environment of a world and its 256 prompts, for `load_config`."""
-    files = files_at(Curve(world.files, {}), "tiny")
+    files = files_at(Curve(world.files, {}, overlays=world.overlays), "tiny")
     return [*(f"config/{file}.py" for file in files), "--eval_size=256"]
 
 
