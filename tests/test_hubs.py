@@ -303,6 +303,7 @@ def test_further_tries_pay_the_rise_of_the_score(fake_rg):
         ("rg:fake_sum,settings=base", "settings must be key=value;key=value, got 'base'"),
         ("rg:fake_sum,splits=half", "splits must be seen or seed, got 'half'"),
         ("rg:ransom_note", "start the command with PYTHONHASHSEED=0"),
+        ("rg:knight_swap", "start the command with PYTHONHASHSEED=0"),
     ],
 )
 def test_datasets_that_are_refused(fake_rg, monkeypatch, spec, message):
