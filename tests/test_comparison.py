@@ -86,6 +86,25 @@ def test_the_name_of_a_row_chooses_this_row_only(lab):
     assert lab[0] == "train.py config/frozenlake_ppo.py config/tiny.py --seed=1" and len(lab) == 2
 
 
+def test_a_new_game_is_imitated_and_then_reinforced(lab, monkeypatch):
+    world = comparison.new_game("a word", "tools_fetch_grpo", sft_steps=5)
+    monkeypatch.setattr(comparison, "WORLDS", {"word": world})
+    comparison.run_world("word", [2], "then GRPO")
+    files = "config/tools_fetch_grpo.py config/tiny.py config/tiny_new_game.py"
+    settings = "--sft_steps=5 --eval_every=5 --seed=2"
+    assert lab[0] == f"-m tools.sft {files} {settings}"
+    assert lab[1].startswith(f"train.py {files} --sft_steps=5 --eval_every=5 --model=out/runs/sft-")
+    assert comparison.game_words(world) == [*files.split(), "--eval_size=256"]
+
+
+def test_players_of_a_world_without_a_grid(monkeypatch):
+    played = {"random, closed loop": [1], "optimal, 1 a turn": [2], "optimal, closed loop": [3]}
+    monkeypatch.setattr(comparison, "play_prompts", lambda *_: played)
+    world = comparison.WORLDS["tools_fetch"]
+    expected = {"random": [1], "optimal, without a limit of turns": [3]}
+    assert comparison.wins_of_players(world) == expected
+
+
 def test_costs_are_those_of_all_stages(lab):
     """30.5 CPU-s of SFT; three iterations of 2 CPU-s and 8 x 16 replies of 10 tokens."""
     row = comparison.run_method(WORLD, WORLD.methods["SFT, then PPO"], 0)
