@@ -1,5 +1,5 @@
 # StarPO-S with GRPO on a game of GEM: guess a number from 1 to 15 in four turns. The game says
-# whether a guess was too high or too low. Install requirements/hubs.txt first; docs/hubs.md has more.
+# whether a guess was too high or too low. Install requirements/hubs.txt first, see docs/hubs.md.
 # Launch:  torchrun --standalone train.py config/guess_number_grpo.py
 
 env = "gem:game:GuessTheNumber-v0-easy,settings=max_number=15"

@@ -1,6 +1,7 @@
 # Overlay for tiny.py: a game whose words the tiny base has never seen. SFT comes first, with large
 # steps, and RL continues from it. The policy writes no thoughts.
-# Example:  python -m tools.sft config/spell_grpo.py config/tiny.py config/tiny_new_game.py --sft_steps=500
+# docs/hubs.md has results.
+# Example:  python train.py config/spell_grpo.py config/tiny.py config/tiny_new_game.py --model=DIR
 
 think = False
 max_response_tokens = 48
