@@ -11,6 +11,6 @@ sft_muon_lr = 1e-2
 num_iterations = 80
 num_groups = 32
 group_size = 8
-filter_keep = 1.0
+filter_keep = 1.0  # no filter
 batch_size = 64  # of 256 trajectories: four optimizer steps an iteration
 learning_rate = 2e-4

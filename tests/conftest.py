@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from configurator import Config
+from configurator import Config, UserError
 
 import pytest
 import torch
@@ -142,3 +142,18 @@ def two_runs(trained_folder, tmp_path_factory):
         save_config(small_config(eval_size=3), {}, folder / name)
         (folder / name / kind).symlink_to(trained_folder, target_is_directory=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium. Tests that need it are skipped where it is not installed."""
+    from tools.photograph import open_browser
+
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        try:
+            opened = open_browser(started)
+        except UserError as error:
+            pytest.skip(str(error))
+        yield opened
+        opened.close()

@@ -86,6 +86,13 @@ def test_the_name_of_a_row_chooses_this_row_only(lab):
     assert lab[0] == "train.py config/frozenlake_ppo.py config/tiny.py --seed=1" and len(lab) == 2
 
 
+def test_a_name_without_a_row_is_refused(lab):
+    with pytest.raises(ValueError, match="--only=DPO matches none of the rows of lake: players; "):
+        comparison.run_world("lake", [0], "DPO")
+    comparison.run_world("lake", [0], "players")
+    assert lab == ["--player=random,greedy,optimal"]
+
+
 def test_a_new_game_is_imitated_and_then_reinforced(lab, monkeypatch):
     world = comparison.new_game("a word", "tools_fetch_grpo", sft_steps=5)
     monkeypatch.setattr(comparison, "WORLDS", {"word": world})
@@ -101,7 +108,7 @@ def test_players_of_a_world_without_a_grid(monkeypatch):
     played = {"random, closed loop": [1], "optimal, 1 a turn": [2], "optimal, closed loop": [3]}
     monkeypatch.setattr(comparison, "play_prompts", lambda *_: played)
     world = comparison.WORLDS["tools_fetch"]
-    expected = {"random": [1], "optimal, without a limit of turns": [3]}
+    expected = {"random": [1], "reference player": [3]}
     assert comparison.wins_of_players(world) == expected
 
 

@@ -108,21 +108,16 @@ def test_a_run_without_slips_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_pictures_of_a_run_are_drawn(tmp_path):
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def test_pictures_of_a_run_are_drawn(tmp_path, browser):
     run = write_run(tmp_path, moves=["Down"])
-    try:
-        figures.draw_run(run, tmp_path / "agent.gif", tmp_path / "view.png")
-    except UserError as error:
-        assert "found no Chromium" in str(error)
-        pytest.skip(str(error))
+    figures.draw_run(browser, run, tmp_path / "agent.gif", tmp_path / "view.png")
     assert Image.open(tmp_path / "agent.gif").n_frames == 4  # three turns and the end
     screenshot = Image.open(tmp_path / "view.png")
     assert screenshot.size == (2560, 1720)
     assert len(screenshot.convert("RGB").getcolors(maxcolors=100_000)) > 50  # a page was drawn
 
 
-def test_a_run_that_is_not_finished_is_trained_first(tmp_path, monkeypatch):
+def test_the_run_is_trained_first(tmp_path, monkeypatch):
     commands = []
 
     def run(command):
@@ -130,11 +125,10 @@ def test_a_run_that_is_not_finished_is_trained_first(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, returncode=1)
 
     monkeypatch.setattr(figures, "DOCS", tmp_path)
-    (tmp_path / "results").mkdir()
-    monkeypatch.setattr(figures, "RUN", tmp_path / "run")
     monkeypatch.setattr(figures.subprocess, "run", run)
     with pytest.raises(UserError, match="is not finished; see the message above"):
-        figures.main([])
+        figures.train()
+    assert not list(tmp_path.iterdir())
     makefile = (ROOT / "Makefile").read_text()
     assert commands == [list(figures.TRAIN)]
     assert f"python {' '.join(figures.TRAIN)} $(ARGS)" in makefile  # what `make train` runs

@@ -6,8 +6,6 @@ Tests of the page of tools/view.py in a browser: links, search, order, filters, 
 The browser is playwright's Chromium or an installed one. Without any, the tests are skipped.
 """
 
-from configurator import UserError
-
 import json
 import re
 import shutil
@@ -17,7 +15,6 @@ import pytest
 from test_view import HOSTILE, LAKE, ROOM, SHOWN, record, to_lines, turn_record
 
 from tools import view
-from tools.photograph import open_browser
 
 pytestmark = pytest.mark.slow  # a page takes Chromium about half a second
 PATIENCE_MS = 60_000  # on a busy machine
@@ -71,18 +68,6 @@ def runs(tmp_path_factory):
     other = record(LAKE, [turn_record(START, "Go left.", ["Left"])], step=1, group=0)
     write_run(folder / "b", [other, {**room, "step": 2}], [0.1, 0.1, 0.3])
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        try:
-            opened = open_browser(started)
-        except UserError as error:
-            pytest.skip(str(error))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

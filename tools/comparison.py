@@ -56,7 +56,7 @@ PLAYERS = {  # rows of eval.py -> rows of the page
 }
 OTHER_PLAYERS = {  # the same for worlds without a grid
     "random, closed loop": "random",
-    "optimal, closed loop": "optimal, without a limit of turns",
+    "optimal, closed loop": "reference player",
 }
 
 
@@ -114,16 +114,16 @@ def imitation_of(stage: Curve) -> Method:
 
 
 def new_game(title: str, name: str, sft_steps: int) -> World:
-    """A game that the base has never seen: SFT on its expert, then RL.
+    """A game that the base has never seen: SFT on its reference player, then RL.
 
     Args: name: of the file config/NAME.py; sft_steps: few, so that RL has something to improve."""
     overlays = ("tiny_new_game",)
     stage = Curve((name,), {"sft_steps": sft_steps, "eval_every": sft_steps}, overlays=overlays)
     methods = {
-        "SFT on the planner": imitation_of(stage),
-        "SFT on the planner, then GRPO": Method(Curve((), {}, stage, overlays)),
+        "SFT on the reference player": imitation_of(stage),
+        "SFT on the reference player, then GRPO": Method(Curve((), {}, stage, overlays)),
     }
-    return World(title, (name,), methods, "SFT on the planner, then GRPO", overlays)
+    return World(title, (name,), methods, "SFT on the reference player, then GRPO", overlays)
 
 
 # Sokoban games are longer, so an iteration has fewer of them. Rewards are ten times larger, and so
@@ -201,17 +201,22 @@ def main(argv: list[str]) -> None:
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     """Run the rows of a world that have no file yet.
 
-    Args: only: the name of a row, or a part of the names of several rows."""
+    Args: only: the name of a row, or a part of the names of several rows.
+    Raises: UserError if no row has such a name."""
     world = WORLDS[name]
-    if not only and not is_finished(name, "players", 0):
-        write_row(name, "players", 0, {"wins": wins_of_players(world)})
-    if only in BASE and not is_finished(name, BASE, 0):
-        write_row(name, BASE, 0, {"wins": wins_of_model(world, Path("base"))})
-    rows = [only] if only in world.methods else [row for row in world.methods if only in row]
+    known = ("players", BASE, *world.methods)
+    chosen = [only] if only in known else [row for row in known if only in row]
+    if not chosen:
+        raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
+    commit = git_commit()  # now, because a run takes long
+    if "players" in chosen and not is_finished(name, "players", 0):
+        write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
+    if BASE in chosen and not is_finished(name, BASE, 0):
+        write_row(name, BASE, 0, {"wins": wins_of_model(world, Path("base"))}, commit)
     for seed in seeds:
-        for row in rows:
-            if not is_finished(name, row, seed):
-                write_row(name, row, seed, run_method(world, world.methods[row], seed))
+        for row in chosen:
+            if row in world.methods and not is_finished(name, row, seed):
+                write_row(name, row, seed, run_method(world, world.methods[row], seed), commit)
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
@@ -297,13 +302,13 @@ def row_path(world: str, method: str, seed: int) -> Path:
     return FOLDER / f"{world}-{words}_s{seed}.json"
 
 
-def write_row(world: str, method: str, seed: int, row: dict) -> None:
-    """Write the file of a row, with the base and the machine."""
+def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:
+    """Write the file of a row, with the base, the commit of the code and the machine."""
     described = {
         **row,
         "samples": SAMPLES,
         "base": base_of(["config/tiny.py"]),
-        "git_commit": git_commit(),
+        "git_commit": commit,
         "machine": describe_machine(),
     }
     write_atomically(row_path(world, method, seed), json.dumps(described) + "\n")
@@ -393,9 +398,11 @@ INTRODUCTION = f"""\
 
 Every row plays the same 256 fixed prompts {SAMPLES} times, with the same noise. Success is in %,
 with a 95 % interval over prompts and seeds; parentheses hold the results of the seeds. Differences
-are paired by prompt. Policies sample at T=0.5. CPU-s are of training, without evaluations. "Crowd"
-rows are the players of the corpus of the base model ([base.md](../base.md)), without the random
-turns that they make there. They name a random number of actions a turn."""
+are paired by prompt. If two rows have different numbers of seeds, the mean over the seeds of the
+second is subtracted, so their spread is not in the interval. Policies sample at T=0.5. CPU-s are of
+training, without evaluations. "Crowd" rows are the players of the corpus of the base model
+([base.md](../base.md)), without the random turns that they make there. They name a random number of
+actions a turn."""
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ CRITIC_HEADINGS = {
 }
 PANELS = {
     "rank": "rank correlation with the true advantage",
-    "within": "correlation between turns of a game",
+    "within": "correlation with the true advantage, between turns of a game",
 }
 Numbers = dict[str, list[float]]  # name -> [value, half-width of its 95 % interval]
 
@@ -243,7 +243,9 @@ def draw(path: Path, summaries: Sequence[Summary]) -> None:
     for summary in summaries:
         columns.setdefault((summary.env, summary.method), []).append(summary)
     labels = dict.fromkeys(summary.label for summary in summaries)
-    looks = {label: look_of(i) for i, label in enumerate(labels)}
+    looks = {}
+    for i, label in enumerate(labels):
+        looks[label] = {"color": look_of(i)["color"], "marker": "o", "linestyle": "none"}
     with picture(path, width=6.5 * len(columns), height=0.5 + 4.5 * len(PANELS)) as figure:
         grid = figure.subplots(len(PANELS), len(columns), squeeze=False, sharex=True)
         for axes_of_column, ((env, method), members) in zip(grid.T, columns.items(), strict=True):

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,6 +30,9 @@ from tools.view import write_page
 from tools.view_curves import draw_curves_of_arms
 from tools.view_data import load_runs
 from tools.view_gif import draw_gif
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 DOCS = Path("docs")
 POINTS = DOCS / "results" / "flagship.csv"
@@ -45,14 +49,20 @@ TRAIN = ("train.py", "config/frozenlake_ppo.py", "config/tiny.py", "config/tiny_
 def main(argv: list[str]) -> None:
     if argv:
         raise UserError(f"expected no arguments, got {' '.join(argv)}")
-    draw_flagship(DOCS / "results" / "flagship.png")
-    if not (RUN / "scores.md").is_file():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = open_browser(started)  # a missing one is an error before anything is written
         train()
-    draw_run(RUN, DOCS / "agent.gif", DOCS / "view.png")
+        draw_flagship(DOCS / "results" / "flagship.png")
+        draw_run(browser, RUN, DOCS / "agent.gif", DOCS / "view.png")
+        browser.close()
 
 
 def train() -> None:
-    """Train RUN, or continue it. Raises: UserError if that fails."""
+    """Train RUN, continue it, or do nothing if it is finished. It refuses other settings.
+
+    Raises: UserError if that fails."""
     command = [sys.executable, *TRAIN]
     if subprocess.run(command).returncode:
         raise UserError(f"the run {RUN} is not finished; see the message above")
@@ -100,19 +110,14 @@ def draw_references(axes: Axes) -> list[Label]:
 # ---------- a game and the page
 
 
-def draw_run(run: Path, animation: Path, screenshot: Path) -> None:
+def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -> None:
     """Animate a game of a run, and take a screenshot of the page of the run."""
-    from playwright.sync_api import sync_playwright
-
     data = load_runs([run])
     draw_gif(data, find_game(data, is_long_success), animation)
     print(f"wrote {animation}")
     html = run / "view.html"
     write_page([run], html)
-    with sync_playwright() as started:
-        browser = open_browser(started)
-        photograph(browser, html, find_game(data, is_unlucky_loss), screenshot)
-        browser.close()
+    photograph(browser, html, find_game(data, is_unlucky_loss), screenshot)
     print(f"wrote {screenshot}")
 
 
