@@ -22,8 +22,13 @@ WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
 EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
-EXPERIMENTS += ["guess_number_grpo", "spell_grpo"]
-ENVS = {"tools_fetch": "tools", "guess_number": "gem", "spell": "rg"}  # not named like the file
+EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "taxi_grpo"]
+ENVS = {  # that are not named like the file
+    "tools_fetch": "tools",
+    "guess_number": "gem",
+    "spell": "rg",
+    "taxi": "gymnasium",
+}
 OVERLAYS = """
     all_text bandit_transfer base bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
     frozenlake_det frozenlake_v1 gigpo gspo hubs icepop lora mixture online_5 quest_transfer qwen3

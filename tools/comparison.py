@@ -113,17 +113,23 @@ def imitation_of(stage: Curve) -> Method:
     return Method(Curve((), {}, sft=stage), has_rl=False)
 
 
-def new_game(title: str, name: str, sft_steps: int) -> World:
+def new_game(title: str, name: str, sft_steps: int, rl: str = "GRPO", **overrides: object) -> World:
     """A game that the base has never seen: SFT on its reference player, then RL.
 
-    Args: name: of the file config/NAME.py; sft_steps: few, so that RL has something to improve."""
+    Args:
+        name: of the file config/NAME.py.
+        sft_steps: few, so that RL has something to improve.
+        rl: the name of RL in the row; config/NAME.py sets the estimator.
+        overrides: settings of RL.
+    """
     overlays = ("tiny_new_game",)
     stage = Curve((name,), {"sft_steps": sft_steps, "eval_every": sft_steps}, overlays=overlays)
+    headline = f"SFT on the reference player, then {rl}"
     methods = {
         "SFT on the reference player": imitation_of(stage),
-        "SFT on the reference player, then GRPO": Method(Curve((), {}, stage, overlays)),
+        headline: Method(Curve((), overrides, stage, overlays)),
     }
-    return World(title, (name,), methods, "SFT on the reference player, then GRPO", overlays)
+    return World(title, (name,), methods, headline, overlays)
 
 
 # Sokoban games are longer, so an iteration has fewer of them. Rewards are ten times larger, and so
@@ -174,6 +180,8 @@ WORLDS = {
     "tools_fetch": new_game(
         "Tools: look a town up and answer a question about it", "tools_fetch_grpo", sft_steps=150
     ),
+    "taxi": new_game("Taxi (gymnasium)", "taxi_grpo", sft_steps=100, num_iterations=40),
+    "rubik": new_game("Rubik 2x2, turned one to three times", "rubik_ppo", sft_steps=200, rl="PPO"),
 }
 
 
