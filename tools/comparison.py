@@ -175,13 +175,19 @@ WORLDS = {
         "Spell a word of 3 to 5 letters backward (reasoning-gym)", "spell_grpo", sft_steps=500
     ),
     "guess_number": new_game(
-        "Guess a number from 1 to 15 in four turns (GEM)", "guess_number_grpo", sft_steps=150
+        "Guess a number from 1 to 15 in four turns (GEM)",
+        "guess_number_grpo",
+        sft_steps=25,
+        num_iterations=30,
     ),
     "tools_fetch": new_game(
         "Tools: look a town up and answer a question about it", "tools_fetch_grpo", sft_steps=150
     ),
     "taxi": new_game("Taxi (gymnasium)", "taxi_grpo", sft_steps=100, num_iterations=40),
     "rubik": new_game("Rubik 2x2, turned one to three times", "rubik_ppo", sft_steps=200, rl="PPO"),
+    "sudoku": new_game(
+        "Sudoku 4x4, six empty cells", "sudoku_ppo", sft_steps=400, rl="PPO", num_iterations=40
+    ),
 }
 
 
