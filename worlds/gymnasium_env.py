@@ -120,7 +120,7 @@ class Gymnasium(Hub):
         self.text_rules = known.rules or f"The game {name} of gymnasium."
         self.values = values.split("/") if values else list(known.values)
         with self.isolation.run():
-            self.game = make_game(name, parse_settings(settings))
+            self.game = make_game(name, settings)
         self.actions = self._action_names(tuple(names.split("/")) if names else known.names)
 
     def _action_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -225,20 +225,31 @@ class Gymnasium(Hub):
 # ---------- the package
 
 
-def make_game(name: str, arguments: dict[str, Any]) -> Any:
+def make_game(name: str, settings: str) -> Any:
     """Make an environment, with its text renderer if it has one.
 
     Raises: UserError if gymnasium cannot make it.
     """
+    arguments = parse_settings(settings)
+    if has_text_renderer(name, settings):
+        arguments["render_mode"] = "ansi"
+    return _make(name, arguments)
+
+
+@lru_cache
+def has_text_renderer(name: str, settings: str) -> bool:
+    """Whether an environment can show its state as text."""
+    game = _make(name, parse_settings(settings))
+    return "ansi" in game.metadata.get("render_modes", ())
+
+
+def _make(name: str, arguments: dict[str, Any]) -> Any:
     import gymnasium
 
     try:
-        game = gymnasium.make(name, disable_env_checker=True, **arguments)
-        if "ansi" in game.metadata.get("render_modes", ()):
-            game = gymnasium.make(name, disable_env_checker=True, render_mode="ansi", **arguments)
+        return gymnasium.make(name, disable_env_checker=True, **arguments)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         raise UserError(f"gymnasium cannot make {name!r}: {error}") from error
-    return game
 
 
 def flatten(observation: Any) -> list[float]:
