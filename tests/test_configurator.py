@@ -22,12 +22,12 @@ WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
 EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
-EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "taxi_grpo"]
+EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "cliff_walking_grpo"]
 ENVS = {  # that are not named like the file
     "tools_fetch": "tools",
     "guess_number": "gem",
     "spell": "rg",
-    "taxi": "gymnasium",
+    "cliff_walking": "gymnasium",
 }
 OVERLAYS = """
     all_text bandit_transfer base bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo

@@ -183,7 +183,9 @@ WORLDS = {
     "tools_fetch": new_game(
         "Tools: look a town up and answer a question about it", "tools_fetch_grpo", sft_steps=150
     ),
-    "taxi": new_game("Taxi (gymnasium)", "taxi_grpo", sft_steps=100, num_iterations=25),
+    "cliff_walking": new_game(
+        "CliffWalking (gymnasium)", "cliff_walking_grpo", sft_steps=45, num_iterations=20
+    ),
     "rubik": new_game("Rubik 2x2, turned one to three times", "rubik_ppo", sft_steps=200, rl="PPO"),
     "sudoku": new_game(
         "Sudoku 4x4, six empty cells", "sudoku_ppo", sft_steps=400, rl="PPO", num_iterations=40
