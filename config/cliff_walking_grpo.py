@@ -4,6 +4,7 @@
 
 env = "gymnasium:CliffWalking-v1"
 estimator = "grpo"
+reward_density = "sparse"  # natively, to write nothing valid costs less than a walk
 max_turns = 5
 actions_per_turn = 5
 actions_per_traj = 25

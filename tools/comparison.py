@@ -184,7 +184,7 @@ WORLDS = {
         "Tools: look a town up and answer a question about it", "tools_fetch_grpo", sft_steps=150
     ),
     "cliff_walking": new_game(
-        "CliffWalking (gymnasium)", "cliff_walking_grpo", sft_steps=45, num_iterations=20
+        "CliffWalking (gymnasium)", "cliff_walking_grpo", sft_steps=45, num_iterations=15
     ),
     "rubik": new_game("Rubik 2x2, turned one to three times", "rubik_ppo", sft_steps=200, rl="PPO"),
     "sudoku": new_game(
