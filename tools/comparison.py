@@ -186,7 +186,13 @@ WORLDS = {
     "cliff_walking": new_game(
         "CliffWalking (gymnasium)", "cliff_walking_grpo", sft_steps=45, num_iterations=15
     ),
-    "rubik": new_game("Rubik 2x2, turned one to three times", "rubik_ppo", sft_steps=200, rl="PPO"),
+    "rubik": new_game(
+        "Rubik 2x2, turned one to three times",
+        "rubik_ppo",
+        sft_steps=200,
+        rl="PPO",
+        num_iterations=20,
+    ),
     "sudoku": new_game(
         "Sudoku 4x4, six empty cells", "sudoku_ppo", sft_steps=400, rl="PPO", num_iterations=40
     ),
