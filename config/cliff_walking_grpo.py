@@ -8,5 +8,3 @@ reward_density = "sparse"  # natively, a step costs 1, and a reply without a ste
 max_turns = 5
 actions_per_turn = 5
 actions_per_traj = 25
-sft_player = "planner"  # demonstrations name up to five moves a turn, so they have three turns
-sft_actions = 5

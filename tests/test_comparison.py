@@ -94,7 +94,7 @@ def test_a_name_without_a_row_is_refused(lab):
 
 
 def test_a_new_game_is_imitated_and_then_reinforced(lab, monkeypatch):
-    world = comparison.new_game("a word", "tools_fetch_grpo", sft_steps=5)
+    world = comparison.new_game("a word", "tools_fetch_grpo", sft={"sft_steps": 5})
     monkeypatch.setattr(comparison, "WORLDS", {"word": world})
     comparison.run_world("word", [2], "then GRPO")
     files = "config/tools_fetch_grpo.py config/tiny.py config/tiny_new_game.py"

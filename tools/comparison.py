@@ -113,17 +113,17 @@ def imitation_of(stage: Curve) -> Method:
     return Method(Curve((), {}, sft=stage), has_rl=False)
 
 
-def new_game(title: str, name: str, sft_steps: int, rl: str = "GRPO", **overrides: object) -> World:
+def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
     """A game that the base has never seen: SFT on its reference player, then RL.
 
     Args:
         name: of the file config/NAME.py.
-        sft_steps: few, so that RL has something to improve.
+        sft: settings of SFT. It has few steps, so that RL has something to improve.
         rl: the name of RL in the row; config/NAME.py sets the estimator.
         overrides: settings of RL.
     """
     overlays = ("tiny_new_game",)
-    stage = Curve((name,), {"sft_steps": sft_steps, "eval_every": sft_steps}, overlays=overlays)
+    stage = Curve((name,), {**sft, "eval_every": sft["sft_steps"]}, overlays=overlays)
     headline = f"SFT on the reference player, then {rl}"
     methods = {
         "SFT on the reference player": imitation_of(stage),
@@ -172,29 +172,40 @@ WORLDS = {
         headline="SFT on the planner with errors, then PPO",
     ),
     "spell": new_game(
-        "Spell a word of 3 to 5 letters backward (reasoning-gym)", "spell_grpo", sft_steps=500
+        "Spell a word of 3 to 5 letters backward (reasoning-gym)",
+        "spell_grpo",
+        sft={"sft_steps": 500},
     ),
     "guess_number": new_game(
         "Guess a number from 1 to 15 in four turns (GEM)",
         "guess_number_grpo",
-        sft_steps=25,
+        sft={"sft_steps": 25},
         num_iterations=30,
     ),
     "tools_fetch": new_game(
-        "Tools: look a town up and answer a question about it", "tools_fetch_grpo", sft_steps=150
+        "Tools: look a town up and answer a question about it",
+        "tools_fetch_grpo",
+        sft={"sft_steps": 150},
     ),
     "cliff_walking": new_game(
-        "CliffWalking (gymnasium)", "cliff_walking_grpo", sft_steps=45, num_iterations=15
+        "CliffWalking (gymnasium)",
+        "cliff_walking_grpo",
+        sft={"sft_steps": 45, "sft_player": "planner", "sft_actions": 5},
+        num_iterations=15,
     ),
     "rubik": new_game(
         "Rubik 2x2, turned one to three times",
         "rubik_ppo",
-        sft_steps=200,
+        sft={"sft_steps": 200},
         rl="PPO",
         num_iterations=20,
     ),
     "sudoku": new_game(
-        "Sudoku 4x4, six empty cells", "sudoku_ppo", sft_steps=400, rl="PPO", num_iterations=40
+        "Sudoku 4x4, six empty cells",
+        "sudoku_ppo",
+        sft={"sft_steps": 400},
+        rl="PPO",
+        num_iterations=40,
     ),
 }
 
