@@ -1,6 +1,6 @@
 # Overlay for tiny.py: a game whose words the tiny base has never seen. SFT comes first, with large
 # steps, and RL continues from it. The policy writes no thoughts.
-# docs/hubs.md has results.
+# docs/results/new_games.md has results.
 # Example:  python train.py config/spell_grpo.py config/tiny.py config/tiny_new_game.py --model=DIR
 
 think = False

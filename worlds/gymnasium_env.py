@@ -238,12 +238,16 @@ def make_game(name: str, settings: str) -> Any:
 
 @lru_cache
 def has_text_renderer(name: str, settings: str) -> bool:
-    """Whether an environment can show its state as text."""
+    """Whether an environment can show its state as text. Only a made one says so.
+
+    Raises: UserError if gymnasium cannot make it.
+    """
     game = _make(name, parse_settings(settings))
     return "ansi" in game.metadata.get("render_modes", ())
 
 
 def _make(name: str, arguments: dict[str, Any]) -> Any:
+    """gymnasium.make. Raises: UserError if that fails."""
     import gymnasium
 
     try:
