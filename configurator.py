@@ -103,6 +103,7 @@ GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_bas
 STATE_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # these can also compare turns in equal states
 OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # neither a critic nor a group
 Estimator = Literal[(*CRITIC_ESTIMATORS, *GROUP_BASELINE_ESTIMATORS, *OTHER_ESTIMATORS)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 RewardDensity = Literal["native", "sparse", "balanced", "dense", "plan"]
 FilterStrategy = Literal["fraction", "count", "top_p", "top_p_softmax", "min_p"]
 FilterBy = Literal["reward_std", "reward_mean", "entropy", "length"]
@@ -152,13 +153,13 @@ class Config:
     # Hugging Face id, folder, 'base' (the tiny model in base/) or 'tiny' (untrained, for tools.sft)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     tiny_shape: str = "4x96"  # of model='tiny': layers x width
-    # type to compute in; auto: bfloat16 on cuda, float32 on cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"  # type to compute in; auto: bfloat16 on cuda, float32 on cpu
     lora_rank: Natural = 0  # LoRA on all linear layers of policy and critic; 0 = train all weights
     compile: bool = False  # True: torch.compile the MLPs and norms of policy and critic
 
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
+    engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: that of dtype
     num_groups: Count = 8  # P, initial states in an iteration
     group_size: Count = 16  # N, trajectories from each initial state
     sampling_rounds: Count = 1  # DAPO: at most, until num_groups groups have variance
@@ -206,8 +207,7 @@ class Config:
     sequence_mask: BelowOne = 0.0
     sequence: Literal["trajectory", "turn"] = "trajectory"  # what the two settings above compare
     tv_bound: Fraction = 0.0  # DPPO-TV: bounds changes of probability; 0 = clip the ratio instead
-    # ECHO: weight of the cross-entropy on the observations between replies
-    observation_coef: NotNegative = 0.0
+    observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
     drop_void: bool = False  # SimpleTIR: do not train on trajectories with a turn without an action
     value_clip: Positive = 0.5  # largest change of a value in the value loss, reward units
     value_coef: NotNegative = 0.5  # weight of the value loss
@@ -229,6 +229,7 @@ class Config:
     final_lr: Fraction = 1.0
     adam_beta1: BelowOne = 0.9  # policy and critic
     adam_beta2: BelowOne = 0.999  # policy and critic
+    adam_eps: Positive = 1e-8  # policy and critic
     weight_decay: NotNegative = 0.01  # policy and critic
     grad_clip: Positive = 1.0  # largest gradient norm
     max_bad_steps: Count = 5  # non-finite optimizer steps in a row before the run stops
@@ -258,8 +259,7 @@ class Config:
     sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
     sft_noise: Fraction = 0.0  # fraction of the turns with random actions
     sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
-    # fraction of the games of the crowd that the planner plays
-    sft_planners: Fraction = 0.15
+    sft_planners: Fraction = 0.15  # fraction of the games of the crowd that the planner plays
 
     def __post_init__(self) -> None:
         self._check_fields()

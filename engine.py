@@ -2,8 +2,8 @@
 
 `VLLMEngine` (engines/vllm_engine.py) runs vLLM in this process. `TorchEngine`
 (engines/torch_engine.py) needs only PyTorch, and shows how continuous batching with a KV cache
-works. Both keep a copy of the policy's weights in the dtype of the trainer's computation, and both
-sample from softmax(logits / temperature).
+works. Both keep a copy of the policy's weights, in the dtype of the trainer's computation unless
+`engine_dtype` says otherwise, and both sample from softmax(logits / temperature).
 """
 
 from configurator import Config, UserError
@@ -85,7 +85,7 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
             "lower it"
         )
     engine_class = VLLMEngine if config.engine == "vllm" else TorchEngine
-    dtype = pick_dtype(config.dtype, model.device)
+    dtype = dtype_of_engine(config, model.device)
     try:
         return engine_class(model, config, eos_id=chat.end, dtype=dtype)
     except ImportError as error:
@@ -93,3 +93,9 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
     except (RuntimeError, ValueError, AssertionError) as error:  # such as out of memory
         reason = failure_reason(error)
         raise UserError(f"the {config.engine} engine could not start {reason}") from error
+
+
+def dtype_of_engine(config: Config, device: torch.device) -> torch.dtype:
+    """The type that the engine computes in."""
+    name = config.dtype if config.engine_dtype == "auto" else config.engine_dtype
+    return pick_dtype(name, device)

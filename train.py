@@ -33,7 +33,7 @@ from tqdm import tqdm
 import parallel
 import starpo
 from dialogue import Chat
-from engine import Engine
+from engine import Engine, dtype_of_engine
 from eval import evaluate_all
 from packing import PackedBatch, pack
 from rollout import (
@@ -70,7 +70,8 @@ SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
 # Largest accepted difference between the log-probs of engine and trainer, in nats: the mean over
-# the response tokens. The trainer warns above it.
+# the response tokens. The trainer warns above it. If they compute in different types, the larger
+# limit counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 
@@ -285,7 +286,8 @@ def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) ->
     if not learner.config.engine_gives_logprobs():
         return {**metrics, "logprob_diff_mean": None, "logprob_diff_max": None}
     difference = metrics["logprob_diff_mean"]
-    if difference > MAX_LOGPROB_DIFF[learner.dtype]:
+    dtypes = (learner.dtype, dtype_of_engine(learner.config, learner.device))
+    if difference > max(MAX_LOGPROB_DIFF[dtype] for dtype in dtypes):
         tqdm.write(
             f"warning: the log-probs of engine and trainer differ by {difference:.4f} nats a token"
         )

@@ -115,9 +115,9 @@ def _one_step(config: Config) -> Iterator[Reason]:
         "(num_epochs=2 or a smaller batch_size makes more steps)"
     )
     yield "clip_low clip_high dual_clip value_clip", reason
-    is_float32 = config.dtype == "float32" or (config.dtype == "auto" and config.device == "cpu")
     yield "sequence_ratio", reason
-    if is_float32:
+    is_float32 = config.dtype == "float32" or (config.dtype == "auto" and config.device == "cpu")
+    if is_float32 and config.engine_dtype in ("auto", "float32"):
         yield "importance_cap importance_floor sequence_mask tv_bound", reason
 
 

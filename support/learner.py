@@ -70,6 +70,7 @@ class Learner:
             checkpoint.trainable_parameters(module).values(),
             lr=learning_rate,
             betas=(self.config.adam_beta1, self.config.adam_beta2),
+            eps=self.config.adam_eps,
             weight_decay=self.config.weight_decay,
             fused=self.device.type == "cuda",
         )

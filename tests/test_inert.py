@@ -223,7 +223,8 @@ def test_a_setting_that_acts_is_not_named(settings, name, value, weights_after):
 def test_the_cap_of_importance_weights_is_for_mismatch():
     """In bfloat16 the engine's log-probs differ so much that the cap may act in the first step."""
     config = small_config(**ONE, importance_cap=1.5)
-    for changes in (dict(dtype="bfloat16"), dict(device="auto"), dict(batch_size=4)):
+    in_bfloat16 = (dict(dtype="bfloat16"), dict(engine_dtype="bfloat16"), dict(device="auto"))
+    for changes in (*in_bfloat16, dict(batch_size=4)):
         assert inert_settings(replace(config, **changes), ["importance_cap"]) == {}
     assert "importance_cap" in inert_settings(
         replace(config, device="auto", dtype="float32"), ["importance_cap"]

@@ -133,6 +133,13 @@ def test_every_experiment_is_a_valid_run(scale):
     assert len(set(names)) == len(folders)
 
 
+@pytest.mark.parametrize("name", reproduce.FIGURES)
+def test_curves_of_a_figure_are_different_runs(name):
+    """A setting of a curve must not be lost behind a file that sets it, too."""
+    curves = reproduce.FIGURES[name].curves
+    assert len({settings_of(trained, "tiny", 0) for trained in curves.values()}) == len(curves)
+
+
 def check_start(config, sft_stage, scale):
     """A run starts from the model of its SFT stage, else from that of the scale."""
     assert config.seed == 1

@@ -68,7 +68,9 @@ class Scale:
 
 
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
-    """A curve without the overrides that equal the defaults of `Config`."""
+    """A curve without the overrides that equal the defaults of `Config`.
+
+    So it cannot bring back a default that one of its files changes. `Curve` can."""
     changed = {key: value for key, value in overrides.items() if value != getattr(Config, key)}
     return Curve(files, changed, sft)
 
@@ -134,29 +136,51 @@ def actions_per_turn(k: int) -> Curve:
 
 
 def collapsing() -> dict[str, Curve]:
-    """Methods at large learning rates: 32 trajectories and mostly four steps an iteration.
+    """Methods at a learning rate that ruins StarPO, and StarPO at other rates.
 
-    The boards are the same for all, and so is the number of optimizer steps, unless the name says
-    otherwise."""
-    steps_of_8 = {"num_groups": 4, "group_size": 8, "batch_size": 8}
-    small = {**steps_of_8, "num_iterations": 100, "eval_every": 5, "eval_size": 128}
+    The boards are the same for all. So is the number of optimizer steps, four an iteration on 8 of
+    32 trajectories, unless the name says otherwise. StarPO-S keeps 8 trajectories.
+    """
+    s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
+    s_four_steps = {**s_one_step, "batch_size": 2}
     methods = {
-        "StarPO": curve("starpo_vanilla", kl_coef=0.0),
-        "StarPO with KL": curve("starpo_vanilla"),
-        "StarPO with a higher clip": curve("starpo_vanilla", kl_coef=0.0, clip_high=0.28),
-        "StarPO with one step": curve("starpo_vanilla", kl_coef=0.0, batch_size=32),
-        "StarPO with two epochs": curve("starpo_vanilla", kl_coef=0.0, num_epochs=2),
-        "StarPO-S with four steps": curve(batch_size=2),
-        "StarPO-S with KL and four steps": curve(batch_size=2, kl_coef=0.001),
-        "StarPO-S with one step": curve(),
+        "StarPO": collapse_cell(),
+        "StarPO with KL": collapse_cell(kl_coef=0.001),
+        "StarPO with a KL of 0.1": collapse_cell(kl_coef=0.1),
+        "StarPO with a higher clip": collapse_cell(clip_high=0.28),
+        "StarPO with one step": collapse_cell(batch_size=32),
+        "StarPO with two epochs": collapse_cell(num_epochs=2),
+        "StarPO with a large Adam epsilon": collapse_cell(adam_eps=1e-4),
+        "StarPO-S with one step": collapse_cell(**s_one_step),
+        "StarPO-S with four steps": collapse_cell(**s_four_steps),
+        "StarPO-S with KL and four steps": collapse_cell(**s_four_steps, kl_coef=0.001),
+        "StarPO-S that never skips": collapse_cell(**s_four_steps, filter_zero_std=True),
+        "dynamic sampling": collapse_cell("dynamic_sampling"),
+        "GSPO": collapse_cell("gspo"),
+        "sequence mask": collapse_cell("sequence_mask"),
+        "DPPO-TV": collapse_cell("dppo_tv"),
+        "GiGPO": collapse_cell("gigpo"),
+        "SAMPO": collapse_cell("sampo"),
+        "bfloat16 engine": collapse_cell(engine_dtype="bfloat16", importance_cap=1e6),
+        "bfloat16 engine with TIS": collapse_cell(engine_dtype="bfloat16"),
+        "bfloat16 engine with IcePop": collapse_cell("icepop", engine_dtype="bfloat16"),
+        "bfloat16 engine with a sequence mask": collapse_cell(
+            "sequence_mask", engine_dtype="bfloat16"
+        ),
     }
-    curves = {}
-    for rate in ("5e-4", "1e-3", "2e-3", "4e-3"):
-        for name, method in methods.items():
-            files = ("frozenlake_grpo", "frozenlake_det", *method.files)
-            overrides = {**small, **method.overrides, "learning_rate": float(rate)}
-            curves[f"frozenlake {name} at {rate}"] = curve(*files, **overrides)
+    curves = {f"frozenlake {name} at 2e-3": method for name, method in methods.items()}
+    for rate in ("5e-4", "1e-3", "1.5e-3"):
+        curves[f"frozenlake StarPO at {rate}"] = collapse_cell(learning_rate=float(rate))
+        curves[f"frozenlake StarPO-S with four steps at {rate}"] = collapse_cell(
+            **s_four_steps, learning_rate=float(rate)
+        )
     return curves
+
+
+def collapse_cell(*overlays: str, **overrides: object) -> Curve:
+    """A run of config/tiny_collapse.py with overlays and settings that override it."""
+    files = ("frozenlake_grpo", "frozenlake_det")
+    return Curve(files, overrides, overlays=("tiny_collapse", *overlays))
 
 
 def estimators() -> dict[str, Curve]:

@@ -1,0 +1,13 @@
+# Overlay for frozenlake_grpo.py with frozenlake_det.py and tiny.py: StarPO at a learning rate that
+# ruins it within a few iterations (docs/results/collapse.md). A run takes two CPU-minutes.
+# Example:  python train.py config/frozenlake_grpo.py config/tiny.py config/tiny_collapse.py
+
+learning_rate = 2e-3
+num_groups = 4
+group_size = 8
+batch_size = 8  # four optimizer steps an iteration
+filter_keep = 1.0  # StarPO, not StarPO-S: no filter, and a symmetric clip
+clip_high = 0.2
+num_iterations = 60
+eval_every = 5
+eval_size = 128
