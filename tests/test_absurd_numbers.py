@@ -78,9 +78,9 @@ def test_sentences(arguments, sentence):
 
 # The settings that meet tensors, where a number of float32 must hold them.
 SCALARS = """
-    adam_beta1 adam_beta2 clip_high clip_low critic_lr dual_clip entropy_coef format_penalty gamma
-    grad_clip importance_cap kl_coef lam learning_rate temperature turn_gamma turn_lam value_clip
-    value_coef weight_decay
+    adam_beta1 adam_beta2 adam_eps clip_high clip_low critic_lr dual_clip entropy_coef
+    format_penalty gamma grad_clip importance_cap kl_coef lam learning_rate temperature turn_gamma
+    turn_lam value_clip value_coef weight_decay
 """.split()
 
 

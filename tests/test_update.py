@@ -327,6 +327,35 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-2)
 
 
+@pytest.mark.parametrize("engine_dtype, low, high", [("auto", 0, 1e-6), ("bfloat16", 1e-4, 0.05)])
+def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_dtype, low, high):
+    """The trainer computes in float32, and so does the engine, unless it is told otherwise."""
+    learner = make_learner(trained_folder, engine_dtype=engine_dtype)
+    expected = torch.float32 if engine_dtype == "auto" else torch.bfloat16
+    assert {weight.dtype for weight in learner.engine.model.parameters()} == {expected}
+    assert learner.dtype == torch.float32
+    kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
+    metrics = train.update(learner, kept, train.compute_targets(learner, kept))
+    assert low <= metrics["logprob_diff_mean"] < high
+
+
+def test_epsilon_of_adam_damps_small_gradients(trained_folder):
+    """In the first step both moments are those of the gradient g, so a weight moves by
+    learning_rate * g / (abs(g) + adam_eps)."""
+    sizes = dict(learning_rate=1e-3, adam_eps=0.01, weight_decay=0.0, grad_clip=1e9)
+    learner = make_learner(trained_folder, **sizes)
+    kept, targets = collect_and_target(learner)
+    metrics = backward(learner, kept, targets)
+    head = learner.policy.model.lm_head.weight
+    before = head.detach().full_tensor().clone()
+    gradient = head.grad.full_tensor().clone()
+    train.optimizer_step(learner, metrics)
+    moved = before - head.detach().full_tensor()
+    torch.testing.assert_close(
+        moved, 1e-3 * gradient / (gradient.abs() + 0.01), atol=1e-7, rtol=1e-3
+    )
+
+
 def test_vllm_is_not_asked_for_what_the_trainer_computes(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
