@@ -10,7 +10,7 @@ The definitions were written before the runs:
   same seed, and ends no more than 5 points below the best success of that run. An iteration in
   which the filter keeps nothing makes no update.
 - A sign is a metric whose level has left its first level by a factor. The level is the median of
-  the last 5 iterations, the first level that of the first 10. A sign predicts a collapse if it
+  the last 3 iterations, the first level that of the first 5. A sign predicts a collapse if it
   begins before it. In a run without a collapse, each beginning is a false alarm.
 
 The factor of each sign is chosen on the runs of some cells (a method at a learning rate) and tested
@@ -21,20 +21,26 @@ from configurator import run_main
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from support.run_folder import write_atomically
 from tools import tables
 from tools.experiments import FIGURES
+from tools.plot_style import draw_legend, look_of, percent_axis, picture
 from tools.reproduce import rows_of
 from tools.runs import RESULTS
 
 DROP = 0.2  # a collapse is a fall of success by this much
 TOLERANCE = 0.05  # a run that is alive ends at most this far below the best of the vanilla run
-WINDOW = 5  # iterations; a level is the median over this many
-FIRST = 10  # iterations of the first level
+WINDOW = 3  # iterations; a level is the median over this many
+FIRST = 5  # iterations of the first level
 VANILLA = "frozenlake StarPO"  # the method that others are compared with
+RATE = "2e-3"  # the learning rate at which all methods were run
+FAMILIES = ("StarPO-S", "StarPO", "bfloat16 engine")  # how the names of methods begin
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # that a sign may have
 
 Row = dict  # of a run, see tools/runs.py
@@ -180,23 +186,66 @@ def fitted_signs(rows: Sequence[Row]) -> list[Sign]:
     return [fit(metric, rises, rows) for metric in metrics for rises in (False, True)]
 
 
+# ---------- survival
+
+
+def survival(rows: Sequence[Row]) -> np.ndarray:
+    """The share of runs that have not collapsed by an iteration, (longest run + 1,)."""
+    longest = max(row["iterations"] for row in rows)
+    num_alive = np.full(longest + 1, len(rows))
+    for row in rows:
+        collapse = collapse_iteration(row)
+        if collapse is not None:
+            num_alive[collapse:] -= 1
+    return num_alive / len(rows)
+
+
+def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    """The runs at RATE, by the family of their method."""
+    found: dict[str, list[Row]] = {}
+    for label, rows in curves.items():
+        method, rate = label.removeprefix("frozenlake ").split(" at ")
+        if rate == RATE:
+            begins = [name for name in FAMILIES if method.startswith(name)]
+            family = begins[0] if begins else "methods since RAGEN"
+            found.setdefault(family, []).extend(rows)
+    return found
+
+
+def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
+    """Draw the survival of each family of methods."""
+    looks = {}
+    with picture(path, width=6.5, height=4.0) as figure:
+        axes = figure.subplots()
+        percent_axis(axes)
+        axes.set(xlabel="iteration", ylabel="runs that have not collapsed, %")
+        for i, (family, rows) in enumerate(families(curves).items()):
+            name = f"{family}, {len(rows)} runs"
+            looks[name] = look_of(i)
+            shares = 100 * survival(rows)
+            axes.step(np.arange(len(shares)), shares, where="post", **looks[name])
+        draw_legend(figure, looks)
+
+
 # ---------- the page
 
 
 def main(argv: list[str]) -> None:
-    """Write docs/results/collapse.md from the finished runs, and print it."""
-    text = page(rows_of(FIGURES["collapse"].curves, "tiny"))
+    """Write docs/results/collapse.md and collapse.png from the finished runs; print the page."""
+    curves = rows_of(FIGURES["collapse"].curves, "tiny")
+    finished = {label: rows for label, rows in curves.items() if rows}
+    draw_survival(RESULTS / "collapse.png", finished)
+    text = page(finished)
     write_atomically(RESULTS / "collapse.md", text)
     print(text)
 
 
 def page(curves: dict[str, list[Row]]) -> str:
     """The tables of runs and of signs. Keys of curves are "METHOD at RATE"."""
-    finished = {label: rows for label, rows in curves.items() if rows}
-    labels = list(finished)
-    fitted = [row for label in labels[::2] for row in finished[label]]
-    tested = [row for label in labels[1::2] for row in finished[label]]
-    lines = ["# What collapses, and what announces it", "", *method_lines(finished), ""]
+    labels = list(curves)
+    fitted = [row for label in labels[::2] for row in curves[label]]
+    tested = [row for label in labels[1::2] for row in curves[label]]
+    lines = ["# What collapses, and what announces it", "", *method_lines(curves), ""]
     lines += ["Signs, fitted on every second line above and tested on the others:", ""]
     lines += sign_lines(fitted_signs(fitted), tested)
     return "\n".join(lines) + "\n"
