@@ -6,7 +6,7 @@ points and pictures by hand. Finished, shared and failed runs. One short real ru
     python -m pytest -q tests/test_reproduce.py
 """
 
-from configurator import Config
+from configurator import Config, UserError
 
 import json
 import re
@@ -278,6 +278,19 @@ def test_environments_that_are_scored_stand_apart():
     points = tables.series(rows[0] | {"curve": {"2": 0.75}, "series": {}})
     assert points == {"eval_success": {0: 0.5, 2: 0.75}}
     assert list(tables.names_of_envs("jobs", rows)) == ["jobs", "jobs on bandit:pair=jobs"]
+
+
+def test_tables_replace_what_is_between_their_marks():
+    page = "a\n<!-- table: one -->\nold\n<!-- end of table -->\nb\n"
+    with pytest.raises(UserError, match="must hold <!-- table: two -->"):
+        tables.fill(page, {"two": "new"})
+    page += "<!-- table: two --><!-- end of table -->\nc\n"
+    filled = tables.fill(page, {"one": "new", "two": "| x |"})
+    assert filled == (
+        "a\n<!-- table: one -->\nnew\n<!-- end of table -->\nb\n"
+        "<!-- table: two -->\n| x |\n<!-- end of table -->\nc\n"
+    )
+    assert tables.fill(filled, {"one": "new", "two": "| x |"}) == filled
 
 
 def test_table_by_hand(results):

@@ -525,19 +525,6 @@ def test_results_that_do_not_compare_are_not_listed(result, reason):
     assert bool(speedrun.why_not_listed(result)) == bool(reason)
 
 
-def test_tables_replace_what_is_between_their_marks():
-    page = "a\n<!-- table: frozenlake -->\nold\n<!-- end of table -->\nb\n"
-    with pytest.raises(UserError, match="must hold <!-- table: sokoban -->"):
-        speedrun.fill_tables(page, [])
-    page += "<!-- table: sokoban --><!-- end of table -->\nc\n"
-    filled = speedrun.fill_tables(page, [result_of(FIVE)])
-    start, rest = filled.split("<!-- table: frozenlake -->\n")
-    assert start == "a\n" and rest.startswith("| CPU-s, median |")
-    none = "<!-- table: sokoban -->\nNo entry for this base.\n<!-- end of table -->\nc\n"
-    assert filled.endswith(f"<!-- end of table -->\nb\n{none}")
-    assert speedrun.fill_tables(filled, [result_of(FIVE)]) == filled
-
-
 def test_the_page_shows_the_results_of_this_base(monkeypatch):
     written = {}
     monkeypatch.setattr(speedrun, "write_atomically", written.__setitem__)
@@ -573,3 +560,7 @@ def test_wrong_arguments_are_refused(arguments, problem):
     with pytest.raises(UserError) as error:
         speedrun.main(arguments.split())
     assert problem in str(error.value)
+
+
+def test_a_track_without_entries_says_so():
+    assert speedrun.table([]) == "No entry for this base."

@@ -231,24 +231,26 @@ def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Write docs/results/collapse.md and collapse.png from the finished runs; print the page."""
+    """Write the tables of docs/results/collapse.md and its picture from the finished runs."""
     curves = rows_of(FIGURES["collapse"].curves, "tiny")
     finished = {label: rows for label, rows in curves.items() if rows}
     draw_survival(RESULTS / "collapse.png", finished)
-    text = page(finished)
-    write_atomically(RESULTS / "collapse.md", text)
-    print(text)
+    page = RESULTS / "collapse.md"
+    write_atomically(page, tables.fill(page.read_text(), page_tables(finished)))
+    print(page.read_text())
 
 
-def page(curves: dict[str, list[Row]]) -> str:
-    """The tables of runs and of signs. Keys of curves are "METHOD at RATE"."""
+def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
+    """The tables of runs and of signs, by name. Keys of curves are "frozenlake METHOD at RATE".
+
+    Signs are fitted on every second curve and tested on the others."""
     labels = list(curves)
     fitted = [row for label in labels[::2] for row in curves[label]]
     tested = [row for label in labels[1::2] for row in curves[label]]
-    lines = ["# What collapses, and what announces it", "", *method_lines(curves), ""]
-    lines += ["Signs, fitted on every second line above and tested on the others:", ""]
-    lines += sign_lines(fitted_signs(fitted), tested)
-    return "\n".join(lines) + "\n"
+    return {
+        "methods": "\n".join(method_lines(curves)),
+        "signs": "\n".join(sign_lines(fitted_signs(fitted), tested)),
+    }
 
 
 def method_lines(curves: dict[str, list[Row]]) -> list[str]:
@@ -265,7 +267,7 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
         successes = [tables.series(row)["eval_success"] for row in rows]
         lines.append(
             [
-                label,
+                label.removeprefix("frozenlake "),
                 str(len(rows)),
                 ", ".join(str(iteration or "-") for iteration in collapses),
                 str(num_alive),

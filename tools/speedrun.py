@@ -30,6 +30,7 @@ from support.run_folder import (
     read_text,
     write_atomically,
 )
+from tools import tables
 from tools.runs import describe_machine
 from tools.speedrun_rules import (
     GAMES_PER_PROMPT,
@@ -346,23 +347,11 @@ def write_page() -> None:
             print(f"{path} is not listed: {reason}")
         else:
             results.append(result)
-    write_atomically(PAGE, fill_tables(read_text(PAGE), results))
-    print(f"wrote the tables in {PAGE}")
-
-
-def fill_tables(text: str, results: Sequence[dict]) -> str:
-    """The page with the tables of these results between its marks.
-
-    Raises: UserError if the page lacks a mark."""
+    filled = {}
     for track in TRACKS:
-        begin, end = f"<!-- table: {track} -->", "<!-- end of table -->"
-        before, begin_mark, rest = text.partition(begin)
-        _, end_mark, after = rest.partition(end)
-        if not begin_mark or not end_mark:
-            raise UserError(f"{PAGE} must hold {begin} and, after it, {end}")
-        own = [result for result in results if result["track"] == track]
-        text = f"{before}{begin}\n{table(own)}\n{end}{after}"
-    return text
+        filled[track] = table([result for result in results if result["track"] == track])
+    write_atomically(PAGE, tables.fill(read_text(PAGE), filled))
+    print(f"wrote the tables in {PAGE}")
 
 
 def table(results: Sequence[dict]) -> str:

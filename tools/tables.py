@@ -1,5 +1,7 @@
 """Rows of finished runs as a Markdown table and as points for a spreadsheet (CSV)."""
 
+from configurator import UserError
+
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -117,6 +119,21 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
     for cells in rows:
         lines.append(line_of(cells))
     return lines
+
+
+def fill(page: str, contents: dict[str, str]) -> str:
+    """Replace what stands between the marks of some tables of a page.
+
+    Args: contents: the name of a table, as in `<!-- table: NAME -->`, -> its Markdown.
+    Raises: UserError if the page lacks a mark."""
+    for name, content in contents.items():
+        begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"
+        before, begin_mark, rest = page.partition(begin)
+        _, end_mark, after = rest.partition(end)
+        if not begin_mark or not end_mark:
+            raise UserError(f"the page must hold {begin} and, after it, {end}")
+        page = f"{before}{begin}\n{content}\n{end}{after}"
+    return page
 
 
 def line_of(cells: Sequence[str]) -> str:
