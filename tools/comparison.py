@@ -102,6 +102,23 @@ def methods_of(
     }
 
 
+def other_rl(name: str, paper: int, later: int, **overrides: object) -> dict[str, Method]:
+    """StarPO-S with the settings of its paper, and two later methods with those of the other rows.
+
+    Args:
+        paper, later: iterations; they make the CPU time about that of PPO.
+        overrides: settings of the later methods.
+    """
+    star_po_s = Curve((f"{name}_ppo",), {"num_iterations": paper})
+    grpo = (f"{name}_grpo",)
+    settings = {**overrides, "num_iterations": later}
+    return {
+        "StarPO-S (PPO), settings of the paper": Method(star_po_s),
+        "GiGPO": Method(Curve(grpo, settings, overlays=(*BEST, "gigpo"))),
+        "SAMPO": Method(Curve(grpo, settings, overlays=(*BEST, "sampo"))),
+    }
+
+
 def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
     """An SFT stage on the games of a player."""
     overrides = {"sft_batch_size": 16, "eval_every": steps, "sft_steps": steps}
@@ -140,7 +157,8 @@ WORLDS = {
     "frozenlake": World(
         "FrozenLake 4x4, slippery",
         ("frozenlake_ppo",),
-        methods_of("frozenlake", crowd_steps=2100, planner_steps=1500),
+        methods_of("frozenlake", crowd_steps=2100, planner_steps=1500)
+        | other_rl("frozenlake", paper=200, later=150),
         headline="PPO",
     ),
     "frozenlake_det": World(
@@ -152,7 +170,8 @@ WORLDS = {
     "sokoban": World(
         "Sokoban, 6x6 rooms, one box",
         ("sokoban_ppo",),
-        methods_of("sokoban", crowd_steps=2400, planner_steps=1200, **SOKOBAN),
+        methods_of("sokoban", crowd_steps=2400, planner_steps=1200, **SOKOBAN)
+        | other_rl("sokoban", paper=120, later=130, **SOKOBAN),
         headline="PPO",
     ),
     "sokoban_large": World(
