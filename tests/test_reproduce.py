@@ -507,6 +507,7 @@ def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
             "the settings of the runs are fixed here; the options are --scale, --seeds",
         ),
         (["fig5", "--scale=huge"], "scale must be one of tiny, full, got 'huge'"),
+        (["fig5", "credit", "--scale=full"], "credit is an experiment with the tiny model; remove"),
         (["fig5", "--seeds=0,x"], "seeds must be different integers, such as 0,1,2, got '0,x'"),
         (["fig5", "--seeds=1,1"], "seeds must be different integers"),
     ],

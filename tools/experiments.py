@@ -1,10 +1,10 @@
 """The experiments that `python -m tools.reproduce` runs: figures and tables.
 
 `fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
-arXiv 2510.01132. `credit` and `collapse` are experiments of this repository. A figure has curves. A
-curve is a training run with several seeds. Curves of one figure differ only in the settings that
-their labels name. A command leaves out settings that equal the defaults, so a run that two figures
-share has the same name in both.
+arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model. A
+figure has curves. A curve is a training run with several seeds. Curves of one figure differ only in
+the settings that their labels name. A command leaves out settings that equal the defaults, so a run
+that two figures share has the same name in both.
 """
 
 from configurator import Config, load_config
@@ -184,31 +184,33 @@ def collapse_cell(*overlays: str, **overrides: object) -> Curve:
 
 
 def estimators() -> dict[str, Curve]:
-    """Estimators of advantages at equal CPU time.
+    """Estimators of advantages at about equal CPU time, with the settings of config/tiny_best.py.
 
-    On slippery FrozenLake an iteration takes 2.04 CPU-s with a critic and 1.45 without, so runs
-    with a critic have fewer iterations. The runs of GAE keep their checkpoints for
-    tools/credit.py.
+    An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
+    fewer iterations. The runs of GAE keep their checkpoints for tools/credit.py.
     """
-    with_critic = {
-        "GAE": curve(keep_checkpoints=99, num_iterations=120),
-        "bi-level GAE": curve("bi_level", num_iterations=120),
-        "Turn-PPO": curve("turn_ppo", num_iterations=120),
-    }
-    by_turn = {"turn_level": True, "num_iterations": 170}
-    without_critic = {
-        "GiGPO": curve("gigpo", num_iterations=170),
-        "GRPO": curve(num_iterations=170),
-        "GRPO by turn": curve(**by_turn),
-        "GRPO by turn, plan": curve(reward_density="plan", **by_turn),
-        "RLOO": curve("rloo", num_iterations=170),
-        "REINFORCE++": curve(estimator="reinforce_plus_plus", num_iterations=170),
-    }
+    with_critic = {"num_iterations": 50}
+    without = {"num_iterations": 75}
+    by_turn = {**without, "turn_level": True}
+    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in tools/comparison.py
+    plan = {"reward_density": "plan", "format_penalty": -0.1}  # its rewards sum to 1 at most
     curves = {}
-    for env in GRIDS:
-        for file, variants in ((f"{env}_ppo", with_critic), (f"{env}_grpo", without_critic)):
-            for name, variant in variants.items():
-                curves[f"{env} {name}"] = Curve((file, *variant.files), variant.overrides)
+    for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
+        ppo, grpo = f"{env}_ppo", f"{env}_grpo"
+        methods = {
+            "GAE": (ppo, "", {**with_critic, "keep_checkpoints": 99}),
+            "bi-level GAE": (ppo, "bi_level", with_critic),
+            "Turn-PPO": (ppo, "turn_ppo", with_critic),
+            "GiGPO": (grpo, "gigpo", without),
+            "GRPO": (grpo, "", without),
+            "GRPO by turn": (grpo, "", by_turn),
+            "GRPO by turn, plan": (grpo, "", {**by_turn, **plan}),
+            "RLOO": (grpo, "rloo", without),
+            "REINFORCE++": (grpo, "", {**without, "estimator": "reinforce_plus_plus"}),
+        }
+        for name, (file, overlay, overrides) in methods.items():
+            overlays = ("tiny_best", overlay) if overlay else ("tiny_best",)
+            curves[f"{env} {name}"] = Curve((file,), {**sizes, **overrides}, overlays=overlays)
     return curves
 
 

@@ -1,7 +1,7 @@
 """Run the experiments of this repository and of two papers, and make their tables and pictures.
 
 `fig5` to `table4` are experiments of arXiv 2504.20073, `quest` to `ratio` those of arXiv
-2510.01132. `credit` and `collapse` are experiments of this repository.
+2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model.
 
     python -m tools.reproduce fig9                         # all runs of a figure, two at a time
     python -m tools.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
@@ -98,6 +98,10 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
     scale = options["scale"]
     if scale not in SCALES:
         raise UserError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    for name in names:
+        is_tiny_only = any(curve.overlays for curve in FIGURES[name].curves.values())
+        if is_tiny_only and scale != "tiny":
+            raise UserError(f"{name} is an experiment with the tiny model; remove --scale={scale}")
     if options["jobs"] < 0:
         raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
     seeds = options["seeds"].split(",")
