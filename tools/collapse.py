@@ -40,7 +40,7 @@ WINDOW = 3  # iterations; a level is the median over this many
 FIRST = 5  # iterations of the first level
 VANILLA = "frozenlake StarPO"  # the method that others are compared with
 RATE = "2e-3"  # the learning rate at which all methods were run
-FAMILIES = ("StarPO-S", "StarPO", "bfloat16 engine")  # how the names of methods begin
+FAMILIES = ("StarPO-S", "StarPO")  # how the names of methods begin
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # that a sign may have
 
 Row = dict  # of a run, see tools/runs.py
