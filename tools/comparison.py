@@ -103,19 +103,17 @@ def methods_of(
 
 
 def other_rl(name: str, paper: int, later: int, **overrides: object) -> dict[str, Method]:
-    """PPO four times as long, StarPO-S with the settings of its paper, and two later methods.
+    """StarPO-S with the settings of its paper, and two later methods.
 
     Args:
         paper, later: iterations of StarPO-S and of the later methods. They make the CPU time about
             that of PPO with its 100 iterations.
-        overrides: settings of PPO and the later methods.
+        overrides: settings of the later methods.
     """
     ppo = (f"{name}_ppo",)
     grpo = (f"{name}_grpo",)
-    long = {**overrides, "num_iterations": 400}
     settings = {**overrides, "num_iterations": later}
     return {
-        "PPO, four times as long": Method(Curve(ppo, long, overlays=BEST)),
         "StarPO-S (PPO), settings of the paper": Method(Curve(ppo, {"num_iterations": paper})),
         "GiGPO": Method(Curve(grpo, settings, overlays=(*BEST, "gigpo"))),
         "SAMPO": Method(Curve(grpo, settings, overlays=(*BEST, "sampo"))),
