@@ -9,6 +9,7 @@ whose answers are known, mistakes on the command line.
 import copy
 import doctest
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +18,10 @@ from conftest import small_config
 
 from dialogue import format_response
 from engines.sample import Sample
-from rollout import make_episode
+from rollout import Reply, make_episode
 from support.arguments import read_credit
 from support.run_folder import save_config
-from tools import credit_measures, credit_report
+from tools import credit_measures, credit_report, regret
 from tools.credit_measures import Truth, measure, measure_critic, shares, within_games
 from tools.credit_optimal import (
     lake_values,
@@ -32,6 +33,7 @@ from tools.credit_optimal import (
 )
 from tools.credit_play import (
     Player,
+    RecordedGame,
     monte_carlo,
     play_groups,
     restore,
@@ -318,6 +320,48 @@ def test_reply_value_averages_over_slips():
     # Right: 0.8 goal, 0.1 hole, 0.1 stays with three turns and actions left (0.892, see above)
     assert reply_value(episode, ["right"]) == pytest.approx(0.8 + 0.1 * 0.892)
     assert reply_value(episode, ["fly"]) == pytest.approx(0.892)
+
+
+@pytest.mark.parametrize(
+    "moves, losses",
+    [
+        (["Down", "Down", "Right", "Right"], (0, 0)),  # to the goal
+        (["Right", "Right"], (1, 0)),  # the second move is one too many: it ends in the hole
+        (["Right", "Right", "Down"], (1, 0)),
+        (["Down", "Right", "Up", "Right"], (1, 0)),
+        (["fly"], (0, 0)),  # no legal action, and turns enough are left
+    ],
+)
+def test_losses_of_a_game_by_hand(moves, losses):
+    """A lake of 3x3 without slip, from the top left to the bottom right, a hole at the top right.
+
+    S _ O
+    _ _ _
+    _ _ G
+    """
+    config = replace(
+        LAKE, env="frozenlake:size=3,success_rate=1.0", actions_per_turn=4, think=False
+    )
+    game = RecordedGame(make_episode(replace(config, actions_per_traj=8)), (0,))
+    game.reset("train")
+    env = game.episode.env
+    env.holes, env.goal, env.player = frozenset([2]), 8, 0
+    reply = format_response("", moves, think=False)
+    game.add_turn(Reply(reply), game.execute(reply))
+    assert regret.losses_of(game) == pytest.approx(losses)
+
+
+def test_a_first_step_into_a_hole_is_the_wrong_way():
+    config = replace(LAKE, env="frozenlake:size=3,success_rate=1.0", think=False)
+    game = RecordedGame(make_episode(config), (0,))
+    game.reset("train")
+    env = game.episode.env
+    env.holes, env.goal, env.player = frozenset([1]), 8, 0
+    reply = format_response("", ["Right"], think=False)
+    game.add_turn(Reply(reply), game.execute(reply))
+    assert regret.losses_of(game) == pytest.approx((0, 1))
+    assert regret.planned([game]) == "1: 100%"  # LAKE allows one action a turn
+    assert regret.shares(Counter({2: 3, 1: 1})) == "1: 25%, 2: 75%"
 
 
 def test_shuffling_keeps_the_credits_of_each_game():
