@@ -9,10 +9,11 @@ from tools import collapse
 from tools.collapse import Sign, beginnings, collapse_iteration, fit, is_alive, judge, num_updates
 
 
-def make_row(successes, seed=0, start=0.5, **series):
+def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
     """A run with an evaluation every 5 iterations."""
     count = 5 * len(successes)
-    known = {"grad_norm": [1.0] * count, **series}
+    metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
+    known = {**metrics, **series}
     wins = {"start": [start], "after RL": [successes[-1]]}
     return {
         "settings": {"seed": seed},
@@ -20,6 +21,7 @@ def make_row(successes, seed=0, start=0.5, **series):
         "curve": {5 * (i + 1): success for i, success in enumerate(successes)},
         "series": known,
         "successes": {"lake": wins},
+        "first_warning": first_warning,
     }
 
 
@@ -48,6 +50,13 @@ def test_a_run_is_alive_if_it_updates_and_ends_near_the_best_of_vanilla():
     assert not is_alive(vanilla, vanilla)
 
 
+def test_an_update_without_differing_rewards_does_not_count():
+    norms = [1.0] * 10 + [None] * 5
+    assert num_updates(make_row([0.5] * 3, grad_norm=norms)) == 10
+    spreads = [0.4] * 8 + [0.0] * 7
+    assert num_updates(make_row([0.5] * 3, grad_norm=norms, in_group_reward_std=spreads)) == 8
+
+
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
     """First level 1.0. The medians of three pass 2 when two values of three are larger: at 17."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
@@ -55,6 +64,8 @@ def test_a_sign_begins_when_the_level_has_left_the_first_one():
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
     assert beginnings(row, Sign("entropy", True, 5.0)) == []
     assert beginnings(row, Sign("entropy", False, 1.25)) == []
+    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)  # no factor tells how far it has moved
+    assert beginnings(negative, Sign("entropy", False, 2.0)) == []
     falling = make_row([0.5] * 6, entropy=[1 / value if value else None for value in values])
     assert beginnings(falling, Sign("entropy", False, 2.0)) == [17]
 
@@ -71,11 +82,26 @@ def test_a_sign_is_judged_by_what_follows_it():
         make_row([0.9] * 6, entropy=rises),  # a false alarm
         make_row([0.9] * 6, entropy=flat),
     ]
+    # the fall at 25 is seen in the evaluation after that of 20, so a sign at 21 is too late
+    barely = [1.0] * 19 + [3.0] * 11
+    assert judge(Sign("entropy", True, 2.0), [make_row(fall, entropy=barely)]).num_predicted == 0
     verdict = judge(Sign("entropy", True, 2.0), rows)
     assert (verdict.num_collapsed, verdict.num_predicted, verdict.num_alarmed) == (3, 1, 2)
     assert (verdict.precision, verdict.recall, verdict.f1) == (1 / 2, 1 / 3, pytest.approx(0.4))
     assert verdict.leads == (8,)
     assert verdict.false_per_1000 == pytest.approx(1000 / 60)
+
+
+def test_the_warnings_of_the_run_are_judged_too():
+    fall = [0.9, 0.9, 0.9, 0.9, 0.3, 0.3]
+    rows = [
+        make_row(fall, first_warning=[12, "low"]),
+        make_row(fall),
+        make_row([0.9] * 6, first_warning=[7, "low"]),
+    ]
+    verdict = judge(None, rows)
+    assert (verdict.num_collapsed, verdict.num_predicted, verdict.num_alarmed) == (2, 1, 2)
+    assert verdict.leads == (13,) and verdict.num_false == 1
 
 
 def test_the_factor_with_the_best_f1_is_chosen():
@@ -99,9 +125,9 @@ def test_the_page_counts_collapses_and_survivors():
         ],
     }
     text = collapse.page_tables(curves)["methods"]
-    assert "| StarPO at 2e-3 | 2 | 15, 15 | 0 | 90, 90 | 30, 30 | 20, 20 |" in text
+    assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
     # seed 2 has no vanilla run to be compared with
-    assert "| KL at 2e-3 | 3 | -, 15, - | 1 | 90, 90, 90 | 90, 30, 90 |" in text
+    assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 
 def test_survival_by_hand():
@@ -123,6 +149,11 @@ def test_families_hold_the_runs_at_one_rate(tmp_path):
     }
     found = collapse.families(curves)
     seeds = {name: [row["settings"]["seed"] for row in rows] for name, rows in found.items()}
-    assert seeds == {"StarPO": [0, 1], "StarPO-S": [3], "methods since RAGEN": [4]}
+    assert seeds == {
+        "StarPO": [0],
+        "StarPO with one change": [1],
+        "StarPO-S and its variants": [3],
+        "methods since RAGEN": [4],
+    }
     collapse.draw_survival(tmp_path / "survival.png", curves)
     assert (tmp_path / "survival.png").stat().st_size > 10_000

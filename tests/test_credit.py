@@ -328,7 +328,7 @@ def test_reply_value_averages_over_slips():
         (["Down", "Down", "Right", "Right"], (0, 0)),  # to the goal
         (["Right", "Right"], (1, 0)),  # the second move is one too many: it ends in the hole
         (["Right", "Right", "Down"], (1, 0)),
-        (["Down", "Right", "Up", "Right"], (1, 0)),
+        (["Down", "Right", "Up", "Right"], (1, 0)),  # the first two were right
         (["fly"], (0, 0)),  # no legal action, and turns enough are left
     ],
 )
@@ -351,7 +351,7 @@ def test_losses_of_a_game_by_hand(moves, losses):
     assert regret.losses_of(game) == pytest.approx(losses)
 
 
-def test_a_first_step_into_a_hole_is_the_wrong_way():
+def test_a_first_step_into_a_hole_is_in_the_rest():
     config = replace(LAKE, env="frozenlake:size=3,success_rate=1.0", think=False)
     game = RecordedGame(make_episode(config), (0,))
     game.reset("train")

@@ -6,15 +6,17 @@
 The definitions were written before the runs:
 - A run collapses at the first evaluation from which success stays at least 20 points below its own
   best until the end. One evaluation is not enough: the last two must be that low.
-- A run is alive if it does not collapse, makes at least as many updates as the vanilla run with the
-  same seed, and ends no more than 5 points below the best success of that run. An iteration in
-  which the filter keeps nothing makes no update.
+- A run is alive if it does not collapse, makes at least as many updates as the run of StarPO with
+  the same seed and rate, and ends no more than 5 points below the best success of that run. An
+  iteration counts as an update if the filter kept a group and rewards differed inside a group.
 - A sign is a metric whose level has left its first level by a factor. The level is the median of
-  the last 3 iterations, the first level that of the first 5. A sign predicts a collapse if it
-  begins before it. In a run without a collapse, each beginning is a false alarm.
+  the last 3 iterations, the first level that of the first 5, which must be above 0. A sign predicts
+  a collapse if it begins no later than the last evaluation before the fall. In a run without a
+  collapse, each beginning is a false alarm. Success and reward are no signs: they fall themselves.
 
 The factor of each sign is chosen on the runs of some cells (a method at a learning rate) and tested
-on the runs of the other cells.
+on the runs of the other cells. The warnings that a run prints (support/echo_trap.py) are tested,
+too.
 """
 
 from configurator import run_main
@@ -39,8 +41,14 @@ TOLERANCE = 0.05  # a run that is alive ends at most this far below the best of 
 WINDOW = 3  # iterations; a level is the median over this many
 FIRST = 5  # iterations of the first level
 VANILLA = "frozenlake StarPO"  # the method that others are compared with
-RATE = "2e-3"  # the learning rate at which all methods were run
-FAMILIES = ("StarPO-S", "StarPO")  # how the names of methods begin
+RATE = "2e-3"  # the learning rate of the survival curves
+FAMILIES = {  # how the names of methods begin -> their name in the picture
+    "StarPO-S": "StarPO-S and its variants",
+    "StarPO with": "StarPO with one change",
+    "StarPO": "StarPO",
+    "": "methods since RAGEN",
+}
+SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # that a sign may have
 
 Row = dict  # of a run, see tools/runs.py
@@ -54,9 +62,9 @@ class Sign(NamedTuple):
     factor: float
 
     def __str__(self) -> str:
-        change = "above" if self.rises else "below 1 /"
-        times = " times" if self.rises else " of"
-        return f"{self.metric} {change} {self.factor:g}{times} its first level"
+        if self.rises:
+            return f"{self.metric} above {self.factor:g} times its first level"
+        return f"{self.metric} below 1 / {self.factor:g} of its first level"
 
 
 @dataclass
@@ -99,7 +107,7 @@ def collapse_iteration(row: Row) -> int | None:
     """The iteration of the evaluation with which a run collapses; None if it does not."""
     successes = tables.series(row)["eval_success"]  # iteration -> success, with iteration 0
     iterations = sorted(successes)
-    start = None
+    start = None  # of the low evaluations up to now
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])
@@ -111,28 +119,40 @@ def collapse_iteration(row: Row) -> int | None:
     return None if start is None or start == iterations[-1] else start
 
 
+def last_good_evaluation(row: Row) -> int:
+    """The iteration of the last evaluation before a collapse; 0 if it is that of the start."""
+    iterations = sorted(tables.series(row)["eval_success"])
+    return iterations[iterations.index(collapse_iteration(row)) - 1]
+
+
 def num_updates(row: Row) -> int:
-    """The iterations that made an update. Without one, there is no gradient norm."""
-    return sum(norm is not None for norm in row["series"]["grad_norm"])
+    """The iterations whose update had something to learn from.
+
+    There is no gradient norm if the filter kept nothing, and no advantage if all groups have equal
+    rewards."""
+    norms = row["series"]["grad_norm"]
+    spreads = row["series"]["in_group_reward_std"]
+    kept_a_group = [norm is not None for norm in norms]
+    has_spread = [bool(spread) for spread in spreads]
+    return sum(map(all, zip(kept_a_group, has_spread, strict=True)))
 
 
 def is_alive(row: Row, vanilla: Row) -> bool:
-    """Whether a run survives where the vanilla run with its seed may collapse."""
+    """Whether a run survives where the run of StarPO with its seed may collapse."""
     successes = tables.series(row)["eval_success"]
     best_of_vanilla = max(tables.series(vanilla)["eval_success"].values())
     ends_well = successes[max(successes)] >= best_of_vanilla - TOLERANCE
-    return (
-        collapse_iteration(row) is None and num_updates(row) >= num_updates(vanilla) and ends_well
-    )
+    has_learned = num_updates(row) >= num_updates(vanilla)
+    return collapse_iteration(row) is None and has_learned and ends_well
 
 
 def beginnings(row: Row, sign: Sign) -> list[int]:
     """The iterations at which a sign begins."""
     values = row["series"][sign.metric]
     known = [value for value in values[:FIRST] if value is not None]
-    if not known:
+    first = median(known) if known else 0.0
+    if first <= 0:
         return []
-    first = median(known)
     found = []
     was_shown = False
     for iteration in range(FIRST + WINDOW, len(values) + 1):
@@ -154,11 +174,11 @@ def has_left(first: float, now: float, sign: Sign) -> bool:
 # ---------- signs
 
 
-def judge(sign: Sign, rows: Sequence[Row]) -> Verdict:
-    """How well a sign predicts the collapses of these runs."""
+def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
+    """How well a sign predicts the collapses of these runs; None: the first warning of a run."""
     verdict = Verdict()
     for row in rows:
-        begun = beginnings(row, sign)
+        begun = beginnings(row, sign) if sign else first_warning(row)
         collapse = collapse_iteration(row)
         if collapse is None:
             verdict.num_false += len(begun)
@@ -166,7 +186,8 @@ def judge(sign: Sign, rows: Sequence[Row]) -> Verdict:
             verdict.num_alarmed += bool(begun)
             continue
         verdict.num_collapsed += 1
-        early = [iteration for iteration in begun if iteration < collapse]
+        last_good = last_good_evaluation(row)
+        early = [iteration for iteration in begun if iteration <= last_good]
         if early:
             verdict.num_alarmed += 1
             verdict.num_predicted += 1
@@ -174,16 +195,15 @@ def judge(sign: Sign, rows: Sequence[Row]) -> Verdict:
     return verdict
 
 
+def first_warning(row: Row) -> list[int]:
+    """The iteration of the first warning that the run printed, if there is one."""
+    return row["first_warning"][:1] if row["first_warning"] else []
+
+
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
     """The sign with the factor that has the best F1 on these runs; of equal ones, the largest."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
-
-
-def fitted_signs(rows: Sequence[Row]) -> list[Sign]:
-    """One sign for every metric of a row and either direction."""
-    metrics = rows[0]["series"] if rows else ()
-    return [fit(metric, rises, rows) for metric in metrics for rises in (False, True)]
 
 
 # ---------- survival
@@ -206,8 +226,7 @@ def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
     for label, rows in curves.items():
         method, rate = label.removeprefix("frozenlake ").split(" at ")
         if rate == RATE:
-            begins = [name for name in FAMILIES if method.startswith(name)]
-            family = begins[0] if begins else "methods since RAGEN"
+            family = next(FAMILIES[start] for start in FAMILIES if method.startswith(start))
             found.setdefault(family, []).extend(rows)
     return found
 
@@ -243,34 +262,33 @@ def main(argv: list[str]) -> None:
 def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
     """The tables of runs and of signs, by name. Keys of curves are "frozenlake METHOD at RATE".
 
-    Signs are fitted on every second curve and tested on the others."""
-    labels = list(curves)
-    fitted = [row for label in labels[::2] for row in curves[label]]
-    tested = [row for label in labels[1::2] for row in curves[label]]
+    Signs are fitted on every second curve of the experiment and tested on the others."""
+    fitted = []
+    tested = []
+    for i, label in enumerate(FIGURES["collapse"].curves):
+        half = tested if i % 2 else fitted
+        half.extend(curves.get(label, []))
     return {
         "methods": "\n".join(method_lines(curves)),
-        "signs": "\n".join(sign_lines(fitted_signs(fitted), tested)),
+        "signs": "\n".join(sign_lines(fitted, tested)),
     }
 
 
 def method_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """One line for every method and learning rate."""
+    """The table with one line for every method and learning rate."""
     lines = []
     for label, rows in curves.items():
         rate = label.split(" at ")[1]
         vanilla = {row["settings"]["seed"]: row for row in curves.get(f"{VANILLA} at {rate}", [])}
-        collapses = [collapse_iteration(row) for row in rows]
-        num_alive = 0
-        for row in rows:
-            same_seed = vanilla.get(row["settings"]["seed"])
-            num_alive += bool(same_seed) and is_alive(row, same_seed)
+        compared = [row for row in rows if row["settings"]["seed"] in vanilla]
+        num_alive = sum(is_alive(row, vanilla[row["settings"]["seed"]]) for row in compared)
         successes = [tables.series(row)["eval_success"] for row in rows]
         lines.append(
             [
                 label.removeprefix("frozenlake "),
-                str(len(rows)),
-                ", ".join(str(iteration or "-") for iteration in collapses),
-                str(num_alive),
+                ", ".join(str(row["settings"]["seed"]) for row in rows),
+                ", ".join(str(collapse_iteration(row) or "-") for row in rows),
+                f"{num_alive} of {len(compared)}",
                 ", ".join(f"{100 * max(values.values()):.0f}" for values in successes),
                 ", ".join(f"{100 * values[max(values)]:.0f}" for values in successes),
                 ", ".join(str(num_updates(row)) for row in rows),
@@ -280,15 +298,18 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
     return tables.markdown(headings, lines)
 
 
-def sign_lines(signs: Sequence[Sign], rows: Sequence[Row]) -> list[str]:
-    """One line for every sign, the best F1 first."""
-    verdicts = {sign: judge(sign, rows) for sign in signs}
+def sign_lines(fitted: Sequence[Row], tested: Sequence[Row]) -> list[str]:
+    """The table with one line for every sign, ordered by the F1 on the runs that it was fitted to.
+
+    The last line is that of the warnings that runs print."""
+    signs = [fit(metric, rises, fitted) for metric in SIGNS for rises in (False, True)]
+    signs.sort(key=lambda sign: -judge(sign, fitted).f1)
     lines = []
-    for sign in sorted(signs, key=lambda sign: -verdicts[sign].f1):
-        verdict = verdicts[sign]
+    for sign in (*signs, None):
+        verdict = judge(sign, tested)
         lines.append(
             [
-                str(sign),
+                str(sign or "first warning of the run"),
                 f"{verdict.precision:.2f} ({verdict.num_predicted} of {verdict.num_alarmed})",
                 f"{verdict.recall:.2f} ({verdict.num_predicted} of {verdict.num_collapsed})",
                 f"{median(verdict.leads):g}" if verdict.leads else "-",

@@ -102,19 +102,19 @@ def methods_of(
     }
 
 
-def other_rl(name: str, paper: int, later: int, **overrides: object) -> dict[str, Method]:
-    """StarPO-S with the settings of its paper, and two later methods.
+def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
+    """StarPO-S with its filter, as config/tiny.py runs it, and two later methods.
 
     Args:
-        paper, later: iterations of StarPO-S and of the later methods. They make the CPU time about
-            that of PPO with its 100 iterations.
+        star_po_s, later: iterations of StarPO-S and of the later methods. They make the CPU time
+            about that of PPO with its 100 iterations.
         overrides: settings of the later methods.
     """
     ppo = (f"{name}_ppo",)
     grpo = (f"{name}_grpo",)
     settings = {**overrides, "num_iterations": later}
     return {
-        "StarPO-S (PPO), settings of the paper": Method(Curve(ppo, {"num_iterations": paper})),
+        "StarPO-S (PPO with its filter)": Method(Curve(ppo, {"num_iterations": star_po_s})),
         "GiGPO": Method(Curve(grpo, settings, overlays=(*BEST, "gigpo"))),
         "SAMPO": Method(Curve(grpo, settings, overlays=(*BEST, "sampo"))),
     }
@@ -159,7 +159,7 @@ WORLDS = {
         "FrozenLake 4x4, slippery",
         ("frozenlake_ppo",),
         methods_of("frozenlake", crowd_steps=2100, planner_steps=1500)
-        | other_rl("frozenlake", paper=200, later=150),
+        | other_rl("frozenlake", star_po_s=200, later=150),
         headline="PPO",
     ),
     "frozenlake_det": World(
@@ -172,7 +172,7 @@ WORLDS = {
         "Sokoban, 6x6 rooms, one box",
         ("sokoban_ppo",),
         methods_of("sokoban", crowd_steps=2400, planner_steps=1200, **SOKOBAN)
-        | other_rl("sokoban", paper=120, later=130, **SOKOBAN),
+        | other_rl("sokoban", star_po_s=120, later=130, **SOKOBAN),
         headline="PPO",
     ),
     "sokoban_large": World(

@@ -6,8 +6,9 @@ It plays --num_groups training boards, --group_size games each, at --temperature
 exact value of optimal play under the same limits (tools/credit_optimal.py). The loss of a turn is
 the value before it minus the value of its actions, slips averaged over. It has two parts:
 
-- too many: what the policy would win back if it named only the best number of its actions;
-- wrong way: the rest, so what even the best beginning of its actions loses.
+- too long: what the policy would win back if it had stopped at the best of its actions. What comes
+  after it may be one action too many, or a wrong one.
+- the rest: what even this best beginning loses, by a wrong way or by naming too few actions.
 
 The losses of a game, summed over its turns, are on average the gap to optimal play.
 """
@@ -31,14 +32,22 @@ from tools import tables
 from tools.credit_optimal import reply_value, state_value
 from tools.credit_play import Player, RecordedGame, play_groups
 
-LONGEST_PLAN = 3  # actions; longer plans on slippery ice take long to find
+HEADINGS = (
+    "model",
+    "games won %",
+    "loss per game",
+    "too long",
+    "the rest",
+    "actions a turn",
+    "of the best player, in the same states",
+)
 
 
 class Losses(NamedTuple):
     """What one game loses against optimal play, in units of the reward."""
 
-    too_many: float
-    wrong_way: float
+    too_long: float
+    rest: float
 
 
 def main(argv: list[str]) -> None:
@@ -49,9 +58,7 @@ def main(argv: list[str]) -> None:
     for name in options["models"].split(","):
         games = played_by(name, config)
         rows.append([name, *cells(games, config.group_size)])
-    rows.append(["best player, in the states of the last model", *[""] * 4, planned(games)])
-    headings = ["model", "games won %", "lost a game", "too many", "wrong way", "actions a turn"]
-    print("\n".join(tables.markdown(headings, rows)))
+    print("\n".join(tables.markdown(HEADINGS, rows)))
 
 
 def played_by(name: str, config: Config) -> list[RecordedGame]:
@@ -67,16 +74,16 @@ def played_by(name: str, config: Config) -> list[RecordedGame]:
 
 def losses_of(game: RecordedGame) -> Losses:
     """The two parts of what a game loses, summed over its turns."""
-    too_many = 0.0
-    wrong_way = 0.0
+    too_long = 0.0
+    rest = 0.0
     for state, turn in zip(game.states, game.trajectory.turns, strict=True):
         actions = [action for action in turn.record.actions if state.env.is_legal(action)]
         value = reply_value(state, actions)
         beginnings = [actions[:count] for count in range(1, len(actions) + 1)]
         best = max([reply_value(state, beginning) for beginning in beginnings], default=value)
-        too_many += best - value
-        wrong_way += state_value(state) - best
-    return Losses(too_many, wrong_way)
+        too_long += best - value
+        rest += state_value(state) - best
+    return Losses(too_long, rest)
 
 
 def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
@@ -92,7 +99,7 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
     texts = []
     for mean, half_width in zip(means, half_widths, strict=True):
         texts.append(f"{mean:.3f} [{mean - half_width:.3f}, {mean + half_width:.3f}]")
-    return [f"{100 * wins:.1f}", *texts, shares(counts)]
+    return [f"{100 * wins:.1f}", *texts, shares(counts), planned(games)]
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
@@ -101,8 +108,7 @@ def planned(games: Sequence[RecordedGame]) -> str:
     for game in games:
         for state in game.states:
             turns_left = state.config.max_turns - state.turn_idx
-            most = min(state.config.actions_per_turn, LONGEST_PLAN)
-            counts[len(state.env.plan(most, turns_left))] += 1
+            counts[len(state.env.plan(state.config.actions_per_turn, turns_left))] += 1
     return shares(counts)
 
 
