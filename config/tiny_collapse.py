@@ -1,7 +1,8 @@
-# Overlay for frozenlake_grpo.py with frozenlake_det.py and tiny.py: StarPO at a learning rate that
-# ruins it within a few iterations (docs/results/collapse.md). A run takes two CPU-minutes.
+# Overlay for frozenlake_grpo.py and tiny.py: StarPO without slip, at a learning rate that should
+# ruin it within a few iterations (docs/results/collapse.md). A run takes two CPU-minutes.
 # Example:  python train.py config/frozenlake_grpo.py config/tiny.py config/tiny_collapse.py
 
+env = "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0"  # that of frozenlake_det.py
 learning_rate = 2e-3
 num_groups = 4
 group_size = 8

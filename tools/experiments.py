@@ -185,8 +185,7 @@ def collapsing() -> dict[str, Curve]:
 
 def collapse_cell(*overlays: str, **overrides: object) -> Curve:
     """A run of config/tiny_collapse.py with overlays and settings that override it."""
-    files = ("frozenlake_grpo", "frozenlake_det")
-    return Curve(files, overrides, overlays=("tiny_collapse", *overlays))
+    return Curve(("frozenlake_grpo",), overrides, overlays=("tiny_collapse", *overlays))
 
 
 def estimators() -> dict[str, Curve]:
