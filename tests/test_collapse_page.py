@@ -3,6 +3,8 @@
 Run with:  python -m pytest -q tests/test_collapse_page.py
 """
 
+from configurator import UserError
+
 import pytest
 
 from tools import collapse
@@ -128,6 +130,13 @@ def test_the_page_counts_collapses_and_survivors():
     assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
     # seed 2 has no vanilla run to be compared with
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
+
+
+def test_without_runs_the_page_stays(monkeypatch):
+    monkeypatch.setattr(collapse, "rows_of", lambda curves, scale: dict.fromkeys(curves, []))
+    monkeypatch.setattr(collapse, "write_atomically", None)  # not called
+    with pytest.raises(UserError, match="no run is finished; start them with"):
+        collapse.main([])
 
 
 def test_survival_by_hand():

@@ -19,7 +19,7 @@ on the runs of the other cells. The warnings that a run prints (support/echo_tra
 too.
 """
 
-from configurator import run_main
+from configurator import UserError, run_main
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,11 +130,13 @@ def num_updates(row: Row) -> int:
 
     There is no gradient norm if the filter kept nothing, and no advantage if all groups have equal
     rewards."""
-    norms = row["series"]["grad_norm"]
-    spreads = row["series"]["in_group_reward_std"]
-    kept_a_group = [norm is not None for norm in norms]
-    has_spread = [bool(spread) for spread in spreads]
-    return sum(map(all, zip(kept_a_group, has_spread, strict=True)))
+    count = 0
+    series = row["series"]
+    for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
+        kept_a_group = norm is not None
+        rewards_differ = bool(spread)
+        count += kept_a_group and rewards_differ
+    return count
 
 
 def is_alive(row: Row, vanilla: Row) -> bool:
@@ -250,9 +252,13 @@ def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Write the tables of docs/results/collapse.md and its picture from the finished runs."""
+    """Write the tables of docs/results/collapse.md and its picture from the finished runs.
+
+    Raises: UserError if there are none."""
     curves = rows_of(FIGURES["collapse"].curves, "tiny")
     finished = {label: rows for label, rows in curves.items() if rows}
+    if not finished:
+        raise UserError("no run is finished; start them with python -m tools.reproduce collapse")
     draw_survival(RESULTS / "collapse.png", finished)
     page = RESULTS / "collapse.md"
     write_atomically(page, tables.fill(page.read_text(), page_tables(finished)))

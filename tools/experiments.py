@@ -203,19 +203,19 @@ def estimators() -> dict[str, Curve]:
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
         ppo, grpo = f"{env}_ppo", f"{env}_grpo"
         methods = {
-            "GAE": (ppo, "", {**with_critic, "keep_checkpoints": 99}),
-            "bi-level GAE": (ppo, "bi_level", with_critic),
-            "Turn-PPO": (ppo, "turn_ppo", with_critic),
-            "GiGPO": (grpo, "gigpo", without),
-            "GRPO": (grpo, "", without),
-            "GRPO by turn": (grpo, "", by_turn),
-            "GRPO by turn, plan": (grpo, "", {**by_turn, **plan}),
-            "RLOO": (grpo, "rloo", without),
-            "REINFORCE++": (grpo, "", {**without, "estimator": "reinforce_plus_plus"}),
+            "GAE": (ppo, (), {**with_critic, "keep_checkpoints": 99}),
+            "bi-level GAE": (ppo, ("bi_level",), with_critic),
+            "Turn-PPO": (ppo, ("turn_ppo",), with_critic),
+            "GiGPO": (grpo, ("gigpo",), without),
+            "GRPO": (grpo, (), without),
+            "GRPO by turn": (grpo, (), by_turn),
+            "GRPO by turn, plan": (grpo, (), {**by_turn, **plan}),
+            "RLOO": (grpo, ("rloo",), without),
+            "REINFORCE++": (grpo, (), {**without, "estimator": "reinforce_plus_plus"}),
         }
-        for name, (file, overlay, overrides) in methods.items():
-            overlays = ("tiny_best", overlay) if overlay else ("tiny_best",)
-            curves[f"{env} {name}"] = Curve((file,), {**sizes, **overrides}, overlays=overlays)
+        for name, (file, overlays, overrides) in methods.items():
+            settings = {**sizes, **overrides}
+            curves[f"{env} {name}"] = Curve((file,), settings, overlays=("tiny_best", *overlays))
     return curves
 
 

@@ -1,6 +1,6 @@
 """What does a policy lose against optimal play, and in which of its choices?
 
-    python -m tools.regret config/frozenlake_ppo.py config/tiny.py --models=base,out/run/policy
+    python -m tools.regret config/frozenlake_ppo.py config/tiny.py --model=base,out/run/policy
 
 It plays --num_groups training boards, --group_size games each, at --temperature, and computes the
 exact value of optimal play under the same limits (tools/credit_optimal.py). The loss of a turn is
@@ -51,11 +51,11 @@ class Losses(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    config, options, _ = load_config(argv, extra={"models": "base"})
+    config, _, _ = load_config(argv)
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"tools.regret needs frozenlake or sokoban, got env={config.env}")
     rows = []
-    for name in options["models"].split(","):
+    for name in config.model.split(","):
         games = played_by(name, config)
         rows.append([name, *cells(games, config.group_size)])
     print("\n".join(tables.markdown(HEADINGS, rows)))
