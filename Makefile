@@ -77,7 +77,7 @@ figures: $(INSTALLED) $(INSTALLED_DEV)
 credit: $(INSTALLED)
 	@.venv/bin/python -m tools.reproduce credit
 	@.venv/bin/python -m tools.credit out/runs/*keep_checkpoints=99_s[0-9] \
-		--checkpoints=start,end --out=docs/results/credit
+		--checkpoints=start,end --num_groups=32 --out=docs/results/credit
 	@.venv/bin/python -m tools.credit_page
 
 collapse: $(INSTALLED)

@@ -27,9 +27,7 @@ MAX_LAYERS = 1000  # of tools/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 CREDIT_OPTIONS = {  # of tools/credit.py
     "checkpoints": "start,end",
-    "groups": 8,  # boards
-    "group_size": 8,  # games on each board
-    "draws": 32,  # continuations of every turn, before and after its reply
+    "draws": 16,  # continuations of every turn, before and after its reply
     "out": "out/credit",
 }
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
@@ -195,8 +193,9 @@ def read_credit(argv: list[str]) -> CreditJob:
     for folder in folders:
         saved = load_saved(folder)
         config, options, _ = load_config(argv[len(folders) :], extra=CREDIT_OPTIONS, base=saved)
-        _check_credit_options(options)
-        runs[folder] = _credit_settings(config, options)
+        if not 4 <= options["draws"] <= MAX_SAMPLES:
+            raise UserError(f"draws must be 4 to {MAX_SAMPLES}, got {options['draws']}")
+        runs[folder] = _credit_settings(config)
         checkpoints[folder] = _find_checkpoints(folder, options["checkpoints"])
         find_model(config.model)
         check_installed(config)
@@ -204,14 +203,11 @@ def read_credit(argv: list[str]) -> CreditJob:
     return CreditJob(runs, checkpoints, options)
 
 
-def _check_credit_options(options: dict) -> None:
-    for key, least in {"groups": 2, "group_size": 2, "draws": 4}.items():
-        if not least <= options[key] <= MAX_SAMPLES:
-            raise UserError(f"{key} must be {least} to {MAX_SAMPLES}, got {options[key]}")
-
-
-def _credit_settings(config: Config, options: dict) -> Config:
-    """The settings of the games that are measured: no filter, native rewards."""
+def _credit_settings(config: Config) -> Config:
+    """The settings of the games that are measured: a batch of training, but no filter."""
+    for key in ("num_groups", "group_size"):
+        if getattr(config, key) < 2:
+            raise UserError(f"tools.credit needs {key} of 2 or more, got {getattr(config, key)}")
     is_grid = config.env.split(":")[0] in ("frozenlake", "sokoban")
     if not is_grid or len(mixture_at(config.env, None)) > 1 or "@" in config.env:
         raise UserError(
@@ -220,8 +216,6 @@ def _credit_settings(config: Config, options: dict) -> Config:
         )
     return replace(
         config,
-        num_groups=options["groups"],
-        group_size=options["group_size"],
         filter_strategy="fraction",
         filter_keep=1.0,
         batch_size=1,

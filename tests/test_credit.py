@@ -498,7 +498,7 @@ def test_intervals_contain_the_correlation():
         ([], "no run was given; expected folders of runs, then --key=value"),
         (["config"], "config holds no run"),
         (["RUN", "--draws=1"], "draws must be 4 to 1000, got 1"),
-        (["RUN", "--groups=1"], "groups must be 2 to 1000, got 1"),
+        (["RUN", "--num_groups=1"], "needs num_groups of 2 or more, got 1"),
         (["RUN", "--checkpoints=end"], "has no checkpoint 'end'; it has start; train with"),
         (["RUN", "--checkpoints=start,start"], "checkpoints must be different, got 'start,start'"),
         (["RUN", "RUN"], "the folders of runs need different names, got a, a"),

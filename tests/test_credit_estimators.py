@@ -165,7 +165,7 @@ def test_a_run_from_start_to_picture(trained_folder, tmp_path, capsys, monkeypat
 
     run(tmp_path / "lake", trained_folder, estimator="gae", num_iterations=2, save_every=1)
     words = [str(tmp_path / "lake"), "--checkpoints=start,1,end", f"--out={tmp_path}/out"]
-    words += ["--groups=2", "--group_size=4", "--draws=4"]
+    words += ["--num_groups=2", "--group_size=4", "--draws=4"]
     credit.main(words)
     text = capsys.readouterr().out
     for name in (*ESTIMATORS, "planner's step reward", "optimal play"):

@@ -1,7 +1,7 @@
 """The credit microscope: does an estimator of advantages point at the right turn?
 
-It takes checkpoints of runs on FrozenLake or Sokoban, plays games with each policy, and computes
-for every turn
+It takes checkpoints of runs on FrozenLake or Sokoban. With each policy it plays the games of one
+iteration of training, and computes for every turn
 
 - the true advantage under this policy, by Monte-Carlo: every turn is continued --draws times from
   the exact state before it, and as often after its reply, with fresh noise;
@@ -10,7 +10,7 @@ for every turn
 
     python -m tools.credit out/frozenlake_ppo out/sokoban_ppo --checkpoints=start,20,100,end
     python -m tools.credit out/A out/A_s1 out/A_s2 --out=out/credit_A      # seeds of one run
-    python -m tools.credit out/A --checkpoints=end --draws=64 --groups=4 --group_size=16
+    python -m tools.credit out/A --checkpoints=end --draws=64 --num_groups=64
 
 The runs need their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
 model before training, "end" the newest checkpoint. Each checkpoint that is done is a file in
@@ -98,8 +98,8 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
         "env": config.env,
         "seed": config.seed,
         "estimator": config.estimator,
-        "groups": job.options["groups"],
-        "group_size": job.options["group_size"],
+        "num_groups": config.num_groups,
+        "group_size": config.group_size,
         "draws": job.options["draws"],
     }
 
