@@ -5,8 +5,7 @@
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/gspo.py
 
 sequence_ratio = True
-recompute_old_logprobs = True  # the clip range is smaller than the mismatch in bfloat16
-importance_cap = 1e6  # no truncation of single tokens
+recompute_old_logprobs = True  # the mismatch in bfloat16 may leave the clip range
 clip_low = 3e-4
 clip_high = 4e-4
 aggregation = "seq_mean_token_mean"

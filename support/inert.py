@@ -93,6 +93,8 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "reward_norm_over", "reward_norm is none"
     if not config.sequence_ratio and config.sequence_mask == 0:
         yield "sequence", "sequence_ratio is False and sequence_mask is 0"
+    if config.sequence_ratio:
+        yield "importance_cap importance_floor", "sequence_ratio weighs no single token"
     if config.context_turns:
         yield "sequence", "with context_turns, each turn is a sequence"
     if config.tv_bound:

@@ -232,6 +232,7 @@ def trust_region(
     clip_low, clip_high = config.clip_low, config.clip_high
     if config.sequence_ratio:
         log_ratio = gspo_log_ratio(logprobs, old_logprobs, sequences)  # (R,)
+        weights = torch.ones_like(weights)  # GSPO weighs no single token
     if config.sequence_mask:
         weights = weights * sequence_mask(
             logprobs, rollout_logprobs, advantages, sequences, config.sequence_mask
@@ -248,9 +249,9 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))), the geometric mean of the ratios of the tokens
     of a sequence. This is the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients: a
     token has the value s and the gradient s * grad log pi(y_t). The gradient is that of the
-    sequence form if sequences are trajectories, all advantages of a trajectory are equal, the loss
-    averages over its tokens first (aggregation="seq_mean_token_mean"), and no weight of a token is
-    truncated (a large importance_cap).
+    sequence form if sequences are trajectories, all advantages of a trajectory are equal, and the
+    loss averages over its tokens first (aggregation="seq_mean_token_mean"). The ratio pi / pi_engine
+    of single tokens is not used.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 if the trainer
     has computed the old log-probs, or in float32. In bfloat16 the mismatch with the engine may

@@ -46,6 +46,12 @@ INERT = [
     (ONE, "sequence_mask", 0.9, STEP),
     (ONE, "tv_bound", 0.2, STEP),
     (TWO_GRPO, "sequence", "turn", "sequence_ratio is False and sequence_mask is 0"),
+    (
+        dict(**TWO_GRPO, sequence_ratio=True),
+        "importance_cap",
+        1.5,
+        "sequence_ratio weighs no single token",
+    ),
     (dict(**TWO_GRPO, tv_bound=0.2), "clip_low", 0.5, "tv_bound takes the place of the clip"),
     (dict(**TWO_GRPO, max_turns=1), "observation_coef", 0.1, "max_turns is 1"),
     (

@@ -588,21 +588,19 @@ def test_a_masked_token_has_no_gradient(played):
     assert metrics["masked_frac"] == (targets.advantages < 0).sum().item() > 0
 
 
-def test_gspo_does_not_truncate_single_tokens():
-    """With old log-probs of the engine, the default cap of 2 weighs a token of ratio e^2 by
-    2 / e^2."""
+def test_gspo_weighs_no_single_token():
+    """Without GSPO, the default cap of 2 weighs a token with pi / pi_engine = e^2 and
+    pi / pi_old = e by 2 / e."""
     new = torch.tensor([-1.0, -1.0])
+    old = torch.tensor([-2.0, -1.5])
     engine = torch.tensor([-3.0, -0.5])
-    numbers = torch.tensor([0, 0])
-    arguments = (new, engine, engine, torch.ones(2), numbers)
-    capped = methods.trust_region(Config(sequence_ratio=True), *arguments)
-    torch.testing.assert_close(capped.weights, torch.tensor([2.0 / np.exp(2.0), 1.0]).float())
-    config, _, _ = load_config(
-        [str(ROOT / "config/frozenlake_grpo.py"), str(ROOT / "config/gspo.py")]
-    )
-    region = methods.trust_region(config, *arguments)
+    arguments = (new, old, engine, torch.ones(2), torch.tensor([0, 0]))
+    tokens = methods.trust_region(Config(), *arguments)
+    expected = torch.tensor([2.0 / np.exp(1.0), np.exp(-0.5) / np.exp(0.5)])
+    torch.testing.assert_close(tokens.weights, expected.float())
+    region = methods.trust_region(Config(sequence_ratio=True), *arguments)
     torch.testing.assert_close(region.weights, torch.ones(2))
-    torch.testing.assert_close(region.log_ratio, torch.tensor([0.75, 0.75]))  # (2 - 0.5) / 2
+    torch.testing.assert_close(region.log_ratio, torch.tensor([0.75, 0.75]))  # (1 + 0.5) / 2
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
@@ -712,6 +710,7 @@ def test_a_method_that_cannot_act_is_named_though_an_overlay_gives_it():
 
 def test_sampo_is_gspo_and_gigpo_with_a_filter():
     own = {"clip_low": 3e-3, "clip_high": 4e-3, "filter_strategy": "top_p", "filter_keep": 1.0}
+    own["sequence"] = "turn"
     parts = {**settings_of("gspo"), **settings_of("gigpo"), **own}
     del parts["batch_size"]
     assert settings_of("sampo") == {**parts, "estimator": "grpo"}
