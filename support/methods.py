@@ -250,8 +250,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     of a sequence. This is the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients: a
     token has the value s and the gradient s * grad log pi(y_t). The gradient is that of the
     sequence form if sequences are trajectories, all advantages of a trajectory are equal, and the
-    loss averages over its tokens first (aggregation="seq_mean_token_mean"). The ratio pi / pi_engine
-    of single tokens is not used.
+    loss averages over its tokens first (aggregation="seq_mean_token_mean"). `trust_region` uses no
+    ratio pi / pi_engine of single tokens beside it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 if the trainer
     has computed the old log-probs, or in float32. In bfloat16 the mismatch with the engine may
