@@ -96,7 +96,7 @@ Penalty = Annotated[float, Legal("between -1000000 and 0", lambda x: -1e6 <= x <
 Cap = Annotated[float, Legal("1 or more", lambda x: x >= 1)]
 DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1)]
 
-# The estimators of `methods.advantages`. A new one needs its name in one of these tuples.
+# The estimators of `methods.compute_advantages`. A new one needs its name in one of these tuples.
 CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 # These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")

@@ -1,6 +1,6 @@
-"""Later methods: those that were published after RAGEN, as pure functions on tensors.
+"""Methods that are in neither of RAGEN's papers, as pure functions on tensors.
 
-The methods of the papers StarPO and RAGEN-2 are in `starpo.py`; shapes have the same names here.
+The methods of these papers are in `starpo.py`; shapes have the same names here.
 Each function states its equation, its source and what it needs in order to act. The functions
 `compute_advantages`, `share_values` and `trust_region` choose by the settings. With the default
 settings no method of this file changes anything.
@@ -34,14 +34,16 @@ import starpo
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
     """Dynamic sampling: how many groups to sample in the next round, 0 for none.
 
-    Groups without variance have no advantage. So `train.collect_rollouts` samples as many groups as
-    this function says, and asks again, until none is missing or sampling_rounds are over. DAPO
+    With GRPO, groups without variance have no advantage. (With a critic, turn_level or GiGPO they
+    may have one, and are replaced all the same.) So `train.collect_rollouts` samples as many groups
+    as this function says, and asks again, until none is missing or sampling_rounds are over. DAPO
     samples whole batches instead and drops what is too much. All sampled groups count in the
     metrics of the rollout and in its time; the metric `sampled_groups` is their number.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
     Args: std (P,), of the scores of the groups so far; num_groups, the wanted number.
-    Source: DAPO, arXiv 2503.14476, equation 11.
+    Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers. Here
+        its scores must differ, so format penalties count, too.
     >>> num_missing_groups(torch.tensor([0.5, 0.0, 0.0]), num_groups=3)
     2
     """
@@ -74,25 +76,44 @@ def compute_advantages(
     *,
     estimator: str,
     state_weight: float = 0.0,
+    turn_level: bool = False,
+    gamma: float = 1.0,
+    lam: float = 1.0,
     turn_gamma: float = 1.0,
     turn_lam: float = 1.0,
-    **settings,
 ) -> tuple[Tensor, Tensor | None]:
     """The advantages of `starpo.advantages`, of Turn-PPO, and the addition of GiGPO.
 
     Args: states, K keys, of the state in which each turn starts; state_weight, the weight w of
         GiGPO, 0 for none; all others as for `starpo.advantages`.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
+    Raises: ValueError if an estimator with a critic gets no values.
     """
-    turns = (tokens_per_turn, turns_per_trajectory)
-    discounts = {"turn_gamma": turn_gamma, "turn_lam": turn_lam}
     if estimator == "turn_ppo":
         if values is None:
             raise ValueError(f"estimator {estimator!r} needs the values of a critic")
-        raw, returns = turn_ppo_advantages(rewards, values, *turns, **discounts)
+        raw, returns = turn_ppo_advantages(
+            rewards,
+            values,
+            tokens_per_turn,
+            turns_per_trajectory,
+            turn_gamma=turn_gamma,
+            turn_lam=turn_lam,
+        )
         return starpo.whiten(raw), returns
-    settings = {**settings, **discounts, "estimator": estimator}
-    result, returns = starpo.advantages(rewards, values, *turns, groups, **settings)
+    result, returns = starpo.advantages(
+        rewards,
+        values,
+        tokens_per_turn,
+        turns_per_trajectory,
+        groups,
+        estimator=estimator,
+        turn_level=turn_level,
+        gamma=gamma,
+        lam=lam,
+        turn_gamma=turn_gamma,
+        turn_lam=turn_lam,
+    )
     if state_weight:
         turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
         compared = gigpo_state_advantages(
@@ -164,9 +185,11 @@ def turn_ppo_advantages(
     takes V at the last token of the turn instead, after the reply, and then runs GAE over the
     tokens of each turn, so tokens of one turn differ and each token has a value of its own. The
     ratio and its clip stay those of tokens; with sequence_ratio=True and sequence="turn" they are
-    those of turns.
+    those of turns. A turn of L tokens counts L times in both losses.
 
-    Acts if trajectories have several turns.
+    With one turn, all its tokens have the advantage R - V at its first token. turn_gamma and
+    turn_lam act if trajectories have several turns. With mask_observations=False, the first token
+    of a turn is that of the observation before it.
     Args, returns: as for `compute_advantages`, not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -189,7 +212,7 @@ def share_values(values: Tensor, turns: Tensor | None, estimator: str) -> Tensor
     So a turn of L tokens counts L times in the value loss, as it does in the policy loss. Only the
     value at its first token has a gradient.
     Args: values (R,), of tokens, may have a gradient; turns (R,) int64, the number of the turn of
-        each token. Returns: (R,).
+        each token; other estimators than "turn_ppo" do not need it. Returns: (R,).
     >>> share_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7]), "turn_ppo").tolist()
     [1.0, 1.0, 3.0]
     """
@@ -209,7 +232,7 @@ class TrustRegion(NamedTuple):
     """What limits the policy loss, for `starpo.policy_loss`."""
 
     weights: Tensor  # (R,) factors of the objective, without gradient; 0 drops a token
-    log_ratio: Tensor | None  # (R,) of the ratio, with gradient; None: of each token
+    log_ratio: Tensor | None  # (R,) of a sequence (GSPO), with gradient; None: of each token
     clip_low: float
     clip_high: float
 
@@ -224,7 +247,8 @@ def trust_region(
 ) -> TrustRegion:
     """The importance weights, masks, ratio and clip range that the settings choose.
 
-    Args: all (R,), as in `support.targets.Targets`."""
+    Args: logprobs (R,) nats, with gradient; sequences (R,) int64, `Targets.sequence_ids`, only for
+        sequence_ratio and sequence_mask; the others (R,), as in `support.targets.Targets`."""
     weights = starpo.importance_weights(
         logprobs, old_logprobs, rollout_logprobs, config.importance_cap, config.importance_floor
     )  # (R,)
@@ -287,7 +311,8 @@ def sequence_mask(
     precision.
     Args: as for `gspo_log_ratio`; rollout_logprobs (R,) nats; advantages (R,); bound in (0, 1).
     Returns: (R,), without gradient.
-    Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking); ARLArena, 2602.21534.
+    Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking); ARLArena, 2602.21534,
+        with the bound 0.8, which also leaves dropped tokens out of the denominator.
     >>> new, engine = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.9, -0.9])
     >>> numbers = torch.tensor([0, 0, 1])
     >>> sequence_mask(new, engine, torch.tensor([-1.0, -1.0, -1.0]), numbers, 0.8).tolist()
@@ -309,7 +334,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     Acts as `sequence_mask` does.
     Args: as for `sequence_mask`; bound in (0, 1], a difference of probabilities.
     Returns: (R,), without gradient.
-    Source: DPPO, arXiv 2602.04879, equation 12 (bound 0.2 in prime-rl, with a KL term of 1e-3).
+    Source: DPPO, arXiv 2602.04879, equation 12 (bound 0.2 in prime-rl, which adds 1e-3 times the
+        squared log ratio; verl truncates the ratio at 20).
     >>> new, engine = torch.tensor([0.9, 0.5]).log(), torch.tensor([0.5, 0.9]).log()
     >>> tv_mask(new, engine, torch.tensor([1.0, 1.0]), 0.2).tolist()
     [0.0, 1.0]
@@ -326,8 +352,10 @@ def echo_loss(
     """ECHO: coef * the mean cross-entropy of the tokens that the environment wrote between replies.
 
     The policy learns to predict what its actions lead to. The chat format's marks around an
-    observation count, too; the first prompt does not. RAGEN v1's mask (mask_observations=False)
-    puts these tokens into the policy loss instead, where they share the advantage of the actions.
+    observation, the reported reward and the counter of turns count, too; the first prompt does not.
+    (prime-rl leaves marks out.) Groups that the filter drops are not learnt from. RAGEN v1's mask
+    (mask_observations=False) puts these tokens into the policy loss instead, where they share the
+    advantage of the actions.
 
     Acts if trajectories have several turns and each trajectory is one sequence (no context_turns).
     Args: logprobs (O,) nats, of a micro-batch, at the sampling temperature, with gradient;
@@ -335,7 +363,7 @@ def echo_loss(
         mini-batch.
     Returns: loss, scalar; metrics, {} if coef is 0: observation_nll, the mean times num_tokens,
         because metrics are sums that are divided by num_tokens later.
-    Source: ECHO, arXiv 2605.24517 (coef 0.1 in prime-rl).
+    Source: ECHO, arXiv 2605.24517 (coef 0.1 in prime-rl, 0.05 in rLLM).
     >>> loss, metrics = echo_loss(torch.tensor([-1.0, -3.0]), 0.1, 2, 5)
     >>> round(loss.item(), 6), metrics["observation_nll"].item()
     (0.2, 10.0)

@@ -121,8 +121,9 @@ def without_void_turns(
 ) -> tuple[Sequence[Trajectory], Targets]:
     """With drop_void, the trajectories in which each turn executed an action, and their targets.
 
-    A turn without an action that the environment took is void. (In the paper, it has neither code
-    nor an answer.) The dropped trajectories stay in the baselines of their groups, because the
+    A turn without an action that the environment took is void. In the paper, a turn is void if it
+    has neither code nor an answer; code that fails is not void, and a void turn ends the game. Here
+    the game goes on. The dropped trajectories stay in the baselines of their groups, because the
     advantages are computed before. Acts if a kept trajectory has a void turn (metric `void_frac`).
     Args: kept: B trajectories; targets: of their R response tokens.
     Returns: fewer trajectories, perhaps none, and their targets.
