@@ -422,6 +422,8 @@ def test_the_trust_region_that_the_settings_choose():
     expected = starpo.importance_weights(new, old, engine, 2.0)
     assert torch.equal(region.weights, expected)
     assert region[1:] == (None, 0.2, 0.28)
+    icepop = methods.trust_region(Config(importance_floor=0.9), *tensors)
+    assert torch.equal(icepop.weights, starpo.importance_weights(new, old, engine, 2.0, 0.9))
     config = Config(tv_bound=0.05, sequence_mask=0.98, sequence_ratio=True)
     region = methods.trust_region(config, *tensors)
     expected = methods.tv_mask(new, engine, advantages, 0.05)
@@ -553,6 +555,55 @@ def test_gspo_is_ppo_in_the_first_step(played, sequence):
     targets = make_learner_targets(learner, kept, sequence=sequence)
     nearly, _ = gradient_of((learner, kept, targets), sequence_ratio=True)
     assert (gradient - nearly).abs().max() < 1e-4 * gradient.abs().max()
+
+
+@pytest.mark.parametrize("changes", [dict(sequence_ratio=True), dict(tv_bound=1.0)])
+def test_the_ratio_and_the_clip_reach_the_loss(played, changes):
+    """The old log-probs are changed, so that ratios differ and many leave the clip range."""
+    learner, kept, targets = played
+    noise = 0.5 * torch.randn(len(targets.advantages), generator=torch.Generator().manual_seed(0))
+    moved = replace(
+        targets,
+        old_logprobs=targets.old_logprobs + noise,
+        rollout_logprobs=targets.rollout_logprobs + noise,
+    )
+    plain, plain_metrics = gradient_of((learner, kept, moved), importance_cap=1e6)
+    found, metrics = gradient_of((learner, kept, moved), importance_cap=1e6, **changes)
+    assert (found - plain).abs().max() > 0.01 * plain.abs().max()
+    assert plain_metrics["clipfrac"] > 0
+    assert metrics["clipfrac"] == 0 or "tv_bound" not in changes
+
+
+def test_no_trajectory_with_a_void_turn_is_trained_on(played, monkeypatch):
+    learner, kept, _ = played
+    updated = []
+
+    def update(learner, trained, targets):
+        updated.extend(trained)
+        return {"logprob_diff_mean": 0.0}
+
+    monkeypatch.setattr(train, "update", update)
+    monkeypatch.setattr(learner, "config", replace(learner.config, drop_void=True))
+    train.learn(learner, kept, kept_fraction=1.0)
+    assert updated == [trajectory for trajectory in kept if not trajectory.has_void_turn]
+    assert 0 < len(updated) < len(kept)
+
+
+def test_the_states_of_turns_reach_gigpo(played):
+    learner, kept, _ = played
+    turns = [turn for trajectory in kept for turn in trajectory.turns]
+    states = [turn.state for turn in turns]
+    assert 1 < len(set(states)) < len(states)
+    batch = dict(
+        rewards=torch.tensor([turn.reward for turn in turns], dtype=torch.float64),
+        turns=[len(trajectory.turns) for trajectory in kept],
+        tokens=[len(turn.response_ids) for turn in turns],
+        groups=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
+        states=states,
+    )
+    targets = make_learner_targets(learner, kept, state_weight=1.0, turn_gamma=0.9)
+    expected = slow_gigpo(batch, weight=1.0, gamma=0.9, divide=True)
+    torch.testing.assert_close(targets.advantages, expected.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_sequence_is_a_trajectory_or_a_turn(played):
