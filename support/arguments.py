@@ -20,6 +20,7 @@ from support.available import check_installed, check_wandb, find_model
 from support.chat_server import check_server
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
 from support.run_folder import check_out_dir, check_writable, load_saved
+from support.seeds import without_seed
 
 PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # games of one prompt
@@ -199,8 +200,26 @@ def read_credit(argv: list[str]) -> CreditJob:
         checkpoints[folder] = _find_checkpoints(folder, options["checkpoints"])
         find_model(config.model)
         check_installed(config)
+    _check_pools(runs)
     check_writable(Path(f"{options['out']}.md"))
     return CreditJob(runs, checkpoints, options)
+
+
+def _check_pools(runs: dict[str, Config]) -> None:
+    """The report pools the runs with one environment and estimator: they must be seeds of a method.
+
+    Raises: UserError if two of them have one seed, or differ in other settings."""
+    pools: dict[tuple[str, str], list[str]] = {}
+    for folder, config in runs.items():
+        pool = pools.setdefault((config.env, config.estimator), [])
+        for other in pool:
+            same_method = without_seed(runs[other]) == without_seed(config)
+            if not same_method or runs[other].seed == config.seed:
+                raise UserError(
+                    f"{other} and {folder} have one environment and estimator, but are not two "
+                    "seeds of one method; measure them with different --out"
+                )
+        pool.append(folder)
 
 
 def _credit_settings(config: Config) -> Config:

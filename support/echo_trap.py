@@ -14,8 +14,9 @@ from typing import NamedTuple
 WINDOW = 5  # iterations; the level of a metric is its median over this many
 PERIOD = 10  # iterations of the first level, and between two levels that are compared
 
-# Regimes. Measured MI was over 0.9 H(X) for models that read their prompts, and under 0.01 H(X)
-# for models that did not.
+# Regimes. MI is compared with its upper bound H(X), the entropy of the choice of a prompt (metric
+# mi_bound_first). It was over 0.9 H(X) for models that read their prompts, and under 0.01 H(X) for
+# models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
 LOW_ENTROPY = 0.05  # nats per token: the entropy of a choice between two at 99 : 1
 LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
@@ -23,7 +24,7 @@ LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
 # PERIOD iterations. Gradient norms are no sign: in 46 collapses, their level never reached 10 times
 # its first level (docs/results/collapse.md).
-STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level
+STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
 SOLVED = 0.5  # from this success rate on, success itself lowers the std of rewards
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
@@ -51,7 +52,7 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """Sentences about the signs of collapse that appear with the last row.
 
-    A sign is reported once, when it begins. Most begin after the fall (docs/results/collapse.md).
+    A sign is reported each time it begins. Most begin after the fall (docs/results/collapse.md).
     """
     before = signs_of_collapse(history[:-1])
     return [

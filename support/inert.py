@@ -50,14 +50,15 @@ def warn(config: Config, sources: dict[str, str]) -> str:
 
 
 def given_settings(sources: dict[str, str]) -> list[str]:
-    """The settings from the command line and from files that are no overlays, and the switches."""
-    is_overlay = {"default": True, "command line": False}
-    for source in set(sources.values()) - is_overlay.keys():
-        is_overlay[source] = Path(source).read_text(encoding="utf-8").startswith("# Overlay")
+    """The settings that the user chose: those from the command line and from files that are no
+    overlays, and METHOD_SWITCHES from any file."""
+    is_ignored = {"default": True, "command line": False}  # source -> whether it is no choice
+    for source in set(sources.values()) - is_ignored.keys():
+        is_ignored[source] = Path(source).read_text(encoding="utf-8").startswith("# Overlay")
     given = []
     for name, source in sources.items():
         is_switch = name in METHOD_SWITCHES and source != "default"
-        if is_switch or not is_overlay[source]:
+        if is_switch or not is_ignored[source]:
             given.append(name)
     return given
 
@@ -100,7 +101,8 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
     if config.tv_bound:
         yield "clip_low clip_high", "tv_bound takes the place of the clip"
     kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
-    if kl_in_reward or not config.mask_observations:
+    trainer_scores = kl_in_reward or not config.mask_observations
+    if trainer_scores and config.engine == "torch":  # on vLLM it also drops the engine's log-probs
         why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
         yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
 
@@ -141,16 +143,17 @@ def _estimator(config: Config) -> Iterator[Reason]:
     if config.estimator not in GROUP_BASELINE_ESTIMATORS:
         return
     yield "gamma", f"{estimator} does not discount tokens"
-    if config.turn_level:
-        return
-    if config.state_weight == 0:
-        reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
-        yield "turn_gamma", reason
+    if config.turn_level or config.state_weight:
+        return  # these discount turns
+    reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
+    yield "turn_gamma", reason
     if config.reward_norm_over == "group":
         names = "reward_norm reward_norm_over"
         if config.reward_norm == "mean":
             yield names, f"{estimator} subtracts the mean of the group, too"
-        if config.reward_norm == "mean_std" and config.estimator == "grpo":
+        # With a KL in the reward, the std divides the rewards and not the KL.
+        kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
+        if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:
             yield names, f"{estimator} normalises in the same way"
 
 
@@ -165,17 +168,22 @@ def _filter(config: Config) -> Iterator[Reason]:
 
 
 def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
-    """Start environments only if the answer depends on them, and ignore those that fail."""
+    """What the environment ignores. It starts only if needed; nothing is said if it fails."""
     if config.think_reward and "think_reward" in given:
-        looks = _look_at_envs(config)
         if not config.think:
             yield "think_reward", "think is False, so replies have no thoughts"
-        elif looks and not any(look.statements for look in looks):
+        elif not _makes_statements(config):
             yield "think_reward", f"env={config.env!r} makes no statements to check thoughts with"
     if config.observation != "grid" and "observation" in given:
         looks = _look_at_envs(config)
         if looks and looks == _look_at_envs(replace(config, observation="grid")):
             yield "observation", f"env={config.env!r} has one form of observations"
+
+
+def _makes_statements(config: Config) -> bool:
+    """Whether an environment makes statements, or fails to start."""
+    looks = _look_at_envs(config)
+    return not looks or any(look.statements for look in looks)
 
 
 class Look(NamedTuple):

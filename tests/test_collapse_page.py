@@ -37,6 +37,7 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
         ([0.7, 0.8, 0.9, 0.3], None),  # one evaluation is not enough
         ([0.29, 0.2, 0.1], 5),  # below the model before RL
         ([0.5, 0.6, 0.7], None),
+        ([0.7, 0.5, 0.5], 10),  # exactly 20 points, which floats do not hold
     ],
 )
 def test_a_collapse_is_a_fall_until_the_end(successes, expected):

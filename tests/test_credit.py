@@ -22,7 +22,13 @@ from rollout import Reply, make_episode
 from support.arguments import read_credit
 from support.run_folder import save_config
 from tools import credit_measures, credit_report, regret
-from tools.credit_measures import Truth, measure, measure_critic, shares, within_games
+from tools.credit_measures import (
+    Truth,
+    measure,
+    measure_critic,
+    variance_shares,
+    within_games,
+)
 from tools.credit_optimal import (
     lake_values,
     optimal_advantages,
@@ -143,7 +149,8 @@ def continued():
 
 def test_continuations_find_the_exact_values_and_advantages(continued):
     """Dynamic programming knows V and A of random moves. Errors are as large as the noise says."""
-    games, found = continued
+    games, continuations = continued
+    found = Truth(continuations.before, continuations.reply)
     values = []
     advantages = []
     for game in games:
@@ -155,7 +162,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     assert len(found.values) == len(values) > 25
     # a return is 0 or 1, so its variance is p (1 - p)
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
-    assert (found.noise**2).mean() == pytest.approx(variance.mean(), rel=0.1)
+    assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
     common = variance > 1e-3  # with fewer successes the normal distribution is no guide
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
@@ -167,7 +174,8 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
     """Two games with the same action in the same state have the same advantage, however it went."""
-    games, found = continued
+    games, continuations = continued
+    found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]
     first_turns = {}  # (board, action) -> turns
     for index, start in enumerate(starts):
@@ -178,7 +186,7 @@ def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
         pairs += itertools.combinations(turns, 2)
     assert pairs
     for i, j in pairs:
-        noise = np.hypot(found.noise[i], found.noise[j])
+        noise = np.sqrt(found.noise[i] + found.noise[j])
         assert abs(found.advantages[i] - found.advantages[j]) < 4 * noise + 1e-9
 
 
@@ -420,15 +428,15 @@ def test_shares_separate_bias_from_luck():
     systematic = advantages + rng.normal(0, 2**0.5, 20_000)
     one = 7 * (systematic + rng.normal(0, 3**0.5, 20_000))
     other = 7 * (systematic + rng.normal(0, 3**0.5, 20_000))
-    assert shares(one, other, truth) == pytest.approx((1 / 6, 1 / 3, 1 / 2), abs=0.02)
+    assert variance_shares(one, other, truth) == pytest.approx((1 / 6, 1 / 3, 1 / 2), abs=0.02)
     constant = np.full(20_000, 0.1)
-    assert shares(constant, constant, truth) == (0.0, 0.0, 0.0)
+    assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf
-    assert np.isnan(shares(np.array([1.0, 2.0]), np.zeros(2), truth)).all()
+    assert np.isnan(variance_shares(np.array([1.0, 2.0]), np.zeros(2), truth)).all()
     critic = measure_critic(np.array([1.0, 2.0]), truth, np.arange(2))
     assert np.isnan(critic["explained"][0]) and critic["bias"][0] == 1.0
     facts = {**dict.fromkeys(("turns", "games", "success", "draws", "cpu_s", "decided"), 1.0)}
@@ -510,6 +518,18 @@ def test_mistakes_on_the_command_line(tmp_path, words, message):
     words = [word.replace("RUN", str(tmp_path / "a")) for word in words]
     with pytest.raises(ValueError, match=message):
         read_credit(words)
+
+
+def test_runs_of_different_methods_are_not_pooled(tmp_path):
+    """GRPO and GiGPO have one value of `estimator`."""
+    save_config(small_config(estimator="grpo"), {}, tmp_path / "grpo")
+    save_config(small_config(estimator="grpo", seed=1), {}, tmp_path / "grpo_s1")
+    save_config(small_config(estimator="grpo", state_weight=1.0, seed=2), {}, tmp_path / "gigpo")
+    save_config(small_config(estimator="rloo"), {}, tmp_path / "rloo")
+    folders = {path.name: str(path) for path in tmp_path.iterdir()}
+    read_credit([folders["grpo"], folders["grpo_s1"], folders["rloo"], "--checkpoints=start"])
+    with pytest.raises(ValueError, match="gigpo have one environment and estimator, but are not"):
+        read_credit([folders["grpo"], folders["gigpo"], "--checkpoints=start"])
 
 
 def test_other_environments_are_refused(tmp_path):

@@ -179,3 +179,5 @@ def test_a_run_from_start_to_picture(trained_folder, tmp_path, capsys, monkeypat
     assert (tmp_path / "out/credit.md").read_text() in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"measured with other settings \(draws\)"):
         credit.main([*words[:-1], "--draws=5"])
+    with pytest.raises(ValueError, match=r"measured with other settings \(temperature\)"):
+        credit.main([*words, "--temperature=0.9"])

@@ -69,12 +69,25 @@ def test_accuracy_and_speed_are_correlated_for_each_seed():
 def test_a_missing_run_or_credit_is_an_error():
     with pytest.raises(UserError, match="sokoban GAE lacks a seed; run tools.reproduce credit"):
         results_of("sokoban", CURVES, SUMMARIES)
-    with pytest.raises(UserError, match="has no credit of frozenlake RLOO"):
+    with pytest.raises(UserError, match="has no accuracy of frozenlake RLOO"):
         results_of("frozenlake", CURVES, [make_summary(GAE=0.9, GRPO=0.5)])
-    with pytest.raises(UserError, match="has no credit of frozenlake GAE"):
+    with pytest.raises(UserError, match="has no accuracy of frozenlake GAE"):
         results_of("frozenlake", CURVES, [])
+    with pytest.raises(UserError, match="has no accuracy of frozenlake GRPO"):
+        results_of("frozenlake", CURVES, [make_summary(GAE=0.9, GRPO=None, RLOO=0.2)])
+    one_seed = {label: rows[:1] for label, rows in CURVES.items()}
+    with pytest.raises(UserError, match="intervals over seeds need two seeds"):
+        results_of("frozenlake", one_seed, SUMMARIES)
     with pytest.raises(UserError, match="has no options, got --draw"):
         credit_page.main(["--draw"])
+
+
+def test_two_policies_of_one_checkpoint_are_an_error(tmp_path, monkeypatch):
+    path = tmp_path / "credit.json"
+    path.write_text(json.dumps([SUMMARIES[0], SUMMARIES[0]]))
+    monkeypatch.setattr(credit_page, "CREDIT", path)
+    with pytest.raises(UserError, match="two policies of frozenlake at one checkpoint"):
+        credit_page.main([])
 
 
 def test_the_page_is_filled(tmp_path, monkeypatch):

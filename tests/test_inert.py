@@ -207,6 +207,7 @@ ACTIVE = [
     (ONE_GRPO, "filter_loss_scale", "linear"),
     (ONE_GRPO, "filter_smallest", True),
     (dict(**ONE, estimator="dr_grpo"), "reward_norm", "mean_std"),
+    (dict(**ONE, estimator="dr_grpo", state_weight=1.0, turn_gamma=0.5), "reward_norm", "mean"),
 ]
 
 
@@ -224,6 +225,19 @@ def test_a_setting_that_acts_is_not_named(settings, name, value, weights_after):
     before = weights_after(settings)
     after = weights_after(changed)
     assert any(not torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_norm_of_rewards_acts_on_their_ratio_to_a_kl():
+    config = small_config(**ONE_GRPO, reward_norm="mean_std")
+    assert list(inert_settings(config, ["reward_norm"])) == ["reward_norm"]
+    with_kl = replace(config, kl_coef=0.1, kl_in="reward")
+    assert inert_settings(with_kl, ["reward_norm"]) == {}
+
+
+def test_on_vllm_recomputed_logprobs_drop_those_of_the_engine():
+    config = small_config(**ONE_GRPO, kl_coef=0.1, kl_in="reward", recompute_old_logprobs=True)
+    assert list(inert_settings(config, ["recompute_old_logprobs"])) == ["recompute_old_logprobs"]
+    assert inert_settings(replace(config, engine="vllm"), ["recompute_old_logprobs"]) == {}
 
 
 def test_the_cap_of_importance_weights_is_for_mismatch():

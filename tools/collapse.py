@@ -73,12 +73,12 @@ class Verdict:
     """How well a sign does on some runs."""
 
     num_collapsed: int = 0  # runs that collapse
-    num_predicted: int = 0  # of these, runs in which the sign begins before
-    num_late: int = 0  # of these, runs in which it begins only after the fall
-    num_alarmed: int = 0  # runs that collapse after the sign, or show it and do not collapse
-    num_false: int = 0  # beginnings in runs that do not collapse
-    num_healthy: int = 0  # iterations of runs that do not collapse
-    leads: tuple[int, ...] = ()  # iterations from the first beginning to the collapse
+    num_predicted: int = 0  # collapsing runs whose sign begins by the last good evaluation
+    num_late: int = 0  # collapsing runs whose sign begins only after that evaluation
+    num_alarmed: int = 0  # num_predicted, and runs without a collapse in which the sign begins
+    num_false: int = 0  # beginnings in runs without a collapse
+    num_healthy: int = 0  # iterations of runs without a collapse
+    leads: tuple[int, ...] = ()  # of predicted collapses: iterations since the first beginning
 
     @property
     def precision(self) -> float:
@@ -113,7 +113,7 @@ def collapse_iteration(row: Row) -> int | None:
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])
-        is_low = successes[iteration] <= best - DROP
+        is_low = best - successes[iteration] >= DROP - 1e-9  # 0.7 - 0.5 is below 0.2 by rounding
         if not is_low:
             start = None
         elif start is None:
@@ -122,7 +122,9 @@ def collapse_iteration(row: Row) -> int | None:
 
 
 def last_good_evaluation(row: Row) -> int:
-    """The iteration of the last evaluation before a collapse; 0 if it is that of the start."""
+    """The iteration of the last evaluation before the collapse, 0 for that of the start.
+
+    The run must collapse."""
     iterations = sorted(tables.series(row)["eval_success"])
     return iterations[iterations.index(collapse_iteration(row)) - 1]
 
@@ -137,12 +139,13 @@ def num_updates(row: Row) -> int:
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
         kept_a_group = norm is not None
         rewards_differ = bool(spread)
-        count += kept_a_group and rewards_differ
+        if kept_a_group and rewards_differ:
+            count += 1
     return count
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run survives where the run of StarPO with its seed may collapse."""
+    """Whether a run is alive, as defined above. Args: starpo: the run with its seed and rate."""
     successes = tables.series(row)["eval_success"]
     best_of_starpo = max(tables.series(starpo)["eval_success"].values())
     ends_well = successes[max(successes)] >= best_of_starpo - TOLERANCE
@@ -187,7 +190,8 @@ def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
         if collapse is None:
             verdict.num_false += len(begun)
             verdict.num_healthy += row["iterations"]
-            verdict.num_alarmed += bool(begun)
+            if begun:
+                verdict.num_alarmed += 1
             continue
         verdict.num_collapsed += 1
         last_good = last_good_evaluation(row)
@@ -218,12 +222,12 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
 def survival(rows: Sequence[Row]) -> np.ndarray:
     """The share of runs that have not collapsed by an iteration, (longest run + 1,)."""
     longest = max(row["iterations"] for row in rows)
-    num_alive = np.full(longest + 1, len(rows))
+    num_left = np.full(longest + 1, len(rows))
     for row in rows:
         collapse = collapse_iteration(row)
         if collapse is not None:
-            num_alive[collapse:] -= 1
-    return num_alive / len(rows)
+            num_left[collapse:] -= 1
+    return num_left / len(rows)
 
 
 def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:

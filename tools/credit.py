@@ -13,8 +13,8 @@ iteration of training, and computes for every turn
     python -m tools.credit out/A --checkpoints=end --draws=64 --num_groups=64
 
 The runs need their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
-model before training, "end" the newest checkpoint. Each checkpoint that is done is a file in
-OUT/cases, and a second start does not repeat it. OUT/credit.json, OUT/credit.md and OUT/credit.png
+model before training, "end" the newest checkpoint. Each measured checkpoint is a file in OUT/cases,
+and a second start does not measure it again. OUT/credit.json, OUT/credit.md and OUT/credit.png
 hold the results. docs/results/credit.md explains them.
 """
 
@@ -27,6 +27,7 @@ if __name__ == "__main__":
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ from tools.credit_report import write_report
 SEED_SHUFFLE = 65  # purpose number of the random stream
 PLANNER = "planner's step reward"
 SHUFFLED = "planner's step reward, shuffled"
-DIGITS = 6  # of the numbers in a case
+DIGITS = 6  # decimals of the numbers in a case
 
 
 def main(argv: list[str]) -> None:
@@ -59,30 +60,38 @@ def main(argv: list[str]) -> None:
 
 
 def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
-    """Measure all checkpoints of a run. Returns: their cases, also those that were there before."""
-    todo = {}  # label of the checkpoint -> folder, None for the start
-    cases = {}
+    """The cases of all checkpoints of a run. Those without a file in OUT/cases are measured."""
+    cases = {}  # label -> case; None: not measured yet
     for label, folder in job.checkpoints[run].items():
-        path = case_path(job, run, folder)
-        cases[label] = read_case(path, settings_of_case(job, run, config, folder))
-        if cases[label] is None:
-            todo[label] = folder
-    if todo:
-        device, dtype = parallel.init_distributed(config)
-        learner, engine, chat = build_learner(config, device, dtype)
-        for label, folder in todo.items():  # the start comes first, before weights are loaded
-            if folder:
-                learner.load(folder)
-            parallel.sync_weights(engine, learner.policy)
-            case = measure_policy(learner, Player(engine, chat, config), job.options["draws"])
-            case = {**settings_of_case(job, run, config, folder), "label": label, **case}
-            path = case_path(job, run, folder)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(case) + "\n")
-            print(f"{path}: written, {case['cpu_s']:.0f} CPU-s", flush=True)
-            cases[label] = case
-        parallel.shut_down(engine)
+        settings = settings_of_case(job, run, config, folder)
+        cases[label] = read_case(case_path(job, run, folder), settings)
+    if None in cases.values():
+        measure_missing(job, run, config, cases)
+    # A checkpoint may have another label now: the end of a run that went on is "20".
     return [{**case, "label": label} for label, case in cases.items()]
+
+
+def measure_missing(
+    job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
+) -> None:
+    """Measure the checkpoints whose case is None, write their files, and fill in `cases`."""
+    device, dtype = parallel.init_distributed(config)
+    learner, engine, chat = build_learner(config, device, dtype)
+    # The start comes first, before the weights of a checkpoint are loaded.
+    for label, folder in job.checkpoints[run].items():
+        if cases[label] is not None:
+            continue
+        if folder:
+            learner.load(folder)
+        parallel.sync_weights(engine, learner.policy)
+        measured = measure_policy(learner, Player(engine, chat, config), job.options["draws"])
+        case = {**settings_of_case(job, run, config, folder), **measured}
+        path = case_path(job, run, folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(case) + "\n")
+        print(f"{path}: written, {case['cpu_s']:.0f} CPU-s", flush=True)
+        cases[label] = case
+    parallel.shut_down(engine)
 
 
 def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
@@ -91,16 +100,12 @@ def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
 
 
 def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | None) -> dict:
-    """What identifies a case."""
+    """What must be equal for a case to count as measured."""
     return {
         "run": str(Path(run)),
         "checkpoint": folder.name if folder else "start",
-        "env": config.env,
-        "seed": config.seed,
-        "estimator": config.estimator,
-        "num_groups": config.num_groups,
-        "group_size": config.group_size,
         "draws": job.options["draws"],
+        **asdict(config),
     }
 
 
@@ -125,30 +130,29 @@ def read_case(path: Path, settings: dict) -> dict | None:
 def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
     """Play, continue and assign credit with the weights that learner and engine hold.
 
-    Returns: "turns": columns with a number for each of K turns; "credits": for each estimator
-        [assigned, assigned after other luck], (K,) each; "cpu_s": CPU seconds of the two parts."""
+    Returns: "success": the share of games that were won; "cpu_s": CPU seconds; "turns": columns
+        with an entry for each of K turns ("critic" is None without a critic); "credits": name ->
+        [credit (K,), credit if the game goes on otherwise after the reply (K,)]."""
     config = player.config
     began = time.process_time()
     games = play_groups(player, config.num_groups, config.group_size)
-    truth = monte_carlo(player, games, num_draws)
-    played = time.process_time()
+    continuations = monte_carlo(player, games, num_draws)
     credits = {}
     for name, settings in estimators_of(learner).items():
         assigned = credits_of(learner, games, settings)
-        otherwise = credits_of_alternatives(learner, games, truth.alternatives, settings)
+        otherwise = credits_of_alternatives(learner, games, continuations.alternatives, settings)
         credits[name] = [rounded(assigned), rounded(otherwise)]
-    credits.update(controls(games, truth.alternatives, config.seed))
+    credits.update(controls(games, continuations.alternatives, config.seed))
     return {
         "success": float(np.mean([game.trajectory.success for game in games])),
         "cpu_s": time.process_time() - began,
-        "cpu_s_of_continuations": played - began,
         "turns": {
             **positions(games, config.group_size),
             "reward": rounded([turn.reward for game in games for turn in game.trajectory.turns]),
             "optimal": rounded(optimal_advantages(games)),
             "critic": rounded(critic_values(learner, games)) if learner.critic else None,
-            "before": rounded(truth.before),
-            "reply": rounded(truth.reply),
+            "before": rounded(continuations.before),
+            "reply": rounded(continuations.reply),
         },
         "credits": credits,
     }
@@ -168,7 +172,7 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Credit that is no estimate: the planner's step reward, and the same in a random order."""
+    """Two controls: the planner's step reward, and the same in a random order within each game."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

@@ -133,11 +133,11 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """The credit of each turn if its game had gone on otherwise after the reply, (K,).
 
-    One turn of every group is replaced at a time. So the baselines of the group change as they
-    would in training, and only the whitening sees changes in other groups, too.
+    Each call of `credits_of` replaces one game of every group by an alternative. So the baseline of
+    a group sees one change at a time, as in training. Only whitening sees changes in other groups.
 
-    Args: alternatives: K games. Game k repeats the game of turn k up to this turn's reply, and then
-        plays on with fresh noise. It replaces that game, and the rest of the batch stays."""
+    Args: alternatives: K games. Game k equals the game of turn k up to the reply of this turn, and
+        then goes on with fresh noise."""
     starts = first_turns(games)
     credits = np.full(starts[-1], np.nan)
     for changes in rounds_of_turns(games, learner.config.group_size):
@@ -152,7 +152,7 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """The number of the first turn of each game, and that of all turns, (number of games + 1,)."""
+    """The index of the first turn of each game, then the number of all turns, (games + 1,)."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 

@@ -7,6 +7,7 @@ would have without the correction.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,14 +62,14 @@ class Truth:
     def rank_reliability(self) -> float:
         """Rank correlation of two estimates with m draws each (Spearman and Brown).
 
-        It is computed from two halves of the draws; NaN if the halves do not agree at all."""
+        It is computed from two halves of the draws; NaN if their correlation is not above 0."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The rank correlation that the exact advantages have with these estimates, about."""
+        """About the rank correlation of the exact advantages with these estimates; may be NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
@@ -93,10 +94,11 @@ def measure(
 
     Args:
         credits: (K,) that the estimator assigned to the turns.
-        alternatives: (K,) that it would have assigned after other luck; NaN if not known.
-        reference: (K,) credits of the estimator that it is compared with on the same turns.
-        games: (K,) number of the game of each turn.
-        clusters: (K,) number of the group of each turn. Games of a group share their board.
+        alternatives: (K,) that it assigns if the game goes on otherwise after the turn's reply.
+        reference: (K,) credits of the estimator that it is compared with, on the same turns.
+        truth: of the same K turns.
+        games: (K,) index of each turn's game.
+        clusters: (K,) index of each turn's group. Games of a group share their board.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -110,12 +112,21 @@ def measure(
                 rank,
                 within_games(credits[mask], chosen, games[mask]),
                 right_signs(credits[mask], chosen),
-                *shares(credits[mask], alternatives[mask], chosen),
+                *variance_shares(credits[mask], alternatives[mask], chosen),
             ]
         )
 
+    return with_intervals(MEASURES, compute, clusters)
+
+
+def with_intervals(
+    names: Sequence[str], compute: Callable[[ndarray], ndarray], clusters: ndarray
+) -> dict[str, list[float]]:
+    """Name -> [value, half-width of its 95 % interval by the jackknife over clusters].
+
+    Args: compute: takes a mask (K,) bool of turns, and returns a value for each name."""
     values, half_widths = jackknife_interval(compute, clusters)
-    pairs = zip(MEASURES, values.tolist(), half_widths.tolist(), strict=True)
+    pairs = zip(names, values.tolist(), half_widths.tolist(), strict=True)
     return {name: [value, half_width] for name, value, half_width in pairs}
 
 
@@ -128,7 +139,7 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
-    num_turns = np.bincount(games, minlength=games.max() + 1)[games]  # (K,)
+    num_turns = np.bincount(games)[games]  # (K,) of the game of each turn
     noise = (truth.noise * (1 - 1 / num_turns)).sum()
     spread = centred_truth @ centred_truth - noise
     size = centred_credits @ centred_credits
@@ -159,10 +170,13 @@ def is_decided(truth: Truth) -> ndarray:
     return np.abs(truth.advantages) > DECIDED * np.sqrt(truth.noise)
 
 
-def shares(credits: ndarray, alternatives: ndarray, truth: Truth) -> tuple[float, float, float]:
+def variance_shares(
+    credits: ndarray, alternatives: ndarray, truth: Truth
+) -> tuple[float, float, float]:
     """What the variance of an estimator's credit consists of, in shares that sum to 1.
 
-    - signal: it follows the true advantage (the squared correlation, corrected for the noise).
+    - signal: it follows the true advantage, or its opposite: the squared correlation, corrected for
+      the noise. The sign of the correlation is that of "rank".
     - bias: it depends on state and reply, but not on their advantage.
     - luck: it depends on what happens after the reply. This is the estimator's variance: half the
       mean squared difference of two credits of one turn with different luck.
@@ -204,10 +218,7 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
         explained = 1 - squared_error / spread
         return np.array([corrected, explained, errors.mean(), root])
 
-    names = ("correlation", "explained", "bias", "error")
-    found, half_widths = jackknife_interval(compute, clusters)
-    pairs = zip(names, found.tolist(), half_widths.tolist(), strict=True)
-    return {name: [value, half_width] for name, value, half_width in pairs}
+    return with_intervals(("correlation", "explained", "bias", "error"), compute, clusters)
 
 
 # ---------- correlations

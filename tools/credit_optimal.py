@@ -16,7 +16,7 @@ import numpy as np
 from dialogue import Episode
 from envs import make_env
 from grids import FrozenLake, Sokoban
-from tools.credit_play import RecordedGame
+from tools.credit_play import RecordedGame, copy_episode
 from worlds.planners import lake_transitions, move_sequences
 
 
@@ -28,7 +28,7 @@ def state_value(episode: Episode) -> float:
     if env.terminated or env.actions_left == 0 or turns_left == 0:
         return 0.0
     if isinstance(env, FrozenLake):
-        values = _lake_values(env, config)  # (turns, cell, actions)
+        values = _values_of_lake(env, config)  # (turns, cell, actions)
         return float(values[turns_left, env.player, env.actions_left])
     values = sokoban_values(env.instance, env.spec, config.actions_per_turn)
     return values.value(env.player, env.boxes, env.actions_left, turns_left)
@@ -37,13 +37,13 @@ def state_value(episode: Episode) -> float:
 def reply_value(episode: Episode, actions: list[str]) -> float:
     """The value of executing these actions in a turn, and of optimal play after it.
 
-    Slips are averaged over, and format penalties are left out. Unknown actions do nothing."""
+    Slips are averaged over. Format penalty and think bonus are left out. Unknown actions do
+    nothing."""
     env = episode.env
     legal = [action for action in actions if env.is_legal(action)]
     if isinstance(env, FrozenLake):
         return _lake_reply_value(episode, legal)
-    twin = copy.copy(episode)
-    twin.env = copy.deepcopy(env)
+    twin = copy_episode(episode)
     twin.turn_idx += 1
     reward = sum(twin.env.step(action).reward for action in legal)
     return reward + state_value(twin)
@@ -53,12 +53,15 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 
 
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
-    """The advantage of each reply under optimal play, (K,): at most 0, slips averaged over."""
+    """The advantage of each reply under optimal play, (K,), averaged over slips.
+
+    It is at most 0, with two exceptions: a think bonus, and a turn without an action whose format
+    penalty costs less than the move that optimal play must make."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
-            penalty = turn.reward - turn.record.env_reward
-            after = reply_value(state, turn.record.actions) + penalty
+            extra = turn.reward - turn.record.env_reward  # format penalty and think bonus
+            after = reply_value(state, turn.record.actions) + extra
             found.append(after - state_value(state))
     return np.array(found)
 
@@ -84,7 +87,7 @@ def shuffle_within_games(
 # ---------- FrozenLake
 
 
-def _lake_values(env: FrozenLake, config: Config) -> np.ndarray:
+def _values_of_lake(env: FrozenLake, config: Config) -> np.ndarray:
     return lake_values(
         env.size,
         env.holes,
@@ -129,9 +132,10 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
     single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
     cells = np.zeros(env.size**2)  # probability of each cell
     cells[env.player] = 1.0
+    # The goal and holes absorb, so actions after the end of a game change nothing.
     for action in legal:
         cells = cells @ single_moves[names.index(action.strip().lower())]
-    values = _lake_values(env, episode.config)
+    values = _values_of_lake(env, episode.config)
     turns_left = episode.config.max_turns - episode.turn_idx - 1
     return float(cells @ values[turns_left, :, env.actions_left - len(legal)])
 
@@ -145,26 +149,26 @@ class SokobanValues:
     def __init__(self, env: Sokoban, actions_per_turn: int):
         self.env = env
         self.actions_per_turn = actions_per_turn
-        self.known: dict[tuple, float] = {}
+        self.cache: dict[tuple, float] = {}
 
     def value(
         self, player: int, boxes: tuple[int, ...], actions: int, turns: int, used: int = 0
     ) -> float:
-        """The largest sum of rewards.
+        """The largest sum of rewards from here to the end.
 
         Args: actions and turns that are left, the present turn included; used, the actions of the
-            present turn so far. A turn has at least one action."""
+            present turn so far. A turn may end after its first action."""
         if actions == 0 or turns == 0:
             return 0.0
         state = (player, boxes, actions, turns, used)
-        if state not in self.known:
+        if state not in self.cache:
             options = []
-            if used:
+            if used:  # end the turn
                 options.append(self.value(player, boxes, actions, turns - 1))
-            if used < self.actions_per_turn:
+            if used < self.actions_per_turn:  # move once more
                 options += [self._value_of_move(state, move) for move in range(4)]
-            self.known[state] = max(options)
-        return self.known[state]
+            self.cache[state] = max(options)
+        return self.cache[state]
 
     def _value_of_move(self, state: tuple, move: int) -> float:
         player, boxes, actions, turns, used = state

@@ -1,14 +1,14 @@
 """Do estimators that point at the right turn also learn faster? Fills docs/results/credit.md.
 
     python -m tools.reproduce credit     # trains with each estimator
-    python -m tools.credit RUN...        # their credit, with the policies of the runs of GAE
+    python -m tools.credit RUN...        # the credit of each estimator on games of the runs of GAE
     python -m tools.credit_page          # docs/results/credit.md
 
 The *speed* of a run is its mean success over its evaluations. Runs of all estimators take about the
 same CPU time (tools/experiments.py). The *accuracy* of an estimator is the rank correlation of its
-credit with the true advantage at a checkpoint. For every environment and checkpoint the page shows
-the rank correlation of accuracy and speed over the estimators. Each seed of training gives one, and
-the interval is that of their mean (Student's t).
+credit with the true advantage at a checkpoint. For every environment, checkpoint and seed of
+training, the page correlates accuracy and speed over the estimators (rank correlation). It shows
+the mean over the seeds with its interval (Student's t).
 """
 
 from configurator import UserError, run_main
@@ -35,7 +35,7 @@ SUMMARIES = [  # the fields that are read from it, see support/shapes.py
         "env": str,
         "label": str,
         "seeds": [int],
-        "estimators": {str: {"rank": [float], "gain": [float], "within": [(float, None)]}},
+        "estimators": {str: {key: [(float, None)] for key in ("rank", "gain", "within")}},
     }
 ]
 Row = dict  # of a run, see tools/runs.py
@@ -60,6 +60,9 @@ def main(argv: list[str]) -> None:
     contents = {}
     for world in ("frozenlake", "sokoban"):
         found = [summary for summary in summaries if summary["env"].split(":")[0] == world]
+        labels = [summary["label"] for summary in found]
+        if len(set(labels)) < len(labels):
+            raise UserError(f"{CREDIT} has two policies of {world} at one checkpoint; measure one")
         results = results_of(world, curves, found)
         contents[f"credit {world}"] = credit_table(found)
         contents[f"speed {world}"] = speed_table(results)
@@ -75,6 +78,8 @@ def results_of(
 
     Raises: UserError if an estimator lacks its credit, or a seed that others have."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
+    if len(seeds) == 1:
+        raise UserError("intervals over seeds need two seeds; run tools.reproduce credit")
     results = []
     for label, rows in curves.items():
         own_world, _, name = label.partition(" ")
@@ -82,18 +87,21 @@ def results_of(
             continue
         if not rows or {row["settings"]["seed"] for row in rows} != seeds:
             raise UserError(f"{label} lacks a seed; run tools.reproduce credit")
-        missing = [case["label"] for case in summaries if name not in case["estimators"]]
-        if missing or not summaries:
-            raise UserError(f"{CREDIT} has no credit of {label}; run tools.credit again")
+        accuracies = {}
+        for summary in summaries:
+            known = summary["estimators"].get(name, {"rank": [None]})
+            accuracies[summary["label"]] = known["rank"][0]
+        if None in accuracies.values() or not summaries:
+            raise UserError(
+                f"{CREDIT} has no accuracy of {label}; run tools.credit again, with more --draws"
+            )
         results.append(
             Result(
                 name=name,
                 speeds=np.array([speed_of(row) for row in rows]),
                 last=np.array([evaluations_of(row)[-1] for row in rows]),
                 cpu_s=float(np.mean([row["costs"]["CPU-s, RL"] for row in rows])),
-                accuracies={
-                    case["label"]: case["estimators"][name]["rank"][0] for case in summaries
-                },
+                accuracies=accuracies,
             )
         )
     return results
@@ -122,16 +130,16 @@ def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
 def credit_table(summaries: Sequence[dict]) -> str:
     """A line for each way to assign credit; rank correlations at every checkpoint."""
     headings = ["credit"]
-    for case in summaries:
-        label = case["label"]
+    for summary in summaries:
+        label = summary["label"]
         headings += [f"rank, {label}", f"less GRPO's, {label}", f"between turns, {label}"]
     last = summaries[-1]["estimators"]
     ordered = sorted(last, key=lambda name: -last[name]["rank"][0])
     lines = []
     for name in ordered:
         cells = [name]
-        for case in summaries:
-            numbers = case["estimators"][name]
+        for summary in summaries:
+            numbers = summary["estimators"][name]
             cells += [interval(numbers[key]) for key in ("rank", "gain", "within")]
         lines.append(cells)
     return "\n".join(tables.markdown(headings, lines))

@@ -137,25 +137,8 @@ class Continuations:
     A return is the sum of the rewards from the turn to the end of the game, not discounted."""
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
-    reply: np.ndarray  # (K, m) returns of games that begin with the turn's own reply
-    alternatives: list[RecordedGame]  # K games: the first continuation after the reply of each turn
-
-    @property
-    def values(self) -> np.ndarray:
-        """V of the state before each turn, (K,)."""
-        return self.before.mean(1)
-
-    @property
-    def advantages(self) -> np.ndarray:
-        """Q of each reply in its state, minus V, (K,)."""
-        return self.reply.mean(1) - self.before.mean(1)
-
-    @property
-    def noise(self) -> np.ndarray:
-        """Standard error of each advantage, (K,)."""
-        num_draws = self.before.shape[1]
-        variance = self.before.var(1, ddof=1) + self.reply.var(1, ddof=1)  # (K,)
-        return np.sqrt(variance / num_draws)
+    reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
+    alternatives: list[RecordedGame]  # K games: of each turn, the first that repeats its reply
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
@@ -167,25 +150,25 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
     other and of the games themselves.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
-    befores = []
-    replies = []
+    from_states = []
+    after_replies = []
     for game, turn in turns:
         for draw in range(num_draws):
-            before = restore(game, turn)
-            freshen(before, SEED_BEFORE, draw)
-            befores.append(before)
+            continuation = restore(game, turn)
+            freshen(continuation, SEED_BEFORE, draw)
+            from_states.append(continuation)
         for draw in range(num_draws):
-            reply = restore(game, turn)
-            freshen(reply, SEED_REPLY, draw)
-            repeat_reply(reply, game.trajectory)
-            replies.append(reply)
-    player.play([*befores, *replies], (player.config.seed, SEED_GAMES))
+            continuation = restore(game, turn)
+            freshen(continuation, SEED_REPLY, draw)
+            repeat_reply(continuation, game.trajectory)
+            after_replies.append(continuation)
+    player.play([*from_states, *after_replies], (player.config.seed, SEED_GAMES))
     turn_of = np.repeat([turn for _, turn in turns], num_draws)
     shape = (len(turns), num_draws)
     return Continuations(
-        before=returns_from(befores, turn_of).reshape(shape),
-        reply=returns_from(replies, turn_of).reshape(shape),
-        alternatives=replies[::num_draws],
+        before=returns_from(from_states, turn_of).reshape(shape),
+        reply=returns_from(after_replies, turn_of).reshape(shape),
+        alternatives=after_replies[::num_draws],
     )
 
 

@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from support.run_folder import write_atomically
 from support.statistics import mean_over_seeds
 from tools.credit_measures import (
-    MEASURES,
     Truth,
     is_decided,
     measure,
@@ -37,7 +36,6 @@ HEADINGS = {  # measure -> heading of its column
     "bias": "bias, %",
     "luck": "luck, %",
 }
-IN_PERCENT = ("right_signs", "signal", "bias", "luck")
 CRITIC_HEADINGS = {
     "correlation": "correlation",
     "explained": "variance explained, %",
@@ -87,15 +85,16 @@ def without_nan(value):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [without_nan(inner) for inner in value]
-    is_number = isinstance(value, float)
-    return None if is_number and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 # ---------- numbers
 
 
 def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
-    """Measure every case, and pool the seeds."""
+    """Measure every case. Those with one environment, estimator and label are pooled as seeds."""
     pools: dict[tuple, list[dict]] = {}
     for case in cases:
         key = (case["env"], case["estimator"], case["label"])
@@ -183,16 +182,18 @@ def section(summary: Summary) -> str:
     rows = []
     ranked = sorted(summary.estimators.items(), key=lambda item: -sort_value(item[1]["rank"][0]))
     for name, numbers in ranked:
-        cells = [cell(*numbers[key], in_percent=key in IN_PERCENT) for key in MEASURES]
-        rows.append([name, *cells])
+        rows.append([name, *cells_of(numbers, HEADINGS)])
     lines += markdown(["credit", *HEADINGS.values()], rows)
     if summary.critic:
-        cells = []
-        for key, heading in CRITIC_HEADINGS.items():
-            cells.append(cell(*summary.critic[key], in_percent="%" in heading))
-        lines += ["", *markdown(["the critic against the truth", *CRITIC_HEADINGS.values()], [])]
-        lines.append(f"| value before each turn | {' | '.join(cells)} |")
+        headings = ["the critic against the truth", *CRITIC_HEADINGS.values()]
+        cells = ["value before each turn", *cells_of(summary.critic, CRITIC_HEADINGS)]
+        lines += ["", *markdown(headings, [cells])]
     return "\n".join(lines)
+
+
+def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
+    """A cell for each heading. Args: headings: name of a number -> heading of its column."""
+    return [cell(*numbers[key], in_percent="%" in words) for key, words in headings.items()]
 
 
 def describe_truth(facts: dict[str, float]) -> str:
@@ -209,7 +210,8 @@ def describe_truth(facts: dict[str, float]) -> str:
         return f"{text}The advantages differ by no more than the noise: take more continuations."
     return (
         f"{text}Exact advantages would have a rank correlation of about {facts['ceiling']:.2f} "
-        f"with the estimates; a ceiling of 0.95 takes {facts['draws_for_0.95']:.0f} continuations."
+        f"with the estimates. {facts['draws_for_0.95']:.0f} continuations would raise the ceiling "
+        "of Pearson's correlation to 0.95."
     )
 
 
