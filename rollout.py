@@ -243,17 +243,28 @@ class Conversation:
         density = self.config.reward_density
         if density == "native" or trajectory.status == "error":
             return trajectory
-        native = [turn.record.env_reward for turn in trajectory.turns]
-        shaped = shape_rewards(
-            native,
-            trajectory.success,
-            density,
-            max_reward=self.episode.env.max_reward,
-            plan_lengths=self.episode.plan_lengths,
+        rewards = rewards_with_density(
+            trajectory, density, self.episode.env.max_reward, self.episode.plan_lengths
         )
-        for turn, before, after in zip(trajectory.turns, native, shaped, strict=True):
-            turn.reward += after - before  # penalties and bonuses stay
+        for turn, reward in zip(trajectory.turns, rewards, strict=True):
+            turn.reward = reward
         return trajectory
+
+
+def rewards_with_density(
+    trajectory: Trajectory, density: str, max_reward: float, plan_lengths: Sequence[int]
+) -> list[float]:
+    """The rewards of the turns if the environment's rewards had another density.
+
+    Penalties and bonuses stay. Args: as for `dialogue.shape_rewards`."""
+    native = [turn.record.env_reward for turn in trajectory.turns]
+    shaped = shape_rewards(
+        native, trajectory.success, density, max_reward=max_reward, plan_lengths=plan_lengths
+    )
+    rewards = []
+    for turn, before, after in zip(trajectory.turns, native, shaped, strict=True):
+        rewards.append(turn.reward + (after - before))
+    return rewards
 
 
 def play(conversation: Conversation, player: Callable[[Conversation], Reply | None]) -> Trajectory:

@@ -16,9 +16,9 @@ import torch
 import parallel
 import starpo
 import train
-from dialogue import shape_rewards
-from rollout import Trajectory, split_by_context
+from rollout import Trajectory, rewards_with_density, split_by_context
 from support.learner import Learner
+from support.targets import tokens_per_turn
 from tools.credit_play import RecordedGame
 
 # Settings of each estimator. They replace those of the run.
@@ -85,7 +85,7 @@ def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) 
         variant.critic = None
     trajectories = [shaped(game, config.reward_density) for game in games]
     advantages = train.compute_targets(variant, trajectories).advantages  # (R,)
-    lengths = train.tokens_per_turn(trajectories)  # (K,)
+    lengths = tokens_per_turn(trajectories)  # (K,)
     sums = starpo.segment_sums(advantages.double().cpu(), lengths)  # (K,)
     return (sums / torch.tensor(lengths)).numpy()
 
@@ -95,7 +95,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
     trajectories = [game.trajectory for game in games]
     sequences = split_by_context(trajectories, learner.config)
     (values,) = parallel.score_tokens(learner.critic, sequences, learner.config)  # (R,)
-    lengths = train.tokens_per_turn(trajectories)  # (K,)
+    lengths = tokens_per_turn(trajectories)  # (K,)
     starts = np.cumsum([0, *lengths[:-1]])
     return values.cpu().numpy()[starts]
 
@@ -105,20 +105,13 @@ def shaped(game: RecordedGame, density: str) -> Trajectory:
     trajectory = game.trajectory
     if density == "native":
         return trajectory
-    native = [turn.record.env_reward for turn in trajectory.turns]
     lengths = []
     if density == "plan":
         lengths = [state.env.optimal_length() for state in game.states_and_end()]
-    after = shape_rewards(
-        native,
-        trajectory.success,
-        density,
-        max_reward=game.episode.env.max_reward,
-        plan_lengths=lengths,
-    )
+    rewards = rewards_with_density(trajectory, density, game.episode.env.max_reward, lengths)
     turns = []
-    for turn, old, new in zip(trajectory.turns, native, after, strict=True):
-        turns.append(replace(turn, reward=turn.reward + new - old))
+    for turn, reward in zip(trajectory.turns, rewards, strict=True):
+        turns.append(replace(turn, reward=reward))
     return replace(trajectory, turns=turns)
 
 
