@@ -134,6 +134,13 @@ def test_the_page_counts_collapses_and_survivors():
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 
+def test_the_page_shows_how_thoughts_fade():
+    """Medians of the first and the last five iterations, without those that are not known."""
+    shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
+    row = make_row([0.9, 0.9], thought_true_frac=shares)
+    assert collapse.true_thoughts(row) == "70 to 30"  # of 10 50 70 80 90, and of 0 20 30 40 50
+
+
 def test_without_runs_the_page_stays(monkeypatch):
     monkeypatch.setattr(collapse, "rows_of", lambda curves, scale: dict.fromkeys(curves, []))
     monkeypatch.setattr(collapse, "write_atomically", None)  # not called

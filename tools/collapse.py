@@ -306,10 +306,17 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
                 ", ".join(f"{100 * max(values.values()):.0f}" for values in successes),
                 ", ".join(f"{100 * values[max(values)]:.0f}" for values in successes),
                 ", ".join(str(num_updates(row)) for row in rows),
+                ", ".join(true_thoughts(row) for row in rows),
             ]
         )
     headings = ["method", "seeds", "collapses at", "alive", "best %", "last %", "updates"]
-    return tables.markdown(headings, lines)
+    return tables.markdown([*headings, "true thoughts %"], lines)
+
+
+def true_thoughts(row: Row) -> str:
+    """The share of true statements in thoughts: the medians of the first and last iterations."""
+    values = [value for value in row["series"]["thought_true_frac"] if value is not None]
+    return f"{100 * median(values[:FIRST]):.0f} to {100 * median(values[-FIRST:]):.0f}"
 
 
 def sign_lines(fitted: Sequence[Row], tested: Sequence[Row]) -> list[str]:

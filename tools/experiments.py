@@ -182,6 +182,9 @@ def collapsing() -> dict[str, Curve]:
     for rate in ("5e-4", "1e-3", "1.5e-3"):
         starpo_s = collapse_cell(**s_four_steps, learning_rate=float(rate))
         curves[f"frozenlake StarPO-S with four steps at {rate}"] = starpo_s
+    for rate in ("1e-3", "2e-3"):
+        paid = collapse_cell("think_reward", learning_rate=float(rate))
+        curves[f"frozenlake StarPO with a think reward at {rate}"] = paid
     return curves
 
 
