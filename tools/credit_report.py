@@ -44,7 +44,7 @@ CRITIC_HEADINGS = {
 }
 PANELS = {
     "rank": "rank correlation with the true advantage",
-    "within": "correlation with the true advantage, between turns of a game",
+    "within": "correlation between the turns of a game",
 }
 Numbers = dict[str, list[float]]  # name -> [value, half-width of its 95 % interval]
 
