@@ -22,7 +22,7 @@ LOW_ENTROPY = 0.05  # nats per token: the entropy of a choice between two at 99 
 LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
-# PERIOD iterations. Gradient norms are no sign: in 46 collapses, their level never reached 10 times
+# PERIOD iterations. Gradient norms are no sign: in 48 collapses, their level never reached 10 times
 # its first level (docs/results/collapse.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
 SOLVED = 0.5  # from this success rate on, success itself lowers the std of rewards
