@@ -73,9 +73,12 @@ view: $(INSTALLED)
 figures: $(INSTALLED) $(INSTALLED_DEV)
 	@.venv/bin/python -m tools.figures
 
-# The credit is measured with the policies of the runs that kept all their checkpoints.
+# The credit is measured with the policies of the runs of GAE, which keep all their checkpoints. They
+# are made again if only their rows are there.
 credit: $(INSTALLED)
 	@.venv/bin/python -m tools.reproduce credit
+	@.venv/bin/python -m tools.reproduce credit --only="frozenlake GAE" --again=True
+	@.venv/bin/python -m tools.reproduce credit --only="sokoban GAE" --again=True
 	@.venv/bin/python -m tools.credit out/runs/*keep_checkpoints=99_s[0-9] \
 		--checkpoints=start,end --num_groups=32 --out=docs/results/credit
 	@.venv/bin/python -m tools.credit_page

@@ -406,6 +406,18 @@ def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
     assert "| bandit PPO StarPO-S | 0, 1 | 8 |" in (results / "fig9.md").read_text()
 
 
+def test_a_finished_row_is_run_again_on_demand(results, monkeypatch):
+    write_row(results, "bandit", curve("bandit_ppo"), 0)
+    launched = []
+    monkeypatch.setattr(reproduce, "run_all", lambda jobs, workers: launched.extend(jobs) or [])
+    monkeypatch.setattr(plots, "plot", lambda *_: None)
+    words = ["fig9", "--only=bandit PPO StarPO-S", "--seeds=0"]
+    reproduce.main(words)
+    assert launched == []
+    reproduce.main([*words, "--again=True"])
+    assert [job.seed for job in launched] == [0]
+
+
 def test_rows_of_other_settings_or_weights_do_not_count(results):
     bandit, sokoban = curve("bandit_ppo"), curve("sokoban_ppo")
     write_row(results, "bandit", bandit, settings={"seed": 0, "chess": 1, "env": "bandit"})

@@ -9,7 +9,8 @@
     python -m tools.reproduce fig9 --draw=True             # no run: tables, points and pictures
     python -m tools.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
 
-An interrupted run continues, and a finished run is not repeated. Settings identify a run, so two
+An interrupted run continues, and a finished run is not repeated without --again=True. Settings
+identify a run, so two
 figures with the same settings share a run. Finished runs are JSON files in docs/results/runs/. From
 these the script writes docs/results/NAME.md, NAME.csv and NAME.png. It ignores runs that started
 from other weights than those in base/.
@@ -42,6 +43,7 @@ OPTIONS = {
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
     "only": "",  # part of the labels of the curves to run
+    "again": False,  # also run what is finished, to have the folders of its runs
     "dry_run": False,
     "draw": False,
 }
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> None:
     jobs = chosen_jobs(names, options["only"], scale, seeds)
     num_finished = sum(settings in rows for settings in jobs)
     print(f"{len(jobs)} runs, {num_finished} of them finished", flush=True)
-    todo = [job for settings, job in jobs.items() if settings not in rows]
+    todo = [job for settings, job in jobs.items() if options["again"] or settings not in rows]
     if options["draw"]:
         todo = []
     if options["dry_run"]:
