@@ -10,10 +10,9 @@
     python -m tools.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
 
 An interrupted run continues, and a finished run is not repeated without --again=True. Settings
-identify a run, so two
-figures with the same settings share a run. Finished runs are JSON files in docs/results/runs/. From
-these the script writes docs/results/NAME.md, NAME.csv and NAME.png. It ignores runs that started
-from other weights than those in base/.
+identify a run, so two figures with the same settings share a run. Finished runs are JSON files in
+docs/results/runs/. From these the script writes docs/results/NAME.md, NAME.csv and NAME.png. It
+ignores runs that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError, load_config, run_main
