@@ -5,7 +5,7 @@
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/gspo.py
 
 sequence_ratio = True
-recompute_old_logprobs = True  # the mismatch in bfloat16 may leave the clip range
+recompute_old_logprobs = True  # rounding in bfloat16 may leave the clip range
 clip_low = 3e-4
 clip_high = 4e-4
 aggregation = "seq_mean_token_mean"
