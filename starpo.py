@@ -443,9 +443,6 @@ def importance_weights(
     weight in the first optimizer step is min(pi_old / pi_rollout, cap). With a floor (IcePop), the
     weight is 0 where pi / pi_rollout is outside of [floor, cap].
 
-    Yao et al. cap pi_old / pi_rollout. Both agree in the first optimizer step. Later, this form
-    also bounds tokens with A < 0 and a ratio above the cap.
-
     IcePop acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip lies
     inside [0.5, 5], so the mask only drops tokens with A > 0 and a ratio below 0.5, or with A < 0
     and a ratio above 5. The mask is on pi / pi_rollout as in INTELLECT-3, which has no clip; here

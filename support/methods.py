@@ -87,8 +87,7 @@ def compute_advantages(
     Args: states, K keys, of the state in which each turn starts; state_weight, the weight w of
         GiGPO, 0 for none; all others as for `starpo.advantages`.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
-    Raises: ValueError if an estimator with a critic gets no values.
-    """
+    Raises: ValueError if an estimator with a critic gets no values."""
     if estimator == "turn_ppo":
         if values is None:
             raise ValueError(f"estimator {estimator!r} needs the values of a critic")

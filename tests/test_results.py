@@ -6,11 +6,13 @@ No interval excludes what it averages, and the tables are those of the JSON file
 """
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tools import comparison, reproduce, tables
+from tools.experiments import sft_command, train_command
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -66,6 +68,24 @@ def test_tables_are_those_of_the_runs(name):
 def test_the_comparison_page_is_that_of_its_rows():
     text = (RESULTS / "comparison.md").read_text()
     assert text == comparison.page(list(comparison.WORLDS))
+
+
+PLACES = {"out_dir", "model", "seed"}  # settings that say where a run is, or which
+
+
+@pytest.mark.parametrize("name", comparison.WORLDS)
+def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
+    """A row is found by its name. If the file of an overlay changes, its rows are out of date."""
+    for row, method in comparison.WORLDS[name].methods.items():
+        make_command = train_command if method.has_rl else sft_command
+        for seed in (0, 1, 2):
+            recorded = comparison.read_row(name, row, seed)
+            if not recorded:
+                continue
+            now = asdict(make_command(method.curve, "tiny", seed).config())
+            saved = recorded["settings"].get("config", recorded["settings"])
+            known = (saved.keys() & now.keys()) - PLACES
+            assert {key: saved[key] for key in known} == {key: now[key] for key in known}
 
 
 def test_rates_in_readme_are_those_of_the_comparison():
