@@ -75,7 +75,10 @@ def commands():
 
 def command_words(text):
     """The words from the first one that starts a command; [] for a text that is no command."""
-    words = text.replace('ARGS="', "ARGS= ").split()
+    words = []
+    for word in re.findall(r'--\w+="[^"]*"|\S+', text.replace('ARGS="', "ARGS= ")):
+        is_quoted = word.startswith("--") and '="' in word  # --only="frozenlake GAE"
+        words.append(word.replace('"', "") if is_quoted else word)
     places = [i for i, word in enumerate(words) if word in STARTS]
     if not places:
         return []
