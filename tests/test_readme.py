@@ -18,7 +18,7 @@ from torch.distributed.run import get_args_parser
 
 from support.arguments import SCORING_OPTIONS
 from support.inert import warn
-from tools import reproduce, speedrun
+from tools import reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -134,8 +134,6 @@ def test_commands_parse(line, monkeypatch):
         bench.read_arguments(arguments)
     if script == "tools.reproduce":
         reproduce.read_options(arguments)
-    if script == "tools.speedrun":
-        speedrun.read_arguments(arguments)
     for name in words[words.index("-r") + 1 :] if "-r" in words else ():
         assert (ROOT / name).is_file()
 

@@ -53,7 +53,6 @@ MEASURE_TRAIN = (
     "tools.bench_gpu",
     "tools.credit_estimators",
     "tools.gpu_pieces",
-    "tools.speedrun_seed",
 )
 
 # Packages that a module may import besides the standard library and the project.
