@@ -33,7 +33,7 @@ help:
 	@echo "make figures      draw all pictures of README and docs; needs Chromium and the run of make train"
 	@echo "make credit       do estimators that point at the right turn learn faster? (4 CPU-hours)"
 	@echo "make collapse     which methods survive a large learning rate? (3 CPU-hours)"
-	@echo "make gpu          measure on a GPU what docs/performance.md says about GPUs (15 minutes)"
+	@echo "make gpu          measure on a GPU what studies/speed/README.md says about GPUs (15 minutes)"
 	@echo "                  the same with tiny models on a CPU: make gpu GPU=cpu"
 	@echo "make check        lint and run the fast tests, without vLLM"
 	@echo "make test         lint and run all tests; installs vLLM"
@@ -46,49 +46,49 @@ help:
 	@echo
 	@echo "tools, with --help for their options:"
 	@echo "python -m tools.sft         train on demonstrations, or pretrain the tiny model"
-	@echo "python -m tools.corpus      print a table of the documents in the pretraining corpus"
+	@echo "python -m studies.base_model.corpus      print a table of the documents in the pretraining corpus"
 	@echo "python -m tools.crowd       score the scripted players of that corpus"
-	@echo "python -m tools.comparison  compare RL with imitation and scripted players"
+	@echo "python -m studies.imitation.comparison  compare RL with imitation and scripted players"
 	@echo "python -m tools.view        show the trajectories of a run, or plot runs"
 	@echo "python -m tools.compare     compare methods over several seeds, with intervals"
-	@echo "python -m tools.bench       measure speed and memory on a CPU"
-	@echo "python -m tools.gpu_report  measure speed and memory on a GPU"
-	@echo "python -m tools.reproduce   run the experiments of the papers and make their figures"
-	@echo "python -m tools.collapse    say which runs of the test-bed collapse, and what announces it"
-	@echo "python -m tools.credit      compare estimators of advantages with the true advantage"
-	@echo "python -m tools.credit_page say whether estimators with better credit learn faster"
-	@echo "python -m tools.regret      show which choices of a policy lose against optimal play"
+	@echo "python -m studies.speed.bench       measure speed and memory on a CPU"
+	@echo "python -m studies.speed.gpu_report  measure speed and memory on a GPU"
+	@echo "python -m studies.reproduce   run the experiments of the papers and make their figures"
+	@echo "python -m studies.collapse.survival    say which runs of the test-bed collapse, and what announces it"
+	@echo "python -m studies.credit.measure      compare estimators of advantages with the true advantage"
+	@echo "python -m studies.credit.page say whether estimators with better credit learn faster"
+	@echo "python -m studies.credit.regret      show which choices of a policy lose against optimal play"
 	@echo "python -m tools.api_models  score a model behind an OpenAI-compatible server"
 	@echo "python -m tools.replay      play a record of eval.py again"
 	@echo "python -m tools.play        play an environment by hand"
 	@echo "python -m tools.check_env   check an environment of your own"
 
 train: $(INSTALLED)
-	@.venv/bin/python train.py config/frozenlake_ppo.py config/tiny.py config/tiny_best.py $(ARGS)
-	@$(if $(ARGS),,.venv/bin/python -m tools.comparison frozenlake --show=True)
+	@.venv/bin/python train.py config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py $(ARGS)
+	@$(if $(ARGS),,.venv/bin/python -m studies.imitation.comparison frozenlake --show=True)
 
 view: $(INSTALLED)
 	@.venv/bin/python -m tools.view $(RUN)
 
 figures: $(INSTALLED) $(INSTALLED_DEV)
-	@.venv/bin/python -m tools.figures
+	@.venv/bin/python -m studies.figures
 
 # The credit is measured with the policies of the runs of GAE, which keep all their checkpoints. They
 # are made again if only their rows are there.
 credit: $(INSTALLED)
-	@.venv/bin/python -m tools.reproduce credit
-	@.venv/bin/python -m tools.reproduce credit --only="frozenlake GAE" --again=True
-	@.venv/bin/python -m tools.reproduce credit --only="sokoban GAE" --again=True
-	@.venv/bin/python -m tools.credit out/runs/*keep_checkpoints=99_s[0-9] \
-		--checkpoints=start,end --num_groups=32 --out=docs/results/credit
-	@.venv/bin/python -m tools.credit_page
+	@.venv/bin/python -m studies.reproduce credit
+	@.venv/bin/python -m studies.reproduce credit --only="frozenlake GAE" --again=True
+	@.venv/bin/python -m studies.reproduce credit --only="sokoban GAE" --again=True
+	@.venv/bin/python -m studies.credit.measure out/runs/*keep_checkpoints=99_s[0-9] \
+		--checkpoints=start,end --num_groups=32 --out=studies/credit/results
+	@.venv/bin/python -m studies.credit.page
 
 collapse: $(INSTALLED)
-	@.venv/bin/python -m tools.reproduce collapse
-	@.venv/bin/python -m tools.collapse
+	@.venv/bin/python -m studies.reproduce collapse
+	@.venv/bin/python -m studies.collapse.survival
 
 gpu: $(INSTALLED)
-	@.venv/bin/python -m tools.gpu_report --device=$(GPU) $(ARGS)
+	@.venv/bin/python -m studies.speed.gpu_report --device=$(GPU) $(ARGS)
 
 vllm: $(INSTALLED) $(INSTALLED_VLLM)
 
@@ -106,7 +106,7 @@ test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
 
 test-hubs: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUBS)
 	.venv/bin/python -m pytest -q tests/test_hubs.py
-	.venv/bin/python eval.py config/frozenlake_grpo.py config/hubs.py --player=random
+	.venv/bin/python eval.py config/frozenlake_grpo.py config/worlds/hubs.py --player=random
 
 soak: $(INSTALLED) $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 500

@@ -1,6 +1,6 @@
 # StarPO-S with PPO on slippery 4x4 FrozenLake, the main experiment.
 # Launch:  torchrun --standalone train.py config/frozenlake_ppo.py
-# On a laptop:  torchrun --standalone train.py config/frozenlake_ppo.py config/tiny.py
+# On a laptop:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
 #
 # An iteration samples 8 groups * 16 trajectories = 128 trajectories.
 # The filter keeps 25% of the groups: 2 * 16 = 32 trajectories = one optimizer step.

@@ -24,9 +24,9 @@ from support.seeds import without_seed
 
 PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # games of one prompt
-MAX_LAYERS = 1000  # of tools/random_model.py
+MAX_LAYERS = 1000  # of studies/speed/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
-CREDIT_OPTIONS = {  # of tools/credit.py
+CREDIT_OPTIONS = {  # of studies/credit/measure.py
     "checkpoints": "start,end",
     "draws": 16,  # continuations of every turn, before and after its reply
     "out": "out/credit",
@@ -74,7 +74,7 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
-    """The command line of tools/random_model.py. Returns: the folder; the number of layers."""
+    """The command line of studies/speed/random_model.py. Returns: the folder; the number of layers."""
     layers = None
     folders = []
     for argument in argv:
@@ -172,7 +172,7 @@ def read_replay(argv: list[str]) -> Job:
 
 @dataclass
 class CreditJob:
-    """What tools/credit.py measures."""
+    """What studies/credit/measure.py measures."""
 
     runs: dict[str, Config]  # folder of a run -> its settings, for the games that are measured
     checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None for the start
@@ -180,7 +180,7 @@ class CreditJob:
 
 
 def read_credit(argv: list[str]) -> CreditJob:
-    """The command line of tools/credit.py."""
+    """The command line of studies/credit/measure.py."""
     folders = list(takewhile(lambda arg: not arg.startswith("-"), argv))
     missing = [folder for folder in folders if not Path(folder, "config.json").is_file()]
     if missing or not folders:
@@ -226,11 +226,13 @@ def _credit_settings(config: Config) -> Config:
     """The settings of the games that are measured: a batch of training, but no filter."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
-            raise UserError(f"tools.credit needs {key} of 2 or more, got {getattr(config, key)}")
+            raise UserError(
+                f"studies.credit.measure needs {key} of 2 or more, got {getattr(config, key)}"
+            )
     is_grid = config.env.split(":")[0] in ("frozenlake", "sokoban")
     if not is_grid or len(mixture_at(config.env, None)) > 1 or "@" in config.env:
         raise UserError(
-            "tools.credit needs the values of optimal play; they are known for one frozenlake or "
+            "studies.credit.measure needs the values of optimal play; they are known for one frozenlake or "
             f"one sokoban, got env={config.env!r}"
         )
     return replace(

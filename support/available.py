@@ -16,7 +16,7 @@ MIN_DRIVERS = {"12": 525, "13": 580}
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
-    "--engine=torch; on a laptop add config/tiny.py, which selects the torch engine"
+    "--engine=torch; on a laptop add config/models/tiny.py, which selects the torch engine"
 )
 
 

@@ -23,7 +23,7 @@ LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
 # PERIOD iterations. Gradient norms are no sign: in 48 collapses, their level never reached 10 times
-# its first level (docs/results/collapse.md).
+# its first level (studies/collapse/README.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
 SOLVED = 0.5  # from this success rate on, success itself lowers the std of rewards
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
@@ -52,7 +52,7 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """Sentences about the signs of collapse that appear with the last row.
 
-    A sign is reported each time it begins. Most begin after the fall (docs/results/collapse.md).
+    A sign is reported each time it begins. Most begin after the fall (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
     return [

@@ -1,7 +1,7 @@
 """Weights & Biases: an optional copy of the log of a run.
 
     pip install -r requirements/wandb.txt
-    python train.py config/frozenlake_ppo.py config/tiny.py --wandb=PROJECT
+    python train.py config/frozenlake_ppo.py config/models/tiny.py --wandb=PROJECT
 
 W&B gets the settings, the metrics under TensorBoard's tags, a table of the recorded trajectories,
 and at the end the page of tools.view as an artifact. It gets no weights and no code. Log in with

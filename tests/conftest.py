@@ -147,7 +147,7 @@ def two_runs(trained_folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def browser():
     """Headless Chromium. Tests that need it are skipped where it is not installed."""
-    from tools.photograph import open_browser
+    from studies.photograph import open_browser
 
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:

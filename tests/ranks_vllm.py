@@ -26,7 +26,7 @@ from model import Policy, load_model
 from packing import pack
 from parallel import all_gather_lists, rank
 from rollout import collect
-from tools.bench_rollout import Barrier
+from studies.speed.bench_rollout import Barrier
 
 CONFIG = small_config(engine="vllm", max_running=128, group_size=8)
 STARTS = [((4, group), member) for group in range(16) for member in range(8)]

@@ -18,18 +18,23 @@ from support.available import BASE, find_model
 from support.run_folder import check_writable
 
 ROOT = Path(__file__).resolve().parent.parent
-LAKE = ["config/frozenlake_ppo.py", "config/tiny.py"]
+LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
 COMMANDS = {  # command -> arguments that are right
     "train.py": LAKE,
     "eval.py": LAKE,
     "-m tools.sft": [*LAKE, "--sft_steps=1"],
     "-m tools.api_models": [*LAKE, "--api_base=http://localhost:1", "--api_model=x"],
     "-m tools.replay": [*LAKE, "--record=README.md"],
-    "-m tools.bench": ["update"],
-    "-m tools.corpus": [],
-    "-m tools.reproduce": ["fig5"],
+    "-m studies.speed.bench": ["update"],
+    "-m studies.base_model.corpus": [],
+    "-m studies.reproduce": ["fig5"],
 }
-MODELS = ("train.py", "eval.py", "-m tools.sft", "-m tools.bench")  # the commands that load a model
+MODELS = (
+    "train.py",
+    "eval.py",
+    "-m tools.sft",
+    "-m studies.speed.bench",
+)  # the commands that load a model
 ENVS = (*MODELS, "-m tools.api_models", "-m tools.replay")
 
 
@@ -66,9 +71,13 @@ def test_a_misspelt_flag(run_without_torch, command):
     [
         ("-m tools.view", ["--bad=1"], "expected run folders, or one run folder with --gif=NUMBER"),
         ("-m tools.play", ["frozenlake", "--sed=1"], "unknown key 'sed' from command line"),
-        ("-m tools.bench_head", ["x"], "give the number of columns at a time"),
-        ("-m tools.bench", ["chess"], "give one of rollout, update"),
-        ("-m tools.random_model", ["out/x", "--layers=0"], "give one folder, and --layers=N"),
+        ("-m studies.speed.bench_head", ["x"], "give the number of columns at a time"),
+        ("-m studies.speed.bench", ["chess"], "give one of rollout, update"),
+        (
+            "-m studies.speed.random_model",
+            ["out/x", "--layers=0"],
+            "give one folder, and --layers=N",
+        ),
         ("envs.py", ["--bad=1"], "to play by hand, run"),
     ],
 )
@@ -97,7 +106,7 @@ def test_a_missing_model(run_without_torch, command):
 def test_right_arguments_go_on_to_torch(run_without_torch, command):
     done = run_without_torch(command, *COMMANDS[command], "--seed=1")
     expected = (1, "torch was imported\n")
-    if command == "-m tools.reproduce":  # it runs train.py in other processes
+    if command == "-m studies.reproduce":  # it runs train.py in other processes
         expected = (2, done.stderr)
     if command == "-m tools.api_models":  # it asks the server before it needs torch
         url = "http://localhost:1"

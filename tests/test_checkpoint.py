@@ -330,5 +330,5 @@ def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path, capsys):
 def test_make_train_answers_in_one_sentence():
     """torchrun would add forty lines with a traceback."""
     makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text(encoding="utf-8")
-    files = "config/frozenlake_ppo.py config/tiny.py config/tiny_best.py"
+    files = "config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py"
     assert f".venv/bin/python train.py {files} $(ARGS)" in makefile

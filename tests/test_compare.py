@@ -19,7 +19,7 @@ from PIL import Image
 from support.run_folder import save_config
 from support.statistics import difference_interval, seed_interval
 from tools import compare
-from tools.arms import make_arms
+from tools.plotting.arms import make_arms
 
 LAKE = "frozenlake:size=4"
 NUM_PROMPTS = 8

@@ -26,7 +26,7 @@ SHIPPED = [
     "rubik",
     "sudoku",
     "tools",
-    "docs/my_env.py:Doors",
+    "examples/my_env.py:Doors",
     "worlds/guess.py:Guess",
     pytest.param("countdown", marks=slow),
     pytest.param("frozenlake:success_rate=1,size=5", marks=slow),
@@ -324,7 +324,7 @@ def run_tool(*arguments, cwd=ROOT):
 
 
 def test_the_command(tmp_path):
-    done = run_tool("docs/my_env.py:Doors")
+    done = run_tool("examples/my_env.py:Doors")
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert lines[:11] == [f"ok    {title}" for title in [*CHECKS, PRINTS]]

@@ -1,5 +1,5 @@
 """
-Tests of the examples in docs/environments.md: the template docs/my_env.py, and worlds/guess.py.
+Tests of the examples in docs/environments.md: the template examples/my_env.py, and worlds/guess.py.
 test_readme.py runs the commands of the page.
 
     python -m pytest -q tests/test_examples.py

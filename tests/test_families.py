@@ -642,7 +642,7 @@ def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_pat
 @pytest.mark.slow
 @needs_vllm
 def test_the_command_of_the_readme_for_qwen3(folders, tmp_path):
-    script = ["train.py", "config/frozenlake_grpo.py", "config/qwen3.py"]
+    script = ["train.py", "config/frozenlake_grpo.py", "config/models/qwen3.py"]
     changes = SMALL | dict(model=folders["qwen3"], learning_rate=1e-2)
     rows = launch([sys.executable, *script], tmp_path / "out", **changes)
     assert [row["step"] for row in rows] == [1, 2]

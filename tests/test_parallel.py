@@ -181,7 +181,7 @@ SIZES = ("num_groups", "group_size", "batch_size", "filter_keep", "eval_size", "
 @needs_vllm
 def test_the_flagship_on_two_ranks_with_vllm(trained_folder, tmp_path):
     """The command of README at reduced length: the base model, rollouts, updates, evaluation."""
-    files = [ROOT / "train.py", ROOT / "config/frozenlake_ppo.py", ROOT / "config/tiny.py"]
+    files = [ROOT / "train.py", ROOT / "config/frozenlake_ppo.py", ROOT / "config/models/tiny.py"]
     arguments = [*map(str, files), "--engine=vllm", f"--model={ROOT / 'base'}"]
     arguments += [f"--{key}={SMALL_RUN[key]}" for key in SIZES]
     arguments += ["--num_groups=4"]  # with two groups, all scores may be equal

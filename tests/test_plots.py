@@ -15,8 +15,10 @@ from PIL import Image
 
 from support.run_folder import save_config
 from support.statistics import wilson_interval
-from tools import plot_style, plots, view_curves
-from tools.plot_style import look_of
+from tools.plotting import plots
+from tools.plotting import style as plot_style
+from tools.plotting.style import look_of
+from tools.viewer import curves as view_curves
 
 SUCCESSES = {  # of four prompts; the policies of the rows below differ in "curve" alone
     "start": [1, 0, 0, 0],

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from studies import reproduce
 from support.arguments import SCORING_OPTIONS
 from support.inert import warn
-from tools import reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,8 +36,8 @@ SHORT = {
     "tools.play": "",
     "tools.check_env": "",
     "tools.replay": "",
-    "tools.reproduce": "--dry_run=True",
-    "tools.corpus": "--packs=4",
+    "studies.reproduce": "--dry_run=True",
+    "studies.base_model.corpus": "--packs=4",
 }
 # Of train, eval and tools.sft: what a laptop can do.
 TINY = re.compile(r"config/tiny|--player|^out/frozenlake")
@@ -45,7 +45,7 @@ OPTIONAL = {  # start of an argument -> package of make test-extras or make test
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",
     "--env=rg:": "reasoning_gym",
-    "config/hubs.py": "gem",
+    "config/worlds/hubs.py": "gem",
     "gem:": "gem",
     "gymnasium:LunarLander": "Box2D",
 }
@@ -129,10 +129,10 @@ def test_commands_parse(line, monkeypatch):
         runs = [*takewhile(lambda word: word.startswith("out/"), arguments)]
         extra = {**SCORING_OPTIONS, "api_base": "", "api_model": "", "record": ""}
         load_config(arguments[len(runs) :], extra=extra)
-    if script == "tools.bench":
+    if script == "studies.speed.bench":
         bench = importlib.import_module(script)
         bench.read_arguments(arguments)
-    if script == "tools.reproduce":
+    if script == "studies.reproduce":
         reproduce.read_options(arguments)
     for name in words[words.index("-r") + 1 :] if "-r" in words else ():
         assert (ROOT / name).is_file()

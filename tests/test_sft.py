@@ -21,10 +21,11 @@ from runs import read_lines
 import model
 from packing import pack
 from rollout import Trajectory, Turn
+from studies.base_model import drills
+from studies.base_model.drills import DrillRecord
 from support.process import lock_folder
 from support.run_folder import save_config
-from tools import demonstrations, drills, probes, sft, tiny_model
-from tools.drills import DrillRecord
+from tools import demonstrations, probes, sft, tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -50,9 +50,9 @@ FLOORS = (
 MAX_FLOORS = 8
 # Other modules leave train.py alone. These measure its functions.
 MEASURE_TRAIN = (
-    "tools.bench_gpu",
-    "tools.credit_estimators",
-    "tools.gpu_pieces",
+    "studies.speed.bench_gpu",
+    "studies.credit.estimators",
+    "studies.speed.gpu_pieces",
 )
 
 # Packages that a module may import besides the standard library and the project.
@@ -495,7 +495,9 @@ def test_the_checks_of_imports_find_what_they_look_for():
     assert found == [(1, "numpy.linalg"), (2, "support.log"), (3, "envs"), (7, "tools.sft")]
     assert is_allowed("train", "starpo") and not is_allowed("starpo", "train")
     assert is_allowed("rollout", "engine")  # on one floor of one package
-    assert is_allowed("tools.sft", "tools.corpus") and not is_allowed("tools.sft", "train")
+    assert is_allowed("tools.sft", "studies.base_model.corpus") and not is_allowed(
+        "tools.sft", "train"
+    )
     assert not is_allowed("support.log", "tools.view")
     assert not is_allowed("support.log", "eval")
     assert not is_allowed("worlds.quest", "support.run_folder")

@@ -268,7 +268,7 @@ def test_without_the_package_textworld_names_the_command():
 @needs_textworld
 def test_a_tiny_policy_trains_on_textworld(tmp_path):
     words = (
-        "train.py config/quest_ppo.py config/tiny.py --env=textworld:w=2,o=3,q=4 "
+        "train.py config/quest_ppo.py config/models/tiny.py --env=textworld:w=2,o=3,q=4 "
         "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 "
         "--eval_size=2 --max_context_tokens=2048 --max_turns=3 --actions_per_traj=3 "
         f"--max_response_tokens=32 --out_dir={tmp_path}/out"

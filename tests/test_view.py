@@ -17,8 +17,11 @@ from PIL import Image
 
 from dialogue import Episode
 from envs import make_env
-from tools import pictures, view, view_data, view_gif
-from tools.pictures import COLORS, LAYERS, cells_of, split_message
+from tools import view
+from tools.viewer import data as view_data
+from tools.viewer import gif as view_gif
+from tools.viewer import pictures
+from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 
 LAKE = "frozenlake:size=2,success_rate=1"
 ROOM = "sokoban:symbols=newvocab"

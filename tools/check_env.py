@@ -1,6 +1,6 @@
 """Put an environment through the checks that the environments of this repository pass.
 
-    python -m tools.check_env docs/my_env.py:Doors
+    python -m tools.check_env examples/my_env.py:Doors
     python -m tools.check_env my_env.py:MyEnv,size=5 --actions_per_traj=20
     python -m tools.check_env quest:w=2,o=3,q=4
 

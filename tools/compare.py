@@ -25,9 +25,9 @@ import numpy as np
 
 from support.run_folder import check_writable, replace_file, write_atomically
 from support.statistics import difference_interval
-from tools.arms import POLICIES, Arm, TrainedRun, changed_settings, make_arms
-from tools.tables import difference, markdown, rate, short_commit
-from tools.view_curves import draw_arms, shared_players
+from tools.plotting.arms import POLICIES, Arm, TrainedRun, changed_settings, make_arms
+from tools.plotting.tables import difference, markdown, rate, short_commit
+from tools.viewer.curves import draw_arms, shared_players
 
 OPTIONS = {"threshold": float, "out": str}
 ENDINGS = (".md", ".csv", ".png", ".svg")

@@ -1,6 +1,6 @@
-"""Print the tables of docs/base.md: what the tiny base model can do, and how it learned.
+"""Print the tables of studies/base_model/README.md: what the tiny base model can do, and how it learned.
 
-    python -m tools.model_card docs/results/base_curve.jsonl
+    python -m tools.model_card studies/base_model/base_curve.jsonl
 
 The file is the curve.jsonl of a pretraining (tools/sft.py). It has a row for every probe; the last
 row describes the finished model.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from support.run_folder import read_rows
-from tools.tables import markdown
+from tools.plotting.tables import markdown
 
 WORLDS = {  # the probes of one environment -> its name in the tables
     "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8": "FrozenLake, slippery",

@@ -13,7 +13,7 @@ from dialogue import Chat
 from engine import make_engine
 from envs import make_env
 from rollout import collect, summarize
-from tools.drills import Drill, score_reading
+from studies.base_model.drills import Drill, score_reading
 
 SEED_PROBE = 13  # purpose number of the random streams
 BASE_PROBES = {  # config files: observation modes

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.run_folder import write_atomically
-from tools.view_curves import draw_curves, draw_warning_panel
-from tools.view_data import STAGES, load_runs
-from tools.view_gif import draw_gif
+from tools.viewer.curves import draw_curves, draw_warning_panel
+from tools.viewer.data import STAGES, load_runs
+from tools.viewer.gif import draw_gif
 
 PAGE = Path(__file__).with_name("page")  # the folder of the page's parts
 TEMPLATE = PAGE / "page.html"

@@ -2,7 +2,7 @@
 
 docs/environments.md explains it. To train on it:
 
-    python train.py config/frozenlake_grpo.py config/tiny.py \\
+    python train.py config/frozenlake_grpo.py config/models/tiny.py \\
         --env=worlds/guess.py:Guess,largest=50 --out_dir=out/guess
 """
 

@@ -1,5 +1,0 @@
-# Overlay for frozenlake_ppo.py: trains on all text after the system message, observations included.
-# The code of the StarPO paper does the same.
-# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/all_text.py
-
-mask_observations = False

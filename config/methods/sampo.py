@@ -1,0 +1,17 @@
+# Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It has three parts: GSPO with turns
+# as sequences and the clip range of that paper; GiGPO; and a filter that keeps all groups with
+# variance. --sampling_rounds=3 also samples groups in place of those without, as the authors' code
+# can.
+# Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
+
+estimator = "grpo"
+state_weight = 1.0
+turn_gamma = 0.95
+sequence_ratio = True
+sequence = "turn"  # as in the authors' code, where a turn is a sequence of its own
+recompute_old_logprobs = True  # rounding in bfloat16 may leave the clip range
+clip_low = 3e-3
+clip_high = 4e-3
+aggregation = "seq_mean_token_mean"
+filter_strategy = "top_p"
+filter_keep = 1.0

@@ -1,0 +1,7 @@
+# Overlay for any experiment: trains LoRA adapters on all linear layers of policy and critic, with
+# the rank of the StarPO paper.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/lora.py
+
+lora_rank = 64  # alpha is the same
+learning_rate = 1e-5  # larger than without LoRA, because adapters are few weights and B starts at 0
+critic_lr = 1e-4

@@ -1,0 +1,11 @@
+# Overlay for any experiment: trains Qwen3-0.6B, which thinks at length before it answers.
+# Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/models/qwen3.py
+
+model = "Qwen/Qwen3-0.6B"
+max_response_tokens = 2048  # a thought that is cut off has no answer
+max_context_tokens = 8192  # the thoughts of all turns stay in the context
+micro_batch_tokens = 8192  # a token has 2.1 MB of activations, so this takes 17 GB
+max_running = 32  # a token has 115 kB of keys and values, so the engine's cache takes 31 GB
+# Qwen recommends 0.6 for thinking, and warns of endless repetitions with greedy decoding.
+temperature = 0.6
+eval_temperature = 0.6

@@ -1,0 +1,21 @@
+# Overlay for any experiment: runs it on one CPU core with the tiny base model of this repository
+# (studies/base_model/README.md), without a download. Groups, filter and losses stay those of the experiment.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
+
+model = "base"
+engine = "torch"  # samples in the training process; --engine=vllm works as well
+device = "cpu"
+num_threads = 1  # fixes the order of additions: two runs with one seed agree to the last bit
+max_response_tokens = 64
+max_context_tokens = 1024
+micro_batch_tokens = 4096
+eval_every = 20
+save_every = 10
+
+# A small model takes larger steps.
+learning_rate = 1e-4
+critic_lr = 1e-3
+adam_beta2 = 0.99
+weight_decay = 0.0
+sft_lr = 1e-3
+sft_muon_lr = 2e-3

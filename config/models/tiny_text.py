@@ -1,0 +1,21 @@
+# Overlay for a text world with tiny.py. The base model has never seen the words of text worlds, so
+# SFT comes before RL (studies/papers/README.md gives all commands).
+# Example:  python -m tools.sft config/quest_ppo.py config/models/tiny.py config/models/tiny_text.py
+
+think = False  # the reply is only the command, as in arXiv 2510.01132
+max_response_tokens = 32
+max_context_tokens = 2048
+max_turns = 8  # twice the shortest quest
+actions_per_traj = 8
+eval_size = 100
+eval_every = 0
+sft_lr = 3e-3
+sft_muon_lr = 1e-2
+
+num_iterations = 40
+group_size = 8
+filter_keep = 0.5
+batch_size = 16
+num_epochs = 2  # four optimizer steps on 32 of 64 trajectories
+learning_rate = 3e-4
+turn_lam = 0.9

@@ -1,5 +1,0 @@
-# Overlay for frozenlake_ppo.py: rewards true statements in thoughts. Without this reward, thoughts
-# fade during training (finding 6 of the StarPO paper).
-# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/think_reward.py
-
-think_reward = 0.1

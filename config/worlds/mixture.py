@@ -1,0 +1,9 @@
+# Overlay for frozenlake_ppo.py: two groups of FrozenLake for each group of Sokoban. Evaluation uses
+# both.
+# Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/worlds/mixture.py
+
+_lake = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
+_sokoban = "sokoban:size=6,boxes=1,search_depth=300"
+env = f"2*{_lake} + {_sokoban}"
+reward_norm = "mean_std"
+reward_norm_over = "env"  # the environments have different scales of rewards

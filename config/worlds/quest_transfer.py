@@ -1,0 +1,9 @@
+# Overlay for quest_ppo.py: also evaluates on quests with more rooms (w), more objects (o) and
+# longer solutions (q commands).
+# Example:  torchrun --standalone train.py config/quest_ppo.py config/worlds/quest_transfer.py
+
+eval_env = "quest:w=2,o=3,q=4,goal=full,show=none"
+eval_env += " + quest:w=8,o=3,q=4,goal=full,show=none"
+eval_env += " + quest:w=2,o=12,q=4,goal=full,show=none"
+eval_env += " + quest:w=8,o=12,q=4,goal=full,show=none"
+eval_env += " + quest:w=4,o=6,q=8,goal=full,show=none"

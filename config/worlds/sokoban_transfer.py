@@ -1,0 +1,8 @@
+# Overlay for sokoban_ppo.py: also evaluates on three environments that training never uses, as in
+# tables 2 to 4 of the StarPO paper.
+# Example:  torchrun --standalone train.py config/sokoban_ppo.py config/worlds/sokoban_transfer.py
+
+eval_env = "sokoban:size=6,boxes=1,search_depth=300"
+eval_env += " + sokoban:size=6,boxes=1,search_depth=30,symbols=newvocab"  # other symbols
+eval_env += " + sokoban:size=8,boxes=2,search_depth=10"  # larger rooms
+eval_env += " + frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"  # another game

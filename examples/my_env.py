@@ -1,0 +1,61 @@
+"""A template: copy this file, and change what the comments name.
+
+python -m tools.check_env examples/my_env.py:Doors
+python -m tools.play examples/my_env.py:Doors --seed=3
+python train.py config/frozenlake_grpo.py config/models/tiny.py --env=examples/my_env.py:Doors
+"""
+
+from envs import Env, Move
+
+
+class Doors(Env):
+    """One of eight doors has a prize behind it. A wrong door says on which side the prize is."""
+
+    actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
+    repeats = True  # leave it out if there are more than 512 instances, for disjoint splits
+
+    def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2
+        super().__init__(**common)
+        self.max_reward = reward  # what a success pays in all
+
+    def draw(self, rng):
+        """A random instance: a name, then all that the start of a game depends on."""
+        return ("doors", int(rng.integers(len(self.actions))))
+
+    def _start(self, instance):
+        """Begin the game of an instance. Noise during the game must come from self.rng."""
+        self.prize = instance[1]
+        self.lowest = 0  # the prize is between lowest and highest
+        self.highest = len(self.actions) - 1
+
+    def _move(self, index):
+        """Execute actions[index]. Returns: reward, the end?, a success?, did anything change?"""
+        before = (self.lowest, self.highest)
+        if index < self.prize:
+            self.lowest = max(self.lowest, index + 1)
+        elif index > self.prize:
+            self.highest = min(self.highest, index - 1)
+        found = index == self.prize
+        changed = found or (self.lowest, self.highest) != before
+        return Move(self.max_reward if found else 0.0, found, found, changed)
+
+    def observe(self):
+        """What the policy sees in each turn."""
+        return f"The prize is behind one of {self.actions[self.lowest]} to {self.highest + 1}."
+
+    def rules(self):
+        """The system message. It must be the same for all instances."""
+        return (
+            f"Find the prize. A wrong door says which doors are left. Reward {self.max_reward:g}."
+        )
+
+    # Two optional methods: the first checks thoughts, the second is for reference players and
+    # demonstrations.
+
+    def statements(self):
+        """True sentences about the present state."""
+        return [f"Doors left {self.highest - self.lowest + 1}."]
+
+    def plan(self, max_actions, turns_left):
+        """The best next actions: here the door in the middle."""
+        return [self.actions[(self.lowest + self.highest) // 2]]

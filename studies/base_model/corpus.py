@@ -1,0 +1,249 @@
+"""The corpus that the tiny base model is pretrained on: scripted dialogues, generated on the fly.
+
+A document is a dialogue in one environment.
+- A drill asks questions about a board: the places of things, the cells around the player, a row or
+  column, the board after a move, a short plan. Every answer is right. (See studies/base_model/drills.py.)
+- A game is a dialogue as in RL. Thoughts are true. The actions are those of a player of the crowd
+  (tools/crowd.py), with errors. The shares of the players stay the same from the first game to the
+  last.
+
+Training begins with single questions about plain boards. Without them, a model of this size does
+not learn to read boards.
+
+The corpus never shows a board of the evaluation or held-out instances, with any symbols. It leaves
+out the symbols of "newvocab", other sizes and the pairs of "jobs_test", to test generalisation.
+
+    python -m studies.base_model.corpus --packs=600        # print a table of the documents in a sample
+"""
+
+from configurator import Config, UserError, load_config, run_main
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from dialogue import Chat, Episode, format_response
+from envs import Env, make_env, reserved_keys
+from grids import Sokoban
+from rollout import Conversation, Trajectory
+from studies.base_model.drills import Drill, draw_questions
+from tools.crowd import crowd_reply, draw_player
+from tools.demonstrations import recite
+from worlds.bandit import Bandit
+
+SEED_CORPUS = 14  # purpose number of the random streams
+
+LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
+SOKOBAN = "sokoban:search_depth=300"
+LARGER = "sokoban:size=8,boxes=2,search_depth=10"
+WORLDS = {  # environment -> share of the packs
+    "frozenlake:frozen_prob=0.8,success_rate=0.8": 0.21,
+    LAKE: 0.1,
+    "frozenlake:frozen_prob=0.9,success_rate=0.8": 0.05,
+    "frozenlake:frozen_prob=0.9,success_rate=1": 0.04,
+    SOKOBAN: 0.25,
+    LARGER: 0.3,
+    "bandit:pair=jobs": 0.05,
+}
+# The easy part has these stages of equal length. A pack draws one of the environments of its stage.
+EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
+# Environments whose evaluation and held-out instances are never shown.
+RESERVED = (
+    *(spec for spec in WORLDS if "bandit" not in spec),
+    "sokoban:search_depth=30,symbols=newvocab",
+)
+# The known pairs of arms, and the syllables of made-up names for other arms.
+PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
+SYLLABLES = """
+    ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
+    pas ran sol tor vin dak fel gus hin jor ster
+""".split()
+SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
+
+DRILLS = 0.45  # share of the packs
+OTHER_SYMBOLS = 0.2  # share of the Sokoban packs
+UNKNOWN_ARMS = 0.5  # share of the bandits
+THINK = 0.9  # share of the packs whose players think
+EASY = 0.2  # part of the training that asks single questions
+FEW_ACTIONS = 0.5  # share of the games that start with fewer actions left, to practise the end
+
+
+class Document(NamedTuple):
+    """A dialogue of the corpus."""
+
+    kind: str  # "drill", or the name of the player
+    trajectory: Trajectory
+
+
+def documents(
+    config: Config, chat: Chat, step: int, index: int, progress: float
+) -> Iterator[Document]:
+    """Pack `index` of a step: documents of one environment, until they have micro_batch_tokens.
+
+    Args: progress: finished part of the training, 0 to 1."""
+    path = (config.seed, SEED_CORPUS, step, index)
+    rng = np.random.default_rng([*path, 1])
+    easy = progress < EASY
+    spec = draw_environment(rng, progress)
+    env = make_env(spec, observation=draw_observation(rng, easy))
+    drills = easy or (rng.random() < DRILLS and not env.repeats)
+    if isinstance(env, Sokoban) and not easy and rng.random() < OTHER_SYMBOLS:
+        env.alphabet = draw_symbols(rng)
+    limits = draw_limits(config, env, rng)
+
+    num_tokens = 0
+    while num_tokens < config.micro_batch_tokens:
+        instance = draw_unreserved(env, rng)
+        if drills:
+            num_questions = 1 if easy else int(rng.integers(3, 7))
+            episode = Drill(env, draw_questions(env, rng, num_questions), rng)
+            writers = {"drill": lambda episode=episode: episode.truth}
+        else:
+            episode = Episode(env, limits)
+            writers = players_of(episode, config.sft_planners, rng)
+        for kind, write_reply in writers.items():
+            observation = env.start(instance, [*path, int(rng.integers(1, 2**31))])
+            env.num_actions = 0
+            if not drills and rng.random() < FEW_ACTIONS:
+                env.num_actions = int(rng.integers(env.max_actions))
+            conversation = Conversation(episode, path)
+            conversation.open(*episode.open(observation))
+            trajectory = recite(chat, conversation, write_reply, config)
+            yield Document(kind, trajectory)
+            num_tokens += len(trajectory.ids)
+
+
+def players_of(
+    episode: Episode, planners: float, rng: np.random.Generator
+) -> dict[str, Callable[[], str]]:
+    """The players that show an instance, by name: functions that write the next reply.
+
+    No player knows the better arm of a bandit, so it is shown twice, once with each arm.
+    Args: planners: the share of the planner, 0 to 1."""
+    if episode.env.repeats:
+        return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}
+    player = draw_player(rng, planners)
+    return {player.name: partial(crowd_reply, episode, player, rng)}
+
+
+def pull_arm(episode: Episode, arm: int) -> str:
+    """A reply to a bandit that chooses an arm, 0 or 1."""
+    env = episode.env
+    thought = " ".join(env.statements())
+    return format_response(thought, [env.actions[arm]], think=episode.config.think)
+
+
+# ---------- random parts of a pack
+
+
+def draw_environment(rng: np.random.Generator, progress: float) -> str:
+    """The environment of a pack."""
+    if progress < EASY:
+        stage = int(progress / EASY * len(EASY_STAGES))
+        return str(rng.choice(EASY_STAGES[stage]))
+    return str(rng.choice(list(WORLDS), p=list(WORLDS.values())))
+
+
+def draw_observation(rng: np.random.Generator, easy: bool) -> str:
+    if easy:
+        return "grid"
+    return str(rng.choice(["grid", "coord", "relations"], p=[0.8, 0.1, 0.1]))
+
+
+def draw_limits(config: Config, env: Env, rng: np.random.Generator) -> Config:
+    """Settings with random limits on turns, actions and tokens; the system prompt states them."""
+    if env.repeats:
+        max_turns, actions_per_turn = 1, 1
+    elif rng.random() < 0.7:
+        max_turns, actions_per_turn = 5, 5
+    else:
+        max_turns, actions_per_turn = rng.integers(1, 6, 2).tolist()
+    return replace(
+        config,
+        max_turns=max_turns,
+        actions_per_turn=actions_per_turn,
+        max_response_tokens=int(rng.choice([40, 64, 400])),
+        think=rng.random() < THINK,
+        context_turns=0,
+    )
+
+
+def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
+    """An instance that no evaluation uses."""
+    instance = draw_arms(rng) if env.repeats else env.draw(rng)
+    while env.key(instance) in reserved_keys(*RESERVED):
+        instance = env.draw(rng)
+    return instance
+
+
+def draw_symbols(rng: np.random.Generator) -> str:
+    """Seven symbols for Sokoban, none in the role that it has in "newvocab"."""
+    while True:
+        symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
+        pairs = zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)
+        if all(symbol != heldout for symbol, heldout in pairs):
+            return symbols
+
+
+def draw_arms(rng: np.random.Generator) -> tuple:
+    """A bandit with arms of a known pair, or with made-up names."""
+    low, high = PAIRS[rng.integers(len(PAIRS))].split("/")
+    if rng.random() < UNKNOWN_ARMS:
+        low = high = made_up_name(rng)
+        while high == low:
+            high = made_up_name(rng)
+    return "bandit", low, high, bool(rng.integers(2))
+
+
+def made_up_name(rng: np.random.Generator) -> str:
+    return "".join(rng.choice(SYLLABLES, rng.integers(1, 4))).capitalize()
+
+
+# ---------- the table of documents
+
+
+def main(argv: list[str]) -> None:
+    """Print a table of the documents in a sample of the corpus of config/base.py."""
+    config, options, _ = load_config(["config/base.py", *argv], extra={"packs": 600})
+    if options["packs"] < 1:
+        raise UserError(f"packs must be 1 or more, got {options['packs']}")
+    from tools.tiny_model import build_tiny_tokenizer  # it imports torch, which takes seconds
+
+    chat = Chat(build_tiny_tokenizer())
+    rows = defaultdict(list)  # trajectories by stage, environment and kind
+    for step in range(options["packs"]):
+        progress = (step + 0.5) / options["packs"]
+        stage = "1 easy" if progress < EASY else "2 all"
+        for document in documents(config, chat, step, 0, progress):
+            world = world_of(document.trajectory)
+            rows[f"{stage} | {world} | {document.kind}"].append(document.trajectory)
+    total = sum(len(trajectory.ids) for row in rows.values() for trajectory in row)
+    print(
+        "| stage | environment | kind | documents | different openings | tokens % | trained % "
+        "| success % |"
+    )
+    print("|---" * 8 + "|")
+    for name, row in sorted(rows.items()):
+        tokens = sum(len(trajectory.ids) for trajectory in row)
+        trained = sum(trajectory.num_response_tokens for trajectory in row)
+        wins = sum(trajectory.success for trajectory in row)
+        openings = {trajectory.turns[0].observation for trajectory in row}
+        print(
+            f"| {name} | {len(row)} | {len(openings)} | {100 * tokens / total:.1f} "
+            f"| {100 * trained / tokens:.0f} | {100 * wins / len(row):.0f} |"
+        )
+
+
+def world_of(trajectory: Trajectory) -> str:
+    """The environment of a document, as the table names it."""
+    if "arms" in trajectory.system:
+        return "Bandit"
+    return "Sokoban" if "box" in trajectory.system else "FrozenLake"
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,347 @@
+"""Which runs collapse, which methods survive, and which signs announce a collapse.
+
+    python -m studies.reproduce collapse       # the runs
+    python -m studies.collapse.survival                 # the page about them, studies/collapse/README.md
+
+The definitions were written before the runs:
+- A run collapses at the first evaluation from which success stays at least 20 points below its own
+  best until the end. One evaluation is not enough: the last two must be that low.
+- A run is alive if it does not collapse, makes at least as many updates as the run of StarPO with
+  the same seed and rate, and ends no more than 5 points below the best success of that run. An
+  iteration counts as an update if the filter kept a group and rewards differed inside a group.
+- A sign is a metric whose level has left its first level by a factor. The level is the median of
+  the last 3 iterations, the first level that of the first 5, which must be above 0. A sign predicts
+  a collapse if it begins no later than the last evaluation before the fall. In a run without a
+  collapse, each beginning is a false alarm. Success and reward are no signs: they fall themselves.
+
+The factor of each sign is chosen on the runs of some cells (a method at a learning rate) and tested
+on the runs of the other cells. The warnings that a run prints (support/echo_trap.py) are tested,
+too.
+"""
+
+from configurator import UserError, run_main
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from studies.experiments import FIGURES
+from studies.reproduce import rows_of
+from studies.runs import RESULTS
+from support.run_folder import write_atomically
+from tools.plotting import tables
+from tools.plotting.style import draw_legend, look_of, percent_axis, picture
+
+DROP = 0.2  # a collapse is a fall of success by this much
+TOLERANCE = 0.05  # a run that is alive ends at most this far below the best of the StarPO run
+WINDOW = 3  # iterations; a level is the median over this many
+FIRST = 5  # iterations of the first level
+STARPO = "frozenlake StarPO"  # the method that others are compared with
+RATE = "2e-3"  # the learning rate of the survival curves
+FAMILIES = {  # how names of methods begin -> name in the picture; the first match counts
+    "StarPO-S": "StarPO-S and its variants",
+    "StarPO with a KL": "StarPO with a KL term",
+    "StarPO with": "StarPO with another change",
+    "StarPO": "StarPO",
+    "": "methods since RAGEN",
+}
+SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
+FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # that a sign may have
+
+Row = dict  # of a run, see studies/runs.py
+
+
+class Sign(NamedTuple):
+    """A metric that rises or falls by a factor."""
+
+    metric: str
+    rises: bool
+    factor: float
+
+    def __str__(self) -> str:
+        if self.rises:
+            return f"{self.metric} above {self.factor:g} times its first level"
+        return f"{self.metric} below 1 / {self.factor:g} of its first level"
+
+
+@dataclass
+class Verdict:
+    """How well a sign does on some runs."""
+
+    num_collapsed: int = 0  # runs that collapse
+    num_predicted: int = 0  # collapsing runs whose sign begins by the last good evaluation
+    num_late: int = 0  # collapsing runs whose sign begins only after that evaluation
+    num_alarmed: int = 0  # num_predicted, and runs without a collapse in which the sign begins
+    num_false: int = 0  # beginnings in runs without a collapse
+    num_healthy: int = 0  # iterations of runs without a collapse
+    leads: tuple[int, ...] = ()  # of predicted collapses: iterations since the first beginning
+
+    @property
+    def precision(self) -> float:
+        """The share of runs with an alarm that collapse after it; 0 without an alarm."""
+        return self.num_predicted / max(1, self.num_alarmed)
+
+    @property
+    def recall(self) -> float:
+        """The share of collapses that the sign predicts; 0 without a collapse."""
+        return self.num_predicted / max(1, self.num_collapsed)
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
+    @property
+    def false_per_1000(self) -> float:
+        """False alarms in 1,000 healthy iterations."""
+        return 1000 * self.num_false / max(1, self.num_healthy)
+
+
+# ---------- the definitions
+
+
+def collapse_iteration(row: Row) -> int | None:
+    """The iteration of the evaluation with which a run collapses; None if it does not."""
+    successes = tables.series(row)["eval_success"]  # iteration -> success, with iteration 0
+    iterations = sorted(successes)
+    start = None  # of the low evaluations up to now
+    best = 0.0
+    for iteration in iterations:
+        best = max(best, successes[iteration])
+        is_low = best - successes[iteration] >= DROP - 1e-9  # 0.7 - 0.5 is below 0.2 by rounding
+        if not is_low:
+            start = None
+        elif start is None:
+            start = iteration
+    return None if start is None or start == iterations[-1] else start
+
+
+def last_good_evaluation(row: Row) -> int:
+    """The iteration of the last evaluation before the collapse, 0 for that of the start.
+
+    The run must collapse."""
+    iterations = sorted(tables.series(row)["eval_success"])
+    return iterations[iterations.index(collapse_iteration(row)) - 1]
+
+
+def num_updates(row: Row) -> int:
+    """The iterations whose update had something to learn from.
+
+    There is no gradient norm if the filter kept nothing, and no advantage if all groups have equal
+    rewards."""
+    count = 0
+    series = row["series"]
+    for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
+        kept_a_group = norm is not None
+        rewards_differ = bool(spread)
+        if kept_a_group and rewards_differ:
+            count += 1
+    return count
+
+
+def is_alive(row: Row, starpo: Row) -> bool:
+    """Whether a run is alive, as defined above. Args: starpo: the run with its seed and rate."""
+    successes = tables.series(row)["eval_success"]
+    best_of_starpo = max(tables.series(starpo)["eval_success"].values())
+    ends_well = successes[max(successes)] >= best_of_starpo - TOLERANCE
+    has_enough_updates = num_updates(row) >= num_updates(starpo)
+    return collapse_iteration(row) is None and has_enough_updates and ends_well
+
+
+def beginnings(row: Row, sign: Sign) -> list[int]:
+    """The iterations at which a sign begins."""
+    values = row["series"][sign.metric]
+    known = [value for value in values[:FIRST] if value is not None]
+    first = median(known) if known else 0.0
+    if first <= 0:
+        return []
+    found = []
+    was_shown = False
+    for iteration in range(FIRST + WINDOW, len(values) + 1):
+        window = [value for value in values[iteration - WINDOW : iteration] if value is not None]
+        is_shown = bool(window) and has_left(first, median(window), sign)
+        if is_shown and not was_shown:
+            found.append(iteration)
+        was_shown = is_shown
+    return found
+
+
+def has_left(first: float, now: float, sign: Sign) -> bool:
+    """Whether a level has left the first level in the direction of the sign, by its factor."""
+    if sign.rises:
+        return now > sign.factor * first
+    return now * sign.factor < first
+
+
+# ---------- signs
+
+
+def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
+    """How well a sign predicts the collapses of these runs; None: the first warning of a run."""
+    verdict = Verdict()
+    for row in rows:
+        begun = beginnings(row, sign) if sign else first_warning(row)
+        collapse = collapse_iteration(row)
+        if collapse is None:
+            verdict.num_false += len(begun)
+            verdict.num_healthy += row["iterations"]
+            if begun:
+                verdict.num_alarmed += 1
+            continue
+        verdict.num_collapsed += 1
+        last_good = last_good_evaluation(row)
+        early = [iteration for iteration in begun if iteration <= last_good]
+        if early:
+            verdict.num_alarmed += 1
+            verdict.num_predicted += 1
+            verdict.leads += (collapse - early[0],)
+        elif begun:
+            verdict.num_late += 1
+    return verdict
+
+
+def first_warning(row: Row) -> list[int]:
+    """The iteration of the first warning that the run printed, if there is one."""
+    return row["first_warning"][:1] if row["first_warning"] else []
+
+
+def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
+    """The sign with the factor that has the best F1 on these runs; of equal ones, the largest."""
+    signs = [Sign(metric, rises, factor) for factor in FACTORS]
+    return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
+
+
+# ---------- survival
+
+
+def survival(rows: Sequence[Row]) -> np.ndarray:
+    """The share of runs that have not collapsed by an iteration, (longest run + 1,)."""
+    longest = max(row["iterations"] for row in rows)
+    num_left = np.full(longest + 1, len(rows))
+    for row in rows:
+        collapse = collapse_iteration(row)
+        if collapse is not None:
+            num_left[collapse:] -= 1
+    return num_left / len(rows)
+
+
+def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    """The runs at RATE, by the family of their method."""
+    found: dict[str, list[Row]] = {}
+    for label, rows in curves.items():
+        method, rate = label.removeprefix("frozenlake ").split(" at ")
+        if rate == RATE:
+            family = next(FAMILIES[start] for start in FAMILIES if method.startswith(start))
+            found.setdefault(family, []).extend(rows)
+    return found
+
+
+def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
+    """Draw the survival of each family of methods."""
+    looks = {}
+    with picture(path, width=6.5, height=4.0) as figure:
+        axes = figure.subplots()
+        percent_axis(axes)
+        axes.set(xlabel="iteration", ylabel="runs not collapsed, %")
+        for i, (family, rows) in enumerate(families(curves).items()):
+            name = f"{family}, {len(rows)} runs"
+            looks[name] = look_of(i)
+            shares = 100 * survival(rows)
+            axes.step(np.arange(len(shares)), shares, where="post", **looks[name])
+        draw_legend(figure, looks)
+
+
+# ---------- the page
+
+
+def main(argv: list[str]) -> None:
+    """Write the tables of studies/collapse/README.md and its picture from the finished runs.
+
+    Raises: UserError if there are none."""
+    curves = rows_of(FIGURES["collapse"].curves, "tiny")
+    finished = {label: rows for label, rows in curves.items() if rows}
+    if not finished:
+        raise UserError("no run is finished; start them with python -m studies.reproduce collapse")
+    draw_survival(RESULTS / "collapse.png", finished)
+    page = RESULTS / "collapse.md"
+    write_atomically(page, tables.fill(page.read_text(), page_tables(finished)))
+    print(page.read_text())
+
+
+def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
+    """The tables of runs and of signs, by name. Keys of curves are "frozenlake METHOD at RATE".
+
+    Signs are fitted on every second curve of the experiment and tested on the others."""
+    fitted = []
+    tested = []
+    for i, label in enumerate(FIGURES["collapse"].curves):
+        half = tested if i % 2 else fitted
+        half.extend(curves.get(label, []))
+    return {
+        "methods": "\n".join(method_lines(curves)),
+        "signs": "\n".join(sign_lines(fitted, tested)),
+    }
+
+
+def method_lines(curves: dict[str, list[Row]]) -> list[str]:
+    """The table with one line for every method and learning rate."""
+    lines = []
+    for label, rows in curves.items():
+        rate = label.split(" at ")[1]
+        starpo = {row["settings"]["seed"]: row for row in curves.get(f"{STARPO} at {rate}", [])}
+        compared = [row for row in rows if row["settings"]["seed"] in starpo]
+        num_alive = sum(is_alive(row, starpo[row["settings"]["seed"]]) for row in compared)
+        successes = [tables.series(row)["eval_success"] for row in rows]
+        lines.append(
+            [
+                label.removeprefix("frozenlake "),
+                ", ".join(str(row["settings"]["seed"]) for row in rows),
+                ", ".join(str(collapse_iteration(row) or "-") for row in rows),
+                f"{num_alive} of {len(compared)}",
+                ", ".join(f"{100 * max(values.values()):.0f}" for values in successes),
+                ", ".join(f"{100 * values[max(values)]:.0f}" for values in successes),
+                ", ".join(str(num_updates(row)) for row in rows),
+                ", ".join(true_thoughts(row) for row in rows),
+            ]
+        )
+    headings = ["method", "seeds", "collapses at", "alive", "best %", "last %", "updates"]
+    return tables.markdown([*headings, "true thoughts %"], lines)
+
+
+def true_thoughts(row: Row) -> str:
+    """The share of true statements in thoughts: the medians of the first and last iterations."""
+    values = [value for value in row["series"]["thought_true_frac"] if value is not None]
+    return f"{100 * median(values[:FIRST]):.0f} to {100 * median(values[-FIRST:]):.0f}"
+
+
+def sign_lines(fitted: Sequence[Row], tested: Sequence[Row]) -> list[str]:
+    """The table with one line for every sign, ordered by the F1 on the runs that it was fitted to.
+
+    The last line is that of the warnings that runs print."""
+    signs = [fit(metric, rises, fitted) for metric in SIGNS for rises in (False, True)]
+    signs.sort(key=lambda sign: -judge(sign, fitted).f1)
+    lines = []
+    for sign in (*signs, None):
+        verdict = judge(sign, tested)
+        lines.append(
+            [
+                str(sign or "first warning of the run"),
+                f"{verdict.precision:.2f} ({verdict.num_predicted} of {verdict.num_alarmed})",
+                f"{verdict.recall:.2f} ({verdict.num_predicted} of {verdict.num_collapsed})",
+                f"{verdict.num_late} of {verdict.num_collapsed}",
+                f"{median(verdict.leads):g}" if verdict.leads else "-",
+                f"{verdict.false_per_1000:.1f}",
+            ]
+        )
+    false_alarms = "false alarms / 1,000 iterations"
+    headings = ["sign", "precision", "recall", "after the fall", "median lead", false_alarms]
+    return tables.markdown(headings, lines)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,188 @@
+"""Tests of the verdicts on runs that collapse, and of the signs that announce it.
+
+Run with:  python -m pytest -q studies/collapse/test_collapse_page.py
+"""
+
+from configurator import UserError
+
+import pytest
+
+from studies.collapse import survival as collapse
+from studies.collapse.survival import (
+    Sign,
+    beginnings,
+    collapse_iteration,
+    fit,
+    is_alive,
+    judge,
+    num_updates,
+)
+
+
+def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
+    """A run with an evaluation every 5 iterations."""
+    count = 5 * len(successes)
+    metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
+    known = {**metrics, **series}
+    wins = {"start": [start], "after RL": [successes[-1]]}
+    return {
+        "settings": {"seed": seed},
+        "iterations": count,
+        "curve": {5 * (i + 1): success for i, success in enumerate(successes)},
+        "series": known,
+        "successes": {"lake": wins},
+        "first_warning": first_warning,
+    }
+
+
+@pytest.mark.parametrize(
+    "successes, expected",
+    [
+        ([0.7, 0.9, 0.69, 0.5, 0.3], 15),  # 0.69 is the first value 20 points below 0.9
+        ([0.7, 0.9, 0.71, 0.5, 0.3], 20),
+        ([0.7, 0.9, 0.3, 0.8, 0.9], None),  # it recovers
+        ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # it recovers once and then falls for good
+        ([0.7, 0.8, 0.9, 0.3], None),  # one evaluation is not enough
+        ([0.29, 0.2, 0.1], 5),  # below the model before RL
+        ([0.5, 0.6, 0.7], None),
+        ([0.7, 0.5, 0.5], 10),  # exactly 20 points, which floats do not hold
+    ],
+)
+def test_a_collapse_is_a_fall_until_the_end(successes, expected):
+    assert collapse_iteration(make_row(successes)) == expected
+
+
+def test_a_run_is_alive_if_it_updates_and_ends_near_the_best_of_starpo():
+    starpo = make_row([0.8, 0.9, 0.4, 0.4], grad_norm=[1.0] * 15 + [None] * 5)
+    assert num_updates(starpo) == 15
+    assert is_alive(make_row([0.8, 0.85]), starpo) is False  # ten updates are too few
+    assert is_alive(make_row([0.8, 0.85, 0.86]), starpo)
+    assert not is_alive(make_row([0.8, 0.8, 0.84]), starpo)  # it ends 6 points below 0.9
+    assert not is_alive(starpo, starpo)
+
+
+def test_an_update_without_differing_rewards_does_not_count():
+    norms = [1.0] * 10 + [None] * 5
+    assert num_updates(make_row([0.5] * 3, grad_norm=norms)) == 10
+    spreads = [0.4] * 8 + [0.0] * 7
+    assert num_updates(make_row([0.5] * 3, grad_norm=norms, in_group_reward_std=spreads)) == 8
+
+
+def test_a_sign_begins_when_the_level_has_left_the_first_one():
+    """First level 1.0. The medians of three pass 2 when two values of three are larger: at 17."""
+    values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
+    row = make_row([0.5] * 6, entropy=values)
+    assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
+    assert beginnings(row, Sign("entropy", True, 5.0)) == []
+    assert beginnings(row, Sign("entropy", False, 1.25)) == []
+    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)  # no factor tells how far it has moved
+    assert beginnings(negative, Sign("entropy", False, 2.0)) == []
+    falling = make_row([0.5] * 6, entropy=[1 / value if value else None for value in values])
+    assert beginnings(falling, Sign("entropy", False, 2.0)) == [17]
+
+
+def test_a_sign_is_judged_by_what_follows_it():
+    rises = [1.0] * 15 + [3.0] * 15
+    flat = [1.0] * 30
+    late = [1.0] * 27 + [3.0] * 3
+    fall = [0.9, 0.9, 0.9, 0.9, 0.3, 0.3]  # collapses at iteration 25
+    rows = [
+        make_row(fall, entropy=rises),  # predicted at 17, eight iterations before
+        make_row(fall, entropy=flat),  # missed
+        make_row(fall, entropy=late),  # announced too late, which counts as missed
+        make_row([0.9] * 6, entropy=rises),  # a false alarm
+        make_row([0.9] * 6, entropy=flat),
+    ]
+    # the fall at 25 is seen in the evaluation after that of 20, so a sign at 21 is too late
+    barely = [1.0] * 19 + [3.0] * 11
+    assert judge(Sign("entropy", True, 2.0), [make_row(fall, entropy=barely)]).num_predicted == 0
+    verdict = judge(Sign("entropy", True, 2.0), rows)
+    assert (verdict.num_collapsed, verdict.num_predicted, verdict.num_alarmed) == (3, 1, 2)
+    assert verdict.num_late == 1
+    assert (verdict.precision, verdict.recall, verdict.f1) == (1 / 2, 1 / 3, pytest.approx(0.4))
+    assert verdict.leads == (8,)
+    assert verdict.false_per_1000 == pytest.approx(1000 / 60)
+
+
+def test_the_warnings_of_the_run_are_judged_too():
+    fall = [0.9, 0.9, 0.9, 0.9, 0.3, 0.3]
+    rows = [
+        make_row(fall, first_warning=[12, "low"]),
+        make_row(fall),
+        make_row([0.9] * 6, first_warning=[7, "low"]),
+    ]
+    verdict = judge(None, rows)
+    assert (verdict.num_collapsed, verdict.num_predicted, verdict.num_alarmed) == (2, 1, 2)
+    assert verdict.leads == (13,) and verdict.num_false == 1
+
+
+def test_the_factor_with_the_best_f1_is_chosen():
+    fall = [0.9, 0.9, 0.9, 0.9, 0.3, 0.3]
+    rows = [
+        make_row(fall, entropy=[1.0] * 15 + [3.5] * 15),
+        make_row([0.9] * 6, entropy=[1.0] * 15 + [1.8] * 15),
+    ]
+    # 1.5 gives a false alarm, 4 misses the collapse; 2 and 3 do neither, and 3 is the larger
+    assert fit("entropy", True, rows) == Sign("entropy", True, 3.0)
+
+
+def test_the_page_counts_collapses_and_survivors():
+    fall = [0.9, 0.9, 0.3, 0.3]
+    curves = {
+        "frozenlake StarPO at 2e-3": [make_row(fall, seed) for seed in (0, 1)],
+        "frozenlake KL at 2e-3": [
+            make_row([0.9] * 4, 0),
+            make_row(fall, 1),
+            make_row([0.9] * 4, 2),
+        ],
+    }
+    text = collapse.page_tables(curves)["methods"]
+    assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
+    # seed 2 has no run of StarPO to be compared with
+    assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
+
+
+def test_the_page_shows_how_thoughts_fade():
+    """Medians of the first and the last five iterations, without those that are not known."""
+    shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
+    row = make_row([0.9, 0.9], thought_true_frac=shares)
+    assert collapse.true_thoughts(row) == "70 to 30"  # of 10 50 70 80 90, and of 0 20 30 40 50
+
+
+def test_without_runs_the_page_stays(monkeypatch):
+    monkeypatch.setattr(collapse, "rows_of", lambda curves, scale: dict.fromkeys(curves, []))
+    monkeypatch.setattr(collapse, "write_atomically", None)  # not called
+    with pytest.raises(UserError, match="no run is finished; start them with"):
+        collapse.main([])
+
+
+def test_survival_by_hand():
+    fall = [0.9, 0.9, 0.3, 0.3]  # collapses at iteration 15 of 20
+    shares = collapse.survival([make_row(fall), make_row([0.9] * 4), make_row([0.9, 0.3, 0.3])])
+    assert shares[:10] == pytest.approx([1.0] * 10)
+    assert shares[10:15] == pytest.approx([2 / 3] * 5)
+    assert shares[15:] == pytest.approx([1 / 3] * 6)
+
+
+def test_families_hold_the_runs_at_one_rate(tmp_path):
+    fall = [0.9, 0.9, 0.3, 0.3]
+    curves = {
+        "frozenlake StarPO at 2e-3": [make_row(fall, 0)],
+        "frozenlake StarPO with a KL of 0.001 at 2e-3": [make_row(fall, 1)],
+        "frozenlake StarPO at 1e-3": [make_row(fall, 2)],
+        "frozenlake StarPO-S with one step at 2e-3": [make_row(fall, 3)],
+        "frozenlake GSPO at 2e-3": [make_row(fall, 4)],
+        "frozenlake StarPO with a KL of 0.3 at 2e-3": [make_row(fall, 5)],
+        "frozenlake StarPO with one step at 2e-3": [make_row(fall, 6)],
+    }
+    found = collapse.families(curves)
+    seeds = {name: [row["settings"]["seed"] for row in rows] for name, rows in found.items()}
+    assert seeds == {
+        "StarPO": [0],
+        "StarPO with a KL term": [1, 5],
+        "StarPO with another change": [6],
+        "StarPO-S and its variants": [3],
+        "methods since RAGEN": [4],
+    }
+    collapse.draw_survival(tmp_path / "survival.png", curves)
+    assert (tmp_path / "survival.png").stat().st_size > 10_000

@@ -1,0 +1,163 @@
+"""What each estimator of advantages assigns to every turn, as train.py computes it.
+
+The credit of a turn is the mean advantage of its tokens. All games of the batch count as kept: the
+filter is off.
+"""
+
+from configurator import CRITIC_ESTIMATORS
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+import parallel
+import starpo
+import train
+from rollout import Trajectory, rewards_with_density, split_by_context
+from studies.credit.play import RecordedGame
+from support.learner import Learner
+from support.targets import tokens_per_turn
+
+# Settings of each estimator. They replace those of the run.
+ESTIMATORS: dict[str, dict] = {
+    "GAE": {"estimator": "gae"},
+    "bi-level GAE": {"estimator": "bi_level_gae", "turn_gamma": 0.95},
+    "Turn-PPO": {"estimator": "turn_ppo", "turn_gamma": 0.99, "turn_lam": 0.9},
+    "Turn-PPO, lambda 0": {"estimator": "turn_ppo", "turn_lam": 0.0},
+    "GiGPO": {"estimator": "grpo", "state_weight": 1.0, "turn_gamma": 0.95},
+    "GiGPO without std": {"estimator": "dr_grpo", "state_weight": 1.0, "turn_gamma": 0.95},
+    "GRPO": {"estimator": "grpo"},
+    "RLOO": {"estimator": "rloo"},
+    "REINFORCE++": {"estimator": "reinforce_plus_plus"},
+    "GRPO by turn": {"estimator": "grpo", "turn_level": True},
+    "GRPO by turn, sparse": {
+        "estimator": "grpo",
+        "turn_level": True,
+        "reward_density": "sparse",
+    },
+    "GRPO by turn, dense": {
+        "estimator": "grpo",
+        "turn_level": True,
+        "reward_density": "dense",
+    },
+    "GRPO by turn, balanced": {
+        "estimator": "grpo",
+        "turn_level": True,
+        "reward_density": "balanced",
+    },
+    "GRPO by turn, plan": {
+        "estimator": "grpo",
+        "turn_level": True,
+        "reward_density": "plan",
+    },
+}
+# Settings that the estimators of a comparison share.
+NEUTRAL = {
+    "turn_level": False,
+    "state_weight": 0.0,
+    "reward_density": "native",
+    "reward_norm": "none",
+    "recompute_old_logprobs": False,
+}
+
+
+def estimators_of(learner: Learner) -> dict[str, dict]:
+    """The estimators that a learner can compute: without a critic, those that need none."""
+    found = {}
+    for name, settings in ESTIMATORS.items():
+        if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
+            found[name] = settings
+    return found
+
+
+def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
+    """The credit that an estimator assigns to each turn of a batch of games, (K,).
+
+    The advantages are those of `train.compute_targets`, with the critic of the learner."""
+    config = replace(learner.config, **{**NEUTRAL, **settings})
+    variant = copy.copy(learner)
+    variant.config = config
+    variant.ref = None
+    if config.estimator not in CRITIC_ESTIMATORS:
+        variant.critic = None
+    trajectories = [shaped(game, config.reward_density) for game in games]
+    advantages = train.compute_targets(variant, trajectories).advantages  # (R,)
+    lengths = tokens_per_turn(trajectories)  # (K,)
+    sums = starpo.segment_sums(advantages.double().cpu(), lengths)  # (K,)
+    return (sums / torch.tensor(lengths)).numpy()
+
+
+def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray:
+    """The critic's value of the state before each turn, (K,): that of the turn's first token."""
+    trajectories = [game.trajectory for game in games]
+    sequences = split_by_context(trajectories, learner.config)
+    (values,) = parallel.score_tokens(learner.critic, sequences, learner.config)  # (R,)
+    lengths = tokens_per_turn(trajectories)  # (K,)
+    starts = np.cumsum([0, *lengths[:-1]])
+    return values.cpu().numpy()[starts]
+
+
+def shaped(game: RecordedGame, density: str) -> Trajectory:
+    """The trajectory of a game that was played with native rewards, with another density."""
+    trajectory = game.trajectory
+    if density == "native":
+        return trajectory
+    lengths = []
+    if density == "plan":
+        lengths = [state.env.optimal_length() for state in game.states_and_end()]
+    rewards = rewards_with_density(trajectory, density, game.episode.env.max_reward, lengths)
+    turns = []
+    for turn, reward in zip(trajectory.turns, rewards, strict=True):
+        turns.append(replace(turn, reward=reward))
+    return replace(trajectory, turns=turns)
+
+
+# ---------- how much of the credit is luck
+
+
+def credits_of_alternatives(
+    learner: Learner,
+    games: Sequence[RecordedGame],
+    alternatives: Sequence[RecordedGame],
+    settings: dict,
+) -> np.ndarray:
+    """The credit of each turn if its game had gone on otherwise after the reply, (K,).
+
+    Each call of `credits_of` replaces one game of every group by an alternative. So the baseline of
+    a group sees one change at a time, as in training. Only whitening sees changes in other groups.
+
+    Args: alternatives: K games. Game k equals the game of turn k up to the reply of this turn, and
+        then goes on with fresh noise."""
+    starts = first_turns(games)
+    credits = np.full(starts[-1], np.nan)
+    for changes in rounds_of_turns(games, learner.config.group_size):
+        changed = list(games)
+        for index, turn in changes:
+            changed[index] = alternatives[starts[index] + turn]
+        assigned = credits_of(learner, changed, settings)
+        changed_starts = first_turns(changed)
+        for index, turn in changes:
+            credits[starts[index] + turn] = assigned[changed_starts[index] + turn]
+    return credits
+
+
+def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
+    """The index of the first turn of each game, then the number of all turns, (games + 1,)."""
+    return np.cumsum([0, *(game.num_turns for game in games)])
+
+
+def rounds_of_turns(games: Sequence[RecordedGame], group_size: int) -> list[list[tuple[int, int]]]:
+    """All (game, turn) in rounds with at most one turn of every group."""
+    queues = []
+    for start in range(0, len(games), group_size):
+        queue = []
+        for index in range(start, start + group_size):
+            queue += [(index, turn) for turn in range(games[index].num_turns)]
+        queues.append(queue)
+    rounds = []
+    for i in range(max(len(queue) for queue in queues)):
+        rounds.append([queue[i] for queue in queues if i < len(queue)])
+    return rounds

@@ -1,0 +1,197 @@
+"""The credit microscope: does an estimator of advantages point at the right turn?
+
+It takes checkpoints of runs on FrozenLake or Sokoban. With each policy it plays the games of one
+iteration of training, and computes for every turn
+
+- the true advantage under this policy, by Monte-Carlo: every turn is continued --draws times from
+  the exact state before it, and as often after its reply, with fresh noise;
+- the advantage under optimal play, exactly;
+- the credit that each estimator of train.py assigns to the turn.
+
+    python -m studies.credit.measure out/frozenlake_ppo out/sokoban_ppo --checkpoints=start,20,100,end
+    python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A      # seeds of one run
+    python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
+
+The runs need their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
+model before training, "end" the newest checkpoint. Each measured checkpoint is a file in OUT/cases,
+and a second start does not measure it again. OUT/credit.json, OUT/credit.md and OUT/credit.png
+hold the results. studies/credit/README.md explains them.
+"""
+
+from configurator import Config, UserError, run_main
+
+from support.arguments import CreditJob, read_credit
+
+if __name__ == "__main__":
+    run_main(read_credit)  # answers mistakes before the slow imports
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+import parallel
+from studies.credit.estimators import (
+    credits_of,
+    credits_of_alternatives,
+    critic_values,
+    estimators_of,
+)
+from studies.credit.optimal import optimal_advantages, planner_rewards, shuffle_within_games
+from studies.credit.play import Player, RecordedGame, monte_carlo, play_groups
+from studies.credit.report import write_report
+from support.learner import Learner, build_learner
+from support.run_folder import read_json, write_atomically
+
+SEED_SHUFFLE = 65  # purpose number of the random stream
+PLANNER = "planner's step reward"
+SHUFFLED = "planner's step reward, shuffled"
+DIGITS = 6  # decimals of the numbers in a case
+
+
+def main(argv: list[str]) -> None:
+    job = read_credit(argv)
+    cases = []
+    for run, config in job.runs.items():
+        cases += measure_run(job, run, config)
+    print(write_report(Path(job.options["out"]), cases))
+
+
+def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
+    """The cases of all checkpoints of a run. Those without a file in OUT/cases are measured."""
+    cases = {}  # label -> case; None: not measured yet
+    for label, folder in job.checkpoints[run].items():
+        settings = settings_of_case(job, run, config, folder)
+        cases[label] = read_case(case_path(job, run, folder), settings)
+    if None in cases.values():
+        measure_missing(job, run, config, cases)
+    # A checkpoint may have another label now: the end of a run that went on is "20".
+    return [{**case, "label": label} for label, case in cases.items()]
+
+
+def measure_missing(
+    job: CreditJob, run: str, config: Config, cases: dict[str, dict | None]
+) -> None:
+    """Measure the checkpoints whose case is None, write their files, and fill in `cases`."""
+    device, dtype = parallel.init_distributed(config)
+    learner, engine, chat = build_learner(config, device, dtype)
+    # The start comes first, before the weights of a checkpoint are loaded.
+    for label, folder in job.checkpoints[run].items():
+        if cases[label] is not None:
+            continue
+        if folder:
+            learner.load(folder)
+        parallel.sync_weights(engine, learner.policy)
+        measured = measure_policy(learner, Player(engine, chat, config), job.options["draws"])
+        case = {**settings_of_case(job, run, config, folder), **measured}
+        path = case_path(job, run, folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(case) + "\n")
+        print(f"{path}: written, {case['cpu_s']:.0f} CPU-s", flush=True)
+        cases[label] = case
+    parallel.shut_down(engine)
+
+
+def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
+    step = folder.name if folder else "start"
+    return Path(job.options["out"], "cases", f"{Path(run).name}-{step}.json")
+
+
+def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | None) -> dict:
+    """What must be equal for a case to count as measured."""
+    return {
+        "run": str(Path(run)),
+        "checkpoint": folder.name if folder else "start",
+        "draws": job.options["draws"],
+        **asdict(config),
+    }
+
+
+def read_case(path: Path, settings: dict) -> dict | None:
+    """The case that an earlier start has measured, None if there is none.
+
+    Raises: UserError if the file holds another case."""
+    if not path.is_file():
+        return None
+    case = read_json(path, {"turns": {}})
+    differing = [key for key, value in settings.items() if case.get(key) != value]
+    if differing:
+        raise UserError(
+            f"{path} was measured with other settings ({', '.join(differing)}); give another --out"
+        )
+    return case
+
+
+# ---------- one policy
+
+
+def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
+    """Play, continue and assign credit with the weights that learner and engine hold.
+
+    Returns: "success": the share of games that were won; "cpu_s": CPU seconds; "turns": columns
+        with an entry for each of K turns ("critic" is None without a critic); "credits": name ->
+        [credit (K,), credit if the game goes on otherwise after the reply (K,)]."""
+    config = player.config
+    began = time.process_time()
+    games = play_groups(player, config.num_groups, config.group_size)
+    continuations = monte_carlo(player, games, num_draws)
+    credits = {}
+    for name, settings in estimators_of(learner).items():
+        assigned = credits_of(learner, games, settings)
+        otherwise = credits_of_alternatives(learner, games, continuations.alternatives, settings)
+        credits[name] = [rounded(assigned), rounded(otherwise)]
+    credits.update(controls(games, continuations.alternatives, config.seed))
+    return {
+        "success": float(np.mean([game.trajectory.success for game in games])),
+        "cpu_s": time.process_time() - began,
+        "turns": {
+            **positions(games, config.group_size),
+            "reward": rounded([turn.reward for game in games for turn in game.trajectory.turns]),
+            "optimal": rounded(optimal_advantages(games)),
+            "critic": rounded(critic_values(learner, games)) if learner.critic else None,
+            "before": rounded(continuations.before),
+            "reply": rounded(continuations.reply),
+        },
+        "credits": credits,
+    }
+
+
+def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]]:
+    """Group, game and number of each turn."""
+    columns = {"group": [], "game": [], "turn": []}
+    for index, game in enumerate(games):
+        for turn in range(game.num_turns):
+            columns["group"].append(index // group_size)
+            columns["game"].append(index)
+            columns["turn"].append(turn)
+    return columns
+
+
+def controls(
+    games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
+) -> dict[str, list]:
+    """Two controls: the planner's step reward, and the same in a random order within each game."""
+    assigned = planner_rewards(games)  # (K,)
+    shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
+    rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])
+    otherwise = []
+    otherwise_shuffled = []
+    turns = [turn for game in games for turn in range(game.num_turns)]
+    for turn, game in zip(turns, alternatives, strict=True):
+        rewards = planner_rewards([game])
+        otherwise.append(rewards[turn])
+        otherwise_shuffled.append(rng.permutation(rewards)[turn])
+    return {
+        PLANNER: [rounded(assigned), rounded(otherwise)],
+        SHUFFLED: [rounded(shuffled), rounded(otherwise_shuffled)],
+    }
+
+
+def rounded(numbers) -> list:
+    return np.round(np.asarray(numbers, float), DIGITS).tolist()
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,189 @@
+"""The exact value of optimal play on FrozenLake and Sokoban, under the limits of the policy.
+
+A turn commits to 1 to `actions_per_turn` actions before the outcome of any of them is known. A game
+has `max_turns` turns and a budget of actions. The value of a state is the largest expected sum of
+rewards from there on; that of a finished game is 0.
+"""
+
+from configurator import Config
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from dialogue import Episode
+from envs import make_env
+from grids import FrozenLake, Sokoban
+from studies.credit.play import RecordedGame, copy_episode
+from worlds.planners import lake_transitions, move_sequences
+
+
+def state_value(episode: Episode) -> float:
+    """The value of the state of an episode, before its next turn."""
+    config = episode.config
+    env = episode.env
+    turns_left = config.max_turns - episode.turn_idx
+    if env.terminated or env.actions_left == 0 or turns_left == 0:
+        return 0.0
+    if isinstance(env, FrozenLake):
+        values = _values_of_lake(env, config)  # (turns, cell, actions)
+        return float(values[turns_left, env.player, env.actions_left])
+    values = sokoban_values(env.instance, env.spec, config.actions_per_turn)
+    return values.value(env.player, env.boxes, env.actions_left, turns_left)
+
+
+def reply_value(episode: Episode, actions: list[str]) -> float:
+    """The value of executing these actions in a turn, and of optimal play after it.
+
+    Slips are averaged over. Format penalty and think bonus are left out. Unknown actions do
+    nothing."""
+    env = episode.env
+    legal = [action for action in actions if env.is_legal(action)]
+    if isinstance(env, FrozenLake):
+        return _lake_reply_value(episode, legal)
+    twin = copy_episode(episode)
+    twin.turn_idx += 1
+    reward = sum(twin.env.step(action).reward for action in legal)
+    return reward + state_value(twin)
+
+
+# ---------- turns of games
+
+
+def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
+    """The advantage of each reply under optimal play, (K,), averaged over slips.
+
+    It is at most 0, with two exceptions: a think bonus, and a turn without an action whose format
+    penalty costs less than the move that optimal play must make."""
+    found = []
+    for game in games:
+        for state, turn in zip(game.states, game.trajectory.turns, strict=True):
+            extra = turn.reward - turn.record.env_reward  # format penalty and think bonus
+            after = reply_value(state, turn.record.actions) + extra
+            found.append(after - state_value(state))
+    return np.array(found)
+
+
+def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
+    """The planner's step reward, (K,): each turn's reward and the change of the optimal value."""
+    found = []
+    for game in games:
+        values = [state_value(state) for state in game.states_and_end()]
+        for k, turn in enumerate(game.trajectory.turns):
+            found.append(turn.reward + values[k + 1] - values[k])
+    return np.array(found)
+
+
+def shuffle_within_games(
+    credits: np.ndarray, games: Sequence[RecordedGame], rng: np.random.Generator
+) -> np.ndarray:
+    """The credits of each game in a random order of its turns."""
+    pieces = np.split(credits, np.cumsum([game.num_turns for game in games])[:-1])
+    return np.concatenate([rng.permutation(piece) for piece in pieces])
+
+
+# ---------- FrozenLake
+
+
+def _values_of_lake(env: FrozenLake, config: Config) -> np.ndarray:
+    return lake_values(
+        env.size,
+        env.holes,
+        env.goal,
+        env.success_rate,
+        config.actions_per_turn,
+        env.max_actions,
+        config.max_turns,
+    )
+
+
+@lru_cache(maxsize=256)
+def lake_values(
+    size: int,
+    holes: frozenset[int],
+    goal: int,
+    success_rate: float,
+    actions_per_turn: int,
+    budget: int,
+    max_turns: int,
+) -> np.ndarray:
+    """The largest probability of reaching the goal.
+
+    Returns: (turns left + 1, cells, actions left + 1). It is 1 on the goal and 0 in holes, so an
+        expectation over next cells includes the reward of arriving."""
+    single_moves = lake_transitions(size, holes, goal, success_rate)
+    sequences = move_sequences(single_moves, min(actions_per_turn, budget))
+    values = np.zeros((max_turns + 1, size**2, budget + 1))
+    values[:, goal] = 1.0
+    for turns_left in range(1, max_turns + 1):
+        best = values[turns_left]  # a view
+        for length, (_, matrices) in enumerate(sequences, start=1):
+            # (sequence, from, actions left afterwards)
+            expected = (matrices @ values[turns_left - 1])[:, :, : budget + 1 - length]
+            best[:, length:] = np.maximum(best[:, length:], expected.max(axis=0))
+    return values
+
+
+def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
+    env = episode.env
+    names = [name.lower() for name in env.actions]
+    single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
+    cells = np.zeros(env.size**2)  # probability of each cell
+    cells[env.player] = 1.0
+    # The goal and holes absorb, so actions after the end of a game change nothing.
+    for action in legal:
+        cells = cells @ single_moves[names.index(action.strip().lower())]
+    values = _values_of_lake(env, episode.config)
+    turns_left = episode.config.max_turns - episode.turn_idx - 1
+    return float(cells @ values[turns_left, :, env.actions_left - len(legal)])
+
+
+# ---------- Sokoban
+
+
+class SokobanValues:
+    """Values of one room, by dynamic programming over single actions and ends of turns."""
+
+    def __init__(self, env: Sokoban, actions_per_turn: int):
+        self.env = env
+        self.actions_per_turn = actions_per_turn
+        self.cache: dict[tuple, float] = {}
+
+    def value(
+        self, player: int, boxes: tuple[int, ...], actions: int, turns: int, used: int = 0
+    ) -> float:
+        """The largest sum of rewards from here to the end.
+
+        Args: actions and turns that are left, the present turn included; used, the actions of the
+            present turn so far. A turn may end after its first action."""
+        if actions == 0 or turns == 0:
+            return 0.0
+        state = (player, boxes, actions, turns, used)
+        if state not in self.cache:
+            options = []
+            if used:  # end the turn
+                options.append(self.value(player, boxes, actions, turns - 1))
+            if used < self.actions_per_turn:  # move once more
+                options += [self._value_of_move(state, move) for move in range(4)]
+            self.cache[state] = max(options)
+        return self.cache[state]
+
+    def _value_of_move(self, state: tuple, move: int) -> float:
+        player, boxes, actions, turns, used = state
+        twin = copy.copy(self.env)
+        twin.player = player
+        twin.boxes = boxes
+        result = twin._move(move)
+        if result.terminated:
+            return result.reward
+        return result.reward + self.value(twin.player, twin.boxes, actions - 1, turns, used + 1)
+
+
+@lru_cache(maxsize=256)
+def sokoban_values(instance: tuple, spec: str, actions_per_turn: int) -> SokobanValues:
+    """The values of a room; they are computed on demand and kept."""
+    env = make_env(spec)
+    env.start(instance, noise_seed=[0])
+    return SokobanValues(env, actions_per_turn)

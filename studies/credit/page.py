@@ -1,0 +1,200 @@
+"""Do estimators that point at the right turn also learn faster? Fills studies/credit/README.md.
+
+    python -m studies.reproduce credit     # trains with each estimator
+    python -m studies.credit.measure RUN...        # the credit of each estimator on games of the runs of GAE
+    python -m studies.credit.page          # studies/credit/README.md
+
+The *speed* of a run is its mean success over its evaluations. Runs of all estimators take about the
+same CPU time (studies/experiments.py). The *accuracy* of an estimator is the rank correlation of its
+credit with the true advantage at a checkpoint. For every environment, checkpoint and seed of
+training, the page correlates accuracy and speed over the estimators (rank correlation). It shows
+the mean over the seeds with its interval (Student's t).
+"""
+
+from configurator import UserError, run_main
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from studies.credit.report import REFERENCE, cell
+from studies.credit.statistics import rank_correlation
+from studies.experiments import FIGURES
+from studies.reproduce import rows_of
+from studies.runs import RESULTS
+from support.run_folder import read_json, write_atomically
+from support.statistics import mean_over_seeds, seed_interval
+from tools.plotting import tables
+
+PAGE = RESULTS / "credit.md"
+CREDIT = RESULTS / "credit" / "credit.json"  # written by studies/credit/measure.py
+SUMMARIES = [  # the fields that are read from it, see support/shapes.py
+    {
+        "env": str,
+        "label": str,
+        "seeds": [int],
+        "estimators": {str: {key: [(float, None)] for key in ("rank", "gain", "within")}},
+    }
+]
+Row = dict  # of a run, see studies/runs.py
+
+
+class Result(NamedTuple):
+    """How fast the runs of one estimator learn, and how accurate its credit is."""
+
+    name: str
+    speeds: np.ndarray  # (S,) mean success of each seed
+    last: np.ndarray  # (S,) success after the last iteration
+    cpu_s: float  # of a run, mean over the seeds
+    accuracies: dict[str, float]  # checkpoint -> rank correlation with the true advantage
+
+
+def main(argv: list[str]) -> None:
+    """Fill the tables. Raises: UserError if runs or cases are missing."""
+    if argv:
+        raise UserError(f"studies.credit.page has no options, got {' '.join(argv)}")
+    summaries = read_json(CREDIT, SUMMARIES)
+    curves = rows_of(FIGURES["credit"].curves, "tiny")
+    contents = {}
+    for world in ("frozenlake", "sokoban"):
+        found = [summary for summary in summaries if summary["env"].split(":")[0] == world]
+        labels = [summary["label"] for summary in found]
+        if len(set(labels)) < len(labels):
+            raise UserError(f"{CREDIT} has two policies of {world} at one checkpoint; measure one")
+        results = results_of(world, curves, found)
+        contents[f"credit {world}"] = credit_table(found)
+        contents[f"speed {world}"] = speed_table(results)
+        contents[f"correlation {world}"] = correlation_table(results)
+    write_atomically(PAGE, tables.fill(PAGE.read_text(), contents))
+    print(PAGE.read_text())
+
+
+def results_of(
+    world: str, curves: dict[str, Sequence[Row]], summaries: Sequence[dict]
+) -> list[Result]:
+    """The estimators that were trained with in an environment. Keys of curves are "WORLD NAME".
+
+    Raises: UserError if an estimator lacks its credit, or a seed that others have."""
+    seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
+    if len(seeds) == 1:
+        raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")
+    results = []
+    for label, rows in curves.items():
+        own_world, _, name = label.partition(" ")
+        if own_world != world:
+            continue
+        if not rows or {row["settings"]["seed"] for row in rows} != seeds:
+            raise UserError(f"{label} lacks a seed; run studies.reproduce credit")
+        accuracies = {}
+        for summary in summaries:
+            known = summary["estimators"].get(name, {"rank": [None]})
+            accuracies[summary["label"]] = known["rank"][0]
+        if None in accuracies.values() or not summaries:
+            raise UserError(
+                f"{CREDIT} has no accuracy of {label}; run studies.credit.measure again, with more --draws"
+            )
+        results.append(
+            Result(
+                name=name,
+                speeds=np.array([speed_of(row) for row in rows]),
+                last=np.array([evaluations_of(row)[-1] for row in rows]),
+                cpu_s=float(np.mean([row["costs"]["CPU-s, RL"] for row in rows])),
+                accuracies=accuracies,
+            )
+        )
+    return results
+
+
+def speed_of(row: Row) -> float:
+    """Mean success over the evaluations of a run, without the model before RL."""
+    return float(np.mean(evaluations_of(row)))
+
+
+def evaluations_of(row: Row) -> list[float]:
+    successes = tables.series(row)["eval_success"]
+    return [successes[iteration] for iteration in sorted(successes) if iteration > 0]
+
+
+def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
+    """Rank correlation of accuracy and speed over the estimators, (S,), one for each seed."""
+    accuracies = [result.accuracies[checkpoint] for result in results]
+    speeds = np.stack([result.speeds for result in results])  # (E, S)
+    return np.array([rank_correlation(accuracies, of_seed) for of_seed in speeds.T])
+
+
+# ---------- tables
+
+
+def credit_table(summaries: Sequence[dict]) -> str:
+    """A line for each way to assign credit; rank correlations at every checkpoint."""
+    headings = ["credit"]
+    for summary in summaries:
+        label = summary["label"]
+        headings += [f"rank, {label}", f"less GRPO's, {label}", f"between turns, {label}"]
+    last = summaries[-1]["estimators"]
+    ordered = sorted(last, key=lambda name: -last[name]["rank"][0])
+    lines = []
+    for name in ordered:
+        cells = [name]
+        for summary in summaries:
+            numbers = summary["estimators"][name]
+            cells += [interval(numbers[key]) for key in ("rank", "gain", "within")]
+        lines.append(cells)
+    return "\n".join(tables.markdown(headings, lines))
+
+
+def speed_table(results: Sequence[Result]) -> str:
+    """A line for each estimator that was trained with; the fastest comes first.
+
+    Differences to GRPO are paired by seed."""
+    labels = list(results[0].accuracies)
+    (reference,) = [result for result in results if result.name == REFERENCE]
+    headings = ["estimator", "mean success %, by seed", "less GRPO's", "last %", "CPU-s"]
+    headings += [f"accuracy, {label}" for label in labels]
+    lines = []
+    for result in sorted(results, key=lambda result: -result.speeds.mean()):
+        by_seed = ", ".join(f"{100 * speed:.1f}" for speed in result.speeds)
+        low, high = seed_interval(result.speeds)
+        mean = result.speeds.mean()
+        gains = 100 * (result.speeds - reference.speeds)  # (S,)
+        gain, half_width = mean_over_seeds(gains, np.zeros_like(gains))
+        lines.append(
+            [
+                result.name,
+                f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}] ({by_seed})",
+                f"{gain:.1f} [{gain - half_width:.1f}, {gain + half_width:.1f}]",
+                f"{100 * result.last.mean():.1f}",
+                f"{result.cpu_s:.0f}",
+                *[f"{result.accuracies[label]:.2f}" for label in labels],
+            ]
+        )
+    return "\n".join(tables.markdown(headings, lines))
+
+
+def correlation_table(results: Sequence[Result]) -> str:
+    """Accuracy against speed at each checkpoint."""
+    lines = []
+    for label in results[0].accuracies:
+        by_seed = correlations(results, label)
+        mean, half_width = mean_over_seeds(by_seed, np.zeros_like(by_seed))
+        low, high = np.clip([mean - half_width, mean + half_width], -1, 1)
+        values = ", ".join(f"{value:.2f}" for value in by_seed)
+        lines.append([label, f"{mean:.2f} [{low:.2f}, {high:.2f}] ({values})"])
+    headings = ["accuracy at", "rank correlation of accuracy and speed (by seed)"]
+    return "\n".join(tables.markdown(headings, lines))
+
+
+def interval(number: Sequence[float | None]) -> str:
+    """A value with its 95 % interval; None is what could not be computed.
+
+    >>> interval([0.5, 0.1]), interval([None, None])
+    ('0.50 [0.40, 0.60]', 'not known')
+    """
+    value, half_width = [math.nan if part is None else part for part in number]
+    return cell(value, half_width, in_percent=False)
+
+
+if __name__ == "__main__":
+    run_main(main)

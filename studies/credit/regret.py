@@ -1,0 +1,122 @@
+"""What does a policy lose against optimal play, and in which of its choices?
+
+    python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py --model=base,out/run/policy
+
+It plays --num_groups training boards, --group_size games each, at --temperature, and computes the
+exact value of optimal play under the same limits (studies/credit/optimal.py). The loss of a turn is
+the value before it minus the value of its actions, slips averaged over. It has two parts:
+
+- too long: what the policy would win back if it had stopped at the best of its actions. What comes
+  after it may be one action too many, or a wrong one.
+- the rest: what even this best beginning loses, by a wrong way or by naming too few actions.
+
+The losses of a game, summed over its turns, are on average the gap to optimal play.
+"""
+
+from configurator import Config, UserError, load_config, run_main
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dialogue import Chat
+from engine import make_engine
+from grids import Grid
+from model import Policy, load_model, pick_device
+from parallel import sync_weights
+from rollout import make_episode
+from studies.credit.optimal import reply_value, state_value
+from studies.credit.play import Player, RecordedGame, play_groups
+from support.statistics import jackknife_interval
+from tools.plotting import tables
+
+HEADINGS = (
+    "model",
+    "games won %",
+    "loss per game",
+    "too long",
+    "the rest",
+    "actions a turn",
+    "of the best player, in the same states",
+)
+
+
+class Losses(NamedTuple):
+    """What one game loses against optimal play, in units of the reward."""
+
+    too_long: float
+    rest: float
+
+
+def main(argv: list[str]) -> None:
+    config, _, _ = load_config(argv)
+    if not isinstance(make_episode(config).env, Grid):
+        raise UserError(f"studies.credit.regret needs frozenlake or sokoban, got env={config.env}")
+    rows = []
+    for name in config.model.split(","):
+        games = played_by(name, config)
+        rows.append([name, *cells(games, config.group_size)])
+    print("\n".join(tables.markdown(HEADINGS, rows)))
+
+
+def played_by(name: str, config: Config) -> list[RecordedGame]:
+    """The games of a model. All models play the same boards."""
+    model, tokenizer = load_model(name, device=pick_device(config.device))
+    chat = Chat(tokenizer)
+    engine = make_engine(config, model, chat)
+    sync_weights(engine, Policy(model))
+    games = play_groups(Player(engine, chat, config), config.num_groups, config.group_size)
+    engine.close()
+    return games
+
+
+def losses_of(game: RecordedGame) -> Losses:
+    """The two parts of what a game loses, summed over its turns."""
+    too_long = 0.0
+    rest = 0.0
+    for state, turn in zip(game.states, game.trajectory.turns, strict=True):
+        actions = [action for action in turn.record.actions if state.env.is_legal(action)]
+        value = reply_value(state, actions)
+        beginnings = [actions[:count] for count in range(1, len(actions) + 1)]
+        best = max([reply_value(state, beginning) for beginning in beginnings], default=value)
+        too_long += best - value
+        rest += state_value(state) - best
+    return Losses(too_long, rest)
+
+
+def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
+    """A line of the table: games won, losses with 95 % intervals over boards, actions a turn."""
+    losses = np.array([losses_of(game) for game in games])  # (games, 2)
+    columns = np.column_stack([losses.sum(1), losses])  # (games, 3)
+    boards = np.arange(len(games)) // group_size
+    means, half_widths = jackknife_interval(lambda mask: columns[mask].mean(0), boards)
+    wins = np.mean([game.trajectory.success for game in games])
+    counts = Counter()
+    for game in games:
+        counts.update(len(turn.record.actions) for turn in game.trajectory.turns)
+    texts = []
+    for mean, half_width in zip(means, half_widths, strict=True):
+        texts.append(f"{mean:.3f} [{mean - half_width:.3f}, {mean + half_width:.3f}]")
+    return [f"{100 * wins:.1f}", *texts, shares(counts), planned(games)]
+
+
+def planned(games: Sequence[RecordedGame]) -> str:
+    """How many actions the best player names in the states of these games."""
+    counts = Counter()
+    for game in games:
+        for state in game.states:
+            turns_left = state.config.max_turns - state.turn_idx
+            counts[len(state.env.plan(state.config.actions_per_turn, turns_left))] += 1
+    return shares(counts)
+
+
+def shares(counts: Counter) -> str:
+    """Shares of the turns by their number of actions, as in '1: 40 %, 2: 60 %'."""
+    total = sum(counts.values())
+    return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
+
+
+if __name__ == "__main__":
+    run_main(main)

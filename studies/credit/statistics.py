@@ -1,0 +1,254 @@
+"""How well credit follows the true advantage of turns: measures that know the noise of the truth.
+
+The true advantage of K turns is estimated by m continuations before and after each reply
+(studies/credit/play.py). The noise of these estimates lowers every correlation. `Truth` knows the
+noise, so the measures are corrected for it. `ceiling` is the correlation that exact advantages
+would have without the correction.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import ndarray
+
+from support.statistics import jackknife_interval
+
+DECIDED = 2.0  # standard errors; the sign of an advantage beyond counts as known
+MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
+
+
+@dataclass
+class Truth:
+    """Returns of the continuations of K turns; see `credit_play.Continuations`."""
+
+    before: ndarray  # (K, m)
+    reply: ndarray  # (K, m)
+
+    def among(self, mask: ndarray) -> "Truth":
+        return Truth(self.before[mask], self.reply[mask])
+
+    @property
+    def values(self) -> ndarray:
+        """Value of the state before each turn, (K,)."""
+        return self.before.mean(1)
+
+    @property
+    def advantages(self) -> ndarray:
+        """Estimates of the true advantages, (K,), without bias."""
+        return self.reply.mean(1) - self.before.mean(1)
+
+    @property
+    def noise(self) -> ndarray:
+        """Variance of the noise of each advantage, (K,). The noise of two turns is independent."""
+        num_draws = self.before.shape[1]
+        return (self.before.var(1, ddof=1) + self.reply.var(1, ddof=1)) / num_draws
+
+    @property
+    def value_noise(self) -> ndarray:
+        """Variance of the noise of each value, (K,)."""
+        return self.before.var(1, ddof=1) / self.before.shape[1]
+
+    def spread(self) -> float:
+        """Variance of the true advantages over the turns: that of the estimates less the noise."""
+        return float(self.advantages.var(ddof=1) - self.noise.mean())
+
+    def reliability(self) -> float:
+        """Share of the variance of the estimated advantages that is not noise."""
+        variance = float(self.advantages.var(ddof=1))
+        return self.spread() / variance if variance > 0 else 0.0
+
+    def rank_reliability(self) -> float:
+        """Rank correlation of two estimates with m draws each (Spearman and Brown).
+
+        It is computed from two halves of the draws; NaN if their correlation is not above 0."""
+        even = Truth(self.before[:, ::2], self.reply[:, ::2])
+        odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
+        of_halves = rank_correlation(even.advantages, odd.advantages)
+        return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
+
+    def ceiling(self) -> float:
+        """About the rank correlation of the exact advantages with these estimates; may be NaN."""
+        return math.sqrt(self.rank_reliability())
+
+    def draws_for(self, ceiling: float) -> float:
+        """The number of draws with which the truth would reach this ceiling of Pearson's
+        correlation; infinite if the estimates differ by noise only."""
+        if self.spread() <= 0:
+            return math.inf
+        num_draws = self.before.shape[1]
+        wanted = ceiling**2  # reliability r(m) = spread / (spread + noise / m)
+        return num_draws * self.noise.mean() / self.spread() * wanted / (1 - wanted)
+
+
+def measure(
+    credits: ndarray,
+    alternatives: ndarray,
+    reference: ndarray,
+    truth: Truth,
+    games: ndarray,
+    clusters: ndarray,
+) -> dict[str, list[float]]:
+    """The MEASURES of an estimator, each with the half-width of its 95 % interval.
+
+    Args:
+        credits: (K,) that the estimator assigned to the turns.
+        alternatives: (K,) that it assigns if the game goes on otherwise after the turn's reply.
+        reference: (K,) credits of the estimator that it is compared with, on the same turns.
+        truth: of the same K turns.
+        games: (K,) index of each turn's game.
+        clusters: (K,) index of each turn's group. Games of a group share their board.
+    """
+
+    def compute(mask: ndarray) -> ndarray:
+        chosen = truth.among(mask)
+        rank = rank_correlation(credits[mask], chosen.advantages)
+        rank_of_reference = rank_correlation(reference[mask], chosen.advantages)
+        return np.array(
+            [
+                rank / chosen.ceiling(),
+                (rank - rank_of_reference) / chosen.ceiling(),
+                rank,
+                within_games(credits[mask], chosen, games[mask]),
+                right_signs(credits[mask], chosen),
+                *variance_shares(credits[mask], alternatives[mask], chosen),
+            ]
+        )
+
+    return with_intervals(MEASURES, compute, clusters)
+
+
+def with_intervals(
+    names: Sequence[str], compute: Callable[[ndarray], ndarray], clusters: ndarray
+) -> dict[str, list[float]]:
+    """Name -> [value, half-width of its 95 % interval by the jackknife over clusters].
+
+    Args: compute: takes a mask (K,) bool of turns, and returns a value for each name."""
+    values, half_widths = jackknife_interval(compute, clusters)
+    pairs = zip(names, values.tolist(), half_widths.tolist(), strict=True)
+    return {name: [value, half_width] for name, value, half_width in pairs}
+
+
+def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
+    """Correlation of credits and true advantages between the turns of one game.
+
+    Both are taken relative to their means over the game, so it says whether the estimator points at
+    the right turn of a game. Without noise in the truth it is Pearson's correlation. It is 0 for an
+    estimator that gives all turns of a game the same credit.
+    """
+    centred_credits = _less_game_mean(credits, games)
+    centred_truth = _less_game_mean(truth.advantages, games)
+    num_turns = np.bincount(games)[games]  # (K,) of the game of each turn
+    noise = (truth.noise * (1 - 1 / num_turns)).sum()
+    spread = centred_truth @ centred_truth - noise
+    size = centred_credits @ centred_credits
+    if size <= 1e-12 * max(1.0, float(credits @ credits)):
+        return 0.0
+    if spread <= 0:
+        return math.nan
+    return float(centred_credits @ centred_truth / math.sqrt(size * spread))
+
+
+def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
+    sums = np.bincount(games, weights=x)
+    counts = np.maximum(np.bincount(games), 1)
+    return x - (sums / counts)[games]
+
+
+def right_signs(credits: ndarray, truth: Truth) -> float:
+    """Share of the turns with a known sign whose credit has this sign; 0 counts as half."""
+    decided = is_decided(truth)
+    if not decided.any():
+        return math.nan
+    agreement = np.sign(credits[decided]) * np.sign(truth.advantages[decided])  # -1, 0 or 1
+    return float((1 + agreement).mean() / 2)
+
+
+def is_decided(truth: Truth) -> ndarray:
+    """Whether the sign of each advantage is known, (K,) bool."""
+    return np.abs(truth.advantages) > DECIDED * np.sqrt(truth.noise)
+
+
+def variance_shares(
+    credits: ndarray, alternatives: ndarray, truth: Truth
+) -> tuple[float, float, float]:
+    """What the variance of an estimator's credit consists of, in shares that sum to 1.
+
+    - signal: it follows the true advantage, or its opposite: the squared correlation, corrected for
+      the noise. The sign of the correlation is that of "rank".
+    - bias: it depends on state and reply, but not on their advantage.
+    - luck: it depends on what happens after the reply. This is the estimator's variance: half the
+      mean squared difference of two credits of one turn with different luck.
+
+    They do not depend on the scale of the estimator, which the learning rate absorbs. They are 0 if
+    all turns have the same credit, and NaN if the truth differs by noise only.
+    """
+    total = credits.var(ddof=1)
+    if total <= 1e-12 * max(1.0, float((credits**2).mean())):
+        return 0.0, 0.0, 0.0
+    reliability = truth.reliability()
+    if reliability <= 0:
+        return math.nan, math.nan, math.nan
+    signal = correlation(credits, truth.advantages) ** 2 / reliability
+    luck = float(((credits - alternatives) ** 2).mean() / 2 / total)
+    return signal, 1 - signal - luck, luck
+
+
+def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
+    """The critic's values of the states before K turns against the truth.
+
+    "correlation" and "explained" (share of the variance of the true values) are corrected for the
+    noise of the truth, and NaN if the truth differs by noise only. "bias" is the mean error, and
+    "error" the root mean square error without the noise, in reward units.
+    """
+
+    def compute(mask: ndarray) -> ndarray:
+        noise = truth.value_noise[mask].mean()
+        true_values = truth.values[mask]
+        errors = values[mask] - true_values
+        squared_error = (errors**2).mean() - noise
+        root = math.sqrt(max(squared_error, 0.0))
+        variance = true_values.var(ddof=1)
+        spread = variance - noise
+        if spread <= 0:
+            return np.array([math.nan, math.nan, errors.mean(), root])
+        attenuated = correlation(values[mask], true_values)
+        corrected = attenuated * math.sqrt(variance / spread)
+        explained = 1 - squared_error / spread
+        return np.array([corrected, explained, errors.mean(), root])
+
+    return with_intervals(("correlation", "explained", "bias", "error"), compute, clusters)
+
+
+# ---------- correlations
+
+
+def rank_correlation(x: ndarray, y: ndarray) -> float:
+    """Spearman's rank correlation of x and y, (n,) each. Equal values share their mean rank.
+
+    Returns: -1 to 1; 0 if x or y is constant, because a constant orders nothing.
+
+    >>> rank_correlation([1.0, 2.0, 9.0], [0.1, 0.2, 0.3])
+    1.0
+    """
+    return correlation(ranks(x), ranks(y))
+
+
+def correlation(x: ndarray, y: ndarray) -> float:
+    """Pearson's correlation of x and y, (n,) each; 0 if one of them is constant."""
+    x = np.asarray(x, float) - np.mean(x)
+    y = np.asarray(y, float) - np.mean(y)
+    scale = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / scale if scale > 0 else 0.0
+
+
+def ranks(x: ndarray) -> ndarray:
+    """Ranks from 0 on, (n,). Equal values share the mean of their ranks.
+
+    >>> ranks([5.0, 3.0, 5.0]).tolist()
+    [1.5, 0.0, 1.5]
+    """
+    _, group, counts = np.unique(np.asarray(x, float), return_inverse=True, return_counts=True)
+    first = np.cumsum(counts) - counts  # the lowest rank of each value
+    return (first + (counts - 1) / 2)[group]

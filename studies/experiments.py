@@ -1,0 +1,526 @@
+"""The experiments that `python -m studies.reproduce` runs: figures and tables.
+
+`fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
+arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model. A
+figure has curves. A curve is a training run with several seeds. Curves of one figure differ only in
+the settings that their labels name. A command leaves out settings that equal the defaults, so a run
+that two figures share has the same name in both.
+"""
+
+from configurator import Config, load_config
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+# ---------- curves, figures, scales
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A training run: names of files in config/, then settings that override them.
+
+    A run with an SFT stage takes over the files and overrides of the stage, and starts from the
+    model that the stage trains. A stage runs once for all curves that share it.
+    """
+
+    files: tuple[str, ...]
+    overrides: dict[str, object]
+    sft: "Curve | None" = None
+    overlays: tuple[str, ...] = ()  # names of files in config/ that come after those of the scale
+
+    def combined(self) -> "Curve":
+        """The files and overrides of the SFT stage, followed by the curve's own."""
+        if self.sft is None:
+            return self
+        files = self.sft.files + self.files
+        overrides = {**self.sft.overrides, **self.overrides}
+        return Curve(files, overrides, overlays=self.overlays)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or table of a paper: training runs and the metrics to compare."""
+
+    title: str
+    metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
+    curves: dict[str, Curve]  # by label; the first word of a label is the environment
+    files: str = ""  # name of its files in docs/results/, by default that of the figure
+
+
+class Seconds(NamedTuple):
+    """The estimated cost of an iteration, in seconds."""
+
+    rollout: float  # 128 trajectories
+    step: float  # an optimizer step on 32 trajectories
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of the model and of the machine that runs it."""
+
+    files: tuple[str, ...]  # files in config/ that come after those of every curve
+    jobs: int  # runs at the same time
+    seconds: dict[str, Seconds]  # by environment
+    estimate: str  # where the estimates of --dry_run come from
+
+
+def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
+    """A curve without the overrides that equal the defaults of `Config`.
+
+    So it cannot bring back a default that one of its files changes. `Curve` can."""
+    changed = {key: value for key, value in overrides.items() if value != getattr(Config, key)}
+    return Curve(files, changed, sft)
+
+
+def compare(
+    envs: Sequence[str], algorithms: Sequence[str], variants: dict[str, Curve]
+) -> dict[str, Curve]:
+    """Curves "ENV ALGORITHM VARIANT": config/ENV_ALGORITHM.py with what each variant adds to it."""
+    curves = {}
+    for env in envs:
+        for algorithm in algorithms:
+            for name, variant in variants.items():
+                label = f"{env} {algorithm.upper()} {name}"
+                files = (f"{env}_{algorithm}", *variant.files)
+                curves[label] = Curve(files, variant.overrides)
+    return curves
+
+
+# ---------- arXiv 2504.20073
+
+EVALUATION = ("eval_success",)
+TRAINING = ("success",)
+COLLAPSE_SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
+THOUGHTS = ("response_length", "thought_true_frac")
+ENVS = ("bandit", "frozenlake", "sokoban")
+GRIDS = ("frozenlake", "sokoban")
+
+STARPO = curve("starpo_vanilla")
+STARPO_S = curve()  # the config files of this repository are StarPO-S
+
+
+def online_k(num_epochs: int) -> Curve:
+    """k = `num_epochs` passes over each rollout, 200 passes in all, evaluated every ten passes.
+
+    One pass is StarPO-S itself, evaluated as its config files say."""
+    if num_epochs == 1:
+        return STARPO_S
+    return curve(
+        num_epochs=num_epochs,
+        num_iterations=200 // num_epochs,
+        eval_every=10 // num_epochs,
+    )
+
+
+def responses_per_prompt(group_size: int) -> Curve:
+    """128 trajectories in groups of `group_size`, and one optimizer step an iteration."""
+    num_groups = 128 // group_size
+    if group_size > 1:
+        return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
+    # The filter compares rewards inside a group and a group of one has no variance, so all 128
+    # trajectories are kept. They make one large batch because the other rows make one step too.
+    return curve(
+        "sokoban_transfer",
+        num_groups=num_groups,
+        group_size=group_size,
+        filter_keep=1.0,
+        batch_size=128,
+    )
+
+
+def actions_per_turn(k: int) -> Curve:
+    return curve("sokoban_transfer", actions_per_turn=k, actions_per_traj=5 * k)
+
+
+def collapsing() -> dict[str, Curve]:
+    """Methods at a learning rate that ruins StarPO, and lower rates.
+
+    All start with the same boards. An iteration makes four optimizer steps on 8 of 32 trajectories,
+    unless the name says otherwise. StarPO-S keeps 8 trajectories. Dynamic sampling and SAMPO train
+    on groups with variance only, so they make fewer steps if there are few. An engine in bfloat16
+    is a mismatch on purpose: it is measured at a rate that StarPO should survive without it.
+    """
+    s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
+    s_four_steps = {**s_one_step, "batch_size": 2}
+    methods = {
+        "StarPO": collapse_cell(),
+        "StarPO with a KL of 0.001": collapse_cell(kl_coef=0.001),
+        "StarPO with a KL of 0.1": collapse_cell(kl_coef=0.1),
+        "StarPO with a KL of 0.3": collapse_cell(kl_coef=0.3),
+        "StarPO with a KL of 0.1 and one step": collapse_cell(kl_coef=0.1, batch_size=32),
+        "StarPO with a higher clip": collapse_cell(clip_high=0.28),
+        "StarPO with one step": collapse_cell(batch_size=32),
+        "StarPO with two epochs": collapse_cell(num_epochs=2),
+        "StarPO with a large Adam epsilon": collapse_cell(adam_eps=1e-4),
+        "StarPO-S with one step": collapse_cell(**s_one_step),
+        "StarPO-S with four steps": collapse_cell(**s_four_steps),
+        "StarPO-S with a KL of 0.001 and four steps": collapse_cell(**s_four_steps, kl_coef=0.001),
+        "StarPO-S that never skips": collapse_cell(**s_four_steps, filter_zero_std=True),
+        "dynamic sampling": collapse_cell("dynamic_sampling"),
+        "GSPO": collapse_cell("gspo"),
+        "sequence mask": collapse_cell("sequence_mask"),
+        "DPPO-TV": collapse_cell("dppo_tv"),
+        "GiGPO": collapse_cell("gigpo"),
+        "SAMPO": collapse_cell("sampo"),
+    }
+    mismatch = {"engine_dtype": "bfloat16", "learning_rate": 1e-3}
+    mismatched = {
+        "bfloat16 engine": collapse_cell(**mismatch, importance_cap=1e6),
+        "bfloat16 engine with TIS": collapse_cell(**mismatch),
+        "bfloat16 engine with IcePop": collapse_cell("icepop", **mismatch),
+        "bfloat16 engine with a sequence mask": collapse_cell(
+            "sequence_mask", **mismatch, importance_cap=1e6
+        ),
+    }
+    curves = {f"frozenlake {name} at 2e-3": method for name, method in methods.items()}
+    curves |= {f"frozenlake {name} at 1e-3": method for name, method in mismatched.items()}
+    for rate in ("5e-4", "1e-3", "1.5e-3"):
+        curves[f"frozenlake StarPO at {rate}"] = collapse_cell(learning_rate=float(rate))
+    for rate in ("5e-4", "1e-3", "1.5e-3"):
+        starpo_s = collapse_cell(**s_four_steps, learning_rate=float(rate))
+        curves[f"frozenlake StarPO-S with four steps at {rate}"] = starpo_s
+    for rate in ("1e-3", "2e-3"):
+        paid = collapse_cell("think_reward", learning_rate=float(rate))
+        curves[f"frozenlake StarPO with a think reward at {rate}"] = paid
+    return curves
+
+
+def collapse_cell(*overlays: str, **overrides: object) -> Curve:
+    """A run of config/models/tiny_collapse.py with overlays and settings that override it."""
+    return Curve(("frozenlake_grpo",), overrides, overlays=("tiny_collapse", *overlays))
+
+
+def estimators() -> dict[str, Curve]:
+    """Estimators of advantages at about equal CPU time, with the settings of config/models/tiny_best.py.
+
+    An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
+    fewer iterations. All are evaluated after half of them, too. The runs of GAE keep their
+    checkpoints for studies/credit/measure.py.
+    """
+    with_critic = {"num_iterations": 20, "eval_every": 10}
+    without = {"num_iterations": 30, "eval_every": 15}
+    by_turn = {**without, "turn_level": True}
+    sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in studies/imitation/comparison.py
+    plan = {"reward_density": "plan", "format_penalty": -0.1}  # its rewards sum to 1 at most
+    curves = {}
+    for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
+        ppo, grpo = f"{env}_ppo", f"{env}_grpo"
+        methods = {
+            "GAE": (ppo, (), {**with_critic, "keep_checkpoints": 99}),
+            "bi-level GAE": (ppo, ("bi_level",), with_critic),
+            "Turn-PPO": (ppo, ("turn_ppo",), with_critic),
+            "GiGPO": (grpo, ("gigpo",), without),
+            "GRPO": (grpo, (), without),
+            "GRPO by turn": (grpo, (), by_turn),
+            "GRPO by turn, plan": (grpo, (), {**by_turn, **plan}),
+            "RLOO": (grpo, ("rloo",), without),
+            "REINFORCE++": (grpo, (), {**without, "estimator": "reinforce_plus_plus"}),
+        }
+        for name, (file, overlays, overrides) in methods.items():
+            settings = {**sizes, **overrides}
+            curves[f"{env} {name}"] = Curve((file,), settings, overlays=("tiny_best", *overlays))
+    return curves
+
+
+def thinking(env: str) -> dict[str, Curve]:
+    transfer = f"{env}_transfer"
+    variants = {"think": curve(transfer), "no-think": curve(transfer, think=False)}
+    return compare([env], ["ppo"], variants)
+
+
+# ---------- arXiv 2510.01132
+
+
+def quest_sft(**overrides: object) -> Curve:
+    """Imitation on quests; the policy sees one turn at a time."""
+    return curve("quest_ppo", "single_turn", sft_steps=1000, sft_batch_size=8, **overrides)
+
+
+QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)  # its policies solve about half of the quests
+REPAIR_SFT = Curve(
+    ("repair_grpo",),
+    # 400 tokens are the default, but config/models/tiny_text.py sets fewer and overrides come after it
+    {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
+)
+BUDGET = 6400  # rollouts
+DEMONSTRATION_PRICE = 10  # rollouts
+
+
+def quest_size(rooms: int, objects: int, commands: int) -> Curve:
+    env = f"quest:w={rooms},o={objects},q={commands},goal=full,show=none"
+    return curve("quest_transfer", sft=QUEST_SFT, env=env)
+
+
+def quest_turns(max_turns: int) -> Curve:
+    return curve(
+        sft=QUEST_SFT,
+        max_turns=max_turns,
+        actions_per_traj=max_turns,
+        max_context_tokens=2560,
+    )
+
+
+def reward_densities() -> dict[str, Curve]:
+    """Three densities for each estimator: PPO, and RLOO and GRPO by trajectory and by turn."""
+    estimators = {"PPO": {}}
+    for name in ("rloo", "grpo"):
+        estimators[name.upper()] = {"estimator": name}
+        estimators[f"{name.upper()} by turn"] = {"estimator": name, "turn_level": True}
+    curves = {}
+    for name, overrides in estimators.items():
+        for density in ("sparse", "balanced", "dense"):
+            label = f"quest {name} {density}"
+            curves[label] = curve(sft=QUEST_SFT, reward_density=density, **overrides)
+    return curves
+
+
+def split_budget(sft_share: float) -> Curve:
+    """Spend `sft_share` of the budget on demonstrations and the rest on rollouts of 8 x 8 games.
+
+    The SFT stage always takes as many steps as in the other figures. With few demonstrations it
+    shows each of them more often.
+    """
+    demonstrations = round(sft_share * BUDGET / DEMONSTRATION_PRICE)
+    rollouts = (1 - sft_share) * BUDGET
+    reinforcement = {"group_size": 8, "filter_keep": 0.5, "num_iterations": round(rollouts / 64)}
+    if not demonstrations:
+        return curve("quest_ppo", "single_turn", **reinforcement)
+    return curve(sft=quest_sft(sft_demos=demonstrations), **reinforcement)
+
+
+# ---------- the figures
+
+FIGURES = {
+    # arXiv 2504.20073
+    "fig5": Figure(
+        "vanilla StarPO", EVALUATION, compare(ENVS, ["ppo", "grpo"], {"StarPO": STARPO})
+    ),
+    "fig6": Figure(
+        "early warnings of collapse in the runs of fig5",
+        COLLAPSE_SIGNS,
+        compare(ENVS, ["ppo", "grpo"], {"StarPO": STARPO}),
+    ),
+    "fig7": Figure(
+        "uncertainty filter, by the share of groups that it keeps",
+        EVALUATION,
+        compare(
+            GRIDS,
+            ["ppo"],
+            {f"keep {share:.0%}": curve(filter_keep=share) for share in (0.25, 0.5, 0.75, 1.0)},
+        ),
+    ),
+    "fig8": Figure(
+        "StarPO-S without each of its parts",
+        EVALUATION,
+        compare(
+            GRIDS,
+            ["ppo"],
+            {
+                "StarPO-S": STARPO_S,
+                "with KL": curve(kl_coef=0.001),
+                "symmetric clip": curve(clip_high=0.2),
+                "no filter": curve(filter_keep=1.0),
+                "StarPO": STARPO,
+            },
+        ),
+    ),
+    "fig9": Figure(
+        "StarPO-S against StarPO",
+        EVALUATION,
+        compare(ENVS, ["ppo", "grpo"], {"StarPO": STARPO, "StarPO-S": STARPO_S}),
+    ),
+    "fig10": Figure(
+        "online-k: k passes over every rollout, 200 optimizer steps in all",
+        EVALUATION,
+        compare(GRIDS, ["ppo"], {f"online-{k}": online_k(k) for k in (1, 2, 5, 10)}),
+    ),
+    "fig11": Figure(
+        "does reasoning fade, and does a reward for true thoughts keep it",
+        THOUGHTS + EVALUATION,
+        compare(
+            ENVS,
+            ["ppo"],
+            {
+                "StarPO": STARPO,
+                "StarPO-S": STARPO_S,
+                "StarPO-S + think_reward": curve(think_reward=0.05),
+            },
+        ),
+    ),
+    "trap": Figure(
+        "vanilla StarPO trained on replies, or on all text like the paper's own code",
+        EVALUATION + COLLAPSE_SIGNS,
+        compare(
+            GRIDS,
+            ["ppo", "grpo"],
+            {
+                "StarPO": STARPO,
+                "StarPO on all text": curve("starpo_vanilla", mask_observations=False),
+            },
+        ),
+    ),
+    "credit": Figure(
+        "estimators of advantages at about equal CPU time",
+        EVALUATION,
+        estimators(),
+        files="credit_speed",
+    ),
+    "collapse": Figure(
+        "which methods survive large learning rates",
+        EVALUATION + COLLAPSE_SIGNS,
+        collapsing(),
+        files="collapse_runs",
+    ),
+    "table2": Figure(
+        "N responses to each of 128/N prompts (N=1: no filter)",
+        EVALUATION,
+        compare(
+            ["sokoban"],
+            ["ppo"],
+            {f"N={size}": responses_per_prompt(size) for size in (32, 16, 8, 4, 2, 1)},
+        ),
+    ),
+    "table3": Figure(
+        "k actions a turn, 5k a trajectory",
+        EVALUATION,
+        compare(["sokoban"], ["ppo"], {f"k={k}": actions_per_turn(k) for k in range(1, 8)}),
+    ),
+    "table4": Figure(
+        "with and without thinking",
+        EVALUATION,
+        thinking("bandit") | thinking("sokoban"),
+    ),
+    # arXiv 2510.01132
+    "quest": Figure(
+        "RL on quests of w rooms, o objects, q commands, after SFT on the first kind",
+        TRAINING,
+        {
+            f"quest PPO w{rooms}-o{objects}-q{commands}": quest_size(rooms, objects, commands)
+            for rooms, objects, commands in (
+                (2, 3, 4),
+                (8, 3, 4),
+                (2, 12, 4),
+                (8, 12, 4),
+                (4, 6, 8),
+            )
+        },
+    ),
+    "turns": Figure(
+        "step budget: 1.5 to 4 times the shortest solution",
+        TRAINING,
+        {f"quest PPO {turns} turns": quest_turns(turns) for turns in (6, 8, 12, 16)},
+    ),
+    "density": Figure(
+        "reward density by estimator; these compare trajectories, or turns by returns-to-go",
+        TRAINING,
+        reward_densities(),
+    ),
+    "split": Figure(
+        f"{BUDGET:,} rollouts, a share of them for demonstrations at ten rollouts each",
+        TRAINING,
+        {f"quest PPO {share:.0%} SFT": split_budget(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)},
+    ),
+    "ratio": Figure(
+        "reward for a repair that passes all tests, or for the share of tests that it mends",
+        TRAINING,
+        {
+            f"repair GRPO {reward}": curve(sft=REPAIR_SFT, env=f"repair:reward={reward}")
+            for reward in ("binary", "ratio")
+        },
+    ),
+}
+SCALES = {
+    "tiny": Scale(
+        files=("tiny",),
+        jobs=2,
+        seconds={
+            "bandit": Seconds(0.4, 0.3),
+            "frozenlake": Seconds(1.9, 0.9),
+            "sokoban": Seconds(3.7, 1.8),
+            "quest": Seconds(9, 3),
+            "repair": Seconds(16, 18),
+        },
+        estimate="CPU times of finished rows, or else of groups of 16; smaller groups take longer; "
+        "evaluations and SFT come on top",
+    ),
+    "full": Scale(
+        files=(),
+        jobs=1,
+        seconds=dict.fromkeys((*ENVS, "quest", "repair"), Seconds(9.3, 14.7)),
+        estimate="finished rows, or else the paper's 24 s (25 % kept) to 68 s (all kept) per step "
+        "of Sokoban on one GPU",
+    ),
+}
+
+
+# ---------- commands
+
+
+@dataclass(frozen=True)
+class Command:
+    """A call of train.py or tools/sft.py from the root of the repository."""
+
+    script: tuple[str, ...]  # what follows "python"
+    arguments: tuple[str, ...]  # config files and --key=value; --out_dir is the last
+
+    @property
+    def out_dir(self) -> Path:
+        return Path(self.arguments[-1].removeprefix("--out_dir="))
+
+    def __str__(self) -> str:
+        return shlex.join(["python", *self.script, *self.arguments])
+
+    def config(self) -> Config:
+        return load_config(list(self.arguments))[0]
+
+
+def train_command(curve: Curve, scale: str, seed: int) -> Command:
+    """The command that trains one seed of a curve, in a folder named after its settings."""
+    combined = curve.combined()
+    files = files_at(combined, scale)
+    name = folder_name(files, combined.overrides, seed)
+    overrides = dict(combined.overrides)
+    sft = sft_command(curve, scale, seed)
+    if sft:
+        name = f"warm-{name}"
+        overrides["model"] = sft.out_dir / "model"
+    return make_command(("train.py",), files, overrides, seed, name)
+
+
+def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
+    """The command of the SFT stage from which `train_command` starts, None without one."""
+    if curve.sft is None:
+        return None
+    files = files_at(curve.sft, scale)
+    name = f"sft-{folder_name(files, curve.sft.overrides, seed)}"
+    return make_command(("-m", "tools.sft"), files, curve.sft.overrides, seed, name)
+
+
+def settings_of(curve: Curve, scale: str, seed: int) -> Config:
+    """The settings that identify a run: all of them except for its folder."""
+    return replace(train_command(curve, scale, seed).config(), out_dir="")
+
+
+def files_at(curve: Curve, scale: str) -> list[str]:
+    files = [*curve.files, *SCALES[scale].files]
+    if scale == "tiny" and files[0].startswith(("quest", "repair")):
+        files.append("tiny_text")
+    return [*files, *curve.overlays]
+
+
+def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -> str:
+    words = [f"{key}={value}" for key, value in overrides.items()]
+    name = "-".join([*files, *words])
+    # eval.py takes a list of models with commas between them, so a folder has no comma in its name
+    return name.replace(":", "_").replace(",", "_") + f"_s{seed}"
+
+
+def make_command(
+    script: tuple[str, ...], files: Sequence[str], overrides: dict, seed: int, name: str
+) -> Command:
+    paths = [f"config/{file}.py" for file in files]
+    settings = [f"--{key}={value}" for key, value in overrides.items()]
+    return Command(script, (*paths, *settings, f"--seed={seed}", f"--out_dir=out/runs/{name}"))

@@ -1,0 +1,462 @@
+"""Compare RL with imitation and with scripted players, on the same games.
+
+    python -m studies.imitation.comparison frozenlake                   # all rows of a world that are missing
+    python -m studies.imitation.comparison frozenlake --only=PPO --seeds=0
+    python -m studies.imitation.comparison frozenlake sokoban --draw=True     # no run: write the page
+    python -m studies.imitation.comparison frozenlake --show=True             # print the rows that are recorded
+
+Every row plays the 256 fixed prompts 16 times. A row is one JSON file in studies/imitation/rows/:
+its settings, its commit, its cost, and for every prompt the number of games it won. From these the
+script writes studies/imitation/table.md. An interrupted run continues, and a finished row is not
+repeated. Rows that started from other weights than those in base/ are ignored.
+
+The table has the CPU time of each row.
+"""
+
+from configurator import UserError, load_config, run_main
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from grids import Grid
+from rollout import make_episode
+from studies.experiments import (
+    QUEST_SFT,
+    Command,
+    Curve,
+    curve,
+    files_at,
+    quest_sft,
+    sft_command,
+    train_command,
+)
+from studies.runs import RESULTS, base_of, describe_machine, launch
+from support.run_folder import git_commit, read_json, read_rows, write_atomically
+from support.statistics import difference_interval
+from tools.crowd import SHARES, play_crowd
+from tools.plotting import tables
+
+SAMPLES = 16  # games of every prompt
+OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
+FOLDER = RESULTS / "comparison"
+BASE = "base, before RL"
+BEST = ("tiny_best",)  # the settings of RL
+PLAYERS = {  # rows of eval.py -> rows of the page
+    "random, closed loop": "random, ten turns of one action",
+    "greedy, closed loop": "greedy, ten turns of one action",
+    "optimal, 1 a turn": "optimal, five turns of one action",
+    "optimal, 5 a turn": "optimal under the limits of the policy",
+}
+OTHER_PLAYERS = {  # the same for worlds without a grid
+    "random, closed loop": "random",
+    "optimal, closed loop": "reference player",
+}
+
+
+class Method(NamedTuple):
+    """How the model of a row is trained: by SFT if its curve has an SFT stage, then by RL."""
+
+    curve: Curve
+    has_rl: bool = True
+
+
+class World(NamedTuple):
+    """An environment and its rows."""
+
+    title: str
+    files: tuple[str, ...]  # in config/; the environment and the limits of its games
+    methods: dict[str, Method]  # by the name of the row
+    headline: str  # the method that the others are compared with
+    overlays: tuple[str, ...] = ()  # files in config/ that come after config/models/tiny.py
+
+
+def methods_of(
+    name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
+) -> dict[str, Method]:
+    """The rows of one grid world that are trained.
+
+    Args:
+        name: of the files config/NAME_ppo.py and config/NAME_grpo.py.
+        overlays: files in config/ that come after them.
+        crowd_steps, planner_steps: of SFT on these players; their CPU time is in the table.
+        overrides: settings of RL.
+    """
+    ppo = (f"{name}_ppo", *overlays)
+    grpo = (f"{name}_grpo", *overlays)
+    crowd = demonstrations(ppo, "crowd", crowd_steps)
+    planner = demonstrations(ppo, "planner", planner_steps)
+    short = demonstrations(ppo, "planner", planner_steps // 4)
+    return {
+        "SFT on the players of the corpus": imitation_of(crowd),
+        "SFT on the planner": imitation_of(planner),
+        "GRPO": Method(Curve(grpo, overrides, overlays=BEST)),
+        "PPO": Method(Curve(ppo, overrides, overlays=BEST)),
+        "a quarter of SFT on the planner, then PPO": Method(Curve((), overrides, short, BEST)),
+    }
+
+
+def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
+    """StarPO-S with its filter, as config/models/tiny.py runs it, and two later methods.
+
+    Args:
+        star_po_s, later: iterations of StarPO-S and of the later methods. They make the CPU time
+            about that of PPO with its 100 iterations.
+        overrides: settings of the later methods.
+    """
+    ppo = (f"{name}_ppo",)
+    grpo = (f"{name}_grpo",)
+    settings = {**overrides, "num_iterations": later}
+    return {
+        "StarPO-S (PPO with its filter)": Method(Curve(ppo, {"num_iterations": star_po_s})),
+        "GiGPO": Method(Curve(grpo, settings, overlays=(*BEST, "gigpo"))),
+        "SAMPO": Method(Curve(grpo, settings, overlays=(*BEST, "sampo"))),
+    }
+
+
+def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
+    """An SFT stage on the games of a player."""
+    overrides = {"sft_batch_size": 16, "eval_every": steps, "sft_steps": steps}
+    return Curve(files, {**overrides, "sft_player": player})
+
+
+def imitation_of(stage: Curve) -> Method:
+    """SFT without RL."""
+    return Method(Curve((), {}, sft=stage), has_rl=False)
+
+
+def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
+    """A game that the base has never seen: SFT on its reference player, then RL.
+
+    Args:
+        name: of the file config/NAME.py.
+        sft: settings of SFT. It has few steps, so that RL has something to improve.
+        rl: the name of RL in the row; config/NAME.py sets the estimator.
+        overrides: settings of RL.
+    """
+    overlays = ("tiny_new_game",)
+    stage = Curve((name,), {**sft, "eval_every": sft["sft_steps"]}, overlays=overlays)
+    headline = f"SFT on the reference player, then {rl}"
+    methods = {
+        "SFT on the reference player": imitation_of(stage),
+        headline: Method(Curve((), overrides, stage, overlays)),
+    }
+    return World(title, (name,), methods, headline, overlays)
+
+
+# Sokoban games are longer, so an iteration has fewer of them. Rewards are ten times larger, and so
+# is the penalty.
+SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
+
+WORLDS = {
+    "frozenlake": World(
+        "FrozenLake 4x4, slippery",
+        ("frozenlake_ppo",),
+        methods_of("frozenlake", crowd_steps=2100, planner_steps=1500)
+        | other_rl("frozenlake", star_po_s=200, later=150),
+        headline="PPO",
+    ),
+    "frozenlake_det": World(
+        "FrozenLake 4x4, not slippery",
+        ("frozenlake_ppo", "frozenlake_det"),
+        methods_of("frozenlake", "frozenlake_det", crowd_steps=2100, planner_steps=1500),
+        headline="PPO",
+    ),
+    "sokoban": World(
+        "Sokoban, 6x6 rooms, one box",
+        ("sokoban_ppo",),
+        methods_of("sokoban", crowd_steps=2400, planner_steps=1200, **SOKOBAN)
+        | other_rl("sokoban", star_po_s=130, later=130, **SOKOBAN),
+        headline="PPO",
+    ),
+    "sokoban_large": World(
+        "Sokoban, 8x8 rooms, two boxes",
+        ("sokoban_ppo", "sokoban_large"),
+        methods_of("sokoban", "sokoban_large", crowd_steps=2400, planner_steps=1200, **SOKOBAN),
+        headline="PPO",
+    ),
+    "quest": World(
+        "Quest, two rooms, three objects, four commands",
+        ("quest_ppo", "single_turn"),
+        {
+            "SFT on the planner": imitation_of(quest_sft()),
+            "SFT on the planner with errors": imitation_of(QUEST_SFT),
+            "SFT on the planner with errors, then PPO": Method(curve(sft=QUEST_SFT)),
+        },
+        headline="SFT on the planner with errors, then PPO",
+    ),
+    "spell": new_game(
+        "Spell a word of 3 to 5 letters backward (reasoning-gym)",
+        "spell_grpo",
+        sft={"sft_steps": 500},
+    ),
+    "guess_number": new_game(
+        "Guess a number from 1 to 15 in four turns (GEM)",
+        "guess_number_grpo",
+        sft={"sft_steps": 25},
+        num_iterations=30,
+    ),
+    "tools_fetch": new_game(
+        "Tools: look a town up and answer a question about it",
+        "tools_fetch_grpo",
+        sft={"sft_steps": 150},
+    ),
+    "cliff_walking": new_game(
+        "CliffWalking (gymnasium)",
+        "cliff_walking_grpo",
+        sft={"sft_steps": 45, "sft_player": "planner", "sft_actions": 5},
+        num_iterations=15,
+    ),
+    "rubik": new_game(
+        "Rubik 2x2, turned one to three times",
+        "rubik_ppo",
+        sft={"sft_steps": 200},
+        rl="PPO",
+        num_iterations=20,
+    ),
+    "sudoku": new_game(
+        "Sudoku 4x4, six empty cells",
+        "sudoku_ppo",
+        sft={"sft_steps": 400},
+        rl="PPO",
+        num_iterations=40,
+    ),
+}
+
+
+def main(argv: list[str]) -> None:
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if not names or set(names) - WORLDS.keys():
+        given = " ".join(names) or "nothing"
+        raise UserError(f"give names among {', '.join(WORLDS)}; got {given}")
+    _, options, _ = load_config(argv[len(names) :], extra=OPTIONS)
+    if options["show"]:
+        print("\n\n".join(recorded(name) for name in names))
+        return
+    seeds = [int(seed) for seed in options["seeds"].split(",")]
+    for name in names:
+        if not options["draw"]:
+            run_world(name, seeds, options["only"])
+    text = page(list(WORLDS))
+    write_atomically(RESULTS / "comparison.md", text)
+    print(text)
+
+
+# ---------- run
+
+
+def run_world(name: str, seeds: Sequence[int], only: str) -> None:
+    """Run the rows of a world that have no file yet.
+
+    Args: only: the name of a row, or a part of the names of several rows.
+    Raises: UserError if no row has such a name."""
+    world = WORLDS[name]
+    known = ("players", BASE, *world.methods)
+    chosen = [only] if only in known else [row for row in known if only in row]
+    if not chosen:
+        raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
+    commit = git_commit()  # now, because a run takes long
+    if "players" in chosen and not is_finished(name, "players", 0):
+        write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
+    if BASE in chosen and not is_finished(name, BASE, 0):
+        write_row(name, BASE, 0, {"wins": wins_of_model(world, Path("base"))}, commit)
+    for seed in seeds:
+        for row in chosen:
+            if row in world.methods and not is_finished(name, row, seed):
+                write_row(name, row, seed, run_method(world, world.methods[row], seed), commit)
+
+
+def run_method(world: World, method: Method, seed: int) -> dict:
+    """Train a model and let it play. Returns: what its row holds.
+
+    Raises: UserError if a command fails."""
+    commands = []
+    if method.curve.sft:
+        commands.append(sft_command(method.curve, "tiny", seed))
+    if method.has_rl:
+        commands.append(train_command(method.curve, "tiny", seed))
+    costs = {"CPU-s": 0.0, "sampled tokens": 0.0}
+    for command in commands:
+        failure = launch(command)
+        if failure:
+            raise UserError(failure)
+        add_costs(costs, command)
+    folder = commands[-1].out_dir
+    return {
+        "commands": [str(command) for command in commands],
+        "settings": read_json(folder / "config.json", {}),
+        "costs": costs,
+        "wins": wins_of_model(world, folder / ("policy" if method.has_rl else "model")),
+    }
+
+
+def add_costs(costs: dict[str, float], command: Command) -> None:
+    """Add the CPU time of a run, without evaluations, and the tokens that its policy sampled."""
+    curve_file = command.out_dir / "curve.jsonl"
+    if curve_file.exists():
+        costs["CPU-s"] += read_rows(curve_file)[-1]["cpu_s"]
+        return
+    config = command.config()
+    for step in read_rows(command.out_dir / "metrics.jsonl"):
+        costs["CPU-s"] += step["cpu_s"]
+        num_trajectories = config.num_groups * config.group_size
+        costs["sampled tokens"] += step["response_length"] * num_trajectories
+
+
+def wins_of_model(world: World, model: Path) -> list[int]:
+    """How many of its games a model wins on every prompt."""
+    return play_prompts(world, f"--model={model}")[str(model)]
+
+
+def wins_of_players(world: World) -> dict[str, list[int]]:
+    """How many of their games the scripted players win on every prompt."""
+    played = play_prompts(world, "--player=random,greedy,optimal")
+    config, _, _ = load_config(game_words(world))
+    if not isinstance(make_episode(config).env, Grid):
+        return {name: played[row] for row, name in OTHER_PLAYERS.items() if row in played}
+    wins = {PLAYERS[name]: played[name] for name in PLAYERS if name in played}
+    for name in (*SHARES, "planner"):
+        rates = play_crowd(name, config, SAMPLES)[0]  # (prompts,)
+        wins[f"crowd: {name}"] = np.rint(rates * SAMPLES).astype(int).tolist()
+    return wins
+
+
+def play_prompts(world: World, what: str) -> dict[str, list[int]]:
+    """Run eval.py. Returns: by row, the wins on every prompt."""
+    scores = FOLDER / "scores.json"
+    scores.parent.mkdir(parents=True, exist_ok=True)
+    words = [*game_words(world), what, f"--samples={SAMPLES}", f"--json={scores}"]
+    subprocess.run([sys.executable, "eval.py", *words], check=True, stdout=subprocess.DEVNULL)
+    rows = json.loads(scores.read_text())
+    scores.unlink()
+    wins = {}
+    for name, row in rows.items():
+        wins[name] = np.reshape(row["successes"], (-1, SAMPLES)).sum(1).tolist()
+    return wins
+
+
+def game_words(world: World) -> list[str]:
+    """The words that name the environment of a world and its 256 prompts, for `load_config`."""
+    files = files_at(Curve(world.files, {}, overlays=world.overlays), "tiny")
+    return [*(f"config/{file}.py" for file in files), "--eval_size=256"]
+
+
+# ---------- the files of rows
+
+
+def row_path(world: str, method: str, seed: int) -> Path:
+    words = method.replace(",", "").replace(" ", "_")
+    return FOLDER / f"{world}-{words}_s{seed}.json"
+
+
+def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:
+    """Write the file of a row, with the base, the commit of the code and the machine."""
+    described = {
+        **row,
+        "samples": SAMPLES,
+        "base": base_of(["config/models/tiny.py"]),
+        "git_commit": commit,
+        "machine": describe_machine(),
+    }
+    write_atomically(row_path(world, method, seed), json.dumps(described) + "\n")
+
+
+def read_row(world: str, method: str, seed: int) -> dict | None:
+    """The row, or None if it is missing or started from other weights than those in base/."""
+    path = row_path(world, method, seed)
+    if not path.exists():
+        return None
+    row = read_json(path, {"base": str, "samples": int})
+    return row if row["base"] == base_of(["config/models/tiny.py"]) else None
+
+
+def is_finished(world: str, method: str, seed: int) -> bool:
+    return read_row(world, method, seed) is not None
+
+
+# ---------- the page
+
+
+def page(names: Sequence[str]) -> str:
+    """The tables of all worlds that have rows, as Markdown."""
+    parts = [INTRODUCTION]
+    for name in names:
+        lines = world_lines(name)
+        if lines:
+            parts.append("\n".join([f"## {WORLDS[name].title}", "", *lines]))
+    return "\n\n".join(parts) + "\n"
+
+
+def recorded(name: str) -> str:
+    """The rows of a world for the terminal; a sentence if there are none."""
+    title = WORLDS[name].title
+    lines = world_lines(name)
+    if not lines:
+        return f"{title}: no rows are recorded yet"
+    head = f"{title}: recorded earlier, {SAMPLES} games a prompt (studies/imitation/table.md)"
+    return "\n".join([head, *lines])
+
+
+def world_lines(name: str) -> list[str]:
+    """The table of a world: its players, the base, and every method over its seeds."""
+    world = WORLDS[name]
+    rates = rates_of(name)
+    if not rates:
+        return []
+    headline = rates.get(world.headline)
+    lines = []
+    for method, (wins, costs) in rates.items():
+        cells = [method, tables.rate(wins)]
+        if headline is None or method == world.headline:
+            cells.append("-")
+        else:
+            cells.append(difference(headline[0], wins))
+        lines.append([*cells, *(f"{cost:,.0f}" if cost else "-" for cost in costs)])
+    headings = ["row", "success %", f"{world.headline} - row", "CPU-s", "sampled tokens"]
+    return tables.markdown(headings, lines)
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> str:
+    """The difference of two rows in %, paired by prompt, and by seed where both have the seeds."""
+    if len(a) != len(b):
+        b = b.mean(axis=0, keepdims=True)
+    low, high = difference_interval(a, b)
+    return tables.percent(a - b, float(low), float(high))
+
+
+def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
+    """By row: the share of wins, (seeds, prompts), and the mean costs, CPU-s and tokens."""
+    found = {}
+    players = read_row(name, "players", 0)
+    if players:
+        for player, wins in players["wins"].items():
+            found[player] = (np.array([wins]) / players["samples"], [0.0, 0.0])
+    for method in (BASE, *WORLDS[name].methods):
+        rows = [row for seed in range(10) if (row := read_row(name, method, seed))]
+        if rows:
+            wins = np.array([row["wins"] for row in rows]) / rows[0]["samples"]
+            costs = [list(row["costs"].values()) for row in rows if "costs" in row]
+            found[method] = (wins, np.mean(costs, axis=0).tolist() if costs else [0.0, 0.0])
+    return found
+
+
+INTRODUCTION = f"""\
+# RL against imitation
+
+Every row plays the same 256 fixed prompts {SAMPLES} times, with the same noise. Success is in %,
+with a 95 % interval over prompts and seeds; parentheses hold the results of the seeds. Differences
+are paired by prompt. If two rows have different numbers of seeds, the mean over the seeds of the
+second is subtracted, so their spread is not in the interval. Policies sample at T=0.5. CPU-s are of
+training, without evaluations. "Crowd" rows are the players of the corpus of the base model
+([base.md](../base.md)), without the random turns that they make there. They name a random number of
+actions a turn."""
+
+
+if __name__ == "__main__":
+    run_main(main)

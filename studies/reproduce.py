@@ -1,0 +1,221 @@
+"""Run the experiments of this repository and of two papers, and make their tables and pictures.
+
+`fig5` to `table4` are experiments of arXiv 2504.20073, `quest` to `ratio` those of arXiv
+2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model.
+
+    python -m studies.reproduce fig9                         # all runs of a figure, two at a time
+    python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
+    python -m studies.reproduce fig5 fig7 fig9 --dry_run=True     # commands and estimated hours
+    python -m studies.reproduce fig9 --draw=True             # no run: tables, points and pictures
+    python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
+
+An interrupted run continues, and a finished run is not repeated without --again=True. Settings
+identify a run, so two figures with the same settings share a run. Finished runs are JSON files in
+studies/rows/. From these the script writes docs/results/NAME.md, NAME.csv and NAME.png. It
+ignores runs that started from other weights than those in base/.
+"""
+
+from configurator import Config, UserError, load_config, run_main
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+
+from studies import runs
+from studies.experiments import (
+    FIGURES,
+    SCALES,
+    Command,
+    Curve,
+    settings_of,
+    sft_command,
+    train_command,
+)
+from support.run_folder import write_atomically
+from support.seeds import without_seed
+from tools.plotting import plots, tables
+
+OPTIONS = {
+    "scale": "tiny",  # a key of SCALES
+    "seeds": "0,1,2",
+    "jobs": 0,  # runs at the same time; 0 = the number in SCALES
+    "only": "",  # part of the labels of the curves to run
+    "again": False,  # also run what is finished, to have the folders of its runs
+    "dry_run": False,
+    "draw": False,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One seed of a curve."""
+
+    curve: Curve
+    scale: str
+    seed: int
+
+    def settings(self) -> Config:
+        return settings_of(self.curve, self.scale, self.seed)
+
+    def command(self) -> Command:
+        return train_command(self.curve, self.scale, self.seed)
+
+    def sft_command(self) -> Command | None:
+        return sft_command(self.curve, self.scale, self.seed)
+
+
+def main(argv: list[str]) -> None:
+    names, options, seeds = read_options(argv)
+    scale = options["scale"]
+    rows = runs.finished_rows()
+    jobs = chosen_jobs(names, options["only"], scale, seeds)
+    num_finished = sum(settings in rows for settings in jobs)
+    print(f"{len(jobs)} runs, {num_finished} of them finished", flush=True)
+    todo = [job for settings, job in jobs.items() if options["again"] or settings not in rows]
+    if options["draw"]:
+        todo = []
+    if options["dry_run"]:
+        print_commands(todo, rows, SCALES[scale].estimate)
+        return
+    failures = run_all(todo, options["jobs"] or SCALES[scale].jobs)
+    for name in names:
+        print(show(name, scale))
+    if failures:
+        raise UserError("; ".join(failures))
+
+
+def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
+    """Read the command line. Returns: names of figures, options, seeds."""
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if not names or set(names) - FIGURES.keys():
+        given = " ".join(names) or "nothing"
+        raise UserError(f"give names among {', '.join(FIGURES)}; got {given}")
+    _, options, sources = load_config(argv[len(names) :], extra=OPTIONS)
+    if set(sources.values()) != {"default"}:
+        known = ", --".join(OPTIONS)
+        raise UserError(f"the settings of the runs are fixed here; the options are --{known}")
+    scale = options["scale"]
+    if scale not in SCALES:
+        raise UserError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    for name in names:
+        is_tiny_only = any(curve.overlays for curve in FIGURES[name].curves.values())
+        if is_tiny_only and scale != "tiny":
+            raise UserError(f"{name} is an experiment with the tiny model; remove --scale={scale}")
+    if options["jobs"] < 0:
+        raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
+    seeds = options["seeds"].split(",")
+    are_integers = all(seed.isdecimal() for seed in seeds)
+    if not are_integers or len(set(seeds)) < len(seeds):
+        given = options["seeds"]
+        raise UserError(f"seeds must be different integers, such as 0,1,2, got {given!r}")
+    return names, options, [int(seed) for seed in seeds]
+
+
+def chosen_jobs(
+    names: Sequence[str], only: str, scale: str, seeds: Sequence[int]
+) -> dict[Config, Job]:
+    """Settings -> job, for all jobs of these figures. A run that figures share occurs once."""
+    curves = []
+    for name in names:
+        curves += FIGURES[name].curves.items()
+    jobs: dict[Config, Job] = {}
+    for seed in seeds:
+        for label, curve in curves:
+            if only in label:
+                job = Job(curve, scale, seed)
+                jobs[job.settings()] = job
+    if not jobs:
+        labels = ", ".join(label for label, _ in curves)
+        raise UserError(f"--only={only} matches none of {labels}")
+    return jobs
+
+
+# ---------- run
+
+
+def run_all(jobs: Sequence[Job], num_parallel: int) -> list[str]:
+    """Run the SFT stages, then the jobs. Returns: a sentence about each failure."""
+    with ThreadPoolExecutor(num_parallel) as pool:
+        stages = sft_stages(jobs)
+        failed_stages = dict(zip(stages, pool.map(runs.launch, stages), strict=True))
+        failures = [failure for failure in failed_stages.values() if failure]
+        ready = [job for job in jobs if not failed_stages.get(job.sft_command())]
+        for failure in pool.map(run_job, ready):
+            if failure:
+                print(failure, flush=True)
+                failures.append(failure)
+    return failures
+
+
+def run_job(job: Job) -> str:
+    return runs.run(job.curve, job.scale, job.seed)
+
+
+def sft_stages(jobs: Sequence[Job]) -> list[Command]:
+    """The SFT stages of the jobs, once each."""
+    stages = dict.fromkeys(job.sft_command() for job in jobs)
+    return [stage for stage in stages if stage]
+
+
+# ---------- estimate
+
+
+def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -> None:
+    for stage in sft_stages(jobs):
+        print(f"{stage}  # SFT stage of runs below")
+    total = 0.0
+    for job in jobs:
+        estimate = hours(job.settings(), job.scale, rows)
+        total += estimate
+        print(f"{job.command()}  # {estimate:.2f} h")
+    print(f"about {total:.1f} hours one after the other ({source})")
+
+
+def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
+    """Estimated hours of one run without its SFT stage; from other seeds if some are finished."""
+    key = "cpu_s_per_iteration" if scale == "tiny" else "wall_s_per_iteration"
+    wanted = without_seed(config)
+    known = [row[key] for other, row in rows.items() if without_seed(other) == wanted]
+    if known:
+        return config.num_iterations * np.mean(known) / 3600
+    seconds = SCALES[scale].seconds[config.env.split(":")[0]]
+    played = config.num_groups * config.group_size
+    trained = played * config.filter_keep * config.num_epochs
+    iteration_s = seconds.rollout * played / 128 + seconds.step * trained / 32
+    return config.num_iterations * iteration_s / 3600
+
+
+# ---------- show
+
+
+def show(name: str, scale: str) -> str:
+    """Write table, points and pictures of the finished runs of a figure. Returns: the table."""
+    figure = FIGURES[name]
+    found = rows_of(figure.curves, scale)
+    suffix = "" if scale == "tiny" else f"_{scale}"
+    title = f"{name}, {scale}: {figure.title}"
+    picture = runs.RESULTS / f"{figure.files or name}{suffix}.png"
+    plots.plot(picture, title, figure.metrics, found)
+    tables.write_points(picture.with_suffix(".csv"), found)
+    text = f"{title}.\n\n{tables.table(found, plots.CAPTION)}"
+    write_atomically(picture.with_suffix(".md"), text)
+    return text
+
+
+def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
+    """Label -> rows of its finished runs with any seed: those whose settings differ in it alone."""
+    rows = runs.finished_rows()
+    found = {}
+    for label, curve in curves.items():
+        method = without_seed(settings_of(curve, scale, seed=0))
+        configs = [config for config in rows if without_seed(config) == method]
+        configs.sort(key=lambda config: config.seed)
+        found[label] = [rows[config] for config in configs]
+    return found
+
+
+if __name__ == "__main__":
+    run_main(main)

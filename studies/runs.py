@@ -1,0 +1,190 @@
+"""Runs of the figures: train one seed of a curve and keep its results as a row.
+
+A row is one JSON file in studies/rows/. It holds the settings of the run, its commit and
+machine, its costs, its metrics over the iterations, and for every prompt whether the policy and the
+reference players succeed. The settings identify a run; the name of the file does not matter.
+"""
+
+from configurator import FIELD_TYPES, Config
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from studies.experiments import (
+    COLLAPSE_SIGNS,
+    THOUGHTS,
+    TRAINING,
+    Command,
+    Curve,
+    sft_command,
+    train_command,
+)
+from support.echo_trap import new_warnings
+from support.run_folder import append_to, load_saved, read_json, read_rows, write_atomically
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path("docs/results")
+# settings that change what is written and not what is learned; they do not identify a run
+ONLY_WRITING = ("num_samples",)
+SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS)  # a row keeps these metrics of every iteration
+
+
+def finished_rows() -> dict[Config, dict]:
+    """The rows in studies/rows/ by their settings.
+
+    A setting that a row lacks has its default, and so have those of ONLY_WRITING. Rows with unknown
+    settings, and rows of runs that started from other weights in base/, are left out.
+    """
+    found = {}
+    for path in sorted((RESULTS / "runs").glob("*.json")):
+        row = read_json(path, {"command": str, "settings": {}})
+        same_base = row.get("base") == base_of(row["command"].split())
+        settings = {**row["settings"], "out_dir": ""}
+        if same_base and settings.keys() <= FIELD_TYPES.keys():
+            for key in ONLY_WRITING:
+                settings.pop(key, None)
+            found[Config(**settings)] = row
+    return found
+
+
+def base_of(arguments: Sequence[str]) -> str:
+    """Digest of the weights in base/ if a run starts from them, else ''."""
+    if "config/models/tiny.py" not in arguments:
+        return ""
+    weights = (ROOT / "base" / "model.safetensors").read_bytes()
+    return hashlib.sha256(weights).hexdigest()[:12]
+
+
+def run(curve: Curve, scale: str, seed: int) -> str:
+    """Train one seed of a curve and write its row.
+
+    Returns:
+        A sentence about the failure, or '' after success.
+    """
+    command = train_command(curve, scale, seed)
+    config = command.config()
+    out_dir = command.out_dir
+    failure = launch(command)
+    if failure:
+        return failure
+    if load_saved(out_dir) != config:
+        return f"{out_dir} holds a run with other settings; remove it"
+    row = make_row(command, config, sft_command(curve, scale, seed))
+    path = RESULTS / "runs" / f"{out_dir.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(row) + "\n")
+    print(f"{path}: written", flush=True)
+    return ""
+
+
+def launch(command: Command) -> str:
+    """Start or continue a script, and wait for its end. Its output goes to out_dir.log.
+
+    Returns:
+        A sentence about the failure, or '' after success.
+    """
+    out_dir = command.out_dir
+    log = Path(f"{out_dir}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    base = base_of(command.arguments)
+    started_from = Path(f"{out_dir}.base")  # digest of the weights at the first launch
+    if base and out_dir.exists():
+        same_base = started_from.is_file() and started_from.read_text() == base
+        if not same_base:
+            return f"{out_dir} may have started from other weights than those in base/; remove it"
+    write_atomically(started_from, base)
+    with append_to(log) as output:
+        words = [sys.executable, *command.script, *command.arguments]
+        code = subprocess.run(words, stdout=output, stderr=output).returncode
+    return f"{out_dir.name}: failed with exit code {code}, see {log}" if code else ""
+
+
+# ---------- what a row holds
+
+
+def make_row(command: Command, config: Config, sft: Command | None) -> dict:
+    """The row of a finished run, read from the files in its folder."""
+    out_dir = command.out_dir
+    steps = read_rows(out_dir / "metrics.jsonl")
+    num_steps = max(1, len(steps))
+    wall_s = sum(step["rollout_s"] + step["update_s"] for step in steps)
+    series = {}
+    for key in SERIES:
+        series[key] = rounded([step[key] for step in steps])
+    return {
+        "command": str(command),
+        "settings": asdict(config),
+        "git_commit": read_json(out_dir / "config.json", {})["git_commit"],
+        "base": base_of(command.arguments),
+        "machine": describe_machine(),
+        "iterations": len(steps),
+        "cpu_s_per_iteration": sum(step["cpu_s"] for step in steps) / num_steps,
+        "wall_s_per_iteration": wall_s / num_steps,
+        "costs": costs_of(config, sft, steps),
+        "curve": evaluations_of(steps),
+        "series": series,
+        "first_warning": first_warning(steps),
+        "successes": read_json(out_dir / "scores.json", {str: {str: [int]}}),
+    }
+
+
+def describe_machine() -> str:
+    import torch  # imported late: tables are drawn without it
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    cores = f"{os.cpu_count()} cores"
+    return ", ".join([cores, platform.machine(), gpu, f"Python {platform.python_version()}"])
+
+
+def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
+    """The data and the CPU time that a run used.
+
+    "demonstrations" and "instances" count different ones, even if a run shows or plays them several
+    times. Tokens are those of replies. The expert's tokens count as often as they are shown. CPU
+    seconds are without evaluations.
+    """
+    shown = 0
+    sft_totals = {"response_tokens": 0, "cpu_s": 0.0}
+    if sft:
+        shown = config.sft_steps * config.sft_batch_size
+        sft_totals = read_rows(sft.out_dir / "curve.jsonl")[-1]
+    rollouts = config.num_groups * config.group_size  # of an iteration
+    return {
+        "demonstrations": min(shown, config.sft_demos or shown),
+        "times shown": shown,
+        "instances": config.num_groups * len(steps),
+        "rollouts": rollouts * len(steps),
+        "tokens, expert": sft_totals["response_tokens"],
+        "tokens, policy": rollouts * sum(step["response_length"] for step in steps),
+        "CPU-s, SFT": sft_totals["cpu_s"],
+        "CPU-s, RL": sum(step["cpu_s"] for step in steps),
+    }
+
+
+def evaluations_of(steps: Sequence[dict]) -> dict[int, float]:
+    values = {step["step"]: step["eval_success"] for step in steps}
+    return {iteration: value for iteration, value in values.items() if value is not None}
+
+
+def rounded(values: Sequence[float | None]) -> list[float | None]:
+    """Five significant digits, to keep rows small."""
+    return [value if value is None else float(f"{value:.5g}") for value in values]
+
+
+def first_warning(steps: Sequence[dict]) -> list | None:
+    """[iteration, sentence] of the first warning of collapse; None without a warning.
+
+    The warnings of an iteration depend only on the rows up to it.
+    """
+    for num_steps, step in enumerate(steps, 1):
+        sentences = new_warnings(steps[:num_steps])
+        if sentences:
+            return [step["step"], sentences[0]]
+    return None

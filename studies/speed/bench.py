@@ -1,0 +1,85 @@
+"""Measure speed and compare it with vLLM, Hugging Face and TRL; results are in studies/speed/README.md.
+
+    python -m studies.speed.bench rollout     # 128 multi-turn trajectories: our engines, vLLM, Hugging Face
+    python -m studies.speed.bench update      # the packed update, a padded one, TRL's GRPO loss
+    python -m studies.speed.bench iteration   # one GRPO iteration, and one of TRL's GRPOTrainer
+    python -m studies.speed.bench head        # log-probs in chunks or with full logits: peak memory
+    python -m studies.speed.bench precision   # log-probs of engine and trainer, in three types
+    python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
+
+The settings are those of config/frozenlake_grpo.py and config/models/tiny.py; --key=value overrides them.
+--repeats=N sets the number of measurements (5), --json=PATH writes them to a file. The variants run
+in turn, once to warm up and then N times. A table shows median, smallest and largest value. Compare
+CPU times, because wall time says little on a shared machine. rollout, update and iteration also
+check that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl)
+take part if they are installed. `python -m studies.speed.gpu_report` measures on a GPU.
+"""
+
+from configurator import Config, UserError, load_config, run_main
+
+import importlib
+import json
+
+from studies.speed.bench_measure import RANDOM_MODEL
+from support.arguments import check_envs
+from support.available import find_model
+from support.mixtures import mixture_at
+from support.run_folder import check_writable, write_atomically
+
+BENCHMARKS = {  # name of a benchmark -> the module with the function of this name
+    "rollout": "studies.speed.bench_rollout",
+    "update": "studies.speed.bench_update",
+    "iteration": "studies.speed.bench_iteration",
+    "head": "studies.speed.bench_head",
+    "precision": "studies.speed.bench_precision",
+    "scale": "studies.speed.bench_iteration",
+}
+SETTINGS = (
+    "config/frozenlake_grpo.py",
+    "config/models/tiny.py",
+    "--max_response_tokens=100",
+    "--max_context_tokens=1600",
+)
+OPTIONS = {
+    "repeats": 5,
+    "json": "",  # file for the measurements
+}
+
+
+def main(argv: list[str]) -> None:
+    name, config, options = read_arguments(argv)
+    # Imported late, because these imports take seconds and mistakes are answered before.
+    import torch
+
+    import parallel
+    from tools.tiny_model import build_tiny
+
+    parallel.init_distributed(config)
+    random_model, tokenizer = build_tiny(config.seed, config.tiny_shape)
+    random_model.save_pretrained(RANDOM_MODEL)
+    tokenizer.save_pretrained(RANDOM_MODEL)
+    benchmark = getattr(importlib.import_module(BENCHMARKS[name]), name)
+    rows = benchmark(config, options["repeats"])
+    if options["json"]:
+        record = {"command": argv, "torch": torch.__version__, "rows": rows}
+        write_atomically(options["json"], json.dumps(record) + "\n")
+
+
+def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
+    """Read the command line. Returns: name of a benchmark, settings, options."""
+    if not argv or argv[0] not in BENCHMARKS:
+        given = argv[0] if argv else "nothing"
+        raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")
+    name, *settings = argv
+    config, options, _ = load_config([*SETTINGS, *settings], extra=OPTIONS)
+    check_envs(config, mixture_at(config.env, 0))
+    find_model(config.model)
+    if options["repeats"] < 1:
+        raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
+    if options["json"]:
+        check_writable(options["json"])
+    return name, config, options
+
+
+if __name__ == "__main__":
+    run_main(main)

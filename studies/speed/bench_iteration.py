@@ -1,0 +1,141 @@
+"""Benchmarks of whole iterations of train.py: against TRL's trainer, and at growing sizes."""
+
+from configurator import Config, UserError, load_config
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from rollout import make_episode
+from studies.speed.bench_measure import Rows, check, compare, is_installed
+from studies.speed.bench_update import make_trl_trainer
+from support.run_folder import read_rows
+from support.timer import Timer
+
+OUT_DIR = "out/bench_run"
+BANDIT = ("config/bandit_grpo.py", "config/models/tiny.py")
+TRL_ITERATIONS = 4
+
+
+# ---------- one iteration against TRL
+
+
+def iteration(config: Config, repeats: int) -> Rows:
+    """128 replies of the base model to one of two Bandit prompts, then one step on all of them.
+
+    A measurement of ours is the median of three iterations after one to warm up, one of TRL's the
+    mean of four. Both sides have the same policy, and the lengths of its replies agree within
+    sampling error.
+    """
+    num_sampled: list[float] = []  # tokens of our iterations
+
+    def ours() -> dict[str, float]:
+        row = run_training(*BANDIT, "--batch_size=128")
+        num_sampled.append(128 * row["response_length"])
+        return {
+            "cpu_s": row["cpu_s"],
+            "wall_s": row["wall_s"],
+            "sampled tokens": num_sampled[-1],
+        }
+
+    variants = {"ours": ours}
+    if is_installed("trl"):
+        trainer, trl_sampled = make_trl_trainer(
+            config.model,
+            bandit_prompt(),
+            per_device_train_batch_size=128,
+            max_steps=TRL_ITERATIONS,
+        )
+
+        def theirs() -> dict[str, float]:
+            times = time_training(trainer)
+            tokens = np.mean(trl_sampled[-TRL_ITERATIONS:])
+            difference = f"TRL samples {tokens} tokens an iteration, we sample {num_sampled[-1]}"
+            check(abs(tokens / num_sampled[-1] - 1) < 0.05, difference)
+            return {**times, "sampled tokens": tokens}
+
+        variants["TRL's GRPOTrainer"] = theirs
+    return compare(variants, repeats)
+
+
+def bandit_prompt() -> list[dict[str, str]]:
+    config, _, _ = load_config(list(BANDIT))
+    system, user = make_episode(config).reset((0,))
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def time_training(trainer) -> dict[str, float]:
+    """Seconds of one iteration, with the set-up inside train(), which takes 1 % of the time."""
+    timer = Timer()
+    trainer.train()
+    timer.stop()
+    return {"cpu_s": timer.cpu_s / TRL_ITERATIONS, "wall_s": timer.wall_s / TRL_ITERATIONS}
+
+
+# ---------- growing sizes
+
+
+def scale(config: Config, repeats: int) -> dict[str, object]:
+    """Iterations of train.py with more trajectories, turns and ranks, and fitted exponents.
+
+    An exponent is the slope of log CPU time (for ranks: wall time) over log size. The fit leaves
+    out the smallest of more than two sizes. The number of turns is the mean that was played, on
+    Sokoban with one action a turn. Replies are cut at 24 tokens, because the base model was not
+    trained for late turns and writes longer replies in them.
+    """
+    lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
+    room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]
+    room += ["--num_groups=4", "--actions_per_turn=1"]
+    room += ["--max_context_tokens=4000", "--max_response_tokens=24"]
+    trajectories = {n: [*lake, f"--num_groups={n // 16}"] for n in (16, 64, 256, 1024)}
+    turns = {n: [*room, f"--max_turns={n}", f"--actions_per_traj={n}"] for n in (1, 2, 5, 10, 20)}
+    ranks = {1: lake, 2: lake}
+    rows: dict[str, object] = {}
+    rows |= grow("trajectories", trajectories, repeats)
+    rows |= grow("turns", turns, repeats)
+    rows |= grow("ranks", ranks, repeats)
+    return rows
+
+
+def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, object]:
+    """Train at each size of a quantity. Returns: a row for each size, and the exponent."""
+    rows: dict[str, object] = {}
+    sizes = []
+    seconds = []
+    for size, arguments in runs.items():
+        num_ranks = size if quantity == "ranks" else 1
+        row = run_training(*arguments, ranks=num_ranks, iterations=1 + repeats)
+        row["n"] = row["num_turns"] if quantity == "turns" else size
+        rows[f"{size} {quantity}"] = row
+        sizes.append(row["n"])
+        seconds.append(row["wall_s" if quantity == "ranks" else "cpu_s"])
+        values = [f"{key} {row[key]:.2f}" for key in ("num_turns", "cpu_s", "wall_s")]
+        print(f"| {size} {quantity} | {' | '.join(values)}", flush=True)
+    first = 1 if len(sizes) > 2 else 0
+    slope, _ = np.polyfit(np.log(sizes[first:]), np.log(seconds[first:]), 1)
+    rows[f"exponent of {quantity}"] = float(slope)
+    print(f"time grows like {quantity}^{slope:.2f}")
+    return rows
+
+
+def run_training(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, float]:
+    """Run train.py. Returns: the median of each logged number over all iterations but the first."""
+    shutil.rmtree(OUT_DIR, ignore_errors=True)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    settings = [f"--num_iterations={iterations}", f"--out_dir={OUT_DIR}", "--filter_keep=1.0"]
+    settings += ["--eval_size=1", "--eval_every=0", "--save_every=0"]
+    command = [sys.executable, *launcher, "train.py", *arguments, *settings]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise UserError(f"{' '.join(command)} failed: {done.stdout[-2000:]}")
+    rows = read_rows(Path(OUT_DIR, "metrics.jsonl"))[1:]
+    medians = {}
+    for key in rows[0]:
+        values = [row[key] for row in rows]
+        if all(isinstance(value, float) for value in values):
+            medians[key] = float(np.median(values))
+    medians["wall_s"] = medians["rollout_s"] + medians["update_s"]
+    return medians

@@ -1,0 +1,221 @@
+"""Benchmark of the policy update: packed, padded, and TRL's GRPO loss on the same trajectories."""
+
+from configurator import Config
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from dialogue import Chat
+from engine import make_engine
+from model import Policy, load_model
+from packing import micro_batches, pack
+from rollout import Trajectory, collect
+from starpo import policy_loss
+from studies.speed.bench_measure import RANDOM_MODEL, STARTS, Rows, check, compare, is_installed
+from studies.speed.bench_rollout import DrawnLengths
+
+CLIP_LOW = 0.2
+CLIP_HIGH = 0.28
+PADDED_BATCH = 8  # trajectories of a padded micro-batch
+TOLERANCE = 1e-5  # of loss (absolute) and gradient norm (relative)
+
+Part = Sequence[Trajectory]  # a micro-batch
+
+
+def update(config: Config, repeats: int) -> Rows:
+    """Forward and backward on 32 trajectories of 2 groups, which end after 1 to 5 turns.
+
+    Loss and gradient norm of all variants must agree before anything is timed.
+    """
+    model, tokenizer = load_model(RANDOM_MODEL)
+    policy = Policy(model)
+    plain = AutoModelForCausalLM.from_pretrained(RANDOM_MODEL, attn_implementation="sdpa")
+    batch = Batch(collect_shortened(config, model, Chat(tokenizer)))
+    packs = micro_batches(batch.trajectories, config.micro_batch_tokens)
+    padded_parts = torch.arange(len(batch.trajectories)).view(-1, PADDED_BATCH).tolist()
+
+    def packed_loss(indices: list[int]) -> Tensor:
+        part = batch.part(indices)
+        logprobs, _ = policy(pack(part), 1.0)
+        return batch.loss(indices, logprobs)
+
+    def padded_loss(indices: list[int]) -> Tensor:
+        return batch.loss(indices, padded_logprobs(plain, batch.part(indices)))
+
+    variants = {
+        "packed": partial(forward_backward, policy, packs, packed_loss),
+        "padded": partial(forward_backward, plain, padded_parts, padded_loss),
+    }
+    if is_installed("trl"):
+        trainer, _ = make_trl_trainer(RANDOM_MODEL, "a", per_device_train_batch_size=16)
+        variants["TRL's GRPO loss, padded"] = partial(
+            forward_backward, trainer.model, padded_parts, partial(trl_loss, trainer, batch)
+        )
+    check_results({name: run() for name, run in variants.items()})
+    return compare(variants, repeats)
+
+
+def collect_shortened(config: Config, model: PreTrainedModel, chat: Chat) -> list[Trajectory]:
+    trajectories = collect(
+        DrawnLengths(make_engine(config, model, chat)),
+        chat,
+        config,
+        STARTS[:32],
+        split="train",
+        temperature=1.0,
+        noise_seed=(0,),
+    )
+    shortened = []
+    for i, trajectory in enumerate(trajectories):
+        shortened.append(replace(trajectory, turns=trajectory.turns[: 1 + i % 5]))
+    return shortened
+
+
+class Batch:
+    """Trajectories with made-up advantages from -1 to 1."""
+
+    def __init__(self, trajectories: list[Trajectory]):
+        self.trajectories = trajectories
+        self.advantages = torch.linspace(-1, 1, len(trajectories))
+        self.num_tokens = sum(trajectory.num_response_tokens for trajectory in trajectories)
+
+    def part(self, indices: list[int]) -> list[Trajectory]:
+        return [self.trajectories[i] for i in indices]
+
+    def old_logprobs(self, indices: list[int]) -> Tensor:
+        """Log-probs of the sampler, of all response tokens one after the other."""
+        values = []
+        for trajectory in self.part(indices):
+            values += trajectory.rollout_logprobs
+        return torch.tensor(values)  # (R,)
+
+    def loss(self, indices: list[int], logprobs: Tensor) -> Tensor:
+        """The clipped policy loss of a micro-batch, divided by the tokens of the whole batch."""
+        lengths = [trajectory.num_response_tokens for trajectory in self.part(indices)]
+        advantages = self.advantages[indices].repeat_interleave(torch.tensor(lengths))  # (R,)
+        loss, *_ = policy_loss(
+            logprobs,
+            self.old_logprobs(indices),
+            advantages,
+            clip_low=CLIP_LOW,
+            clip_high=CLIP_HIGH,
+            num_tokens=self.num_tokens,
+        )
+        return loss
+
+
+def forward_backward(
+    module: torch.nn.Module, parts: list[list[int]], loss_of: Callable[[list[int]], Tensor]
+) -> dict[str, float]:
+    total = 0.0
+    for indices in parts:
+        loss = loss_of(indices)
+        loss.backward()
+        total += loss.item()
+    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), math.inf).item()
+    module.zero_grad()
+    return {"loss": total, "gradient norm": norm}
+
+
+def check_results(results: dict[str, dict[str, float]]) -> None:
+    """Stop unless all variants have the loss and the gradient norm of the first one."""
+    expected = next(iter(results.values()))
+    for found in results.values():
+        loss_error = abs(found["loss"] - expected["loss"])
+        norm_error = abs(expected["gradient norm"] / found["gradient norm"] - 1)
+        check(max(loss_error, norm_error) < TOLERANCE, str(results))
+
+
+# ---------- padded batches
+
+
+def pad(part: Part) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, attention mask and response mask, each (B, T), padded on the right."""
+    ids = [trajectory.ids for trajectory in part]
+    attention_mask = [[1] * len(row) for row in ids]
+    response_mask = [trajectory.response_mask for trajectory in part]
+    return pad_rows(ids), pad_rows(attention_mask), pad_rows(response_mask)
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
+    tensors = [torch.tensor(row).long() for row in rows]
+    return pad_sequence(tensors, batch_first=True)
+
+
+def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
+    """Log-probs of the response tokens, from logits and softmax at every position; (R,)."""
+    ids, attention_mask, response_mask = pad(part)
+    logits = model(ids, attention_mask=attention_mask).logits[:, :-1]  # (B, T-1, V)
+    logprobs = logits.float().log_softmax(-1)
+    sampled = logprobs.gather(2, ids[:, 1:, None])[..., 0]  # (B, T-1)
+    return sampled[response_mask[:, 1:] > 0]
+
+
+# ---------- TRL
+
+
+def make_trl_trainer(folder: str, prompt, **options):
+    """TRL's GRPOTrainer with our settings. Rewards depend only on the position in the group.
+
+    Returns:
+        The trainer, and a list. The trainer appends the number of tokens of each rollout to it.
+    """
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+    from trl import GRPOConfig, GRPOTrainer
+
+    trl_config = GRPOConfig(
+        output_dir="out/bench_trl",
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        loss_type="bnpo",
+        beta=0.0,
+        epsilon=CLIP_LOW,
+        epsilon_high=CLIP_HIGH,
+        learning_rate=1e-6,
+        num_generations=16,
+        max_completion_length=64,
+        **options,
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    table = InMemoryTable.from_pydict({"prompt": [prompt] * 512})
+    prompts = Dataset(table, fingerprint="the same")
+    num_sampled: list[int] = []
+
+    def reward(completions, completion_ids, **_) -> list[float]:
+        num_sampled.append(sum(len(ids) for ids in completion_ids))
+        return [float(i % 16) for i in range(len(completions))]
+
+    _, tokenizer = load_model(folder)
+    trainer = GRPOTrainer(model, reward, trl_config, prompts, processing_class=tokenizer)
+    trainer.current_gradient_accumulation_steps = 1  # otherwise train() sets it
+    return trainer, num_sampled
+
+
+def trl_loss(trainer, batch: Batch, indices: list[int]) -> Tensor:
+    ids, attention_mask, response_mask = pad(batch.part(indices))
+    old_logprobs = torch.zeros(response_mask.shape)
+    old_logprobs[response_mask > 0] = batch.old_logprobs(indices)
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": attention_mask[:, :1],
+        "completion_ids": ids[:, 1:],
+        "completion_mask": attention_mask[:, 1:],
+        "old_per_token_logps": old_logprobs[:, 1:],
+        "tool_mask": response_mask[:, 1:],
+        "advantages": batch.advantages[indices],
+    }
+    mean = trainer._compute_loss(trainer.model, inputs)  # over the tokens of the micro-batch
+    return mean * response_mask.sum() / batch.num_tokens

@@ -1,0 +1,78 @@
+"""Write a model of the shape of Qwen2.5-0.5B with random weights, to measure time and memory.
+
+    python -m studies.speed.random_model out/qwen                # 494 million parameters, 1 GB on disk
+    python -m studies.speed.random_model out/qwen --layers=2     # the same widths and vocabulary
+    python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
+
+It has the tokenizer of base/, which knows 768 of the 151,936 tokens. The others decode to nothing,
+so nearly every reply is malformed, every score is equal, and the filter keeps no group without
+--filter_zero_std=True.
+"""
+
+from configurator import run_main
+
+from support.arguments import read_random_model
+
+if __name__ == "__main__":
+    run_main(read_random_model)  # answers mistakes before the slow imports
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import model  # noqa: F401  (defines attn_implementation="layout")
+from support.available import BASE
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+# Source: config.json of Qwen/Qwen2.5-0.5B-Instruct.
+QWEN = {
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+
+
+def build_random(
+    shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
+) -> Qwen2ForCausalLM:
+    """A Qwen2 with random float32 weights.
+
+    Args:
+        shape: settings of Qwen2Config.
+        device: where the weights are made.
+        seed: of the weights.
+    """
+    torch.manual_seed(seed)
+    config = Qwen2Config(**shape, attn_implementation="layout")
+    with torch.device(device):
+        return Qwen2ForCausalLM(config)
+
+
+def save_random(
+    folder: Path, shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
+) -> None:
+    """Write a random model in bfloat16, as Qwen's, with the tokenizer of base/."""
+    network = build_random(shape, device=device, seed=seed)
+    network.to(torch.bfloat16).save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        shutil.copy(BASE / name, folder)
+
+
+def main(argv: list[str]) -> None:
+    folder, layers = read_random_model(argv)
+    layers = layers or QWEN["num_hidden_layers"]
+    save_random(Path(folder), {**QWEN, "num_hidden_layers": layers})
+    print(f"wrote {folder}: {layers} layers, random weights")
+
+
+if __name__ == "__main__":
+    run_main(main)

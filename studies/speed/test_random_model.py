@@ -1,0 +1,91 @@
+"""Tests of studies/speed/random_model.py, and of training with the widths and vocabulary of Qwen2.5-0.5B.
+
+python -m pytest -q studies/speed/test_random_model.py
+"""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from dialogue import Chat
+from model import load_model
+from studies.speed import random_model
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL_GROUPS = (
+    *("--engine=torch", "--device=cpu", "--num_threads=1"),
+    *("--num_groups=1", "--group_size=2", "--batch_size=2", "--max_running=2"),
+    *("--filter_keep=1.0", "--filter_zero_std=True", "--num_iterations=1", "--eval_size=1"),
+    *("--max_turns=2", "--max_response_tokens=4", "--max_context_tokens=600"),
+    "--micro_batch_tokens=1200",
+)
+MAX_LOGPROB_DIFF = {"float32": 1e-5, "bfloat16": 0.02}  # mean over tokens, nats
+
+
+@pytest.fixture(scope="module")
+def qwen_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen")
+    random_model.save_random(folder, {**random_model.QWEN, "num_hidden_layers": 2})
+    return folder
+
+
+def test_the_shape_has_the_parameters_of_qwen():
+    """494,032,768, counted by hand: an embedding, 24 blocks and a norm."""
+    network = random_model.build_random(device="meta")
+    block = (896 * 18 * 64 + 18 * 64) + 14 * 64 * 896 + 3 * 896 * 4864 + 2 * 896
+    assert block == 14_912_384
+    expected = 151_936 * 896 + 24 * block + 896
+    assert sum(weight.numel() for weight in network.parameters()) == expected == 494_032_768
+
+
+def test_the_folder_can_be_trained(tmp_path):
+    shape = random_model.QWEN | dict(vocab_size=1000, hidden_size=32, intermediate_size=32)
+    shape |= dict(num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    random_model.save_random(tmp_path / "a", shape)
+    random_model.save_random(tmp_path / "b", shape)
+    one, tokenizer = load_model(str(tmp_path / "a"))
+    other, _ = load_model(str(tmp_path / "b"))
+    assert AutoConfig.from_pretrained(tmp_path / "a").dtype == torch.bfloat16
+    assert one.dtype == torch.float32 and torch.equal(one.lm_head.weight, other.lm_head.weight)
+    chat = Chat(tokenizer)
+    assert chat.decode([900, 950]) == ""  # tokens that the tokenizer does not know
+
+
+@pytest.mark.parametrize(
+    "arguments, given",
+    [([], "nothing"), (["a", "b"], "a b"), (["--layers=2"], "--layers=2"), (["a", "--x"], "a --x")],
+)
+def test_messages(arguments, given):
+    with pytest.raises(ValueError, match=f"give one folder, and --layers=N .*; got {given}$"):
+        random_model.main(arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_layers_of_qwen_train_with_lora(qwen_folder, dtype, tmp_path):
+    """PPO trains with a vocabulary of 151,936, and engine and trainer agree. LoRA saves memory.
+
+    A process needs 3.2 GiB and 13 CPU-seconds, and as many seconds of the kernel.
+    """
+    out_dir = tmp_path / "out"
+    command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]
+    settings = [f"--model={qwen_folder}", f"--out_dir={out_dir}", f"--dtype={dtype}"]
+    done = subprocess.run(
+        [*command, *settings, *SMALL_GROUPS], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+    assert row["kept_trajectories"] == 2 and row["response_length"] == 8  # tokens a trajectory
+    # An untrained policy is nearly uniform.
+    assert row["entropy"] == pytest.approx(math.log(151_936), abs=0.3)
+    assert 0 < row["logprob_diff_mean"] < MAX_LOGPROB_DIFF[dtype]
+    assert row["grad_norm"] > 0 and row["grad_norm_critic"] > 0
+    assert row["memory_gib"] < 4
+    saved = AutoConfig.from_pretrained(out_dir / "policy")
+    assert (saved.vocab_size, saved.hidden_size, saved.num_hidden_layers) == (151_936, 896, 2)

@@ -1,0 +1,616 @@
+"""Tests of studies/reproduce.py and the modules that it is made of.
+
+Every experiment is a valid run and differs from its neighbours only in what it names. Tables,
+points and pictures by hand. Finished, shared and failed runs. One short real run for every figure.
+
+    python -m pytest -q studies/test_reproduce.py
+"""
+
+from configurator import Config, UserError
+
+import json
+import re
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import support.run
+import train
+from envs import make_env
+from studies import experiments, reproduce, runs
+from studies.experiments import Curve, Figure, curve, settings_of, sft_command, train_command
+from support.run_folder import save_config
+from support.seeds import without_seed
+from support.statistics import difference_interval, rate_interval, wilson_interval
+from tools import sft
+from tools.plotting import plots, tables
+
+ROOT = Path(reproduce.__file__).resolve().parent.parent
+# four instances: the start solves the first, RL all but the last, the players the first two
+SUCCESSES = {
+    "random, closed loop": [1, 1, 0, 0],
+    "greedy, closed loop": [1, 1, 0, 0],
+    "optimal, closed loop": [1, 1, 0, 0],
+    "optimal, 1 a turn": [1, 1, 0, 1],
+    "start": [1, 0, 0, 0],
+    "after RL": [1, 1, 1, 0],
+}
+COSTS = {"demonstrations": 0, "rollouts": 256}
+FLAT = [0.5, None]  # a metric of two iterations, the second one skipped
+QUESTS = ("quest", "turns", "density", "split")
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """An empty docs/results next to the configs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    (tmp_path / "studies/rows").mkdir(parents=True)
+    return tmp_path / "docs/results"
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def curve_of(name, label):
+    return reproduce.FIGURES[name].curves[label]
+
+
+def all_curves():
+    return [curve for figure in reproduce.FIGURES.values() for curve in figure.curves.values()]
+
+
+def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
+    """A row as `runs.run` writes it, of two iterations."""
+    settings = asdict(train_command(trained, "tiny", seed).config())
+    row = {
+        "command": "python train.py config/models/tiny.py",
+        "git_commit": "0123456789",
+        "machine": "here",
+        "iterations": 2,
+        "cpu_s_per_iteration": 1.5,
+        "curve": {"2": 0.75},
+        "settings": settings,
+        "base": runs.base_of(["config/models/tiny.py"]),
+        "series": dict.fromkeys(runs.SERIES, FLAT),
+        "first_warning": None,
+        "costs": COSTS,
+        "successes": {settings["env"]: successes},
+    }
+    path = results / "runs" / f"{name}_s{seed}.json"
+    path.write_text(json.dumps(row | changes))
+
+
+def launch_with(monkeypatch, run):
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
+
+
+def refuse_to_launch(monkeypatch):
+    launch_with(monkeypatch, lambda *_, **__: pytest.fail("was run"))
+
+
+def record_launches(monkeypatch, exit_code=0):
+    """Launch nothing; returns the list of the commands, without the interpreter."""
+    launched = []
+
+    def record(words, **_):
+        launched.append(words[1:])
+        return SimpleNamespace(returncode=exit_code)
+
+    launch_with(monkeypatch, record)
+    return launched
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# ---------- the experiments
+
+
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+def test_every_experiment_is_a_valid_run(scale):
+    folders = {}
+    for name, figure in reproduce.FIGURES.items():
+        for label in figure.curves:
+            trained = curve_of(name, label)
+            config = settings_of(trained, scale, 1)
+            check_start(config, sft_command(trained, scale, 1), scale)
+            for stage in re.split(r" \+ | @\d+ > ", config.env):
+                make_env(stage)
+            for env in re.split(r" \+ ", config.eval_env or "bandit"):
+                make_env(env)
+            assert label.startswith(config.env.split(":")[0])
+            out_dir = train_command(trained, scale, 1).out_dir
+            folders.setdefault(config, set()).add(str(out_dir))
+    names = [name for found in folders.values() for name in found]
+    assert all(len(f"--out_dir={name}") < 200 for name in names)
+    # one run has one name in all figures, and a name belongs to one run
+    assert len(names) == len(folders)
+    assert len(set(names)) == len(folders)
+
+
+@pytest.mark.parametrize("name", reproduce.FIGURES)
+def test_curves_of_a_figure_are_different_runs(name):
+    """A setting of a curve must not be lost behind a file that sets it, too."""
+    curves = reproduce.FIGURES[name].curves
+    assert len({settings_of(trained, "tiny", 0) for trained in curves.values()}) == len(curves)
+
+
+def check_start(config, sft_stage, scale):
+    """A run starts from the model of its SFT stage, else from that of the scale."""
+    assert config.seed == 1
+    if sft_stage:
+        assert config.model == f"{sft_stage.out_dir}/model"
+        assert config.sft_steps > 0
+        assert sft_stage.config().sft_steps == config.sft_steps
+    else:
+        assert config.model == ("base" if scale == "tiny" else Config.model)
+
+
+def differences(one, other, scale="tiny"):
+    """Settings in which two curves differ, each given as figure and label."""
+    a = asdict(settings_of(curve_of(*one), scale, 0))
+    b = asdict(settings_of(curve_of(*other), scale, 0))
+    return {key for key in a if a[key] != b[key]}
+
+
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+@pytest.mark.parametrize("env", experiments.ENVS)
+def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
+    three = {"filter_keep", "clip_high", "kl_coef"}
+    for algorithm in ("PPO", "GRPO"):
+        starpo = ("fig9", f"{env} {algorithm} StarPO")
+        starpo_s = ("fig9", f"{env} {algorithm} StarPO-S")
+        assert differences(starpo, starpo_s, scale) == three
+        assert differences(("fig5", f"{env} {algorithm} StarPO"), starpo, scale) == set()
+    for name in ("StarPO", "StarPO-S"):
+        ppo = ("fig9", f"{env} PPO {name}")
+        grpo = ("fig9", f"{env} GRPO {name}")
+        assert differences(ppo, grpo, scale) == {"estimator"}
+
+
+@pytest.mark.parametrize(
+    "name, a, b, fields",
+    [
+        ("fig7", "keep 25%", "keep 100%", {"filter_keep"}),
+        ("fig8", "StarPO-S", "with KL", {"kl_coef"}),
+        ("fig8", "StarPO-S", "symmetric clip", {"clip_high"}),
+        ("fig8", "StarPO-S", "no filter", {"filter_keep"}),
+        ("fig10", "online-1", "online-5", {"num_epochs", "num_iterations", "eval_every"}),
+        ("fig11", "StarPO-S", "StarPO-S + think_reward", {"think_reward"}),
+        ("trap", "StarPO", "StarPO on all text", {"mask_observations"}),
+        ("table2", "N=16", "N=2", {"num_groups", "group_size"}),
+        ("table2", "N=16", "N=1", {"num_groups", "group_size", "filter_keep", "batch_size"}),
+        ("table3", "k=2", "k=7", {"actions_per_turn", "actions_per_traj"}),
+        ("table4", "think", "no-think", {"think"}),
+        ("quest", "w2-o3-q4", "w4-o6-q8", {"env"}),
+        ("turns", "6 turns", "16 turns", {"max_turns", "actions_per_traj"}),
+        ("density", "sparse", "dense", {"reward_density"}),
+        ("split", "80% SFT", "100% SFT", {"sft_demos", "num_iterations", "model"}),
+    ],
+)
+def test_curves_differ_in_what_they_name(name, a, b, fields):
+    start = "quest PPO" if name in QUESTS else "sokoban PPO"
+    assert differences((name, f"{start} {a}"), (name, f"{start} {b}")) == fields
+
+
+def test_estimators_and_rewards_differ_in_what_they_name():
+    ppo = ("density", "quest PPO sparse")
+    grpo = ("density", "quest GRPO sparse")
+    grpo_by_turn = ("density", "quest GRPO by turn sparse")
+    rloo_by_turn = ("density", "quest RLOO by turn sparse")
+    assert differences(ppo, grpo) == {"estimator"}
+    assert differences(grpo, grpo_by_turn) == {"turn_level"}
+    assert differences(rloo_by_turn, grpo_by_turn) == {"estimator"}
+    assert differences(("ratio", "repair GRPO binary"), ("ratio", "repair GRPO ratio")) == {"env"}
+
+
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+def test_replies_to_repair_fit(scale):
+    """The longest reply of a demonstration has 36 tokens of the tiny tokenizer, and Qwen thinks."""
+    config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
+    assert config.max_response_tokens == 400
+
+
+@pytest.mark.parametrize("label", reproduce.FIGURES["split"].curves)
+def test_every_split_costs_the_budget(label):
+    trained = curve_of("split", label)
+    config = settings_of(trained, "tiny", 0)
+    demonstrations = config.sft_demos if trained.sft else 0
+    rollouts = config.num_iterations * config.num_groups * config.group_size
+    assert config.num_groups * config.group_size == 64
+    assert 10 * demonstrations + rollouts == pytest.approx(experiments.BUDGET, rel=0.02)
+    share = 10 * demonstrations / experiments.BUDGET
+    assert share == pytest.approx(float(label.split()[2].rstrip("%")) / 100, abs=0.02)
+
+
+def test_an_sft_stage_is_shared_and_has_a_folder_of_its_own():
+    sparse = curve_of("density", "quest PPO sparse")
+    dense = curve_of("density", "quest PPO dense")
+    stage = sft_command(sparse, "tiny", 3)
+    assert stage == sft_command(dense, "tiny", 3)
+    assert stage != sft_command(dense, "tiny", 4)
+    assert stage.script == ("-m", "tools.sft")
+    assert str(stage).startswith("python -m tools.sft config/quest_ppo.py ")
+    assert not any("density" in word for word in stage.arguments)
+    commands = (train_command(sparse, "tiny", 3), train_command(dense, "tiny", 3), stage)
+    assert len({command.out_dir for command in commands}) == 3
+
+
+def test_the_last_override_wins_and_defaults_are_left_out():
+    stage = curve("quest_ppo", sft_steps=5, seed=0, max_turns=3)
+    assert stage.overrides == {"sft_steps": 5, "max_turns": 3}
+    assert curve("bandit_ppo", sft=stage, max_turns=4).combined() == Curve(
+        ("quest_ppo", "bandit_ppo"), {"sft_steps": 5, "max_turns": 4}
+    )
+
+
+def test_batches_of_table_2_are_constant_and_budgets_of_fig10_equal():
+    for label, trained in reproduce.FIGURES["table2"].curves.items():
+        config = settings_of(trained, "tiny", 0)
+        assert config.num_groups * config.group_size == 128
+        kept = int(config.filter_keep * config.num_groups) * config.group_size
+        assert kept == config.batch_size, label  # one optimizer step an iteration
+    for trained in reproduce.FIGURES["fig10"].curves.values():
+        config = settings_of(trained, "tiny", 0)
+        assert config.num_iterations * config.num_epochs == 200
+        assert config.eval_every >= 1
+
+
+# ---------- tables and points
+
+
+def test_environments_that_are_scored_stand_apart():
+    one = {"random, closed loop": [0, 0], "start": [1, 0], "after RL": [1, 1]}
+    other = dict.fromkeys(one, [0, 0])
+    rows = [{"successes": {"bandit": one, "bandit:pair=jobs": other}}]
+    found = tables.wins_by_env(rows)
+    assert list(found) == ["bandit", "bandit:pair=jobs"]
+    for env, expected in rows[0]["successes"].items():
+        assert {name: wins.tolist() for name, wins in found[env].items()} == {
+            name: [wins] for name, wins in expected.items()
+        }
+    assert tables.wins_of_run(rows)["start"].tolist() == [[1, 0]]
+    points = tables.series(rows[0] | {"curve": {"2": 0.75}, "series": {}})
+    assert points == {"eval_success": {0: 0.5, 2: 0.75}}
+    assert list(tables.names_of_envs("jobs", rows)) == ["jobs", "jobs on bandit:pair=jobs"]
+
+
+def test_tables_replace_what_is_between_their_marks():
+    page = "a\n<!-- table: one -->\nold\n<!-- end of table -->\nb\n"
+    with pytest.raises(UserError, match="must hold <!-- table: two -->"):
+        tables.fill(page, {"two": "new"})
+    page += "<!-- table: two --><!-- end of table -->\nc\n"
+    filled = tables.fill(page, {"one": "new", "two": "| x |"})
+    assert filled == (
+        "a\n<!-- table: one -->\nnew\n<!-- end of table -->\nb\n"
+        "<!-- table: two -->\n| x |\n<!-- end of table -->\nc\n"
+    )
+    assert tables.fill(filled, {"one": "new", "two": "| x |"}) == filled
+
+
+def test_table_by_hand(results):
+    trained = curve("frozenlake_ppo")
+    second = SUCCESSES | {"after RL": [1] * 4}
+    write_row(results, "lake", trained, 0)
+    write_row(
+        results,
+        "lake",
+        trained,
+        2,
+        git_commit=None,
+        successes=second,
+        cpu_s_per_iteration=2.5,
+        first_warning=[2, "low"],
+    )
+    curves = {"frozenlake_ppo": trained, "frozenlake_grpo": curve("frozenlake_grpo")}
+    found = reproduce.rows_of(curves, "tiny")
+    head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
+    row = dict(zip(cells(head), cells(first), strict=True))
+    assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
+    # of 8: RL solves 3 + 4; the start, one and the same for both seeds, 1 of 4
+    low, high = wilson_interval(1, 4)
+    assert row["start"] == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
+    ends = np.array([SUCCESSES["after RL"], second["after RL"]])
+    starts = np.array([SUCCESSES["start"], second["start"]])
+    low, high = rate_interval(ends)
+    seeds = "(75.0, 100.0)"
+    assert row["after RL"] == f"87.5 [{100 * low:.1f}, {100 * high:.1f}] {seeds}"
+    low, high = difference_interval(ends, starts)
+    seeds = "(50.0, 75.0)"
+    assert row["RL - start"] == f"62.5 [{100 * low:.1f}, {100 * high:.1f}] {seeds}"
+    assert row["RL - greedy"].startswith("37.5 [")
+    assert row["RL - optimal, 1 a turn"].startswith("12.5 [")
+    assert row["first warning"] == "-, 2"
+    assert row["CPU-s/iteration"] == "2.00"
+    assert row["commit"] == "0123456, None"
+    players = "- frozenlake_ppo: random, closed loop 50.0 [15.0, 85.0]; greedy"
+    assert any(line.startswith(players) for line in rest)
+    assert any(line == "Not run yet: frozenlake_grpo." for line in rest)
+    assert "About the picture." in rest
+
+
+def test_costs_are_shown_where_there_are_demonstrations():
+    paid = {"costs": {"demonstrations": 128, "rollouts": 5120}}
+    again = {"costs": {"demonstrations": 128, "rollouts": 5121}}
+    free = {"costs": {"demonstrations": 0, "rollouts": 6400}}
+    assert tables.cost_lines({"0 % SFT": [free]}) == []
+    assert tables.cost_lines({"0 % SFT": [free], "20 % SFT": [paid, again]}) == [
+        "",
+        "| mean costs of | demonstrations | rollouts |",
+        "|---|---|---|",
+        "| 0 % SFT | 0 | 6,400 |",
+        "| 20 % SFT | 128 | 5,120 |",  # 5,120.5 rounded to even
+    ]
+
+
+def test_points_of_two_seeds(results, monkeypatch):
+    trained = curve_of("fig6", "bandit GRPO StarPO")
+    changes = {"curve": {"2": 1.0}, "series": {"reward": [1.0, 2.0]}, "first_warning": [2, "low"]}
+    write_row(results, "bandit", trained, 0)
+    write_row(results, "bandit", trained, 1, **changes)
+    drawn = []
+    monkeypatch.setattr(plots, "plot", lambda path, *_: drawn.append(path.name))
+    reproduce.show("fig6", "tiny")
+    lines = (results / "fig6.csv").read_text().splitlines()
+    assert lines[0] == "curve,seed,iteration,metric,value"
+    # seed 0: start, one evaluation, and the first of two iterations of each metric
+    # seed 1: start, one evaluation, and two iterations of the reward
+    assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
+    assert {
+        "bandit GRPO StarPO,0,0,eval_success,0.25",
+        "bandit GRPO StarPO,1,2,eval_success,1.0",
+        "bandit GRPO StarPO,0,1,entropy,0.5",
+        "bandit GRPO StarPO,1,2,reward,2.0",
+    } <= set(lines)
+    assert drawn == ["fig6.png"]
+
+
+# ---------- runs
+
+
+def test_the_first_warning_is_that_of_the_shortest_history(monkeypatch):
+    def new_warnings(steps):
+        fell = min(step["reward"] for step in steps) < 0
+        return [f"reward fell {len(steps)}"] if fell else []
+
+    monkeypatch.setattr(runs, "new_warnings", new_warnings)
+    steps = [{"step": 7 + i, "reward": reward} for i, reward in enumerate((1.0, 0.5, -1.0, 2.0))]
+    assert runs.first_warning(steps) == [9, "reward fell 3"]
+    assert runs.first_warning(steps[:2]) is None
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies/rows").glob("*.json")))
+def test_every_row_of_this_repository_belongs_to_a_figure(path):
+    command = json.loads(path.read_text())["command"]
+    configs = [config for config, row in runs.finished_rows().items() if row["command"] == command]
+    wanted = {without_seed(settings_of(trained, "tiny", 0)) for trained in all_curves()}
+    assert len(configs) == 1 and without_seed(configs[0]) in wanted
+
+
+def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
+    refuse_to_launch(monkeypatch)
+    trained = curve("bandit_ppo")
+    old = asdict(replace(settings_of(trained, "tiny", 0), out_dir="out/elsewhere/bandit"))
+    del old["think_reward"], old["mask_observations"]
+    write_row(results, "bandit", trained, 0, settings=old)
+    write_row(results, "bandit", trained, 1)
+    monkeypatch.setattr(plots, "plot", lambda *_: None)
+    reproduce.main(["fig9", "--only=bandit PPO StarPO-S", "--seeds=0,1"])
+    assert "2 runs, 2 of them finished" in capsys.readouterr().out
+    assert "| bandit PPO StarPO-S | 0, 1 | 8 |" in (results / "fig9.md").read_text()
+
+
+def test_a_finished_row_is_run_again_on_demand(results, monkeypatch):
+    write_row(results, "bandit", curve("bandit_ppo"), 0)
+    launched = []
+    monkeypatch.setattr(reproduce, "run_all", lambda jobs, workers: launched.extend(jobs) or [])
+    monkeypatch.setattr(plots, "plot", lambda *_: None)
+    words = ["fig9", "--only=bandit PPO StarPO-S", "--seeds=0"]
+    reproduce.main(words)
+    assert launched == []
+    reproduce.main([*words, "--again=True"])
+    assert [job.seed for job in launched] == [0]
+
+
+def test_rows_of_other_settings_or_weights_do_not_count(results):
+    bandit, sokoban = curve("bandit_ppo"), curve("sokoban_ppo")
+    write_row(results, "bandit", bandit, settings={"seed": 0, "chess": 1, "env": "bandit"})
+    write_row(results, "sokoban", sokoban, base="0" * 12)
+    assert runs.finished_rows() == {}
+    write_row(results, "sokoban", sokoban)
+    assert len(runs.finished_rows()) == 1
+
+
+def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkeypatch):
+    launched = record_launches(monkeypatch)
+    trained = curve("bandit_ppo")
+    command = train_command(trained, "tiny", 0)
+    out_dir = command.out_dir
+    assert runs.launch(command) == ""
+    save_config(replace(command.config(), num_iterations=199), {}, out_dir)
+    expected = f"{out_dir} holds a run with other settings; remove it"
+    assert runs.run(trained, "tiny", 0) == expected
+    monkeypatch.setattr(runs, "base_of", lambda _: "another")
+    expected = f"{out_dir} may have started from other weights than those in base/; remove it"
+    assert runs.run(trained, "tiny", 0) == expected
+    assert len(launched) == 2 and not list((results / "runs").iterdir())
+
+
+def test_no_run_starts_from_a_refused_sft_stage(results, monkeypatch):
+    launched = record_launches(monkeypatch)
+    monkeypatch.setattr(reproduce, "show", lambda name, *_: name)
+    folder = sft_command(curve_of("split", "quest PPO 40% SFT"), "tiny", 0).out_dir
+    folder.mkdir(parents=True)
+    Path(f"{folder}.base").write_text("another")
+    message = "may have started from other weights than those in base/; remove it"
+    with pytest.raises(ValueError, match=message):
+        reproduce.main(["split", "--only=40% SFT", "--seeds=0"])
+    assert not launched
+
+
+def test_what_figures_share_is_run_once(results, monkeypatch):
+    launched = record_launches(monkeypatch, exit_code=2)
+    monkeypatch.setattr(reproduce, "show", lambda name, *_: name)
+    write_row(results, "sokoban", curve_of("fig9", "sokoban PPO StarPO-S"))
+    message = "sokoban_ppo-starpo_vanilla-tiny_s0: failed with exit code 2, see out/runs/s"
+    with pytest.raises(ValueError, match=message):
+        reproduce.main(["fig5", "fig6", "fig9", "--only=sokoban PPO", "--seeds=0", "--jobs=1"])
+    expected = train_command(curve("sokoban_ppo", "starpo_vanilla"), "tiny", 0)
+    assert launched == [[*expected.script, *expected.arguments]]
+    assert not list((results / "runs").glob("*vanilla*"))  # a failed run leaves no row
+
+
+# ---------- commands and estimates
+
+
+def test_dry_run(results, capsys, monkeypatch):
+    refuse_to_launch(monkeypatch)
+    starpo = curve_of("fig5", "frozenlake PPO StarPO")
+    write_row(results, "starpo", starpo, 1, cpu_s_per_iteration=36.0)
+    reproduce.main(["fig5", "fig6", "--only=PPO StarPO", "--seeds=0,1", "--dry_run=True"])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "6 runs, 1 of them finished" and len(lines) == 5 + 1
+    bandit, lake = lines[:2]
+    # 200 iterations of 0.4 + 4 * 0.3 s, because four optimizer steps follow a rollout
+    configs = "config/bandit_ppo.py config/methods/starpo_vanilla.py config/models/tiny.py"
+    assert bandit.startswith(f"python train.py {configs}") and bandit.endswith("# 0.09 h")
+    # 200 iterations of 36 s, as in the other seed
+    out_dir = "out/runs/frozenlake_ppo-starpo_vanilla-tiny_s0"
+    assert lake.endswith(f"--seed=0 --out_dir={out_dir}  # 2.00 h")
+    assert lines[2].count("config/sokoban_ppo.py") and lines[2].count("--seed=0")
+    assert lines[-1].startswith("about ") and "evaluations and SFT come on top" in lines[-1]
+
+
+def test_dry_run_at_full_scale(results, capsys, monkeypatch):
+    refuse_to_launch(monkeypatch)
+    only = "--only=sokoban PPO keep"
+    reproduce.main(["fig7", only, "--seeds=0", "--dry_run=True", "--scale=full"])
+    quarter, *_, every, total = capsys.readouterr().out.splitlines()[1:]
+    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 24 s, as the paper
+    assert every.endswith("# 3.78 h") and "on one GPU" in total  # 68 s
+
+
+def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
+    """Its model lies in a folder with the seed in the name."""
+    write_row(
+        results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
+    )
+    reproduce.main(["split", "--only=40%", "--seeds=0", "--dry_run=True"])
+    _, stage, rest, total = capsys.readouterr().out.splitlines()
+    assert stage.startswith("python -m tools.sft config/quest_ppo.py ")
+    assert stage.endswith("# SFT stage of runs below")
+    assert "and SFT come on top" in total
+    assert rest.endswith("# 2.00 h")  # 60 iterations of 120 s
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ([], "give names among fig5, .*; got nothing"),
+        (["fig5", "chess"], "give names among fig5, .*; got fig5 chess"),
+        (["fig9", "--only=chess"], "--only=chess matches none of bandit PPO StarPO,"),
+        (
+            ["fig9", "--seed=3"],
+            "the settings of the runs are fixed here; the options are --scale, --seeds",
+        ),
+        (["fig5", "--scale=huge"], "scale must be one of tiny, full, got 'huge'"),
+        (["fig5", "credit", "--scale=full"], "credit is an experiment with the tiny model; remove"),
+        (["fig5", "--seeds=0,x"], "seeds must be different integers, such as 0,1,2, got '0,x'"),
+        (["fig5", "--seeds=1,1"], "seeds must be different integers"),
+    ],
+)
+def test_messages(argv, message, results):
+    with pytest.raises(ValueError, match=message):
+        reproduce.main(argv)
+
+
+# ---------- real runs
+
+SMALL = {
+    "env": "bandit",
+    "num_groups": 4,
+    "group_size": 2,
+    "batch_size": 2,
+    "eval_size": 2,
+    "max_response_tokens": 8,
+}
+ENV_SETTINGS = ("env", "max_turns", "actions_per_traj", "max_context_tokens", "sft_clean")
+
+
+def shortened(trained):
+    """The curve with two iterations on the bandit, one SFT step and small groups."""
+    if trained.sft:
+        stage = Curve(trained.sft.files, SMALL | small(trained.sft.overrides))
+        return Curve((), small(trained.overrides) | {"num_iterations": 2}, stage)
+    files = tuple(name for name in trained.files if not name.endswith("_transfer"))
+    return Curve(files, SMALL | small(trained.overrides) | {"num_iterations": 2})
+
+
+def small(overrides):
+    kept = {key: value for key, value in overrides.items() if key not in ENV_SETTINGS}
+    for key, value in kept.items():
+        if key == "sft_steps":
+            kept[key] = 1
+        elif value == 128:  # prompts of table 2
+            kept[key] = 4
+    return kept
+
+
+@pytest.mark.slow
+def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
+    """The last curve of every figure through sft.py and train.py, in this process."""
+
+    def run_here(words, **_):
+        if words[1] == "train.py":
+            train.main(words[2:])
+        else:
+            assert words[1:3] == ["-m", "tools.sft"]
+            sft.main(words[3:])
+        return SimpleNamespace(returncode=0)
+
+    launch_with(monkeypatch, run_here)
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals are for a main thread
+    monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
+    figures = {}
+    for name, figure in reproduce.FIGURES.items():
+        label, trained = list(figure.curves.items())[-1]
+        curves = {label: shortened(trained)}
+        figures[name] = Figure(figure.title, figure.metrics, curves, files=figure.files)
+    monkeypatch.setattr(reproduce, "FIGURES", figures)
+    monkeypatch.setattr(plots, "plot", lambda *_: None)
+    reproduce.main([*figures, "--seeds=0", "--jobs=1"])
+    rows = runs.finished_rows()
+    assert len(rows) == len(list((results / "runs").iterdir()))
+    for config, row in rows.items():
+        assert row["iterations"] == 2 and "2" in row["curve"], config
+        assert all(len(row["series"][key]) == 2 for key in runs.SERIES)
+        demonstrations = 8 if "/sft-" in config.model else 0
+        assert row["costs"]["demonstrations"] == demonstrations
+        assert row["costs"]["rollouts"] == 2 * config.num_groups * config.group_size
+    for name, figure in figures.items():
+        for label in figure.curves:
+            file = figure.files or name
+            assert f"| {label} " in (results / f"{file}.md").read_text()
+            assert f"{label},0,1,reward," in (results / f"{file}.csv").read_text()
+
+
+def test_what_a_run_writes_does_not_identify_it(results):
+    """A row from before num_samples had its present default is still found."""
+    trained = curve("frozenlake_ppo")
+    write_row(results, "lake", trained, 0)
+    (path,) = (results / "runs").iterdir()
+    row = json.loads(path.read_text())
+    row["settings"]["num_samples"] = 3
+    path.write_text(json.dumps(row))
+    assert settings_of(trained, "tiny", 0) in runs.finished_rows()
+    row["settings"]["seed"] = 5
+    path.write_text(json.dumps(row))
+    assert settings_of(trained, "tiny", 0) not in runs.finished_rows()

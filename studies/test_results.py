@@ -1,0 +1,101 @@
+"""Tests of the numbers in README and docs/: they agree with the recorded games.
+
+    python -m pytest -q studies/test_results.py
+
+No interval excludes what it averages, and the tables are those of the JSON files in docs/results/.
+"""
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from studies import reproduce
+from studies.experiments import sft_command, train_command
+from studies.imitation import comparison
+from tools.plotting import tables
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*.md"))]
+FILES = {name: figure.files or name for name, figure in reproduce.FIGURES.items()}
+FIGURES = [name for name in FILES if (RESULTS / f"{FILES[name]}.md").is_file()]
+
+NUMBER = r"-?\d+\.?\d*"
+INTERVAL = rf"({NUMBER})(?: %)?(?:\*\*)? \[({NUMBER}),\s+({NUMBER})\]"
+SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def find_exclusions(text):
+    """The intervals that do not hold their mean or one of their seeds."""
+    bad = []
+    for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
+        mean, low, high, seeds = found.groups()
+        values = [mean, *(seeds.split(", ") if seeds else [])]
+        if not all(float(low) <= float(value) <= float(high) for value in values):
+            bad.append(found.group())
+    return bad
+
+
+def test_exclusions_are_found():
+    assert find_exclusions("a 5.0 [4.0, 6.0] (4.5, 5.5) and **82.0 % [77.2,\n86.1]**") == []
+    assert find_exclusions("5.0 [4.0, 6.0] (3.9, 6.1)") == ["5.0 [4.0, 6.0] (3.9, 6.1)"]
+    assert find_exclusions("**28.0 [7.4, 53.1]** (54, 7, 23)") == ["28.0 [7.4, 53.1]** (54, 7, 23)"]
+    assert find_exclusions("-8.1 [-8.0, -1.3]") == ["-8.1 [-8.0, -1.3]"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_interval_excludes_its_own_seeds(path):
+    text = path.read_text()
+    assert find_exclusions(text) == []
+    assert "bootstrap" not in text.lower()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_tables_are_those_of_the_runs(name):
+    found = reproduce.rows_of(reproduce.FIGURES[name].curves, "tiny")
+    text = (RESULTS / f"{FILES[name]}.md").read_text()
+    assert tables.table(found, "").split("\n\n")[0] in text
+    for label, rows in found.items():
+        if rows:
+            assert f"| {label} |" in text
+
+
+def test_the_comparison_page_is_that_of_its_rows():
+    text = (RESULTS / "comparison.md").read_text()
+    assert text == comparison.page(list(comparison.WORLDS))
+
+
+PLACES = {"out_dir", "model", "seed"}  # settings that say where a run is, or which
+
+
+@pytest.mark.parametrize("name", comparison.WORLDS)
+def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
+    """A row is found by its name. If the file of an overlay changes, its rows are out of date."""
+    for row, method in comparison.WORLDS[name].methods.items():
+        make_command = train_command if method.has_rl else sft_command
+        for seed in (0, 1, 2):
+            recorded = comparison.read_row(name, row, seed)
+            if not recorded:
+                continue
+            now = asdict(make_command(method.curve, "tiny", seed).config())
+            saved = recorded["settings"].get("config", recorded["settings"])
+            known = (saved.keys() & now.keys()) - PLACES
+            assert {key: saved[key] for key in known} == {key: now[key] for key in known}
+
+
+def test_rates_in_readme_are_those_of_the_comparison():
+    """Every number of README's first table is in a row of the comparison, with its interval."""
+    readme = (ROOT / "README.md").read_text()
+    lines = readme.split("|---|---|---|\n")[1].split("\n\n")[0].splitlines()
+    for column, world in ((2, "frozenlake"), (3, "sokoban")):
+        rates = comparison.rates_of(world).values()
+        known = [tables.rate(wins).split(" (")[0] for wins, _ in rates]
+        shown = [line.split("|")[column].strip(" *") for line in lines]
+        assert len(shown) >= 7 and set(shown) <= set(known)

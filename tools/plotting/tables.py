@@ -1,0 +1,225 @@
+"""Rows of finished runs as a Markdown table and as points for a spreadsheet (CSV)."""
+
+from configurator import UserError
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from support.run_folder import replace_file
+from support.statistics import difference_interval, rate_interval
+
+Rows = list[dict]  # the rows of a curve, one for each seed; see studies/runs.py
+Curves = dict[str, Rows]  # label -> rows; a curve that was not run has no rows
+Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (S, n) of 0 and 1
+
+HEADINGS = (
+    "curve",
+    "seeds",
+    "n",
+    "start",
+    "after RL",
+    "RL - start",
+    "RL - greedy",
+    "RL - optimal, 1 a turn",
+    "first warning",
+    "CPU-s/iteration",
+    "commit",
+)
+POLICIES = ("start", "after RL")
+COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # what RL is compared with
+LEGEND = """\
+Success in % of n games, with a 95 % interval in brackets and the result of each seed in
+parentheses. Differences are paired by seed and prompt. Intervals are over seeds and prompts
+(support/statistics.py); if two or three seeds differ, they are wide. First warning: for each seed,
+the iteration of the first sign of collapse (support/echo_trap.py), - if there is none."""
+
+
+# ---------- what rows hold
+
+
+def wins_by_env(rows: Rows) -> dict[str, Wins]:
+    """Scored environment -> successes. The environment of the run comes first."""
+    return {env: wins_in(env, rows) for env in rows[0]["successes"]}
+
+
+def wins_in(env: str, rows: Rows) -> Wins:
+    wins = {}
+    for name in rows[0]["successes"][env]:
+        seeds = [row["successes"][env][name] for row in rows]
+        wins[name] = np.array(seeds)  # (S, n)
+    return wins
+
+
+def wins_of_run(rows: Rows) -> Wins:
+    """Successes in the environment of the run."""
+    env = next(iter(rows[0]["successes"]))
+    return wins_in(env, rows)
+
+
+def series(row: dict) -> dict[str, dict[int, float]]:
+    """Metric -> iteration -> value. Iteration 0 is the model before RL. Missing values are left
+    out."""
+    start = wins_of_run([row])["start"]
+    success = {0: float(start.mean())}
+    for iteration, value in row["curve"].items():
+        success[int(iteration)] = value
+    found = {"eval_success": success}
+    for metric, values in row["series"].items():
+        found[metric] = {i: value for i, value in enumerate(values, 1) if value is not None}
+    return found
+
+
+# ---------- CSV
+
+
+def write_points(path: Path, curves: Curves) -> None:
+    """Write a line for every value of every metric, seed and curve."""
+    with replace_file(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("curve", "seed", "iteration", "metric", "value"))
+        for label, rows in curves.items():
+            for row in rows:
+                writer.writerows(points_of(label, row))
+
+
+def points_of(label: str, row: dict) -> Iterator[tuple]:
+    seed = row["settings"]["seed"]
+    for metric, values in series(row).items():
+        for iteration, value in values.items():
+            yield label, seed, iteration, metric, value
+
+
+# ---------- Markdown
+
+
+def table(curves: Curves, caption: str) -> str:
+    """Success of every curve, its costs if it has demonstrations, a legend and reference players.
+
+    Args:
+        curves: The rows of every curve.
+        caption: What the picture of the figure shows.
+    """
+    finished = {label: rows for label, rows in curves.items() if rows}
+    missing = [label for label, rows in curves.items() if not rows]
+    lines = success_lines(finished)
+    lines += cost_lines(finished)
+    lines += ["", LEGEND, caption]
+    if missing:
+        lines += ["", f"Not run yet: {', '.join(missing)}."]
+    lines += ["", "Reference players on the same instances, success in %:", ""]
+    lines += player_lines(finished)
+    return "\n".join(lines) + "\n"
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [line_of(headings), "|---" * len(headings) + "|"]
+    for cells in rows:
+        lines.append(line_of(cells))
+    return lines
+
+
+def fill(page: str, contents: dict[str, str]) -> str:
+    """Replace what stands between the marks of some tables of a page.
+
+    Args: contents: the name of a table, as in `<!-- table: NAME -->`, -> its Markdown.
+    Raises: UserError if the page lacks a mark."""
+    for name, content in contents.items():
+        begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"
+        before, begin_mark, rest = page.partition(begin)
+        _, end_mark, after = rest.partition(end)
+        if not begin_mark or not end_mark:
+            raise UserError(f"the page must hold {begin} and, after it, {end}")
+        page = f"{before}{begin}\n{content}\n{end}{after}"
+    return page
+
+
+def line_of(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
+    """`wins_by_env` with names of table rows as keys: the label, then "LABEL on ENV"."""
+    named = {}
+    for env, wins in wins_by_env(rows).items():
+        named[f"{label} on {env}" if named else label] = wins
+    return named
+
+
+def success_lines(curves: Curves) -> list[str]:
+    """One line per curve and scored environment, over all seeds, with paired differences."""
+    lines = []
+    for label, rows in curves.items():
+        seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
+        warnings = ", ".join(str((row["first_warning"] or "-")[0]) for row in rows)
+        cpu_s = np.mean([row["cpu_s_per_iteration"] for row in rows])
+        commits = dict.fromkeys(short_commit(row["git_commit"]) for row in rows)
+        for name, wins in names_of_envs(label, rows).items():
+            end = wins["after RL"]  # (S, n)
+            cells = [name, seeds, str(end.size)]
+            cells += [rate(wins["start"]), rate(end)]
+            for other in COMPARED:
+                cells.append(difference(end, wins[other]))
+            cells += [warnings, f"{cpu_s:.2f}", ", ".join(commits)]
+            lines.append(cells)
+    return markdown(HEADINGS, lines)
+
+
+def cost_lines(curves: Curves) -> list[str]:
+    """The mean costs of every curve; no lines unless a curve uses demonstrations."""
+    all_rows = [row for rows in curves.values() for row in rows]
+    if not any(row["costs"]["demonstrations"] for row in all_rows):
+        return []
+    keys = list(all_rows[0]["costs"])
+    lines = []
+    for label, rows in curves.items():
+        cells = [label]
+        for key in keys:
+            mean = np.mean([row["costs"][key] for row in rows])
+            cells.append(f"{mean:,.0f}")
+        lines.append(cells)
+    return ["", *markdown(["mean costs of", *keys], lines)]
+
+
+def player_lines(curves: Curves) -> list[str]:
+    """One line for each set of results of reference players, with the curves that share it."""
+    labels: dict[str, list[str]] = {}
+    for label, rows in curves.items():
+        for name, wins in names_of_envs(label, rows).items():
+            players = [player for player in wins if player not in POLICIES]
+            rates = [f"{player} {rate(wins[player])}" for player in players]
+            labels.setdefault("; ".join(rates), []).append(name)
+    return [f"- {', '.join(names)}: {text}" for text, names in labels.items()]
+
+
+def rate(wins: np.ndarray) -> str:
+    """Success rate in % of (S, n) games, with its interval, and by seed."""
+    low, high = rate_interval(wins)
+    return percent(wins, float(low), float(high))
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> str:
+    """Difference of success rates in %, (S, n) games each, with its interval, and by seed."""
+    low, high = difference_interval(a, b)
+    return percent(a - b, float(low), float(high))
+
+
+def percent(scores: np.ndarray, low: float, high: float) -> str:
+    """Mean, interval and means of the seeds; one number for seeds that are the same.
+
+    >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)
+    '75.0 [25.0, 100.0] (50.0, 100.0)'
+    """
+    text = f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    if (scores == scores[0]).all():
+        return text
+    seeds = ", ".join(f"{100 * seed.mean():.1f}" for seed in scores)
+    return f"{text} ({seeds})"
+
+
+def short_commit(commit: str | None) -> str:
+    """Seven digits of a commit, and "-dirty" if it is marked so."""
+    text = str(commit)
+    return text[:7] + text[40:]

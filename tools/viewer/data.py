@@ -1,0 +1,355 @@
+"""What the page of tools/view.py shows of one or two runs, as data for JSON."""
+
+from configurator import Config, UserError, printable
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+from dialogue import IM_END, parse_response
+from support.records import TRAJECTORY, why_ended
+from support.run_folder import load_saved, read_json, read_rows
+from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
+
+STAGES = {  # file of a run -> what its trajectories are; None: training, an iteration per row
+    "eval_start.jsonl": "before RL",
+    "trajectories.jsonl": None,
+    "eval_final.jsonl": "after RL",
+}
+# metric in metrics.jsonl -> its name on the page
+CURVES = {
+    "success": "success",
+    "reward": "reward",
+    "in_group_reward_std": "spread of the scores in a group",
+    "entropy": "entropy, nats a token",
+    "valid_frac": "valid replies",
+    "response_length": "tokens in a trajectory",
+    "grad_norm": "gradient norm",
+}
+NUMBER = (float, None)
+ROW = {
+    "step": int,
+    "eval_success": (NUMBER, ...),
+    "kept_groups": (NUMBER, ...),
+    **dict.fromkeys(CURVES, (NUMBER, ...)),
+}
+OUTCOMES = {  # status -> how a trajectory ended, in words
+    "success": "success",
+    "out_of_turns": "out of turns",
+    "out_of_tokens": "out of tokens",
+    "error": "error",
+}
+RANKED_BY = {  # the setting filter_by -> what the filter compares
+    "reward_std": "the standard deviation of its scores",
+    "reward_mean": "its mean score",
+    "entropy": "its entropy",
+    "length": "its mean length",
+}
+NOT_IN_FORM = "The reply was not in the required form."
+REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # how a report begins
+SHOWN_OUTSIDE = 40  # characters of a text outside of the tags
+
+
+def load_runs(runs: Sequence[Path]) -> dict:
+    """Collect what the page shows of one run, or of two runs to compare.
+
+    Args:
+        runs: folders of runs, as train.py writes them.
+
+    Returns:
+        runs: for each run its name, its reference players and what `describe_curves` returns.
+        trajectories: list of dicts from `describe_trajectory`, in the order of training.
+        texts: list of strings. Trajectories refer to tokens and system messages by their index in
+            this list, so that a frequent text is stored once.
+        cells, layers, colors: how to draw boards; see tools/viewer/pictures.py.
+
+    Raises:
+        UserError: a folder has no trajectories, or a line is not one.
+    """
+    text_ids: dict[str, int] = {}
+    prompt_ids: dict[tuple, int] = {}
+    described = []
+    trajectories = []
+    names = name_runs(runs)
+    for number, run in enumerate(runs):
+        config = load_saved(run)
+        rows = read_rows(run / "metrics.jsonl", shape=ROW)
+        records = read_trajectories(run)
+        players = read_players(run / "scores.json")
+        described.append(
+            {"name": names[number], "players": players, **describe_curves(rows, records)}
+        )
+        for record, stage in records:
+            trajectory = describe_trajectory(record, stage, config.think, text_ids)
+            trajectory["run"] = number
+            trajectory["filter"] = explain_filter(record, config, rows)
+            trajectory["prompt"] = number_prompt(record, trajectory, prompt_ids)
+            trajectories.append(trajectory)
+    envs = {trajectory["env"] for trajectory in trajectories}
+    layers = {}
+    for name, shapes in LAYERS.items():
+        layers[name] = [asdict(shape) for shape in shapes]
+    return {
+        "runs": described,
+        "texts": list(text_ids),
+        "cells": {env: cells_of(env) for env in envs},
+        "layers": layers,
+        "colors": {name: color._asdict() for name, color in COLORS.items()},
+        "trajectories": trajectories,
+    }
+
+
+def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
+    """The records of a run with their stage, see STAGES.
+
+    Raises: UserError if there is none, or a line is not one."""
+    records = []
+    for file, stage in STAGES.items():
+        shape = TRAJECTORY if stage else {"step": int, "group": int, **TRAJECTORY}
+        for record in read_rows(run / file, shape=shape):
+            if not record["turns"]:
+                raise UserError(f"{run / file} holds a trajectory without turns")
+            records.append((record, stage))
+    if not records:
+        raise UserError(
+            f"{run} holds no trajectories; expected a folder with one of {', '.join(STAGES)}"
+        )
+    return records
+
+
+# ---------- a run
+
+
+def name_runs(runs: Sequence[Path]) -> list[str]:
+    """The names of the folders; with their parents if two folders have one name.
+
+    Raises: UserError if a run is given twice."""
+    folders = [run.resolve() for run in runs]
+    if len(set(folders)) < len(folders):
+        raise UserError(f"{runs[0]} is given twice; expected two runs to compare")
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [f"{folder.parent.name}/{folder.name}" for folder in folders]
+    return [shown(name) for name in names]
+
+
+def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) -> dict:
+    """What the curves above the trajectories show.
+
+    Args: rows: of metrics.jsonl; records: from `read_trajectories`.
+    Returns:
+        steps: the iterations; curves: for each metric of CURVES its name and a value, or None, for
+        each of `steps`; eval: (iteration, success) of each evaluation, 0 for the start."""
+    curves = {}
+    for key, label in CURVES.items():
+        values = [row.get(key) for row in rows]
+        if any(value is not None for value in values):
+            curves[key] = {"label": label, "values": values}
+    evaluations = []
+    started = [record for record, stage in records if stage == "before RL"]
+    if started:
+        first_env = started[0]["env"]
+        evaluations.append((0, fmean(r["success"] for r in started if r["env"] == first_env)))
+    for row in rows:
+        if row.get("eval_success") is not None:
+            evaluations.append((row["step"], row["eval_success"]))
+    return {"steps": [row["step"] for row in rows], "curves": curves, "eval": evaluations}
+
+
+def read_players(path: Path) -> list[tuple[str, float]]:
+    """(name, success rate) of the greedy and the optimal player in scores.json; [] without it."""
+    if not path.is_file():
+        return []
+    scores = next(iter(read_json(path, {str: {str: [int]}}).values()), {})
+    players = []
+    for name, successes in scores.items():
+        player, _, way = name.partition(", ")
+        if player in ("greedy", "optimal") and way in ("", "closed loop") and successes:
+            players.append((player, fmean(successes)))
+    return players
+
+
+# ---------- a trajectory
+
+
+def describe_trajectory(
+    record: dict, stage: str | None, think: bool, text_ids: dict[str, int]
+) -> dict:
+    """Select and label what the page shows of a trajectory.
+
+    Args:
+        record: row of one of the files in STAGES.
+        stage: the value of that file in STAGES.
+        think: whether responses have a thought, as in the setting `think`.
+        text_ids: text -> number; gets the new texts of this trajectory.
+
+    Returns:
+        The fields below. A link to the trajectory holds its "address".
+    """
+    if stage is None:
+        when = f"iteration {record['step']}"
+        group = f"{when}, group {record['group']}"
+        member = f"member {record['member']}"
+        address = [str(record["step"]), str(record["group"]), str(record["member"])]
+    else:
+        when = stage
+        group = f"prompt {', '.join(map(str, record['seed']))}"
+        member = stage
+        address = [stage, "-".join(map(str, record["seed"])), str(record["member"])]
+    env = shown(record["env"])
+    last = record["turns"][-1]
+    turns = []
+    for turn, following in zip(record["turns"], [*record["turns"][1:], None], strict=True):
+        turns.append(describe_turn(turn, following, env, think, text_ids))
+    return {
+        "env": env,
+        "status": record["status"],
+        "outcome": name_outcome(record["status"], last.get("out_of_actions")),
+        "reason": why_ended(record["status"], last.get("error"), last.get("out_of_actions")),
+        "success": record["success"],
+        "score": record["score"],
+        "when": when,
+        "group": group,
+        "member": member,
+        "address": address,
+        "kept": record.get("kept"),
+        "system": number_text(record["system"], text_ids),
+        "turns": turns,
+    }
+
+
+def name_outcome(status: str, out_of_actions: bool | None) -> str:
+    """How a trajectory ended, in words."""
+    if status == "failure" and out_of_actions is not None:
+        return "out of actions" if out_of_actions else "lost"
+    return OUTCOMES.get(status, "failure")
+
+
+def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
+    """A number that trajectories from the same start share, also those of two runs."""
+    first = trajectory["turns"][0]
+    start = (trajectory["env"], first["board"], first["text"], *record["seed"])
+    key = (record.get("step"), *start)
+    return prompt_ids.setdefault(key, len(prompt_ids))
+
+
+def explain_filter(record: dict, config: Config, rows: list[dict]) -> str:
+    """What the filter did with the group of a trajectory, in a sentence; "" if unknown."""
+    if "kept" not in record:
+        return ""
+    verb = "kept" if record["kept"] else "dropped"
+    sentence = f"The filter {verb} this group"
+    if "filter_value" in record:
+        value = f"{record['filter_value']:.3g}"
+        sentence += f": {RANKED_BY[config.filter_by]} is {value}"
+    for row in rows:
+        if row["step"] == record["step"] and row.get("kept_groups") is not None:
+            num_kept = round(row["kept_groups"])
+            sentence += f". It kept {num_kept} of {config.num_groups} groups"
+    return f"{sentence}."
+
+
+# ---------- a turn
+
+
+def describe_turn(
+    turn: dict, following: dict | None, env: str, think: bool, text_ids: dict[str, int]
+) -> dict:
+    """Select what the page shows of a turn; arguments as for `describe_trajectory`.
+
+    Args: following: the next turn. Its message reports on this one.
+    Returns: the fields below. A reply that is not in the required form is shown whole ("reply")."""
+    cells = cells_of(env)
+    message = split_message(shown(turn["observation"]), cells)
+    last_message = split_message(shown(turn.get("closing") or ""), cells)
+    parsed = parse_response(turn["response"], think=think)
+    # A reference player samples no tokens: the page shows its response as one token.
+    tokens = turn["tokens"] or [turn["response"]]
+    described = {
+        **message._asdict(),  # report, budget, board and text
+        "final_board": last_message.board,  # after the last action of the trajectory
+        "final_text": last_message.text,
+        "thought": shown(parsed.thought),
+        "reply": "" if parsed.well_formed else shown(turn["response"]),
+        "actions": [shown(action) for action in turn["actions"]],
+        "reward": turn["reward"],
+        "well_formed": turn["format_ok"],
+        "faults": explain_faults(turn, following, think),
+        "tokens": [number_text(token, text_ids) for token in tokens],
+        "surprise": [round(100 * nats) for nats in turn["surprise"]],  # in 1/100 nat
+        "statements": [turn.get("statements_checked", 0), turn.get("statements_true", 0)],
+    }
+    moves = [shown(move) for move in turn.get("moves", [])]
+    if moves and len(moves) == len(turn["actions"]):
+        described["moves"] = moves
+    for key in ("advantage", "value"):
+        if key in turn:
+            described[key] = turn[key]
+    return described
+
+
+def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]:
+    """Why a reply is not valid, in sentences; [] for a valid one.
+
+    Older records lack the sentences. The next message has them, if there is one."""
+    if turn["format_ok"]:
+        return []
+    faults = [shown(fault) for fault in turn.get("faults", [])]
+    if not faults and following:
+        report = split_message(shown(following["observation"]), {}).report
+        rest = REWARD_SENTENCE.sub("", report, count=1)
+        faults = [rest] if rest else []
+    explanation = explain_form(turn["response"], think)
+    if explanation:
+        detailed = f"{NOT_IN_FORM[:-1]}: {shown(explanation)}."
+        if any(NOT_IN_FORM in fault for fault in faults):
+            faults = [fault.replace(NOT_IN_FORM, detailed) for fault in faults]
+        else:
+            faults.insert(0, detailed)
+    was_sampled = bool(turn["surprise"])
+    if was_sampled and turn["tokens"] and turn["tokens"][-1] != IM_END:
+        faults.append(f"It was cut off after {len(turn['tokens'])} tokens.")
+    return faults or ["The record does not tell why."]
+
+
+def explain_form(response: str, think: bool) -> str:
+    """What a response lacks of the required form, in words; "" for nothing.
+
+    >>> explain_form("<think>go</think>Up", think=True)
+    'it has no <answer>'
+    """
+    outside = ""
+    rest = response
+    for tag in ("think", "answer") if think else ("answer",):
+        before, opened, rest = rest.partition(f"<{tag}>")
+        if not opened:
+            return f"it has no <{tag}>"
+        _, closed, rest = rest.partition(f"</{tag}>")
+        if not closed:
+            return f"<{tag}> is not closed"
+        outside += before
+    outside = " ".join((outside + rest).split())
+    if not outside:
+        return ""
+    if len(outside) > SHOWN_OUTSIDE:
+        outside = f"{outside[:SHOWN_OUTSIDE]}..."
+    return f'it has text outside of the tags, "{outside}"'
+
+
+# ---------- texts
+
+
+def shown(text: str) -> str:
+    """A text with visible escapes for control characters and marks of writing direction.
+
+    So a text can neither hide a part of itself nor change how the texts around it are read."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has 10 characters
+
+
+def number_text(text: str, text_ids: dict[str, int]) -> int:
+    """Return the number of a text; a new text gets the next number."""
+    return text_ids.setdefault(shown(text), len(text_ids))

@@ -1,0 +1,181 @@
+"""Animate a trajectory for tools/view.py: a frame per turn, then a frame of the end.
+
+A frame shows the board at the left, and the thought, the answer and the reward at the right.
+Positions and sizes are in inches; y grows downwards.
+"""
+
+from configurator import UserError
+
+from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from support.run_folder import replace_file
+from tools.viewer.pictures import COLORS, draw_board
+
+DPI = 200  # 1400 pixels wide: sharp at a width of 700 on dense screens
+WIDTH = 7.0
+BOARD_SIZE = 3.2
+MARGIN = 0.15
+TEXT_LEFT = 3.65
+LINE_CHARACTERS = 36  # characters that fit between TEXT_LEFT and the right margin
+FONT_SIZE = 12  # points
+LABEL_SIZE = 9.5
+LINE_HEIGHT = 0.23
+BLOCK_GAP = 0.14  # below a block of text
+INK = "#24282c"
+GRAY = "#6f757b"
+FAILED = "#c65d45"
+TURN_MS = 2500  # how long a frame is shown
+END_MS = 4000
+ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
+
+
+class Block(NamedTuple):
+    """Lines of text with a label above them; an empty label is left out."""
+
+    label: str
+    text: str
+    color: str = INK
+    weight: str = "normal"
+
+    def height(self) -> float:
+        num_lines = self.text.count("\n") + 1 + bool(self.label)
+        return num_lines * LINE_HEIGHT + BLOCK_GAP
+
+
+class Frame(NamedTuple):
+    """The content of a frame."""
+
+    board: str  # empty for an environment without boards
+    blocks: list[Block]
+
+
+def draw_gif(data: dict, index: int, path: Path) -> None:
+    """Write a trajectory as an animated GIF.
+
+    Args:
+        data: the trajectories of a run, from `load_runs` in tools/viewer/data.py.
+        index: number of the trajectory in `data`.
+        path: file to write.
+
+    Raises:
+        UserError: `data` has no trajectory with this number.
+    """
+    trajectories = data["trajectories"]
+    if index >= len(trajectories):
+        name = data["runs"][0]["name"]
+        raise UserError(f"{name} has trajectories from 0 to {len(trajectories) - 1}, got {index}")
+    trajectory = trajectories[index]
+    cells = data["cells"][trajectory["env"]]
+    arrows = ARROWS if cells else {}  # other environments have no directions
+    frames = [turn_frame(turn, arrows) for turn in trajectory["turns"]]
+    frames.append(end_frame(trajectory, arrows))
+
+    height = BOARD_SIZE
+    for frame in frames:
+        height = max(height, sum(block.height() for block in frame.blocks))
+    images = [render(frame, cells, height + 2 * MARGIN) for frame in frames]
+    durations = [TURN_MS] * len(trajectory["turns"]) + [END_MS]
+    with replace_file(path, "wb") as file:
+        images[0].save(
+            file,
+            format="GIF",
+            save_all=True,
+            append_images=images[1:],
+            duration=durations,
+            loop=0,
+        )
+
+
+def turn_frame(turn: dict, arrows: dict[str, str]) -> Frame:
+    """Describe a turn: the board before its actions, and the reward that they earn."""
+    blocks = [
+        make_block("", turn["budget"], weight="bold"),
+        *response_blocks(turn, arrows),
+        make_block("Reward", f"{turn['reward']:g}"),
+    ]
+    return Frame(turn["board"], blocks)
+
+
+def end_frame(trajectory: dict, arrows: dict[str, str]) -> Frame:
+    """Describe how the trajectory ended: the board after the last action, and the score."""
+    last = trajectory["turns"][-1]
+    status = trajectory["status"].replace("_", " ").capitalize()
+    color = COLORS["goal"].light if trajectory["success"] else FAILED
+    blocks = [
+        make_block("", status, color=color, weight="bold"),
+        *response_blocks(last, arrows),
+        make_block("Sum of rewards", f"{trajectory['score']:g}"),
+    ]
+    return Frame(last["final_board"] or last["board"], blocks)
+
+
+def response_blocks(turn: dict, arrows: dict[str, str]) -> list[Block]:
+    """The blocks of a turn: observation without its board, thought, answer. Omits empty blocks."""
+
+    def with_arrow(name: str) -> str:
+        return f"{arrows.get(name.lower(), '')} {name}".strip()
+
+    actions = []
+    for action, move in zip(turn["actions"], turn.get("moves", turn["actions"]), strict=True):
+        slip = f" (slipped: {with_arrow(move)})" if move not in ("", action) else ""
+        actions.append(with_arrow(action) + slip)
+    parts = [
+        make_block("Observation", turn["text"]),
+        make_block("Thought", turn["thought"]),
+        make_block("Answer", "   ".join(actions)),
+    ]
+    return [part for part in parts if part.text]
+
+
+def make_block(label: str, text: str, *, color: str = INK, weight: str = "normal") -> Block:
+    """Wrap the lines of a text, and replace characters that UTF-8 cannot encode."""
+    wrapped = "\n".join(fill(line, LINE_CHARACTERS) for line in text.split("\n"))
+    return Block(label, wrapped.encode(errors="replace").decode(), color, weight)
+
+
+def render(frame: Frame, cells: dict[str, tuple[str, ...]], height: float) -> Image.Image:
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI)
+    if frame.board:
+        size = (BOARD_SIZE / WIDTH, BOARD_SIZE / height)
+        corner = (MARGIN / WIDTH, 1 - (MARGIN + BOARD_SIZE) / height)
+        axes = figure.add_axes((*corner, *size))
+        draw_board(axes, frame.board, cells)
+    page = figure.add_axes((0, 0, 1, 1))
+    page.set(xlim=(0, WIDTH), ylim=(height, 0))
+    page.axis("off")
+    write_blocks(page, frame.blocks)
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = np.asarray(canvas.buffer_rgba())  # (height, width, 4)
+    return Image.fromarray(picture).convert("RGB")
+
+
+def write_blocks(page: Axes, blocks: list[Block]) -> None:
+    """Write blocks of text below each other; `page` has inches as units."""
+    y = MARGIN
+    for block in blocks:
+        text_y = y
+        if block.label:
+            page.text(TEXT_LEFT, y, block.label, va="top", size=LABEL_SIZE, color=GRAY)
+            text_y += LINE_HEIGHT
+        page.text(
+            TEXT_LEFT,
+            text_y,
+            block.text,
+            va="top",
+            size=FONT_SIZE,
+            color=block.color,
+            weight=block.weight,
+            linespacing=1.3,  # about LINE_HEIGHT
+            parse_math=False,
+        )
+        y += block.height()
