@@ -46,7 +46,7 @@ help:
 	@echo
 	@echo "tools, with --help for their options:"
 	@echo "python -m tools.sft         train on demonstrations, or pretrain the tiny model"
-	@echo "python -m studies.base_model.corpus      print a table of the documents in the pretraining corpus"
+	@echo "python -m tools.corpus      print a table of the documents in the pretraining corpus"
 	@echo "python -m tools.crowd       score the scripted players of that corpus"
 	@echo "python -m studies.imitation.comparison  compare RL with imitation and scripted players"
 	@echo "python -m tools.view        show the trajectories of a run, or plot runs"
@@ -99,7 +99,7 @@ check: $(INSTALLED) $(INSTALLED_DEV)
 test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	$(PYTEST) tests
+	$(PYTEST)
 
 test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
 	.venv/bin/python -m pytest -q tests/test_textworld.py tests/test_alfworld.py tests/test_sandbox.py

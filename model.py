@@ -318,8 +318,8 @@ def pick_device(name: str) -> torch.device:
         check_driver(torch.version.cuda)
     if name == "cuda" and not has_gpu:
         raise UserError(
-            "device='cuda', but torch sees no GPU; use --device=cpu, and config/models/tiny.py for a "
-            "model that is fast on a CPU"
+            "device='cuda', but torch sees no GPU; use --device=cpu, and config/models/tiny.py for "
+            "a model that is fast on a CPU"
         )
     return torch.device("cuda" if name != "cpu" and has_gpu else "cpu")
 

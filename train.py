@@ -6,7 +6,7 @@ and the differences from the paper (arXiv 2504.20073).
 
     torchrun train.py config/frozenlake_ppo.py               # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
-    torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py      # a laptop CPU
+    torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py  # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
 A second start with the same out_dir continues from the newest checkpoint. It refuses changed

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Studies: what was found out with this code. Each folder has its page, README.md."""

@@ -7,7 +7,7 @@ the settings that their labels name. A command leaves out settings that equal th
 that two figures share has the same name in both.
 """
 
-from configurator import Config, load_config
+from configurator import Config, UserError, load_config
 
 import shlex
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Figure:
     title: str
     metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
     curves: dict[str, Curve]  # by label; the first word of a label is the environment
-    files: str = ""  # name of its files in docs/results/, by default that of the figure
+    files: str = ""  # its files in studies/ without a suffix; '' = papers/NAME
 
 
 class Seconds(NamedTuple):
@@ -194,7 +194,7 @@ def collapse_cell(*overlays: str, **overrides: object) -> Curve:
 
 
 def estimators() -> dict[str, Curve]:
-    """Estimators of advantages at about equal CPU time, with the settings of config/models/tiny_best.py.
+    """Estimators of advantages at about equal CPU time, with the settings of tiny_best.py.
 
     An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
     fewer iterations. All are evaluated after half of them, too. The runs of GAE keep their
@@ -242,7 +242,7 @@ def quest_sft(**overrides: object) -> Curve:
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)  # its policies solve about half of the quests
 REPAIR_SFT = Curve(
     ("repair_grpo",),
-    # 400 tokens are the default, but config/models/tiny_text.py sets fewer and overrides come after it
+    # 400 tokens are the default. tiny_text.py sets fewer, and overrides come after it.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
 BUDGET = 6400  # rollouts
@@ -366,13 +366,13 @@ FIGURES = {
         "estimators of advantages at about equal CPU time",
         EVALUATION,
         estimators(),
-        files="credit_speed",
+        files="credit/credit_speed",
     ),
     "collapse": Figure(
         "which methods survive large learning rates",
         EVALUATION + COLLAPSE_SIGNS,
         collapsing(),
-        files="collapse_runs",
+        files="collapse/collapse_runs",
     ),
     "table2": Figure(
         "N responses to each of 128/N prompts (N=1: no filter)",
@@ -518,9 +518,19 @@ def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -
     return name.replace(":", "_").replace(",", "_") + f"_s{seed}"
 
 
+def config_path(name: str) -> str:
+    """The path of a config file, such as config/methods/gspo.py of "gspo".
+
+    Raises: UserError if config/ has no such file."""
+    for path in sorted(Path("config").glob("**/*.py")):
+        if path.stem == name:
+            return path.as_posix()
+    raise UserError(f"config/ has no file {name}.py")
+
+
 def make_command(
     script: tuple[str, ...], files: Sequence[str], overrides: dict, seed: int, name: str
 ) -> Command:
-    paths = [f"config/{file}.py" for file in files]
+    paths = [config_path(file) for file in files]
     settings = [f"--{key}={value}" for key, value in overrides.items()]
     return Command(script, (*paths, *settings, f"--seed={seed}", f"--out_dir=out/runs/{name}"))

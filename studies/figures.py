@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 DOCS = Path("docs")
-POINTS = DOCS / "results" / "flagship.csv"
-PLAYERS = DOCS / "results" / "comparison" / "frozenlake-players_s0.json"
+POINTS = DOCS / "flagship.csv"
+PLAYERS = Path("studies/imitation/rows/frozenlake-players_s0.json")
 REFERENCES = {  # row of PLAYERS -> label of its line
     "optimal under the limits of the policy": "optimal play",
     "greedy, ten turns of one action": "greedy player",
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     with sync_playwright() as started:
         browser = open_browser(started)  # a missing one is an error before anything is written
         train()
-        draw_flagship(DOCS / "results" / "flagship.png")
+        draw_flagship(DOCS / "flagship.png")
         draw_run(browser, RUN, DOCS / "agent.gif", DOCS / "view.png")
         browser.close()
 

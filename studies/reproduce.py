@@ -11,8 +11,8 @@
 
 An interrupted run continues, and a finished run is not repeated without --again=True. Settings
 identify a run, so two figures with the same settings share a run. Finished runs are JSON files in
-studies/rows/. From these the script writes docs/results/NAME.md, NAME.csv and NAME.png. It
-ignores runs that started from other weights than those in base/.
+studies/rows/. From these the script writes NAME.md, NAME.csv and NAME.png into the folder of the
+study. It ignores runs that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 
 import numpy as np
 
@@ -197,7 +198,7 @@ def show(name: str, scale: str) -> str:
     found = rows_of(figure.curves, scale)
     suffix = "" if scale == "tiny" else f"_{scale}"
     title = f"{name}, {scale}: {figure.title}"
-    picture = runs.RESULTS / f"{figure.files or name}{suffix}.png"
+    picture = Path("studies") / f"{figure.files or f'papers/{name}'}{suffix}.png"
     plots.plot(picture, title, figure.metrics, found)
     tables.write_points(picture.with_suffix(".csv"), found)
     text = f"{title}.\n\n{tables.table(found, plots.CAPTION)}"

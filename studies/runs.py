@@ -1,7 +1,7 @@
 """Runs of the figures: train one seed of a curve and keep its results as a row.
 
-A row is one JSON file in studies/rows/. It holds the settings of the run, its commit and
-machine, its costs, its metrics over the iterations, and for every prompt whether the policy and the
+A row is one JSON file in studies/rows/. It holds the settings of the run, its commit and machine,
+its costs, its metrics over the iterations, and for every prompt whether the policy and the
 reference players succeed. The settings identify a run; the name of the file does not matter.
 """
 
@@ -30,7 +30,7 @@ from support.echo_trap import new_warnings
 from support.run_folder import append_to, load_saved, read_json, read_rows, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path("docs/results")
+ROWS = Path("studies/rows")
 # settings that change what is written and not what is learned; they do not identify a run
 ONLY_WRITING = ("num_samples",)
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS)  # a row keeps these metrics of every iteration
@@ -43,7 +43,7 @@ def finished_rows() -> dict[Config, dict]:
     settings, and rows of runs that started from other weights in base/, are left out.
     """
     found = {}
-    for path in sorted((RESULTS / "runs").glob("*.json")):
+    for path in sorted(ROWS.glob("*.json")):
         row = read_json(path, {"command": str, "settings": {}})
         same_base = row.get("base") == base_of(row["command"].split())
         settings = {**row["settings"], "out_dir": ""}
@@ -56,7 +56,7 @@ def finished_rows() -> dict[Config, dict]:
 
 def base_of(arguments: Sequence[str]) -> str:
     """Digest of the weights in base/ if a run starts from them, else ''."""
-    if "config/models/tiny.py" not in arguments:
+    if not any(argument.endswith("/tiny.py") for argument in arguments):
         return ""
     weights = (ROOT / "base" / "model.safetensors").read_bytes()
     return hashlib.sha256(weights).hexdigest()[:12]
@@ -77,7 +77,7 @@ def run(curve: Curve, scale: str, seed: int) -> str:
     if load_saved(out_dir) != config:
         return f"{out_dir} holds a run with other settings; remove it"
     row = make_row(command, config, sft_command(curve, scale, seed))
-    path = RESULTS / "runs" / f"{out_dir.name}.json"
+    path = ROWS / f"{out_dir.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(row) + "\n")
     print(f"{path}: written", flush=True)

@@ -46,11 +46,11 @@ QUESTS = ("quest", "turns", "density", "split")
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """An empty docs/results next to the configs."""
+    """An empty studies/ next to the configs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
     (tmp_path / "studies/rows").mkdir(parents=True)
-    return tmp_path / "docs/results"
+    return tmp_path / "studies"
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
         "costs": COSTS,
         "successes": {settings["env"]: successes},
     }
-    path = results / "runs" / f"{name}_s{seed}.json"
+    path = results / "rows" / f"{name}_s{seed}.json"
     path.write_text(json.dumps(row | changes))
 
 
@@ -359,7 +359,7 @@ def test_points_of_two_seeds(results, monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "plot", lambda path, *_: drawn.append(path.name))
     reproduce.show("fig6", "tiny")
-    lines = (results / "fig6.csv").read_text().splitlines()
+    lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
     # seed 0: start, one evaluation, and the first of two iterations of each metric
     # seed 1: start, one evaluation, and two iterations of the reward
@@ -405,7 +405,7 @@ def test_a_finished_row_is_not_run_again(results, monkeypatch, capsys):
     monkeypatch.setattr(plots, "plot", lambda *_: None)
     reproduce.main(["fig9", "--only=bandit PPO StarPO-S", "--seeds=0,1"])
     assert "2 runs, 2 of them finished" in capsys.readouterr().out
-    assert "| bandit PPO StarPO-S | 0, 1 | 8 |" in (results / "fig9.md").read_text()
+    assert "| bandit PPO StarPO-S | 0, 1 | 8 |" in (results / "papers/fig9.md").read_text()
 
 
 def test_a_finished_row_is_run_again_on_demand(results, monkeypatch):
@@ -441,7 +441,7 @@ def test_a_folder_of_another_base_or_other_settings_makes_no_row(results, monkey
     monkeypatch.setattr(runs, "base_of", lambda _: "another")
     expected = f"{out_dir} may have started from other weights than those in base/; remove it"
     assert runs.run(trained, "tiny", 0) == expected
-    assert len(launched) == 2 and not list((results / "runs").iterdir())
+    assert len(launched) == 2 and not list((results / "rows").iterdir())
 
 
 def test_no_run_starts_from_a_refused_sft_stage(results, monkeypatch):
@@ -465,7 +465,7 @@ def test_what_figures_share_is_run_once(results, monkeypatch):
         reproduce.main(["fig5", "fig6", "fig9", "--only=sokoban PPO", "--seeds=0", "--jobs=1"])
     expected = train_command(curve("sokoban_ppo", "starpo_vanilla"), "tiny", 0)
     assert launched == [[*expected.script, *expected.arguments]]
-    assert not list((results / "runs").glob("*vanilla*"))  # a failed run leaves no row
+    assert not list((results / "rows").glob("*vanilla*"))  # a failed run leaves no row
 
 
 # ---------- commands and estimates
@@ -588,7 +588,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
     monkeypatch.setattr(plots, "plot", lambda *_: None)
     reproduce.main([*figures, "--seeds=0", "--jobs=1"])
     rows = runs.finished_rows()
-    assert len(rows) == len(list((results / "runs").iterdir()))
+    assert len(rows) == len(list((results / "rows").iterdir()))
     for config, row in rows.items():
         assert row["iterations"] == 2 and "2" in row["curve"], config
         assert all(len(row["series"][key]) == 2 for key in runs.SERIES)
@@ -597,7 +597,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         assert row["costs"]["rollouts"] == 2 * config.num_groups * config.group_size
     for name, figure in figures.items():
         for label in figure.curves:
-            file = figure.files or name
+            file = figure.files or f"papers/{name}"
             assert f"| {label} " in (results / f"{file}.md").read_text()
             assert f"{label},0,1,reward," in (results / f"{file}.csv").read_text()
 
@@ -606,7 +606,7 @@ def test_what_a_run_writes_does_not_identify_it(results):
     """A row from before num_samples had its present default is still found."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
-    (path,) = (results / "runs").iterdir()
+    (path,) = (results / "rows").iterdir()
     row = json.loads(path.read_text())
     row["settings"]["num_samples"] = 3
     path.write_text(json.dumps(row))

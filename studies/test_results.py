@@ -2,7 +2,7 @@
 
     python -m pytest -q studies/test_results.py
 
-No interval excludes what it averages, and the tables are those of the JSON files in docs/results/.
+No interval excludes what it averages, and the tables are those of the JSON files in studies/.
 """
 
 import re
@@ -17,10 +17,14 @@ from studies.imitation import comparison
 from tools.plotting import tables
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(RESULTS.glob("*.md"))]
-FILES = {name: figure.files or name for name, figure in reproduce.FIGURES.items()}
-FIGURES = [name for name in FILES if (RESULTS / f"{FILES[name]}.md").is_file()]
+STUDIES = ROOT / "studies"
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(STUDIES.glob("**/*.md")),
+]
+FILES = {name: figure.files or f"papers/{name}" for name, figure in reproduce.FIGURES.items()}
+FIGURES = [name for name in FILES if (STUDIES / f"{FILES[name]}.md").is_file()]
 
 NUMBER = r"-?\d+\.?\d*"
 INTERVAL = rf"({NUMBER})(?: %)?(?:\*\*)? \[({NUMBER}),\s+({NUMBER})\]"
@@ -50,7 +54,7 @@ def test_exclusions_are_found():
     assert find_exclusions("-8.1 [-8.0, -1.3]") == ["-8.1 [-8.0, -1.3]"]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_interval_excludes_its_own_seeds(path):
     text = path.read_text()
     assert find_exclusions(text) == []
@@ -60,7 +64,7 @@ def test_no_interval_excludes_its_own_seeds(path):
 @pytest.mark.parametrize("name", FIGURES)
 def test_tables_are_those_of_the_runs(name):
     found = reproduce.rows_of(reproduce.FIGURES[name].curves, "tiny")
-    text = (RESULTS / f"{FILES[name]}.md").read_text()
+    text = (STUDIES / f"{FILES[name]}.md").read_text()
     assert tables.table(found, "").split("\n\n")[0] in text
     for label, rows in found.items():
         if rows:
@@ -68,7 +72,7 @@ def test_tables_are_those_of_the_runs(name):
 
 
 def test_the_comparison_page_is_that_of_its_rows():
-    text = (RESULTS / "comparison.md").read_text()
+    text = (STUDIES / "imitation/table.md").read_text()
     assert text == comparison.page(list(comparison.WORLDS))
 
 

@@ -74,7 +74,7 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
-    """The command line of studies/speed/random_model.py. Returns: the folder; the number of layers."""
+    """The command line of random_model.py. Returns: the folder; the number of layers."""
     layers = None
     folders = []
     for argument in argv:
@@ -232,8 +232,8 @@ def _credit_settings(config: Config) -> Config:
     is_grid = config.env.split(":")[0] in ("frozenlake", "sokoban")
     if not is_grid or len(mixture_at(config.env, None)) > 1 or "@" in config.env:
         raise UserError(
-            "studies.credit.measure needs the values of optimal play; they are known for one frozenlake or "
-            f"one sokoban, got env={config.env!r}"
+            "studies.credit.measure needs the values of optimal play; they are known for one "
+            f"frozenlake or one sokoban, got env={config.env!r}"
         )
     return replace(
         config,

@@ -50,8 +50,8 @@ def download(name: str) -> str:
     except Exception as error:  # the hub's client has no common class for its errors
         raise UserError(
             f"model={name!r} is no folder, and could not be downloaded ({summary(error)}). "
-            "Give a folder with --model=PATH, or add config/models/tiny.py to run with the tiny model of "
-            "this project."
+            "Give a folder with --model=PATH, or add config/models/tiny.py to run with the tiny "
+            "model of this project."
         ) from error
 
 

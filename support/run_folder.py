@@ -137,12 +137,13 @@ def load_saved(path: str | Path) -> Config:
 def git_commit() -> str | None:
     """Commit of this code, with "-dirty" if a tracked file has changed that a run may depend on.
 
-    No run depends on docs/results/ or on Markdown, and some commands write both.
+    No run depends on the results in studies/ or on Markdown, and some commands write both.
     Returns: None without git.
     """
     git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
     head = [*git, "rev-parse", "HEAD"]
-    diff = [*git, "diff", "--name-only", "HEAD", "--", ":/", ":!/docs/results", ":!*.md"]
+    results = [":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md"]
+    diff = [*git, "diff", "--name-only", "HEAD", "--", ":/", *results]
     try:
         commit = subprocess.check_output(head, stderr=subprocess.DEVNULL, text=True).strip()
         changed = subprocess.check_output(diff)

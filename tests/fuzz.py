@@ -15,7 +15,7 @@ from itertools import count
 
 import hypothesis
 import numpy as np
-from conftest import small_config
+from fixtures import small_config
 from hypothesis import strategies as st
 
 from dialogue import format_response, parse_response

@@ -1,7 +1,7 @@
 """Helpers of tests that make single updates: a small learner, its data and its gradients."""
 
 import torch
-from conftest import small_config
+from fixtures import small_config
 
 import model
 import train

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import small_config
+from fixtures import small_config
 from learners import backward, make_learner
 
 import model

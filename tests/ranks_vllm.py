@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import small_config
+from fixtures import small_config
 from learners import backward, make_learner
 from transformers import AutoModelForCausalLM
 

@@ -9,7 +9,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from conftest import SMALL_RUN
+from fixtures import SMALL_RUN
 from runs import rows_of
 from soak import live
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from conftest import SMALL_RUN
+from fixtures import SMALL_RUN
 from safetensors.torch import load_file
 
 import train

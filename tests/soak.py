@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from conftest import SMALL_RUN
+from fixtures import SMALL_RUN
 from runs import assert_same_checkpoint, rows_of, untimed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -17,7 +17,7 @@ from configurator import (
 import sys
 
 import pytest
-from conftest import SMALL_RUN
+from fixtures import SMALL_RUN
 from learners import make_learner
 
 import train

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import small_config
+from fixtures import small_config
 from runs import rows_in
 
 import eval as evaluation

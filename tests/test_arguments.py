@@ -26,7 +26,7 @@ COMMANDS = {  # command -> arguments that are right
     "-m tools.api_models": [*LAKE, "--api_base=http://localhost:1", "--api_model=x"],
     "-m tools.replay": [*LAKE, "--record=README.md"],
     "-m studies.speed.bench": ["update"],
-    "-m studies.base_model.corpus": [],
+    "-m tools.corpus": [],
     "-m studies.reproduce": ["fig5"],
 }
 MODELS = (

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from boards import SIMPLE, SMALL_COUNTDOWN, raw_draws
+from fixtures import config_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -293,7 +294,7 @@ def test_countdown_players_and_demonstrations(chat):
     from support.arguments import PLAYERS
     from tools.demonstrations import demonstration
 
-    files = [str(ROOT / "config" / name) for name in ("countdown_ppo.py", "tiny.py")]
+    files = [config_file(name) for name in ("countdown_ppo", "tiny")]
     config, _, _ = load_config([*files, f"--env={SMALL_COUNTDOWN}", "--eval_size=64"])
     rates = {}
     for player in PLAYERS:

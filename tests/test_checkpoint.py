@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import small_config
 from learners import make_learner
 from safetensors.torch import load_file
 

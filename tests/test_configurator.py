@@ -14,6 +14,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
+from fixtures import config_file as shipped
 
 from support.run import describe
 
@@ -46,10 +47,6 @@ def load(*argv):
 def config_file(folder, text, name="mine.py"):
     (folder / name).write_text(text)
     return str(folder / name)
-
-
-def shipped(name):
-    return str(ROOT / "config" / f"{name}.py")
 
 
 # ---- what is accepted ----
@@ -446,7 +443,7 @@ def test_out_dir(tmp_path):
 
 
 def test_every_shipped_config_is_known():
-    found = sorted(path.stem for path in (ROOT / "config").glob("*.py"))
+    found = sorted(path.stem for path in (ROOT / "config").glob("**/*.py"))
     assert found == sorted(EXPERIMENTS + OVERLAYS)
 
 

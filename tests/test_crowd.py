@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fixtures import config_file
 
 from envs import make_env
 from tools import crowd
@@ -93,7 +94,7 @@ def test_the_careful_player_pushes_a_box_into_a_corner_that_is_a_target():
 @pytest.mark.parametrize("files", [("frozenlake_ppo",), ("sokoban_ppo",)])
 def test_players_are_ordered_by_what_they_see(files):
     """Random, greedy, careful, planner: each wins at least five points more than the one before."""
-    config, _, _ = load_config([f"{ROOT}/config/{file}.py" for file in files])
+    config, _, _ = load_config([config_file(file) for file in files])
     config = replace(config, eval_size=128, eval_split="heldout")
     rates = [play_crowd(name, config, 2).mean() for name in (*crowd.SHARES, "planner")]
     assert min(np.diff(rates)) > 0.05

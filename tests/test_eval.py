@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import config_file, small_config
 from runs import read_lines, rows_in
 from transformers import AutoModelForCausalLM
 
@@ -40,7 +40,7 @@ CLOSED_LOOP = [f"{player}, closed loop" for player in ("random", "greedy", "opti
 
 
 def tiny_config(experiment, **changes):
-    files = [f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"]
+    files = [config_file(experiment), config_file("tiny")]
     return replace(load_config(files)[0], **changes)
 
 

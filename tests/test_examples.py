@@ -13,7 +13,7 @@ from envs import make_env
 from worlds.guess import NumberGame
 
 ROOT = Path(__file__).resolve().parent.parent
-TEMPLATE = ROOT / "docs" / "my_env.py"
+TEMPLATE = ROOT / "examples" / "my_env.py"
 SOURCE = ROOT / "worlds" / "guess.py"
 
 

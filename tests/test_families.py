@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_config
 from families import FAMILIES, build_tokenizer, save_family
+from fixtures import small_config
 from runs import assert_same_checkpoint, rows_of, run
 from safetensors.torch import load_file, save_file
 from test_parallel import TORCHRUN, needs_vllm

@@ -10,7 +10,7 @@ import json
 import os
 
 import pytest
-from conftest import small_config
+from fixtures import small_config
 
 import eval as evaluation
 import parallel

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL_RUN, small_config
+from fixtures import SMALL_RUN, config_file, small_config
 from learners import make_learner
 from runs import run
 
@@ -322,7 +322,7 @@ def test_an_environment_that_fails_says_nothing_here(tmp_path):
 
 
 def shipped(*names):
-    return [str(ROOT / "config" / f"{name}.py") for name in names]
+    return [config_file(name) for name in names]
 
 
 def test_an_overlay_is_for_many_experiments(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small_config
+from fixtures import config_file, small_config
 from learners import backward, collect_and_target, make_learner
 from runs import run, untimed
 from transformers import AutoModelForCausalLM
@@ -731,7 +731,7 @@ OVERLAYS = [
 
 def settings_of(overlay):
     """The settings that an overlay changes."""
-    config, _, _ = load_config([str(ROOT / "config" / f"{overlay}.py")])
+    config, _, _ = load_config([config_file(overlay)])
     changed = {}
     for key, default in vars(Config()).items():
         if getattr(config, key) != default and key != "out_dir":
@@ -743,13 +743,13 @@ def settings_of(overlay):
 def test_the_overlay_sets_what_its_method_needs(overlay):
     assert settings_of(overlay)
     experiment = "sokoban_ppo" if overlay == "turn_ppo" else "frozenlake_grpo"
-    paths = [str(ROOT / "config" / f"{name}.py") for name in (experiment, overlay)]
+    paths = [config_file(experiment), config_file(overlay)]
     config, _, sources = load_config([*paths, "--device=cuda", "--dtype=bfloat16"])
     assert warn(config, sources) == ""
 
 
 def test_a_method_that_cannot_act_is_named_though_an_overlay_gives_it():
-    paths = [str(ROOT / "config" / f"{name}.py") for name in ("frozenlake_grpo", "gspo", "tiny")]
+    paths = [config_file(name) for name in ("frozenlake_grpo", "gspo", "tiny")]
     config, _, sources = load_config([*paths, "--batch_size=32"])
     assert warn(config, sources).startswith(
         "these settings have no effect: sequence_ratio: an iteration makes one optimizer step"

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import small_config
 from learners import backward, collect_and_target, make_learner
 from runs import assert_same_checkpoint, run, untimed
 from torch.distributed.checkpoint import HuggingFaceStorageReader

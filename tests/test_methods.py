@@ -7,7 +7,7 @@ Run with:  python -m pytest -q tests/test_methods.py
 
 import pytest
 import torch
-from conftest import SMALL_RUN, small_config
+from fixtures import SMALL_RUN, small_config
 from learners import collect_and_target, make_learner
 from transformers import AutoModelForCausalLM
 

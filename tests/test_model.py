@@ -580,8 +580,8 @@ def test_hub_name_without_network(monkeypatch, capsys):
     text = message_of(name)
     assert text.startswith(f"model={name!r} is no folder, and could not be downloaded (")
     assert text.endswith(
-        "Give a folder with --model=PATH, or add config/models/tiny.py to run with the tiny model of "
-        "this project."
+        "Give a folder with --model=PATH, or add config/models/tiny.py to run with the tiny model "
+        "of this project."
     )
     assert capsys.readouterr().err == f"model={name!r}: asking the Hugging Face hub\n"
 

@@ -54,7 +54,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import config_file, small_config
 
 import packing
 import rollout
@@ -141,7 +141,9 @@ def test_a_lost_game_is_worth_less_than_a_won_one(density):
     assert totals["eat"] == totals["wait"] == pytest.approx(0.0 if density == "sparse" else 0.9)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "config").glob("**/*.py")), ids=lambda path: path.stem
+)
 def test_every_recipe_of_groups_has_groups(path):
     config = load_config([str(path)])[0]
     assert config.group_size >= 2 or not re.search("grpo|rloo|baseline", config.estimator)
@@ -151,7 +153,7 @@ def test_every_recipe_of_groups_has_groups(path):
 def test_a_demonstration_holds_every_turn(name, chat):
     """The replies, read back from the trained tokens, do the task from the same start. No turn is
     missing."""
-    config = load_config([str(ROOT / "config" / f"{name}.py")])[0]
+    config = load_config([config_file(name)])[0]
     config = replace(config, max_context_tokens=16384, sft_actions=1)
     limits = dict(observation=config.observation, max_actions=config.actions_per_traj)
     for index in range(3):

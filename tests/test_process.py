@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import small_config
 
 import parallel
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder

@@ -6,16 +6,14 @@ Tests of worlds/rubik.py and worlds/sudoku.py: against geometry, known counts an
 
 import itertools
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures import config_file
 
 from dialogue import Episode, check_thought
 from envs import make_env, reserved_instances
 from worlds import rubik, sudoku
-
-CONFIGS = Path(__file__).resolve().parent.parent / "config"
 
 # ---------- Rubik
 
@@ -223,7 +221,7 @@ def test_games_fit_the_tiny_model(spec, chat):
     from configurator import load_config
 
     name = spec.split(":")[0]
-    files = [str(CONFIGS / file) for file in (f"{name}_ppo.py", "tiny.py")]
+    files = [config_file(f"{name}_ppo"), config_file("tiny")]
     config = load_config(files)[0]
     episode = Episode(make_env(spec), config)
     system, user = episode.reset(0, split="eval")

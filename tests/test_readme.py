@@ -37,7 +37,7 @@ SHORT = {
     "tools.check_env": "",
     "tools.replay": "",
     "studies.reproduce": "--dry_run=True",
-    "studies.base_model.corpus": "--packs=4",
+    "tools.corpus": "--packs=4",
 }
 # Of train, eval and tools.sft: what a laptop can do.
 TINY = re.compile(r"config/tiny|--player|^out/frozenlake")
@@ -206,7 +206,7 @@ def test_links_and_named_files_exist(path):
             assert (path.parent / target).exists(), target
     for name in re.findall(r"`([\w/]+\.(?:py|md|txt|html))(?::[\w.]+)?`", page):
         if name not in ("path/to/my_env.py", "metrics.jsonl", "scores.md"):
-            found = [ROOT / name, path.parent / name, ROOT / "config" / name]
+            found = [ROOT / name, path.parent / name, *ROOT.glob(f"config/**/{name}")]
             assert any(place.exists() for place in found), name
 
 

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import fuzz
 import pytest
 import torch
-from conftest import SMALL_RUN, small_config
+from fixtures import SMALL_RUN, small_config
 from fuzz import Script
 from runs import assert_same_checkpoint, rows_of, run, untimed
 from test_parallel import needs_vllm

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import small_config
+from fixtures import small_config
 from runs import read_lines, rows_in
 
 import eval as evaluation

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import small_config
+from fixtures import small_config
 from transformers import AutoModelForCausalLM
 
 import dialogue

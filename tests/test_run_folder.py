@@ -145,17 +145,17 @@ def test_git_commit_and_dirty(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert run_folder.git_commit() is None  # no repository
     (tmp_path / "train.py").write_text("# one\n")
-    results = tmp_path / "docs/results"
+    results = tmp_path / "studies/rows"
     results.mkdir(parents=True)
     (results / "old.json").write_text("one")
-    (tmp_path / "docs/page.md").write_text("one")
+    (tmp_path / "studies/page.md").write_text("one")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")
     commit = git(tmp_path, "rev-parse", "HEAD")
     assert run_folder.git_commit() == commit
     (results / "old.json").write_text("two")  # one run writes results while another starts
-    (tmp_path / "docs/page.md").write_text("two")  # and a page about them
+    (tmp_path / "studies/page.md").write_text("two")  # and a page about them
     assert run_folder.git_commit() == commit
     (tmp_path / "train.py").write_text("# two\n")
     assert run_folder.git_commit() == f"{commit}-dirty"

@@ -15,17 +15,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import small_config
 from runs import read_lines
 
 import model
 from packing import pack
 from rollout import Trajectory, Turn
-from studies.base_model import drills
-from studies.base_model.drills import DrillRecord
 from support.process import lock_folder
 from support.run_folder import save_config
-from tools import demonstrations, probes, sft, tiny_model
+from tools import demonstrations, drills, probes, sft, tiny_model
+from tools.drills import DrillRecord
 
 pytestmark = pytest.mark.slow
 

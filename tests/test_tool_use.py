@@ -8,10 +8,10 @@ from configurator import load_config
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures import config_file
 
 from dialogue import Episode
 from envs import make_env
@@ -20,8 +20,7 @@ from tools.check_env import Subject, check_environment
 from worlds.documents import Document, Index, bundled_towns, item, read_file, words_of
 from worlds.tool_use import Step, Task, ToolUse
 
-CONFIGS = Path(__file__).resolve().parent.parent / "config"
-FILES = [str(CONFIGS / name) for name in ("tools_ppo.py", "tiny.py")]
+FILES = [config_file(name) for name in ("tools_ppo", "tiny")]
 TOWNS = [
     item("Tavor", {"age": 52, "river": "Lum", "trade": "salt"}),
     item("Lunen", {"age": 31, "river": "Lum", "trade": "wool"}),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import config_file, small_config
 from runs import assert_same_checkpoint, read_lines, rows_of, run, untimed
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -555,7 +555,7 @@ def test_the_policy_learns_which_arm_pays(tmp_path, monkeypatch):
     which is better."""
     monkeypatch.chdir(tmp_path)
     root = Path(train.__file__).parent
-    files = [str(root / "config" / name) for name in ("bandit_grpo.py", "tiny.py")]
+    files = [config_file(name) for name in ("bandit_grpo", "tiny")]
     sizes = ["--num_iterations=20", "--eval_every=0", "--eval_size=32", "--learning_rate=1e-3"]
     train.main([*files, *sizes, f"--model={root / 'base'}", "--out_dir=out/arms"])
     success = [row["success"] for row in rows_of("out/arms")]  # share of the better arm

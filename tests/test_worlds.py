@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fixtures import config_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from text_games import (
@@ -471,7 +472,7 @@ def test_players_and_demonstrations(name, chat):
     from eval import play_reference
     from tools.demonstrations import demonstration
 
-    config = load_config([str(ROOT / "config" / f"{name}.py")])[0]
+    config = load_config([config_file(name)])[0]
     config = replace(config, eval_size=12, sft_actions=1)
     rates = {}
     for player in ("random", "greedy", "optimal"):

@@ -4,7 +4,6 @@ from configurator import Config, load_config
 
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
@@ -13,16 +12,17 @@ from dialogue import Chat
 from engine import make_engine
 from envs import make_env
 from rollout import collect, summarize
-from studies.base_model.drills import Drill, score_reading
+from tools.drills import Drill, score_reading
 
 SEED_PROBE = 13  # purpose number of the random streams
 BASE_PROBES = {  # config files: observation modes
     "frozenlake_ppo": "grid coord relations",
-    "frozenlake_ppo frozenlake_det": "grid",
+    "frozenlake_ppo worlds/frozenlake_det": "grid",
     "sokoban_ppo": "grid coord relations",
-    "sokoban_ppo sokoban_large": "grid",
+    "sokoban_ppo worlds/sokoban_large": "grid",
     "bandit_ppo": "grid",
 }
+CONFIGS = Path(__file__).resolve().parent.parent / "config"
 PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--eval_size=128")
 PROBE_KEYS = ("success", "valid_frac", "thought_true_frac", "entropy")
 
@@ -93,8 +93,7 @@ def base_report(model, chat: Chat) -> dict[str, dict]:
             tasks.append((files.split(), mode))
     rows = {}
     for files, mode in tasks[parallel.rank() :: parallel.world_size()]:
-        folder = Path(__file__).parent.parent / "config"
-        paths = [f"{folder}/{file}.py" for file in files]
+        paths = [f"{CONFIGS}/{file}.py" for file in files]
         config, _, _ = load_config([*paths, *PROBE_SETTINGS, f"--observation={mode}"])
         row = probe(model, chat, config)
         if not config.env.startswith("bandit"):

@@ -9,11 +9,11 @@
 --export writes demonstrations and does not train: 25 steps x 16 of them in the example above.
 --sft_file imitates them, eight times each in the example.
 
-model='tiny' (random weights) learns from the documents of studies/base_model/corpus.py. Any other model learns
-from demonstrations in the config's environment, or from those in a file. Generated data depend only
-on seed, step and index, not on the number of processes. The processes share the work and add up
-their gradients. An interrupted run continues from out_dir. Probes on held-out boards measure how
-well the model plays and reads.
+model='tiny' (random weights) learns from the documents of tools/corpus.py. Any other
+model learns from demonstrations in the config's environment, or from those in a file. Generated
+data depend only on seed, step and index, not on the number of processes. The processes share the
+work and add up their gradients. An interrupted run continues from out_dir. Probes on held-out
+boards measure how well the model plays and reads.
 """
 
 from configurator import Config, UserError, run_main
@@ -44,10 +44,10 @@ from eval import progress_bar
 from model import Policy, load_model
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
-from studies.base_model.corpus import documents
 from support.checkpoint import Saver, newest
 from support.process import lock_folder
 from support.run_folder import read_json, save_config, write_rows
+from tools.corpus import documents
 from tools.demonstrations import demonstration, read_demonstrations, write_demonstrations
 from tools.probes import base_report, probe
 from tools.tiny_model import build_tiny

@@ -1,6 +1,6 @@
 # Overlay for any experiment: dynamic sampling (DAPO, arXiv 2503.14476). Up to three rounds sample
 # groups until 8 have variance, and all of these are trained on.
-# Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/dynamic_sampling.py
+# Example:  python train.py config/frozenlake_grpo.py config/methods/dynamic_sampling.py
 
 sampling_rounds = 3
 filter_strategy = "top_p"

@@ -1,7 +1,7 @@
 # Overlay for frozenlake_grpo.py: REINFORCE++ (arXiv 2501.03262). It has no critic and no group
 # baseline. It whitens returns over the batch, and the KL is part of the reward.
 # --estimator=reinforce_plus_plus_baseline subtracts the mean of the group first.
-# Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/reinforce_plus_plus.py
+# Example:  python train.py config/frozenlake_grpo.py config/methods/reinforce_plus_plus.py
 
 estimator = "reinforce_plus_plus"
 kl_coef = 0.001

@@ -1,5 +1,6 @@
 # Overlay for any experiment: runs it on one CPU core with the tiny base model of this repository
-# (studies/base_model/README.md), without a download. Groups, filter and losses stay those of the experiment.
+# (studies/base_model/README.md), without a download. Groups, filter and losses stay those of the
+# experiment.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
 
 model = "base"

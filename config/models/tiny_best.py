@@ -1,6 +1,8 @@
 # Overlay for tiny.py: the settings of the flagship runs (studies/imitation/table.md).
-# They were chosen on slippery FrozenLake, on the prompts of --eval_split=heldout (studies/imitation/README.md).
-# Example:  python train.py config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py
+# They were chosen on slippery FrozenLake, on the prompts of --eval_split=heldout
+# (studies/imitation/README.md).
+# Example:
+#   python train.py config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py
 
 num_iterations = 100
 num_groups = 32  # more different boards in an iteration

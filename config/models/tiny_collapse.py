@@ -1,6 +1,7 @@
 # Overlay for frozenlake_grpo.py and tiny.py: StarPO without slip, at a learning rate that should
 # ruin it within a few iterations (studies/collapse/README.md). A run takes two CPU-minutes.
-# Example:  python train.py config/frozenlake_grpo.py config/models/tiny.py config/models/tiny_collapse.py
+# Example:
+#   python train.py config/frozenlake_grpo.py config/models/tiny.py config/models/tiny_collapse.py
 
 env = "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0"  # that of frozenlake_det.py
 learning_rate = 2e-3

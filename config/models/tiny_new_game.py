@@ -1,7 +1,9 @@
 # Overlay for tiny.py: a game whose words the tiny base has never seen. SFT comes first, with large
 # steps, and RL continues from it. The policy writes no thoughts.
 # studies/imitation/new_games.md has results.
-# Example:  python train.py config/spell_grpo.py config/models/tiny.py config/models/tiny_new_game.py --model=DIR
+# Example:
+#   python train.py config/spell_grpo.py config/models/tiny.py config/models/tiny_new_game.py \
+#       --model=DIR
 
 think = False
 max_response_tokens = 48

@@ -1,7 +1,7 @@
 """Which runs collapse, which methods survive, and which signs announce a collapse.
 
     python -m studies.reproduce collapse       # the runs
-    python -m studies.collapse.survival                 # the page about them, studies/collapse/README.md
+    python -m studies.collapse.survival  # the page about them, studies/collapse/README.md
 
 The definitions were written before the runs:
 - A run collapses at the first evaluation from which success stays at least 20 points below its own
@@ -31,7 +31,6 @@ import numpy as np
 
 from studies.experiments import FIGURES
 from studies.reproduce import rows_of
-from studies.runs import RESULTS
 from support.run_folder import write_atomically
 from tools.plotting import tables
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
@@ -52,6 +51,7 @@ FAMILIES = {  # how names of methods begin -> name in the picture; the first mat
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # that a sign may have
 
+FOLDER = Path("studies/collapse")
 Row = dict  # of a run, see studies/runs.py
 
 
@@ -267,8 +267,8 @@ def main(argv: list[str]) -> None:
     finished = {label: rows for label, rows in curves.items() if rows}
     if not finished:
         raise UserError("no run is finished; start them with python -m studies.reproduce collapse")
-    draw_survival(RESULTS / "collapse.png", finished)
-    page = RESULTS / "collapse.md"
+    draw_survival(FOLDER / "collapse.png", finished)
+    page = FOLDER / "README.md"
     write_atomically(page, tables.fill(page.read_text(), page_tables(finished)))
     print(page.read_text())
 

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Which estimator of advantages credits the right turn?"""

@@ -8,8 +8,8 @@ iteration of training, and computes for every turn
 - the advantage under optimal play, exactly;
 - the credit that each estimator of train.py assigns to the turn.
 
-    python -m studies.credit.measure out/frozenlake_ppo out/sokoban_ppo --checkpoints=start,20,100,end
-    python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A      # seeds of one run
+    python -m studies.credit.measure out/frozenlake_ppo out/sokoban_ppo --checkpoints=start,end
+    python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A  # seeds of one run
     python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
 
 The runs need their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the

@@ -1,12 +1,12 @@
 """Do estimators that point at the right turn also learn faster? Fills studies/credit/README.md.
 
     python -m studies.reproduce credit     # trains with each estimator
-    python -m studies.credit.measure RUN...        # the credit of each estimator on games of the runs of GAE
+    python -m studies.credit.measure RUN...  # the credit of each estimator
     python -m studies.credit.page          # studies/credit/README.md
 
 The *speed* of a run is its mean success over its evaluations. Runs of all estimators take about the
-same CPU time (studies/experiments.py). The *accuracy* of an estimator is the rank correlation of its
-credit with the true advantage at a checkpoint. For every environment, checkpoint and seed of
+same CPU time (studies/experiments.py). The *accuracy* of an estimator is the rank correlation of
+its credit with the true advantage at a checkpoint. For every environment, checkpoint and seed of
 training, the page correlates accuracy and speed over the estimators (rank correlation). It shows
 the mean over the seeds with its interval (Student's t).
 """
@@ -15,6 +15,7 @@ from configurator import UserError, run_main
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +24,12 @@ from studies.credit.report import REFERENCE, cell
 from studies.credit.statistics import rank_correlation
 from studies.experiments import FIGURES
 from studies.reproduce import rows_of
-from studies.runs import RESULTS
 from support.run_folder import read_json, write_atomically
 from support.statistics import mean_over_seeds, seed_interval
 from tools.plotting import tables
 
-PAGE = RESULTS / "credit.md"
-CREDIT = RESULTS / "credit" / "credit.json"  # written by studies/credit/measure.py
+PAGE = Path("studies/credit/README.md")
+CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
 SUMMARIES = [  # the fields that are read from it, see support/shapes.py
     {
         "env": str,
@@ -93,7 +93,8 @@ def results_of(
             accuracies[summary["label"]] = known["rank"][0]
         if None in accuracies.values() or not summaries:
             raise UserError(
-                f"{CREDIT} has no accuracy of {label}; run studies.credit.measure again, with more --draws"
+                f"{CREDIT} has no accuracy of {label}; run studies.credit.measure again, with more "
+                "--draws"
             )
         results.append(
             Result(

@@ -1,4 +1,4 @@
-"""Tables and picture of the credit microscope, from the cases that studies/credit/measure.py measured.
+"""Tables and picture of the credit microscope, from the cases that measure.py measured.
 
 A case is one checkpoint of one run. Cases of runs that differ only in the seed are pooled: the
 report shows the mean over seeds, with an interval over boards and seeds.

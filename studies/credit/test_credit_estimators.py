@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import small_config
+from fixtures import small_config
 from learners import make_learner
 
 import train

@@ -1,1 +1,1 @@
-"""TODO"""
+"""RL compared with imitation and scripted players."""

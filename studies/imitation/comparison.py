@@ -1,9 +1,9 @@
 """Compare RL with imitation and with scripted players, on the same games.
 
-    python -m studies.imitation.comparison frozenlake                   # all rows of a world that are missing
+    python -m studies.imitation.comparison frozenlake  # all rows of a world that are missing
     python -m studies.imitation.comparison frozenlake --only=PPO --seeds=0
-    python -m studies.imitation.comparison frozenlake sokoban --draw=True     # no run: write the page
-    python -m studies.imitation.comparison frozenlake --show=True             # print the rows that are recorded
+    python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no run: write the page
+    python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
 
 Every row plays the 256 fixed prompts 16 times. A row is one JSON file in studies/imitation/rows/:
 its settings, its commit, its cost, and for every prompt the number of games it won. From these the
@@ -31,13 +31,14 @@ from studies.experiments import (
     QUEST_SFT,
     Command,
     Curve,
+    config_path,
     curve,
     files_at,
     quest_sft,
     sft_command,
     train_command,
 )
-from studies.runs import RESULTS, base_of, describe_machine, launch
+from studies.runs import base_of, describe_machine, launch
 from support.run_folder import git_commit, read_json, read_rows, write_atomically
 from support.statistics import difference_interval
 from tools.crowd import SHARES, play_crowd
@@ -45,7 +46,8 @@ from tools.plotting import tables
 
 SAMPLES = 16  # games of every prompt
 OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
-FOLDER = RESULTS / "comparison"
+FOLDER = Path("studies/imitation")
+ROWS = FOLDER / "rows"
 BASE = "base, before RL"
 BEST = ("tiny_best",)  # the settings of RL
 PLAYERS = {  # rows of eval.py -> rows of the page
@@ -244,7 +246,7 @@ def main(argv: list[str]) -> None:
         if not options["draw"]:
             run_world(name, seeds, options["only"])
     text = page(list(WORLDS))
-    write_atomically(RESULTS / "comparison.md", text)
+    write_atomically(FOLDER / "table.md", text)
     print(text)
 
 
@@ -329,7 +331,7 @@ def wins_of_players(world: World) -> dict[str, list[int]]:
 
 def play_prompts(world: World, what: str) -> dict[str, list[int]]:
     """Run eval.py. Returns: by row, the wins on every prompt."""
-    scores = FOLDER / "scores.json"
+    scores = ROWS / "scores.json"
     scores.parent.mkdir(parents=True, exist_ok=True)
     words = [*game_words(world), what, f"--samples={SAMPLES}", f"--json={scores}"]
     subprocess.run([sys.executable, "eval.py", *words], check=True, stdout=subprocess.DEVNULL)
@@ -344,7 +346,7 @@ def play_prompts(world: World, what: str) -> dict[str, list[int]]:
 def game_words(world: World) -> list[str]:
     """The words that name the environment of a world and its 256 prompts, for `load_config`."""
     files = files_at(Curve(world.files, {}, overlays=world.overlays), "tiny")
-    return [*(f"config/{file}.py" for file in files), "--eval_size=256"]
+    return [*(config_path(file) for file in files), "--eval_size=256"]
 
 
 # ---------- the files of rows
@@ -352,7 +354,7 @@ def game_words(world: World) -> list[str]:
 
 def row_path(world: str, method: str, seed: int) -> Path:
     words = method.replace(",", "").replace(" ", "_")
-    return FOLDER / f"{world}-{words}_s{seed}.json"
+    return ROWS / f"{world}-{words}_s{seed}.json"
 
 
 def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:

@@ -49,7 +49,7 @@ def lab(tmp_path, monkeypatch):
         return {what.removeprefix("--model="): [8, 8, 8, 8]}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(comparison, "FOLDER", tmp_path)
+    monkeypatch.setattr(comparison, "ROWS", tmp_path)
     monkeypatch.setattr(comparison, "WORLDS", {"lake": WORLD})
     monkeypatch.setattr(comparison, "launch", launch)
     monkeypatch.setattr(comparison, "play_prompts", play_prompts)
@@ -172,7 +172,7 @@ def test_games_are_counted_by_prompt(monkeypatch, tmp_path):
         with open(path, "w") as file:
             json.dump({"base": {"successes": successes}}, file)
 
-    monkeypatch.setattr(comparison, "FOLDER", tmp_path)
+    monkeypatch.setattr(comparison, "ROWS", tmp_path)
     monkeypatch.setattr(comparison.subprocess, "run", run)
     assert comparison.play_prompts(WORLD, "--model=base") == {"base": [16, 1, 0]}
 

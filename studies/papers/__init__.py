@@ -1,1 +1,1 @@
-"""TODO"""
+"""The figures and tables of the two papers that this project implements."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Measurements of speed and memory."""

@@ -1,13 +1,14 @@
-"""Measure speed and compare it with vLLM, Hugging Face and TRL; results are in studies/speed/README.md.
+"""Measure speed and compare it with vLLM, Hugging Face and TRL. README.md has results.
 
-    python -m studies.speed.bench rollout     # 128 multi-turn trajectories: our engines, vLLM, Hugging Face
+    python -m studies.speed.bench rollout  # 128 trajectories: our engines, vLLM, Hugging Face
     python -m studies.speed.bench update      # the packed update, a padded one, TRL's GRPO loss
     python -m studies.speed.bench iteration   # one GRPO iteration, and one of TRL's GRPOTrainer
     python -m studies.speed.bench head        # log-probs in chunks or with full logits: peak memory
     python -m studies.speed.bench precision   # log-probs of engine and trainer, in three types
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
-The settings are those of config/frozenlake_grpo.py and config/models/tiny.py; --key=value overrides them.
+The settings are those of config/frozenlake_grpo.py and config/models/tiny.py. --key=value overrides
+them.
 --repeats=N sets the number of measurements (5), --json=PATH writes them to a file. The variants run
 in turn, once to warm up and then N times. A table shows median, smallest and largest value. Compare
 CPU times, because wall time says little on a shared machine. rollout, update and iteration also

@@ -1,6 +1,6 @@
-"""The pieces of studies/speed/gpu_report.py. A process of this file measures the cases of one piece.
+"""The pieces of gpu_report.py. A process of this file measures the cases of one piece.
 
-python -m studies.speed.gpu_pieces update --device=cuda      # one GPU; appends to out/gpu/results.jsonl
+python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to out/gpu/results.jsonl
 """
 
 from configurator import CHOICES, Config, UserError, load_config, run_main

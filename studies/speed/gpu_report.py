@@ -1,11 +1,11 @@
 """Measure on a GPU what studies/speed/README.md says about GPUs, and print it as tables.
 
     python -m studies.speed.gpu_report                         # one H100 or H200, about 15 minutes
-    python -m studies.speed.gpu_report --minutes=9             # start no piece that ends after 9 minutes
+    python -m studies.speed.gpu_report --minutes=9  # start no piece that ends after 9 minutes
     python -m studies.speed.gpu_report --pieces=update,head    # these pieces, in this order
-    python -m studies.speed.gpu_report --device=cpu            # the same with tiny models, 1 CPU-minute
+    python -m studies.speed.gpu_report --device=cpu  # the same with tiny models, 1 CPU-minute
 
-Every piece runs in a process of its own (studies/speed/gpu_pieces.py) for at most 4 minutes. An error costs
+Every piece runs in a process of its own (gpu_pieces.py) for at most 4 minutes. An error costs
 only one case, because the others of its piece then run in a new process. Results are appended to
 out/gpu/results.jsonl. The next call skips what is measured. At its end it repeats what failed.
 --out_dir=PATH is another folder. --model=NAME is the model of the piece `flagship`. torch 2.11 and

@@ -1,6 +1,6 @@
 """Write a model of the shape of Qwen2.5-0.5B with random weights, to measure time and memory.
 
-    python -m studies.speed.random_model out/qwen                # 494 million parameters, 1 GB on disk
+    python -m studies.speed.random_model out/qwen  # 494 million parameters, 1 GB on disk
     python -m studies.speed.random_model out/qwen --layers=2     # the same widths and vocabulary
     python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
 

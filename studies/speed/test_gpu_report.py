@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import small_config
+from fixtures import small_config
 
 from packing import PackedBatch
 from studies.speed import bench_gpu, gpu_pieces, gpu_report
@@ -20,7 +20,7 @@ from studies.speed.bench_gpu import CPU_SIZES, GPU_SIZES, UpdateCase
 from studies.speed.gpu_pieces import NotAvailable
 from studies.speed.gpu_report import PIECES, Piece, Results
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 FREE = Piece("head", "Log-probs")
 

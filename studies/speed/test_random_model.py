@@ -1,4 +1,4 @@
-"""Tests of studies/speed/random_model.py, and of training with the widths and vocabulary of Qwen2.5-0.5B.
+"""Tests of random_model.py, and of training with the widths and vocabulary of Qwen2.5-0.5B.
 
 python -m pytest -q studies/speed/test_random_model.py
 """

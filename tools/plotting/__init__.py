@@ -1,1 +1,1 @@
-"""TODO"""
+"""Tables and pictures of runs."""

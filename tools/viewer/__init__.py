@@ -1,1 +1,1 @@
-"""TODO"""
+"""The parts of tools/view.py."""

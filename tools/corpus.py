@@ -2,7 +2,7 @@
 
 A document is a dialogue in one environment.
 - A drill asks questions about a board: the places of things, the cells around the player, a row or
-  column, the board after a move, a short plan. Every answer is right. (See studies/base_model/drills.py.)
+  column, the board after a move, a short plan. Every answer is right (drills.py).
 - A game is a dialogue as in RL. Thoughts are true. The actions are those of a player of the crowd
   (tools/crowd.py), with errors. The shares of the players stay the same from the first game to the
   last.
@@ -13,7 +13,7 @@ not learn to read boards.
 The corpus never shows a board of the evaluation or held-out instances, with any symbols. It leaves
 out the symbols of "newvocab", other sizes and the pairs of "jobs_test", to test generalisation.
 
-    python -m studies.base_model.corpus --packs=600        # print a table of the documents in a sample
+    python -m tools.corpus --packs=600  # print a table of the documents in a sample
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -30,9 +30,9 @@ from dialogue import Chat, Episode, format_response
 from envs import Env, make_env, reserved_keys
 from grids import Sokoban
 from rollout import Conversation, Trajectory
-from studies.base_model.drills import Drill, draw_questions
 from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
+from tools.drills import Drill, draw_questions
 from worlds.bandit import Bandit
 
 SEED_CORPUS = 14  # purpose number of the random streams

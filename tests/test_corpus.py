@@ -2,7 +2,7 @@
 
 Demonstrations are replayed, and answers of drills are compared with boards read by hand.
 
-Run with:  python -m pytest -q studies/base_model/test_corpus.py
+Run with:  python -m pytest -q tests/test_corpus.py
 """
 
 from configurator import Config, load_config
@@ -13,24 +13,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fixtures import config_file
 
 from dialogue import Episode, parse_response
 from envs import SPLIT_SIZE, Env, make_env, reserved_instances
 from grids import Sokoban
 from rollout import make_episode
-from studies.base_model import corpus
-from studies.base_model.corpus import documents
-from studies.base_model.drills import Drill, DrillRecord
-from tools import crowd, demonstrations
+from tools import corpus, crowd, demonstrations
+from tools.corpus import documents
 from tools.crowd import Player, crowd_reply
 from tools.demonstrations import demonstration
+from tools.drills import Drill, DrillRecord
 from worlds.bandit import Bandit
 
 ROOT = corpus.__file__.rsplit("/", 2)[0]
 
 
 def tiny_config(experiment, **changes):
-    files = [f"{ROOT}/config/{experiment}.py", f"{ROOT}/config/tiny.py"]
+    files = [config_file(experiment), config_file("tiny")]
     return replace(load_config(files)[0], **changes)
 
 

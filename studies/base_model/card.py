@@ -1,6 +1,6 @@
-"""Print the tables of studies/base_model/README.md: what the tiny base model can do, and how it learned.
+"""Print the tables of README.md: what the tiny base model can do, and how it learned.
 
-    python -m tools.model_card studies/base_model/base_curve.jsonl
+    python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
 The file is the curve.jsonl of a pretraining (tools/sft.py). It has a row for every probe; the last
 row describes the finished model.

@@ -44,6 +44,15 @@ SMALL_RUN = dict(
 )
 
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def config_file(name: str) -> str:
+    """The path of a file in config/ or in one of its folders, such as that of gspo."""
+    (path,) = ROOT.glob(f"config/**/{name}.py")
+    return str(path)
+
+
 def small_config(**changes) -> Config:
     return Config(**(SMALL_RUN | changes))
 

@@ -1,13 +1,13 @@
 """Tests of the tables of the base model's card.
 
-Run with:  python -m pytest -q tests/test_model_card.py
+Run with:  python -m pytest -q studies/base_model/test_card.py
 """
 
 import json
 
 import pytest
 
-from tools import model_card
+from studies.base_model import card
 
 
 def test_the_tables_show_the_probes(tmp_path, capsys):
@@ -18,7 +18,7 @@ def test_the_tables_show_the_probes(tmp_path, capsys):
     rows[-1]["bandit:pair=phoenix grid"] = {"success_T0.5": 0.5}
     path = tmp_path / "curve.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model_card.main([str(path)])
+    card.main([str(path)])
     final, learned = capsys.readouterr().out.split("\n\n")
     assert final.splitlines()[2:] == [
         "| FrozenLake, slippery, grid | - | - | - | - | - | 1.00 | 1.00 | - | - | - | - | - | - |",
@@ -32,4 +32,4 @@ def test_the_tables_show_the_probes(tmp_path, capsys):
 
 def test_a_missing_file_is_named():
     with pytest.raises(ValueError, match="give the curve.jsonl of a pretraining, got no/file"):
-        model_card.main(["no/file"])
+        card.main(["no/file"])
