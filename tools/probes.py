@@ -4,6 +4,7 @@ from configurator import Config, load_config
 
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
