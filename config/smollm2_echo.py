@@ -1,0 +1,14 @@
+# Overlay for bandit_grpo.py or bandit_ppo.py and smollm2.py: half of the paper's groups, no filter,
+# and one optimizer step an iteration. StarPO learns within ten iterations and collapses later.
+# Example:  python train.py config/bandit_grpo.py config/smollm2.py config/smollm2_echo.py
+
+num_groups = 4
+group_size = 16
+filter_keep = 1.0
+clip_high = 0.2  # symmetric; with one step on each rollout the clip has no effect
+batch_size = 64
+num_iterations = 200
+early_stop = True  # a collapsed run ends
+eval_every = 5
+eval_size = 64
+save_every = 10
