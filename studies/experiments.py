@@ -1,9 +1,9 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
 `fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
-arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model. A
-figure has curves. A curve is a training run with several seeds. Curves of one figure differ only in
-the settings that their labels name. A command leaves out settings that equal the defaults, so a run
+arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model.
+`echo_trap` is one with SmolLM2-135M. A figure has curves. A curve is a training run with several
+seeds. Curves of one figure differ only in the settings that their labels name. A command leaves out settings that equal the defaults, so a run
 that two figures share has the same name in both.
 """
 
@@ -47,6 +47,7 @@ class Figure:
     title: str
     metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
     curves: dict[str, Curve]  # by label; the first word of a label is the environment
+    scale: str = ""  # the only scale of the figure; '' = the experiment has no scale of its own
     files: str = ""  # its files in studies/ without a suffix; '' = papers/NAME
 
 
@@ -225,6 +226,32 @@ def estimators() -> dict[str, Curve]:
     return curves
 
 
+ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
+
+
+def echo_trap() -> dict[str, Curve]:
+    """StarPO, StarPO-S and what lies between them, on the bandit from one cold start.
+
+    The cold start teaches the form of replies: 120 games of a player that chooses a random arm."""
+    starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
+    four_steps = {"batch_size": 16}
+    variants = {
+        "StarPO": {},
+        "StarPO-S": starpo_s,
+        "StarPO with a KL of 0.001": {"kl_coef": 0.001},
+        "StarPO with a KL of 0.1": {"kl_coef": 0.1},
+        "StarPO with four steps": four_steps,
+        "StarPO with four steps and a higher clip": {**four_steps, "clip_high": 0.28},
+        "StarPO, PPO": {"estimator": "gae"},
+        "StarPO-S, PPO": {**starpo_s, "estimator": "gae"},
+    }
+    curves = {}
+    for name, overrides in variants.items():
+        trained = Curve((), overrides, sft=ECHO_COLD_START, overlays=("smollm2_echo",))
+        curves[f"bandit {name}"] = trained
+    return curves
+
+
 def thinking(env: str) -> dict[str, Curve]:
     transfer = f"{env}_transfer"
     variants = {"think": curve(transfer), "no-think": curve(transfer, think=False)}
@@ -366,13 +393,22 @@ FIGURES = {
         "estimators of advantages at about equal CPU time",
         EVALUATION,
         estimators(),
+        scale="tiny",
         files="credit/credit_speed",
     ),
     "collapse": Figure(
         "which methods survive large learning rates",
         EVALUATION + COLLAPSE_SIGNS,
         collapsing(),
+        scale="tiny",
         files="collapse/collapse_runs",
+    ),
+    "echo_trap": Figure(
+        "SmolLM2-135M on the bandit: StarPO collapses, and what delays it",
+        TRAINING + EVALUATION + COLLAPSE_SIGNS + ("response_length",),
+        echo_trap(),
+        scale="smollm2",
+        files="real_model/echo_trap",
     ),
     "table2": Figure(
         "N responses to each of 128/N prompts (N=1: no filter)",
@@ -445,6 +481,12 @@ SCALES = {
         },
         estimate="CPU times of finished rows, or else of groups of 16; smaller groups take longer; "
         "evaluations and SFT come on top",
+    ),
+    "smollm2": Scale(
+        files=("smollm2",),
+        jobs=2,
+        seconds={"bandit": Seconds(24, 12)},
+        estimate="CPU times of finished rows, or else of groups of 16 on a core with AVX2",
     ),
     "full": Scale(
         files=(),

