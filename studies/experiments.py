@@ -3,8 +3,8 @@
 `fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
 arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model.
 `echo_trap` is one with SmolLM2-135M. A figure has curves. A curve is a training run with several
-seeds. Curves of one figure differ only in the settings that their labels name. A command leaves out settings that equal the defaults, so a run
-that two figures share has the same name in both.
+seeds. Curves of one figure differ only in the settings that their labels name. A command leaves out
+settings that equal the defaults, so a run that two figures share has the same name in both.
 """
 
 from configurator import Config, UserError, load_config

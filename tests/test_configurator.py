@@ -33,9 +33,9 @@ ENVS = {  # that are not named like the file
 OVERLAYS = """
     all_text bandit_transfer base bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
     frozenlake_det frozenlake_v1 gigpo gspo hubs icepop lora mixture online_5 quest_transfer qwen3
-    reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn smollm2 smollm2_echo sokoban_large
-    sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_best tiny_collapse
-    tiny_new_game tiny_text top_p turn_ppo
+    reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn smollm2 smollm2_echo
+    sokoban_large sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_best
+    tiny_collapse tiny_new_game tiny_text top_p turn_ppo
 """.split()
 ALGORITHMS = {"bi_level", "dr_grpo", "gigpo", "reinforce_plus_plus", "rloo", "sampo", "turn_ppo"}
 
