@@ -1,0 +1,101 @@
+"""The Echo Trap on a laptop: SmolLM2-135M learns the bandit with StarPO, then falls into the trap.
+
+    make echo-trap      # about 40 CPU-minutes on one core, and 93 MB of download
+
+It fetches the model, teaches it the form of replies, trains it with StarPO and with StarPO-S, and
+writes into out/echo_trap/ a picture, a web page of all recorded replies, and replies.md with
+replies at the start, at the best iteration and at the end. Each step is a command that it prints.
+If it is interrupted, the next call continues. README.md has the same with more seeds and methods.
+"""
+
+from configurator import UserError, run_main
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from studies.real_model.pictures import draw_traps
+from studies.real_model.replies import replies_page
+from support.run_folder import read_rows, write_atomically
+
+OUT = Path("out/echo_trap")
+MODEL = Path("out/smollm2")
+COLD_START = OUT / "cold_start"
+RUNS = {"StarPO": OUT / "starpo", "StarPO-S": OUT / "starpo_s"}
+ITERATIONS = 45  # StarPO has collapsed by then
+CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
+STARPO_S = ("--filter_keep=0.25", "--clip_high=0.28", "--batch_size=16")
+
+
+class Step(NamedTuple):
+    """A command of the experiment."""
+
+    title: str
+    words: tuple[str, ...]  # of the command, after "python"
+    result: Path  # exists when the step is done
+    minutes: int  # CPU time on one core with AVX2
+
+
+def steps() -> list[Step]:
+    """All steps, in their order."""
+    cold_start = ("-m", "tools.sft", *CONFIGS, "--sft_steps=15", "--eval_size=64")
+    train = (
+        "train.py",
+        *CONFIGS,
+        "config/models/smollm2_echo.py",
+        f"--num_iterations={ITERATIONS}",
+        f"--model={COLD_START}/model",
+    )
+    starpo = (*train, f"--out_dir={RUNS['StarPO']}")
+    starpo_s = (*train, *STARPO_S, f"--out_dir={RUNS['StarPO-S']}")
+    return [
+        Step("fetch SmolLM2-135M", ("-m", "tools.smollm2"), MODEL, 1),
+        Step(
+            "cold start: learn the form of replies from a player that picks a random arm",
+            (*cold_start, f"--out_dir={COLD_START}"),
+            COLD_START / "model",
+            3,
+        ),
+        Step("train with StarPO", starpo, RUNS["StarPO"] / "policy", 22),
+        Step("train with StarPO-S", starpo_s, RUNS["StarPO-S"] / "policy", 14),
+    ]
+
+
+def main(argv: list[str]) -> None:
+    if argv:
+        raise UserError(f"expected no arguments, got {' '.join(argv)}")
+    todo = steps()
+    for number, step in enumerate(todo, start=1):
+        if step.result.exists():
+            print(f"step {number} of {len(todo)}: {step.title}: done", flush=True)
+            continue
+        left = sum(later.minutes for later in todo[number - 1 :])
+        print(f"step {number} of {len(todo)}: {step.title}; about {left} CPU-minutes left")
+        print(f"  python {' '.join(step.words)}", flush=True)
+        run_step(step.words)
+    show_results()
+
+
+def run_step(words: Sequence[str]) -> None:
+    """Run one command with its output on the terminal. A failure ends this script, too."""
+    code = subprocess.run([sys.executable, *words]).returncode
+    if code:
+        print("stopped; the same call continues here", file=sys.stderr)
+        sys.exit(code)
+
+
+def show_results() -> None:
+    """Write the picture, the replies and the page, and print where they are."""
+    curves = {name: [read_rows(folder / "metrics.jsonl")] for name, folder in RUNS.items()}
+    draw_traps(OUT / "echo_trap.png", curves)
+    write_atomically(OUT / "replies.md", replies_page(RUNS))
+    page = ("-m", "tools.view", str(RUNS["StarPO"]), f"--against={RUNS['StarPO-S']}")
+    run_step(page)
+    print(f"picture: {OUT / 'echo_trap.png'}")
+    print(f"replies at the start, at the best iteration and at the end: {OUT / 'replies.md'}")
+
+
+if __name__ == "__main__":
+    run_main(main)

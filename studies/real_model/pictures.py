@@ -1,0 +1,60 @@
+"""Pictures of runs that learn and collapse: success and the signs of collapse by iteration."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from tools.plotting.style import draw_legend, look_of, percent_axis, picture
+
+Run = Sequence[dict]  # the rows of metrics.jsonl, one for each iteration
+
+
+class Panel(NamedTuple):
+    """One metric in the picture."""
+
+    metric: str
+    title: str
+    scale: float = 1.0
+
+
+PANELS = (
+    Panel("success", "success in training, %", 100),
+    Panel("in_group_reward_std", "spread of rewards in a group"),
+    Panel("entropy", "entropy, nats a token"),
+    Panel("grad_norm", "gradient norm before clipping"),
+    Panel("response_length", "tokens of a reply"),
+    Panel("valid_frac", "well-formed replies, %", 100),
+)
+
+
+def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
+    """Draw the metrics of PANELS. Each seed of a method is a line of its own.
+
+    Args: curves: method -> one run for each seed."""
+    looks = {name: look_of(index) for index, name in enumerate(curves)}
+    with picture(path, width=9.5, height=5.4) as figure:
+        axes_of_panels = figure.subplots(2, 3, sharex=True).flat
+        for axes, panel in zip(axes_of_panels, PANELS, strict=True):
+            axes.set_title(panel.title)
+            if panel.scale == 100:
+                percent_axis(axes)
+            for name, runs in curves.items():
+                for run in runs:
+                    draw_metric(axes, panel, run, looks[name])
+        for axes in axes_of_panels:
+            axes.set_xlabel("iteration")
+        legend = {f"{name}, {len(runs)} seeds": looks[name] for name, runs in curves.items()}
+        draw_legend(figure, legend)
+
+
+def draw_metric(axes: Axes, panel: Panel, run: Run, look: dict) -> None:
+    """Draw one metric of one run. Iterations in which it was not measured are left out."""
+    iterations = []
+    values = []
+    for row in run:
+        if row[panel.metric] is not None:
+            iterations.append(row["step"])
+            values.append(panel.scale * row[panel.metric])
+    axes.plot(iterations, values, linewidth=1.2, **look)

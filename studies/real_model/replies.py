@@ -1,0 +1,56 @@
+"""Replies of a run at its start, at its best iteration and at its end, side by side."""
+
+from configurator import printable
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from support.run_folder import read_rows, read_text
+
+SHOWN = 4  # replies of an iteration
+MOMENTS = ("start", "best", "end")
+
+
+def replies_page(runs: dict[str, Path]) -> str:
+    """A page of Markdown with the replies of each run. Args: runs: method -> folder of its run."""
+    lines = ["# Replies", ""]
+    for name, folder in runs.items():
+        lines += [f"## {name}", "", *reply_lines(folder), ""]
+    return "\n".join(lines)
+
+
+def reply_lines(folder: Path) -> list[str]:
+    """The replies of one run: a heading and SHOWN replies for each of MOMENTS."""
+    rows = {row["step"]: row for row in read_rows(folder / "metrics.jsonl")}
+    records = [json.loads(line) for line in read_text(folder / "trajectories.jsonl").splitlines()]
+    recorded = sorted({record["step"] for record in records if record["step"] in rows})
+    lines = []
+    for moment, step in zip(MOMENTS, moments(recorded, rows), strict=True):
+        row = rows[step]
+        lines.append(
+            f"{moment}, iteration {step}: {100 * row['success']:.0f} % success, "
+            f"{row['response_length']:.0f} tokens a reply"
+        )
+        lines.append("```")
+        of_step = [record for record in records if record["step"] == step]
+        lines += [first_reply(record) for record in spread_out(of_step, SHOWN)]
+        lines += ["```", ""]
+    return lines
+
+
+def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
+    """The first recorded iteration, the one with most success (the earliest), and the last."""
+    best = max(recorded, key=lambda step: (rows[step]["success"], -step))
+    return recorded[0], best, recorded[-1]
+
+
+def spread_out(records: Sequence[dict], count: int) -> list[dict]:
+    """At most `count` records at equal distances, so that they come from different groups."""
+    distance = max(1, len(records) // count)
+    return list(records[::distance][:count])
+
+
+def first_reply(record: dict) -> str:
+    """The reply of the first turn in one line."""
+    return printable(" ".join(record["turns"][0]["response"].split()), limit=240)
