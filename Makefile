@@ -23,13 +23,14 @@ PIP := .venv/bin/python -m pip -q --disable-pip-version-check
 # Each file of tests runs in one of the processes.
 PYTEST := .venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: help train view figures credit collapse gpu check test test-extras test-hubs soak vllm clean
+.PHONY: help train view figures echo-trap credit collapse gpu check test test-extras test-hubs soak vllm clean
 
 help:
 	@echo "make train        train the tiny model on FrozenLake, on the CPU"
 	@echo "                  settings: make train ARGS='--seed=1'; list them: make train ARGS=--help"
 	@echo "make view         write a web page of the trajectories of the run of make train"
 	@echo "                  another run: make view RUN=out/NAME"
+	@echo "make echo-trap    train SmolLM2-135M until it collapses, and with StarPO-S (40 CPU-minutes)"
 	@echo "make figures      draw all pictures of README and docs; needs Chromium and the run of make train"
 	@echo "make credit       do estimators that point at the right turn learn faster? (4 CPU-hours)"
 	@echo "make collapse     which methods survive a large learning rate? (3 CPU-hours)"
@@ -83,6 +84,10 @@ credit: $(INSTALLED)
 	@.venv/bin/python -m studies.credit.measure out/runs/*keep_checkpoints=99_s[0-9] \
 		--checkpoints=start,end --num_groups=32 --out=studies/credit/results
 	@.venv/bin/python -m studies.credit.page
+
+# Fetch the model, train it with StarPO and with StarPO-S, draw a picture and write a page.
+echo-trap: $(INSTALLED) $(INSTALLED_SMOLLM2)
+	@.venv/bin/python -m studies.real_model.echo_trap
 
 collapse: $(INSTALLED)
 	@.venv/bin/python -m studies.reproduce collapse

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path(__file__).resolve().parent.parent
+
 # ---------- curves, figures, scales
 
 
@@ -564,9 +566,9 @@ def config_path(name: str) -> str:
     """The path of a config file, such as config/methods/gspo.py of "gspo".
 
     Raises: UserError if config/ has no such file."""
-    for path in sorted(Path("config").glob("**/*.py")):
+    for path in sorted(ROOT.glob("config/**/*.py")):
         if path.stem == name:
-            return path.as_posix()
+            return path.relative_to(ROOT).as_posix()
     raise UserError(f"config/ has no file {name}.py")
 
 

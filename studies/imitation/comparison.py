@@ -456,8 +456,8 @@ with a 95 % interval over prompts and seeds; parentheses hold the results of the
 are paired by prompt. If two rows have different numbers of seeds, the mean over the seeds of the
 second is subtracted, so their spread is not in the interval. Policies sample at T=0.5. CPU-s are of
 training, without evaluations. "Crowd" rows are the players of the corpus of the base model
-([base.md](../base.md)), without the random turns that they make there. They name a random number of
-actions a turn."""
+([base_model](../base_model/README.md)), without the random turns that they make there. They name a
+random number of actions a turn."""
 
 
 if __name__ == "__main__":
