@@ -15,8 +15,8 @@ from itertools import count
 
 import hypothesis
 import numpy as np
-from fixtures import small_config
 from hypothesis import strategies as st
+from shared_fixtures import small_config
 
 from dialogue import format_response, parse_response
 from engine import Sample

@@ -1,7 +1,7 @@
 """Helpers of tests that make single updates: a small learner, its data and its gradients."""
 
 import torch
-from fixtures import small_config
+from shared_fixtures import small_config
 
 import model
 import train

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import small_config
 from learners import backward, make_learner
+from shared_fixtures import small_config
 
 import model
 import parallel

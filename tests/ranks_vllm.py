@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fixtures import small_config
 from learners import backward, make_learner
+from shared_fixtures import small_config
 from transformers import AutoModelForCausalLM
 
 import parallel

@@ -9,8 +9,8 @@ import pickle
 import sys
 from pathlib import Path
 
-from fixtures import SMALL_RUN
 from runs import rows_of
+from shared_fixtures import SMALL_RUN
 from soak import live
 
 import parallel

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import torch
-from fixtures import SMALL_RUN
 from safetensors.torch import load_file
+from shared_fixtures import SMALL_RUN
 
 import train
 from support.checkpoint import find_corruption

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from fixtures import SMALL_RUN
 from runs import assert_same_checkpoint, rows_of, untimed
+from shared_fixtures import SMALL_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train

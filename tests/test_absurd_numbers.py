@@ -17,8 +17,8 @@ from configurator import (
 import sys
 
 import pytest
-from fixtures import SMALL_RUN
 from learners import make_learner
+from shared_fixtures import SMALL_RUN
 
 import train
 from dialogue import Chat

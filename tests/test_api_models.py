@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fixtures import small_config
 from runs import rows_in
+from shared_fixtures import small_config
 
 import eval as evaluation
 import model

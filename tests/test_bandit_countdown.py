@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from boards import SIMPLE, SMALL_COUNTDOWN, raw_draws
-from fixtures import config_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fixtures import config_file
 
 import envs
 from dialogue import Episode

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import small_config
 from learners import make_learner
 from safetensors.torch import load_file
+from shared_fixtures import small_config
 
 import parallel
 from support import checkpoint

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
-from fixtures import config_file as shipped
+from shared_fixtures import config_file as shipped
 
 from support.run import describe
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fixtures import config_file
+from shared_fixtures import config_file
 
 from dialogue import Episode, parse_response
 from envs import SPLIT_SIZE, Env, make_env, reserved_instances

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fixtures import config_file
+from shared_fixtures import config_file
 
 from envs import make_env
 from tools import crowd

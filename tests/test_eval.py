@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import config_file, small_config
 from runs import read_lines, rows_in
+from shared_fixtures import config_file, small_config
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 from families import FAMILIES, build_tokenizer, save_family
-from fixtures import small_config
 from runs import assert_same_checkpoint, rows_of, run
 from safetensors.torch import load_file, save_file
+from shared_fixtures import small_config
 from test_parallel import TORCHRUN, needs_vllm
 from test_update import compile_without_compiler
 from torch._dynamo.utils import counters

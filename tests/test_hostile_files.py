@@ -10,7 +10,7 @@ import json
 import os
 
 import pytest
-from fixtures import small_config
+from shared_fixtures import small_config
 
 import eval as evaluation
 import parallel

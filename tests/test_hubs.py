@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures import small_config
+from shared_fixtures import small_config
 
 from dialogue import Episode
 from envs import make_env, reserved_instances, reserved_keys, split_spec

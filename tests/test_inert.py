@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import SMALL_RUN, config_file, small_config
 from learners import make_learner
 from runs import run
+from shared_fixtures import SMALL_RUN, config_file, small_config
 
 import train
 from dialogue import Chat

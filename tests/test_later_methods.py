@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fixtures import config_file, small_config
 from learners import backward, collect_and_target, make_learner
 from runs import run, untimed
+from shared_fixtures import config_file, small_config
 from transformers import AutoModelForCausalLM
 
 import rollout

@@ -8,7 +8,7 @@ import os
 import time
 
 import pytest
-from fixtures import small_config
+from shared_fixtures import small_config
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 

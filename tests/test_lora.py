@@ -10,9 +10,9 @@ import sys
 
 import pytest
 import torch
-from fixtures import small_config
 from learners import backward, collect_and_target, make_learner
 from runs import assert_same_checkpoint, run, untimed
+from shared_fixtures import small_config
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoModelForCausalLM
 

@@ -7,8 +7,8 @@ Run with:  python -m pytest -q tests/test_methods.py
 
 import pytest
 import torch
-from fixtures import SMALL_RUN, small_config
 from learners import collect_and_target, make_learner
+from shared_fixtures import SMALL_RUN, small_config
 from transformers import AutoModelForCausalLM
 
 import dialogue

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import SMALL_RUN
+from shared_fixtures import SMALL_RUN
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 

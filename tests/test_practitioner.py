@@ -54,7 +54,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures import config_file, small_config
+from shared_fixtures import config_file, small_config
 
 import packing
 import rollout

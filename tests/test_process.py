@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from fixtures import small_config
+from shared_fixtures import small_config
 
 import parallel
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fixtures import config_file
+from shared_fixtures import config_file
 
 from dialogue import Episode, check_thought
 from envs import make_env, reserved_instances

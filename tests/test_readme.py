@@ -22,7 +22,11 @@ from support.inert import warn
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PATHS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PATHS = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("studies/**/*.md")),
+]
 PAGES = {path: path.read_text(encoding="utf-8") for path in PATHS}
 STARTS = ("python", "torchrun", "make", "pip", "tensorboard")
 COSTS = re.compile(r"GPU|CPU-s|CPU-min|seconds|minute|hour|server|Slurm")
@@ -40,7 +44,7 @@ SHORT = {
     "tools.corpus": "--packs=4",
 }
 # Of train, eval and tools.sft: what a laptop can do.
-TINY = re.compile(r"config/tiny|--player|^out/frozenlake")
+TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
 OPTIONAL = {  # start of an argument -> package of make test-extras or make test-hubs
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",

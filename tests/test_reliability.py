@@ -22,9 +22,9 @@ from types import SimpleNamespace
 import fuzz
 import pytest
 import torch
-from fixtures import SMALL_RUN, small_config
 from fuzz import Script
 from runs import assert_same_checkpoint, rows_of, run, untimed
+from shared_fixtures import SMALL_RUN, small_config
 from test_parallel import needs_vllm
 
 import dialogue

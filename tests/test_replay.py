@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fixtures import small_config
 from runs import read_lines, rows_in
+from shared_fixtures import small_config
 
 import eval as evaluation
 import model

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fixtures import small_config
+from shared_fixtures import small_config
 from transformers import AutoModelForCausalLM
 
 import dialogue

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fixtures import small_config
 from runs import read_lines
+from shared_fixtures import small_config
 
 import model
 from packing import pack

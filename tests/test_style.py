@@ -361,7 +361,7 @@ def test_imports_go_one_way(path):
     module = module_of(path)
     problems = []
     for line, imported in imports_of(parse(path)):
-        if imported.split(".")[0] in ("tests", "fixtures"):
+        if imported.split(".")[0] in ("tests", "shared_fixtures"):
             problems.append(f"{name_of(path)}:{line} imports {imported}")
         if None in (floor_of(module), floor_of(imported)):
             continue  # a package, a file of somebody else, or a file without a floor

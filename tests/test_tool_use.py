@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import pytest
-from fixtures import config_file
+from shared_fixtures import config_file
 
 from dialogue import Episode
 from envs import make_env

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import config_file, small_config
 from runs import assert_same_checkpoint, read_lines, rows_of, run, untimed
 from safetensors.torch import load_file
+from shared_fixtures import config_file, small_config
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 import model

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from fixtures import small_config
+from shared_fixtures import small_config
 
 from dialogue import TurnRecord
 from rollout import Trajectory, Turn
@@ -180,7 +180,7 @@ def test_a_page_that_fails_is_left_out(tmp_path, wandb, capsys):
 @pytest.mark.slow  # starts another process
 def test_nothing_is_imported_unless_asked_for(tmp_path):
     code = (
-        "import sys; sys.path.insert(0, 'tests'); from fixtures import small_config; "
+        "import sys; sys.path.insert(0, 'tests'); from shared_fixtures import small_config; "
         "import train; from support.log import Log; from pathlib import Path; "
         f"Log(Path({str(tmp_path)!r}), [], small_config()); "
         "assert not {'wandb', 'support.wandb_log'} & set(sys.modules)"

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fixtures import config_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shared_fixtures import config_file
 from text_games import (
     BLIND_QUEST,
     FAULTY,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fixtures import small_config
+from shared_fixtures import small_config
 
 from dialogue import format_response
 from engines.sample import Sample

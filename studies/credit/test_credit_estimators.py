@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fixtures import small_config
 from learners import make_learner
+from shared_fixtures import small_config
 
 import train
 from dialogue import Chat

@@ -10,7 +10,7 @@ import pytest
 from studies.experiments import Command, Curve
 from studies.imitation import comparison
 
-ROOT = comparison.__file__.rsplit("/", 2)[0]
+ROOT = comparison.__file__.rsplit("/", 3)[0]
 STAGE = Curve(("frozenlake_ppo",), {"sft_steps": 8})
 WORLD = comparison.World(
     "a lake",

@@ -23,18 +23,19 @@ def replies_page(runs: dict[str, Path]) -> str:
 def reply_lines(folder: Path) -> list[str]:
     """The replies of one run: a heading and SHOWN replies for each of MOMENTS."""
     rows = {row["step"]: row for row in read_rows(folder / "metrics.jsonl")}
-    records = [json.loads(line) for line in read_text(folder / "trajectories.jsonl").splitlines()]
-    recorded = sorted({record["step"] for record in records if record["step"] in rows})
+    records_of: dict[int, list[dict]] = {}  # by iteration
+    for line in read_text(folder / "trajectories.jsonl").splitlines():
+        record = json.loads(line)
+        records_of.setdefault(record["step"], []).append(record)
+    recorded = sorted(records_of.keys() & rows.keys())
     lines = []
     for moment, step in zip(MOMENTS, moments(recorded, rows), strict=True):
-        row = rows[step]
-        lines.append(
-            f"{moment}, iteration {step}: {100 * row['success']:.0f} % success, "
-            f"{row['response_length']:.0f} tokens a reply"
-        )
+        success = 100 * rows[step]["success"]
+        length = rows[step]["response_length"]
+        lines.append(f"{moment}, iteration {step}: {success:.0f} % success, {length:.0f} tokens")
         lines.append("```")
-        of_step = [record for record in records if record["step"] == step]
-        lines += [first_reply(record) for record in spread_out(of_step, SHOWN)]
+        for record in spread_out(records_of[step], SHOWN):
+            lines.append(first_reply(record))
         lines += ["```", ""]
     return lines
 

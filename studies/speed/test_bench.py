@@ -4,7 +4,7 @@ python -m pytest -q studies/speed/test_bench.py
 """
 
 import pytest
-from fixtures import small_config
+from shared_fixtures import small_config
 from transformers import AutoModelForCausalLM
 
 import parallel

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures import small_config
+from shared_fixtures import small_config
 
 from packing import PackedBatch
 from studies.speed import bench_gpu, gpu_pieces, gpu_report

@@ -17,7 +17,7 @@ from dialogue import Chat
 from model import load_model
 from studies.speed import random_model
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SMALL_GROUPS = (
     *("--engine=torch", "--device=cpu", "--num_threads=1"),
     *("--num_groups=1", "--group_size=2", "--batch_size=2", "--max_running=2"),
