@@ -8,6 +8,7 @@ an error, in a file and on the command line.
 
 import ast
 import difflib
+import errno
 import json
 import math
 import os
@@ -589,6 +590,10 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
         if error.code:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # any given path may be too long
+            raise
+        raise UserError(f"{error.filename!r} is too long for the name of a file") from error
 
 
 # Every script imports this file first, so --help answers before the slow imports.

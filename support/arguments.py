@@ -20,7 +20,8 @@ from support.available import check_installed, check_wandb, find_model
 from support.chat_server import check_server
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
 from support.run_folder import check_out_dir, check_writable, load_saved
-from support.seeds import without_seed
+from support.seeds import earlier_without_seed, without_seed
+from support.settings_history import read_earlier
 
 PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # games of one prompt
@@ -213,13 +214,19 @@ def _check_pools(runs: dict[str, Config]) -> None:
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
         for other in pool:
-            same_method = without_seed(runs[other]) == without_seed(config)
+            same_settings = without_seed(runs[other]) == without_seed(config)
+            same_method = same_settings and _earlier_of(other) == _earlier_of(folder)
             if not same_method or runs[other].seed == config.seed:
                 raise UserError(
                     f"{other} and {folder} have one environment and estimator, but are not two "
                     "seeds of one method; measure them with different --out"
                 )
         pool.append(folder)
+
+
+def _earlier_of(folder: str) -> tuple:
+    """The settings that a run had before they were changed on the way, without seeds."""
+    return earlier_without_seed(read_earlier(Path(folder)))
 
 
 def _credit_settings(config: Config) -> Config:

@@ -15,6 +15,7 @@ from conftest import small_config
 import eval as evaluation
 import parallel
 from support import checkpoint
+from support.checksums import sha256_of
 from support.process import lock_folder
 from support.records import write_jsonl, write_samples
 from support.run import HISTORY_ROW, read_history
@@ -122,13 +123,18 @@ def test_the_lock_is_no_link(kind, folder, target):
     assert target.read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "best", "tensorboard/events", "policy"])
+@pytest.mark.parametrize(
+    "name", ["lock", "metrics.jsonl", "best", "tensorboard", "policy", "model/x"]
+)
 def test_a_run_refuses_a_folder_with_links(name, folder, target):
     (folder / "config.json").write_text('{"config": {}}')
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target.parent if name in ("best", "policy") else target)
+    path.symlink_to(target)  # also one to nothing is refused
     with pytest.raises(UserError) as error:
+        check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
+    target.unlink()
+    with pytest.raises(UserError):
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
     sentence = "is a symbolic link, and a run writes through none; remove the link"
     assert str(error.value) == f"{path} {sentence}"
@@ -315,7 +321,7 @@ def checkpoint_with(folder, state, manifest=None):
     path.mkdir()
     (path / "state.json").write_text(state)
     if manifest is None:
-        manifest = json.dumps({"state.json": checkpoint.sha256_of(path / "state.json")})
+        manifest = json.dumps({"state.json": sha256_of(path / "state.json")})
     (path / "manifest.json").write_text(manifest)
     return path
 
