@@ -348,7 +348,7 @@ def read_text(path: Path) -> str:
         could block for ever."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"{path} cannot be read: it is no plain file")
+            raise OSError("it is no plain file")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error

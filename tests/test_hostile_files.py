@@ -8,6 +8,9 @@ from configurator import Config, UserError
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from conftest import small_config
@@ -16,6 +19,7 @@ import eval as evaluation
 import parallel
 from support import checkpoint
 from support.checksums import sha256_of
+from support.model_folder import check_folder
 from support.process import lock_folder
 from support.records import write_jsonl, write_samples
 from support.run import HISTORY_ROW, read_history
@@ -24,6 +28,7 @@ from support.run_folder import (
     check_out_dir,
     check_writable,
     load_saved,
+    read_text,
     remove_partial_files,
     replace_file,
     save_config,
@@ -31,7 +36,10 @@ from support.run_folder import (
     write_rows,
 )
 from tools import api_models, replay, view
+from worlds import swe
 
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ("config/frozenlake_grpo.py", "config/tiny.py")
 PLAIN = "cannot be written: it is a link or no plain file; remove it, or give another path"
 
 
@@ -171,6 +179,106 @@ def test_a_check_leaves_nothing_and_changes_nothing(folder):
         check_writable(folder)
     with pytest.raises(UserError, match="cannot be written: there is no folder"):
         check_writable(folder / "none" / "scores.json")
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("scores.md", "folder"),
+        ("eval_final.jsonl", "folder"),
+        ("metrics.jsonl", "folder"),
+        ("trajectories.jsonl", "pipe"),
+        ("checkpoint-000003", "file"),
+        ("best", "file"),
+        ("old", "pipe"),
+        ("partial", "file"),
+        ("model", "file"),
+    ],
+)
+def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
+    save_config(Config(), {}, folder)
+    path = folder / name
+    if kind == "folder":
+        path.mkdir()
+        wanted = "plain file"
+    else:
+        os.mkfifo(path) if kind == "pipe" else path.write_text("")
+        wanted = "plain file" if path.suffix else "folder"
+    with pytest.raises(UserError) as error:
+        check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
+    sentence = f"must be a {wanted}, because a run uses this name; remove it"
+    assert str(error.value) == f"{path} {sentence}"
+
+
+def test_what_a_run_does_not_open_is_left_alone(folder, target):
+    """W&B offline makes links in its folder, and a user may make others."""
+    save_config(Config(), {}, folder)
+    for name in ("wandb/latest-run", "wandb/debug.log", "newest", "notes.jsonl", "best/notes"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(target)
+    os.mkfifo(folder / "pipe")
+    (folder / "a.partial").mkdir()
+    (folder / "b.partial").write_text("")
+    check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
+    remove_partial_files(folder)
+    assert (folder / "a.partial").is_dir() and not (folder / "b.partial").exists()
+
+
+LONG = 300 * "a"  # a name has at most 255 bytes
+
+
+def test_a_name_that_is_too_long_is_one_sentence(folder):
+    with pytest.raises(UserError) as error:
+        check_writable(folder / LONG)
+    assert str(error.value).startswith(f"{folder / LONG} cannot be written ([Errno 36] File name t")
+    with pytest.raises(UserError, match="cannot be a folder .*File name too long"):
+        check_out_dir(Config(out_dir=str(folder / LONG)))
+    with pytest.raises(UserError, match="could not be written .*File name too long"):
+        write_atomically(folder / LONG, "new")
+
+
+@pytest.mark.parametrize(
+    "module, arguments",
+    [
+        ("eval", [LONG]),
+        ("eval", [f"--model={LONG}", *SMALL, "--player=random", f"--json={LONG}"]),
+        ("train", [f"--out_dir={LONG}", *SMALL]),
+        ("tools.compare", [LONG]),
+        ("tools.view", [LONG]),
+        ("tools.sft", [*SMALL, "--sft_steps=1", f"--export={LONG}"]),
+    ],
+)
+@pytest.mark.slow  # starts other processes
+def test_commands_answer_a_long_name_in_one_sentence(module, arguments, folder):
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "too long" in done.stderr
+
+
+def test_a_pipe_is_not_read(folder):
+    for name in ("config.json", "rows.jsonl"):
+        os.mkfifo(folder / name)
+    with pytest.raises(UserError, match="config.json does not exist; expected the folder of a run"):
+        load_saved(folder)
+    with pytest.raises(UserError) as error:
+        read_text(folder / "rows.jsonl")
+    assert str(error.value) == f"{folder}/rows.jsonl cannot be read (it is no plain file)"
+    with pytest.raises(UserError, match="swe wants rows=PATH .* is no plain file"):
+        swe.read_rows(folder / "rows.jsonl")
+    with pytest.raises(UserError, match="config.json is no plain file, and reading it could block"):
+        check_folder(folder)
+
+
+def test_a_manifest_that_is_a_pipe_is_damage(folder, capsys):
+    path = checkpoint_with(folder, '{"format": 1, "step": 3}')
+    (path / "manifest.json").unlink()
+    os.mkfifo(path / "manifest.json")
+    with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
+        checkpoint.newest(folder)
+    assert "manifest.json cannot be read (it is no plain file)" in capsys.readouterr().out
 
 
 # ---------- the lock

@@ -76,7 +76,7 @@ def test_the_files_of_a_run(whole):
     assert checkpoints == ["checkpoint-000002", "checkpoint-000003"]
     last = out_dir / "checkpoint-000003"
     written = {path.name for path in last.iterdir()}
-    assert written == {"state", "state.json", "config.json", "manifest.json"}
+    assert written == {"state", "state.json", "config.json", "logs.json", "manifest.json"}
     state = json.loads((last / "state.json").read_text())
     assert state == {"format": 1, "step": 3, "bad_steps": 0}
     for name in ("best", "policy"):
