@@ -95,12 +95,10 @@ class Run:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
         self.history = read_history(self.out_dir / "metrics.jsonl", last_step)
-        self.losses = []  # sentences about what is missing or damaged in the folder
+        self.damage: list[str] = []  # sentences about what is missing or damaged in the folder
         if self.saved:
-            self._note_loss(check_logs(self.out_dir, self.saved))
+            self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        for sentence in settings_history.describe_earlier(self.earlier, config):
-            print(sentence, flush=True)
         # Evaluations up to this iteration had other prompts or rules, and are not compared.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
@@ -124,6 +122,8 @@ class Run:
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
+        for sentence in settings_history.describe_earlier(self.earlier, self.config):
+            print(sentence, flush=True)
         self.best_success = self._find_best_success()
         self.stop_requested = self.interruption.requested()
         self.first_step = learner.step
@@ -140,10 +140,10 @@ class Run:
             self.log = Log(self.out_dir, self.history, self.config)
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
 
-    def _note_loss(self, sentence: str) -> None:
-        """Say now and at the end of the run what its folder has lost. Args: "" for nothing."""
+    def _note_damage(self, sentence: str) -> None:
+        """Say now and at the end of the run what is missing in its folder. Args: "" for nothing."""
         if sentence:
-            self.losses.append(sentence)
+            self.damage.append(sentence)
             print(sentence, flush=True)
 
     def _find_best_success(self) -> float:
@@ -151,8 +151,8 @@ class Run:
         found = None
         if rank() == 0:
             found = find_best(self.out_dir, self._comparable(self.history))
-        best, loss = parallel.all_gather_lists([found])[0][0]
-        self._note_loss(loss)
+        best, damage = parallel.all_gather_lists([found])[0][0]
+        self._note_damage(damage)
         return best
 
     def _comparable(self, history: list[dict]) -> list[dict]:
@@ -249,7 +249,7 @@ class Run:
             stages = {"start": self.start_scores, "after RL": self.scores}
             report.write_report(self.config, stages, self.learner.tokenizer)
             self.log.close()
-        for sentence in self.losses:
+        for sentence in self.damage:
             print(sentence, flush=True)
         self._print_idle_summary()
 

@@ -51,7 +51,8 @@ OPENED_FILES = (
     "view.html",
 )
 MODELS = ("model", "model-[0-9]*")  # of tools.sft; these and the next are patterns
-OPENED_FOLDERS = ("best", "policy", "checkpoint-??????", "partial", "old", "tensorboard", *MODELS)
+CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
+OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
 # the advice in errors about a full or read-only disk
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
