@@ -156,10 +156,10 @@ def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp
     write = Saver._write
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full(saver, state, counts):
+    def full(saver, state, counts, log_sizes):
         if counts["step"] == 2:  # from now on no file may be larger
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
-        write(saver, state, counts)
+        write(saver, state, counts, log_sizes)
 
     monkeypatch.setattr(Saver, "_write", full)
     try:
