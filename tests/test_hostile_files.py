@@ -215,7 +215,7 @@ def test_no_run_folder_names_a_program(command, key, spec, folder):
         COMMANDS[command](str(folder / "run"))
     sentence = str(error.value)
     assert sentence.startswith(f"{folder}/run names ")
-    assert ", which runs programs or reads files; if you trust it, add " in sentence
+    assert ", which can run programs or read files; if you trust it, add " in sentence
     quoted = f"'{value}'" if " " in value or ">" in value else value
     assert sentence.endswith(f"--{key}={quoted}")
 

@@ -141,12 +141,12 @@ def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
     run = tmp_path / "run"
     save_config(small_config(env=env), {}, run)
     (run / "policy").mkdir()
-    message = r"which runs programs or reads files; if you trust it, add --env=.*evil.py:X"
+    message = r"which can run programs or read files; if you trust it, add --env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):
         evaluation.main([str(run)])
     # With eval_env, another env changes nothing.
     save_config(small_config(eval_env=env), {}, run)
-    message = r"which runs programs or reads files; if you trust it, add --eval_env=.*evil.py:X"
+    message = r"which can run programs or read files; if you trust it, add --eval_env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):
         evaluation.main([str(run), "--env=bandit"])
     save_config(small_config(env=env), {}, run)

@@ -16,10 +16,13 @@ if __name__ == "__main__":
     run_main(read_api_models)  # answers mistakes before the slow imports
 
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import product
+from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -27,6 +30,7 @@ from tqdm import tqdm
 from eval import SEED_EVAL, model_rows, player_rows, progress_bar, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.chat_server import request_reply
+from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score
 
 
@@ -37,8 +41,8 @@ def main(argv: list[str]) -> None:
 
 def api_rows(job: Job) -> Iterator[Row]:
     """Score the models of the server, one after the other."""
-    names = filter(None, job.options["api_model"].split(","))
-    for name, env in product(names, scored_envs(job.config)):
+    names = filter(None, split_unquoted(job.options["api_model"], ","))
+    for name, env in product(map(unquote, names), scored_envs(job.config)):
         trajectories = play_fixed_prompts(
             replace(job.config, env=env), job.options["api_base"], name, job.options["samples"]
         )
@@ -59,10 +63,9 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
         return play(conversation, player)
 
     starts = list(product(range(config.eval_size), range(samples)))
-    with ThreadPoolExecutor(config.max_running) as pool:
-        played = pool.map(play_one, starts)
-        bar = progress_bar(iterable=played, total=len(starts), desc=name, unit="traj", leave=False)
-        trajectories = list(bar)
+    played = map_in_threads(play_one, starts, config.max_running)
+    bar = progress_bar(iterable=played, total=len(starts), desc=name, unit="traj", leave=False)
+    trajectories = list(bar)
     errors = [trajectory.error for trajectory in trajectories if trajectory.error]
     if errors:
         sentence = (
@@ -73,6 +76,41 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
             raise UserError(sentence)
         print(f"{sentence}; they count as failures", flush=True)
     return trajectories
+
+
+def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
+    """Call a function for each item in threads. Yields: the results, in the order of the items.
+
+    The threads do not keep the process alive. Those of ThreadPoolExecutor do: after Ctrl-C, the
+    process would wait for each server that hangs."""
+    waiting: SimpleQueue = SimpleQueue()
+    futures = []
+    for item in items:
+        future: Future = Future()
+        waiting.put((future, item))
+        futures.append(future)
+
+    def work() -> None:
+        while True:
+            try:
+                future, item = waiting.get_nowait()
+            except Empty:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call(item))
+            except BaseException as error:  # `result` raises it again
+                future.set_exception(error)
+
+    for _ in range(min(num_threads, len(futures))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for future in futures:
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()  # those that have not begun
 
 
 class APIPlayer:
