@@ -47,6 +47,39 @@ def test_a_record_that_went_otherwise_is_found(tmp_path):
         replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
 
 
+SLEEPER = """
+import time
+from pathlib import Path
+from grids import FrozenLake
+
+class Sleeper(FrozenLake):
+    def _move(self, move):
+        if Path(__file__).with_name("tired").exists():
+            time.sleep(30)
+        return super()._move(move)
+"""
+
+
+def test_a_game_that_takes_too_long_cannot_be_compared(tmp_path):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    lake = [*LAKE, f"--env={tmp_path}/sleeper.py:Sleeper", "--eval_size=1", "--step_timeout_s=0.3"]
+    lines = tmp_path / "random.jsonl"
+    evaluation.main([*lake, "--player=random", f"--jsonl={lines}"])
+    replay.main([*lake, f"--record={lines}"])
+    (tmp_path / "tired").touch()
+    message = (
+        "^1 trajectories of .+ cannot be compared with their records, because the time limit of a "
+        "turn was exceeded in one of the two, the first: prompt 0 of random, closed loop in "
+    )
+    with pytest.raises(UserError, match=message):
+        replay.main([*lake, f"--record={lines}"])
+    # The same the other way round: the record has the error.
+    late = tmp_path / "late.jsonl"
+    options = [*lake, "--player=random", "--max_error_frac=1"]
+    with pytest.raises(UserError, match="no answer within 0.3 s"):
+        evaluation.main([*options, f"--jsonl={late}"])
+
+
 def test_a_record_without_the_newer_facts_is_repeated(tmp_path):
     lines = tmp_path / "random.jsonl"
     lake = [*LAKE, "--env=frozenlake:success_rate=0.5", "--actions_per_turn=1"]
