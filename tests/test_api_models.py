@@ -9,7 +9,6 @@ import importlib.util
 import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -171,45 +170,6 @@ def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
     job = evaluation.Job(config, {"record": str(tmp_path / "lines.jsonl")}, [])
     ((_, _, (metrics, again), _),) = replay.replayed_rows(job)
     assert again == played and metrics == score(played)
-
-
-def test_ctrl_c_ends_it_while_the_server_hangs(server):
-    release = threading.Event()
-
-    def hang(body):
-        release.wait()
-        return 200, said(GOOD)
-
-    server.answers = hang
-    command = [sys.executable, "-m", "tools.api_models", *LAKE, "--eval_size=4"]
-    command += [f"--api_base={server.url}", "--api_model=x"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    try:
-        while len(server.seen) < 4:
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)  # a request has a limit of 120 s, five times
-    finally:
-        process.kill()
-        release.set()
-    assert process.returncode == -signal.SIGINT
-    assert errors.splitlines()[-1] == "stopped by Ctrl-C"
-    assert "Traceback" not in errors
-
-
-def test_results_of_threads_keep_their_order():
-    def call(number):
-        if number == 3:
-            raise ValueError("three")
-        return number * number
-
-    assert list(api_models.map_in_threads(call, [2, 1, 4], 2)) == [4, 1, 16]
-    assert list(api_models.map_in_threads(call, [], 2)) == []
-    results = api_models.map_in_threads(call, [1, 3, 2], 1)
-    assert next(results) == 1
-    with pytest.raises(ValueError, match="three"):
-        next(results)
 
 
 def test_a_wrong_key_is_said_at_once(server):

@@ -74,10 +74,12 @@ def test_a_game_that_takes_too_long_cannot_be_compared(tmp_path):
     with pytest.raises(UserError, match=message):
         replay.main([*lake, f"--record={lines}"])
     # The same the other way round: the record has the error.
-    late = tmp_path / "late.jsonl"
-    options = [*lake, "--player=random", "--max_error_frac=1"]
-    with pytest.raises(UserError, match="no answer within 0.3 s"):
-        evaluation.main([*options, f"--jsonl={late}"])
+    (tmp_path / "tired").unlink()
+    (record,) = read_lines(lines)
+    record["turns"][-1]["error"] = "no answer within 9 s"
+    lines.write_text(json.dumps(record) + "\n")
+    with pytest.raises(UserError, match=message):
+        replay.main([*lake, f"--record={lines}"])
 
 
 def test_a_record_without_the_newer_facts_is_repeated(tmp_path):

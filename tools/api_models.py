@@ -16,13 +16,9 @@ if __name__ == "__main__":
     run_main(read_api_models)  # answers mistakes before the slow imports
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -32,6 +28,7 @@ from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.chat_server import request_reply
 from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score
+from support.threads import map_in_threads
 
 
 def main(argv: list[str]) -> None:
@@ -76,41 +73,6 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
             raise UserError(sentence)
         print(f"{sentence}; they count as failures", flush=True)
     return trajectories
-
-
-def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
-    """Call a function for each item in threads. Yields: the results, in the order of the items.
-
-    The threads do not keep the process alive. Those of ThreadPoolExecutor do: after Ctrl-C, the
-    process would wait for each server that hangs."""
-    waiting: SimpleQueue = SimpleQueue()
-    futures = []
-    for item in items:
-        future: Future = Future()
-        waiting.put((future, item))
-        futures.append(future)
-
-    def work() -> None:
-        while True:
-            try:
-                future, item = waiting.get_nowait()
-            except Empty:
-                return
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call(item))
-            except BaseException as error:  # `result` raises it again
-                future.set_exception(error)
-
-    for _ in range(min(num_threads, len(futures))):
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        for future in futures:
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()  # those that have not begun
 
 
 class APIPlayer:
