@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from dialogue import Chat, Episode, TurnOutcome, TurnRecord, check_uses, shape_rewards
 from envs import make_env, reserved_keys, user_code
 from support.mixtures import env_specs
-from support.time_limit import EnvError, call_with_timeout
+from support.time_limit import EnvError, call_with_timeout, time_out
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
@@ -510,7 +510,7 @@ class BlockingSteps:
             except Empty:
                 if left_s > 0:
                     return  # nothing has ended yet: let the engine decode
-                outcome = failed_outcome(f"no answer within {self.limit_s:g} s")
+                outcome = failed_outcome(time_out(self.limit_s))
                 result = (late_sample, late_text, outcome)
             sample, _, _ = result
             if self.pending.pop(sample.key, None):  # None: the late result of a failed step

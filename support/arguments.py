@@ -19,6 +19,7 @@ from rollout import make_episode
 from support.available import check_installed, check_wandb, find_model
 from support.chat_server import check_server
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
+from support.quotes import split_unquoted, unquote
 from support.run_folder import check_out_dir, check_writable, load_saved
 from support.seeds import earlier_without_seed, without_seed
 from support.settings_history import read_earlier
@@ -194,9 +195,11 @@ def read_credit(argv: list[str]) -> CreditJob:
     checkpoints = {}
     for folder in folders:
         saved = load_saved(folder)
-        config, options, _ = load_config(argv[len(folders) :], extra=CREDIT_OPTIONS, base=saved)
+        arguments = argv[len(folders) :]
+        config, options, sources = load_config(arguments, extra=CREDIT_OPTIONS, base=saved)
         if not 4 <= options["draws"] <= MAX_SAMPLES:
             raise UserError(f"draws must be 4 to {MAX_SAMPLES}, got {options['draws']}")
+        _check_trusted(folder, config, sources)
         runs[folder] = _credit_settings(config)
         checkpoints[folder] = _find_checkpoints(folder, options["checkpoints"])
         find_model(config.model)
@@ -309,7 +312,7 @@ def read_scoring(
     models = [str(policy_of(run)) for run in runs] if score_runs else []
     names_model = sources["model"] == "command line"
     if names_model or (default_model and not runs and not options["player"]):
-        models = config.model.split(",")
+        models = split_models(config.model)
     for name in models:
         find_model(name)
         check_installed(config)
@@ -318,6 +321,16 @@ def read_scoring(
     for player, env in product(players, scored_envs(config)):
         check_uses(make_env(env), player)
     return Job(config, options, models)
+
+
+def split_models(names: str) -> list[str]:
+    """The models in 'NAME,NAME'. A name with a comma stands in quotes."""
+    if "," in names and Path(names).is_dir():
+        raise UserError(
+            f"model={names!r} has a comma, which separates models; put it in quotes, "
+            f"as in --model=\"'{names}'\""
+        )
+    return [unquote(name) for name in split_unquoted(names, ",")]
 
 
 def _check_scoring_options(options: dict) -> None:
@@ -332,7 +345,7 @@ def _check_scoring_options(options: dict) -> None:
 
 
 def _check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
-    """Refuse an environment that runs programs or reads files if only the run's folder names it.
+    """Refuse an environment that can run programs or read files if only the run's folder names it.
 
     Somebody else may have written the folder.
     """
@@ -341,7 +354,7 @@ def _check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
         specs = specs_that_run_programs(value) if sources[key] == "default" else []
         if specs:
             raise UserError(
-                f"{run} names {specs[0]}, which runs programs or reads files; "
+                f"{run} names {specs[0]}, which can run programs or read files; "
                 f"if you trust it, add --{key}={shlex.quote(value)}"
             )
 

@@ -8,6 +8,7 @@ from configurator import Config, UserError
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import eval as evaluation
 import parallel
 from support import checkpoint
 from support.checksums import sha256_of
+from support.mixtures import specs_that_run_programs
 from support.model_folder import check_folder
 from support.process import lock_folder
 from support.records import write_jsonl, write_samples
@@ -35,7 +37,7 @@ from support.run_folder import (
     write_atomically,
     write_rows,
 )
-from tools import api_models, replay, view
+from tools import api_models, credit, replay, view
 from worlds import swe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -309,10 +311,16 @@ PROGRAMS = [
     "bandit + 2*swe:rows={folder}/rows.jsonl",
     "bandit @5 > textworld:q=4",
     "swe:rows={folder}/rows.jsonl@5>bandit",
+    "frozenlake:size=4 + {folder}/evil.py:X",
+    "'{folder}/evil.py:X'",
+    "rg:simple_integration,settings=max_degree=2;symbols=['exit']",
+    "rg:simple_integration,settings=operators=exit",
+    'gem:game:Sudoku-v0-easy,settings="words={{1,2}}"',
 ]
 COMMANDS = {
     "eval": lambda run: evaluation.main([run, "--player=greedy"]),
     "replay": lambda run: replay.main([run, "--record=none"]),
+    "credit": lambda run: credit.main([run, "--checkpoints=start"]),
     "API": lambda run: api_models.main([run, "--api_base=http://[::1]:9", "--api_model=x"]),
 }
 
@@ -329,9 +337,13 @@ def test_no_run_folder_names_a_program(command, key, spec, folder):
         COMMANDS[command](str(folder / "run"))
     sentence = str(error.value)
     assert sentence.startswith(f"{folder}/run names ")
-    assert ", which runs programs or reads files; if you trust it, add " in sentence
-    quoted = f"'{value}'" if " " in value or ">" in value else value
-    assert sentence.endswith(f"--{key}={quoted}")
+    assert ", which can run programs or read files; if you trust it, add " in sentence
+    assert sentence.endswith(f"--{key}={shlex.quote(value)}")
+
+
+def test_a_run_folder_may_give_a_hub_numbers():
+    spec = 'rg:leg_counting,settings="max_animals=3;weights=[1,2.5];strict=True;seed=None"'
+    assert specs_that_run_programs(spec) == []
 
 
 def test_the_command_line_may_name_a_program(folder):

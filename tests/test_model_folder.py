@@ -112,6 +112,14 @@ def test_what_is_no_json_is_refused(folder, name, content):
     assert refusal(folder)
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_on_the_hub_is_not_loaded(folder, key):
+    """transformers downloads the attention kernel that a config.json names, and runs its code."""
+    edit(folder / "config.json", {key: "somebody/kernel"})
+    model, _ = load_model(str(folder))
+    assert model.config._attn_implementation == "layout"
+
+
 # ---------- weights
 
 

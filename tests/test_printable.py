@@ -7,6 +7,8 @@ import configurator
 from configurator import printable
 
 import doctest
+import os
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -58,6 +60,45 @@ def test_printable_leaves_nothing_that_a_terminal_obeys():
     shown = printable(text, limit=10**8)
     kinds = {unicodedata.category(char) for char in shown}
     assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_may_have_few_characters(encoding):
+    """The crates and goals of Sokoban, and what the user types, may be outside of the encoding."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.play", "sokoban", "--seed=3"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        input="Right\n\xff✓\nq\n".encode(errors="replace") + b"\xff\n",
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"is no action; the actions are Up, Down, Left, Right" in done.stdout
+    assert done.stdout.endswith(b"the input ended before the game\n")
+
+
+def test_a_character_without_a_code_is_an_escape():
+    script = "from configurator import run_main\nrun_main(lambda argv: print('\u2713 ok'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert (done.stdout, done.stderr) == (b"\\u2713 ok\n", b"")
+
+
+def test_ctrl_c_is_one_line():
+    script = """
+from configurator import run_main
+
+def main(argv):
+    raise KeyboardInterrupt
+
+run_main(main)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"stopped by Ctrl-C\n")
 
 
 def test_an_error_message_obeys_no_terminal_codes():

@@ -27,6 +27,7 @@ from grids import Grid
 from model import Policy, load_model, pick_device
 from parallel import sync_weights
 from rollout import make_episode
+from support.arguments import split_models
 from support.statistics import jackknife_interval
 from tools import tables
 from tools.credit_optimal import reply_value, state_value
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> None:
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"tools.regret needs frozenlake or sokoban, got env={config.env}")
     rows = []
-    for name in config.model.split(","):
+    for name in split_models(config.model):
         games = played_by(name, config)
         rows.append([name, *cells(games, config.group_size)])
     print("\n".join(tables.markdown(HEADINGS, rows)))

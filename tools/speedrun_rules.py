@@ -231,7 +231,7 @@ def read_step(step: str) -> Stage:
     programs = specs_that_run_programs(config.env)
     if programs:
         raise UserError(
-            f"step {step!r} trains in {programs[0]}, which runs programs or reads files"
+            f"step {step!r} trains in {programs[0]}, which can run programs or read files"
         )
     if script == SFT:
         _check_sft(step, config)
