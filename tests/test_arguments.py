@@ -17,7 +17,6 @@ from support.arguments import read_eval, read_random_model, read_sft, read_train
 from support.available import BASE, find_model
 from support.run_folder import check_writable
 
-ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/tiny.py"]
 COMMANDS = {  # command -> arguments that are right
     "train.py": LAKE,
@@ -43,7 +42,7 @@ def run_without_torch(tmp_path_factory):
 
     def run(command, *arguments):
         words = [sys.executable, *command.split(), *arguments]
-        return subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
+        return subprocess.run(words, env=environ, capture_output=True, text=True)
 
     return run
 
@@ -158,7 +157,7 @@ def test_help_into_a_closed_pipe_has_no_traceback(command):
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, *command.split(), "--help"]
-    done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert done.stderr == ""
 

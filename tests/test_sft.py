@@ -310,7 +310,7 @@ def test_two_processes_train_like_one(whole_run, tmp_path):
     flags = ["--standalone", "--no_python", "--nproc_per_node=2"]
     launch = [sys.executable, "-m", "torch.distributed.run", *flags]
     command = [*launch, sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/two"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     one = read_totals(whole_run)
     two = read_totals(tmp_path / "two")
