@@ -26,6 +26,7 @@ from support.scores import Row, Scores, score
 RECORD = {  # what a line must hold, see support/shapes.py
     "env": str,
     "seed": [int],
+    "split": (str, ...),
     "member": int,
     "turns": [{"response": str, "tokens": [str], "surprise": [float], "error": (str, ...)}],
     "policy": (str, ...),
@@ -33,6 +34,7 @@ RECORD = {  # what a line must hold, see support/shapes.py
 }
 
 NEW_FACTS = ("moves", "faults", "out_of_actions")  # of a turn; older records lack them
+SPLITS = ("train", "eval", "heldout")
 
 
 def main(argv: list[str]) -> None:
@@ -81,12 +83,18 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"
             )
+        if record.get("split", "eval") not in SPLITS:
+            raise UserError(
+                f"{path} has games of the split {record['split']!r}; expected {', '.join(SPLITS)}"
+            )
     return records
 
 
 def differs(record: dict, played: dict) -> bool:
     """Whether a game that was played again differs from its record."""
     facts = {key: value for key, value in played.items() if key != "turns"}
+    if "split" not in record:  # an older record
+        del facts["split"]
     if {**record, **facts} != record or len(played["turns"]) != len(record["turns"]):
         return True
     for old, new in zip(record["turns"], played["turns"], strict=True):
@@ -102,7 +110,7 @@ def replay(config: Config, record: dict) -> Trajectory:
     settings = reference_settings(config).get(record["policy"], config)
     settings = replace(settings, env=record["env"])
     conversation = Conversation(make_episode(settings), record["seed"], member=record["member"])
-    conversation.reset(settings.eval_split)
+    conversation.reset(record.get("split", settings.eval_split))
 
     def recorded_reply(conversation: Conversation) -> Reply | None:
         turn_idx = len(conversation.trajectory.turns)
