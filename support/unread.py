@@ -1,6 +1,6 @@
 """Settings from the command line that a command other than train.py does not use.
 
-    these settings have no effect: learning_rate, seed: eval.py does not read them
+    these settings have no effect: seed, temperature: eval.py does not use them
 
 Such a command prints the line at its start, as train.py does (support/inert.py). It names no
 settings from files: an experiment's file is for train.py, and other commands read a part of it.
@@ -26,7 +26,7 @@ SCORING = f"""{GAME} {REWARDS} {SAMPLING} num_threads max_error_frac micro_batch
 IMITATION = f"""{GAME} out_dir seed eval_every save_every keep_checkpoints device num_threads model
     tiny_shape dtype lora_rank engine_dtype context_turns max_context_tokens max_running
     micro_batch_tokens weight_decay grad_clip eval_size eval_temperature {" ".join(SFT_FIELDS)}"""
-READ_BY = {  # command -> the settings that it reads
+READ_BY = {  # command -> the settings that change its result
     "eval.py": SCORING,
     "tools.api_models": SCORING,
     "tools.check_env": "observation actions_per_traj",
@@ -45,7 +45,7 @@ def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
     given = [name for name, source in sources.items() if source == "command line"]
     reasons = list(_imitation(config)) if command == "tools.sft" else []
     unread = [name for name in given if name not in READ_BY[command].split()]
-    reasons.append((" ".join(unread), f"{command} does not read {_them(unread)}"))
+    reasons.append((" ".join(unread), f"{command} does not use {_them(unread)}"))
     return sentence(among(given, reasons))
 
 

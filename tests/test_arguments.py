@@ -115,6 +115,31 @@ def test_other_settings_for_a_run_are_refused_at_once(run_without_torch, tmp_pat
         read_sft([*LAKE, "--sft_steps=1", f"--out_dir={tmp_path}"])
 
 
+@pytest.mark.parametrize(
+    "arguments, folder",
+    [
+        ([*LAKE, "--sft_steps=1"], "out/frozenlake_ppo_sft"),  # train.py writes out/frozenlake_ppo
+        ([*LAKE, "--sft_steps=1", "--seed=1"], "out/frozenlake_ppo_s1_sft"),
+        ([*LAKE, "--sft_steps=1", "--out_dir=out/mine"], "out/mine"),
+        (["config/base.py"], "out/base"),  # train.py does not start from model='tiny'
+    ],
+)
+def test_supervised_learning_has_a_folder_of_its_own(arguments, folder):
+    assert read_sft(arguments)[0].out_dir == folder
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([*LAKE, "--sft_steps=1", "--dtype=float16"], "computes in float32 or bfloat16, got dtype"),
+        (["config/base.py", "--lora_rank=4"], "model='tiny' has random weights; leave lora_rank=4"),
+    ],
+)
+def test_what_supervised_learning_cannot_do_is_refused(arguments, words):
+    with pytest.raises(UserError, match=words):
+        read_sft(arguments)
+
+
 def test_a_missing_record_is_said_at_once(run_without_torch):
     done = run_without_torch("-m tools.replay", *LAKE, "--record=nowhere.jsonl")
     assert_sentence(done, "record='nowhere.jsonl' is not a file")

@@ -3,7 +3,7 @@
 Run with:  python -m pytest -q tests/test_readme.py
 """
 
-from configurator import Config, load_config
+from configurator import FIELD_TYPES, Config, load_config
 
 import importlib
 import re
@@ -18,6 +18,7 @@ from torch.distributed.run import get_args_parser
 
 from support.arguments import SCORING_OPTIONS
 from support.inert import warn
+from support.unread import READ_BY, warn_unread
 from tools import reproduce, speedrun
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -239,6 +240,11 @@ def test_commands_of_the_pages_set_nothing_in_vain(line):
     if script == "train" and arguments != ["--help"]:
         config, _, sources = load_config(arguments, extra={"take_config": False})
         assert warn(config, sources) == ""
+    command = "eval.py" if script == "eval" else script
+    if command in READ_BY and arguments != ["--help"]:
+        settings = [word for word in arguments if word[2:].split("=")[0] in FIELD_TYPES]
+        config, _, sources = load_config(settings)
+        assert warn_unread(command, config, sources) == ""
 
 
 WRITES = re.compile(r"--(?:json|jsonl|export|out_dir)=(\w[^\s`\]]+)")

@@ -26,7 +26,6 @@ from support.scores import Row, Scores, score
 RECORD = {  # what a line must hold, see support/shapes.py
     "env": str,
     "seed": [int],
-    "split": (str, ...),
     "member": int,
     "turns": [{"response": str, "tokens": [str], "surprise": [float], "error": (str, ...)}],
     "policy": (str, ...),
@@ -34,7 +33,6 @@ RECORD = {  # what a line must hold, see support/shapes.py
 }
 
 NEW_FACTS = ("moves", "faults", "out_of_actions")  # of a turn; older records lack them
-SPLITS = ("train", "eval", "heldout")
 
 
 def main(argv: list[str]) -> None:
@@ -83,10 +81,6 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"
             )
-        if record.get("split", "eval") not in SPLITS:
-            raise UserError(
-                f"{path} has games of the split {record['split']!r}; expected {', '.join(SPLITS)}"
-            )
     return records
 
 
@@ -110,7 +104,7 @@ def replay(config: Config, record: dict) -> Trajectory:
     settings = reference_settings(config).get(record["policy"], config)
     settings = replace(settings, env=record["env"])
     conversation = Conversation(make_episode(settings), record["seed"], member=record["member"])
-    conversation.reset(record.get("split", settings.eval_split))
+    conversation.reset(settings.eval_split)
 
     def recorded_reply(conversation: Conversation) -> Reply | None:
         turn_idx = len(conversation.trajectory.turns)
