@@ -30,6 +30,7 @@ READ_BY = {  # command -> the settings that change its result
     "eval.py": SCORING,
     "tools.api_models": SCORING,
     "tools.check_env": "observation actions_per_traj",
+    "tools.corpus": "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s",
     "tools.crowd": f"{GAME} {REWARDS} eval_split eval_size",
     "tools.play": f"{GAME} {REWARDS} seed",
     "tools.regret": f"{GAME} {REWARDS} {SAMPLING} seed num_groups group_size temperature",
@@ -85,7 +86,8 @@ def _imitation(config: Config) -> Iterator[Reason]:
     """What supervised learning does not use because of its other settings."""
     player = "sft_player sft_actions sft_noise sft_clean"
     if config.model == "tiny":
-        game = "env observation think max_turns actions_per_turn context_turns max_response_tokens"
+        game = """env observation think max_turns actions_per_turn actions_per_traj context_turns
+            max_response_tokens"""
         probe = "eval_size eval_temperature engine_dtype max_running"
         names = f"{player} sft_demos sft_file sft_lost sft_eval_games {game} {probe}"
         yield names, "model='tiny' has a corpus and probes of its own"
