@@ -242,8 +242,9 @@ def test_commands_of_the_pages_set_nothing_in_vain(line):
         assert warn(config, sources) == ""
     command = "eval.py" if script == "eval" else script
     if command in READ_BY and arguments != ["--help"]:
+        files = [word for word in arguments if word.endswith(".py")]
         settings = [word for word in arguments if word[2:].split("=")[0] in FIELD_TYPES]
-        config, _, sources = load_config(settings)
+        config, _, sources = load_config([*files, *settings])
         assert warn_unread(command, config, sources) == ""
 
 

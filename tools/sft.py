@@ -212,11 +212,7 @@ def imitate(
                 f"the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr"
             )
         torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)
-        for optimizer in optimizers:
-            learning_rate = optimizer.defaults["lr"] * schedule(step, steps)
-            optimizer.param_groups[0]["lr"] = learning_rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizer_step(optimizers, schedule(step, steps))
         totals["response_tokens"] += int(counts[0])
         totals["tokens"] += int(counts[1])
         totals["cpu_s"] += time.process_time() - start_cpu_s
@@ -292,6 +288,14 @@ def backward(
     parallel.all_reduce_sum(loss)
     parallel.all_reduce_sum(*(p.grad for p in trainable_parameters(policy).values()))
     return loss
+
+
+def optimizer_step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Step all optimizers. Args: factor: of their learning rates."""
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = factor * optimizer.defaults["lr"]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def schedule(step: int, steps: int) -> float:
