@@ -259,6 +259,8 @@ class Config:
     sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
     sft_demos: Natural = 0  # different demonstrations, repeated in turn; 0 = new ones every step
     sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
+    sft_lost: bool = True  # True: imitate also the games of sft_file that were not won
+    sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
     sft_noise: Fraction = 0.0  # fraction of the turns with random actions
     sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
     sft_planners: Fraction = 0.15  # fraction of the games of the crowd that the planner plays

@@ -70,6 +70,7 @@ class Trajectory:
     status: str = ""
     system: str = ""  # the system message
     env: str = ""  # name and options of the environment, as in the setting `env`
+    split: str = ""  # of the instance: train, eval or heldout; '' until the episode begins
     kept: bool | None = None  # whether the filter kept the group; None outside of training
     filter_value: float | None = None  # the value of the group by which the filter ranked it
 
@@ -185,6 +186,7 @@ class Conversation:
     def reset(self, split: str) -> None:
         """Start the episode. If it cannot start, it ends after its first turn with status error."""
         trajectory = self.trajectory
+        trajectory.split = split
         try:
             opening = call_with_timeout(
                 self.config.step_timeout_s,

@@ -9,7 +9,7 @@ from configurator import Config, UserError, load_config, read_option
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product, takewhile
 from pathlib import Path
 
@@ -66,6 +66,9 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
         raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
     if config.wandb:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
+    check_imitation(config)
+    if sources["out_dir"] == "default" and config.model != "tiny":
+        config = replace(config, out_dir=f"{config.out_dir}_sft")  # train.py writes out/NAME
     if options["export"]:
         check_writable(options["export"])
     else:
@@ -73,6 +76,19 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
     if config.model != "tiny" or options["export"]:
         find_model(config.model)
     return config, options, sources
+
+
+def check_imitation(config: Config) -> None:
+    """Check the settings that supervised learning reads, but cannot follow.
+
+    Raises: UserError."""
+    if config.dtype == "float16":  # its gradients would need a loss scale
+        raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
+    if config.model == "tiny" and config.lora_rank:
+        raise UserError(
+            "LoRA adapts a trained model, and model='tiny' has random weights; "
+            f"leave lora_rank={config.lora_rank} out"
+        )
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
@@ -119,6 +135,8 @@ class Job:
     config: Config
     options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
     models: list[str]  # the models to score: names or folders
+    command: str = "eval.py"  # its name in `inert.READ_BY`
+    sources: dict[str, str] = field(default_factory=dict)  # of the settings, see `load_config`
 
 
 def read_eval(argv: list[str]) -> Job:
@@ -127,7 +145,7 @@ def read_eval(argv: list[str]) -> Job:
         option = arg.split("=")[0]
         if option in OTHER_COMMANDS:
             raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
-    job = read_scoring(argv, SCORING_OPTIONS)
+    job = read_scoring(argv, SCORING_OPTIONS, "eval.py")
     _check_against(job)
     return job
 
@@ -147,7 +165,7 @@ def _check_against(job: Job) -> None:
 def read_api_models(argv: list[str]) -> Job:
     """The command line of tools/api_models.py."""
     options = {**SCORING_OPTIONS, "api_base": "", "api_model": ""}
-    job = read_scoring(argv, options, default_model=False)
+    job = read_scoring(argv, options, "tools.api_models", default_model=False)
     url = job.options["api_base"]
     if not url or not job.options["api_model"]:
         given = " ".join(argv) or "nothing"
@@ -161,7 +179,7 @@ def read_api_models(argv: list[str]) -> Job:
 def read_replay(argv: list[str]) -> Job:
     """The command line of tools/replay.py."""
     options = {**SCORING_OPTIONS, "record": ""}
-    job = read_scoring(argv, options, default_model=False, score_runs=False)
+    job = read_scoring(argv, options, "tools.replay", default_model=False, score_runs=False)
     if not job.options["record"]:
         given = " ".join(argv) or "nothing"
         raise UserError(f"give --record=PATH, a file of eval.py --jsonl or of a run; got {given}")
@@ -275,12 +293,18 @@ def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
 
 
 def read_scoring(
-    argv: list[str], options: dict, *, default_model: bool = True, score_runs: bool = True
+    argv: list[str],
+    options: dict,
+    command: str,
+    *,
+    default_model: bool = True,
+    score_runs: bool = True,
 ) -> Job:
     """Read run folders, config files and options.
 
     Args:
         options: the legal options with their defaults.
+        command: the script, a key of `inert.READ_BY`.
         default_model: True to score the config's model if neither runs nor players are given.
         score_runs: True to score the policies of the given runs; False to use the first run only
             for its settings.
@@ -320,7 +344,7 @@ def read_scoring(
     players = filter(None, options["player"].split(","))
     for player, env in product(players, scored_envs(config)):
         check_uses(make_env(env), player)
-    return Job(config, options, models)
+    return Job(config, options, models, command, sources)
 
 
 def split_models(names: str) -> list[str]:

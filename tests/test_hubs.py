@@ -593,7 +593,6 @@ for spec in sys.argv[1:]:
 def record(specs, hash_seed):
     done = subprocess.run(
         [sys.executable, "-c", RECORD, *specs],
-        cwd=ROOT,
         text=True,
         capture_output=True,
         env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},

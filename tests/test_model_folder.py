@@ -249,7 +249,6 @@ def test_a_folder_runs_no_code(folder, tmp_path):
     program = "import sys; from model import load_model; load_model(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", program, folder],
-        cwd=ROOT,
         input="y\ny\n",
         capture_output=True,
         text=True,
@@ -274,7 +273,7 @@ def test_the_check_needs_no_torch():
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
 

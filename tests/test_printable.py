@@ -12,11 +12,9 @@ import signal
 import subprocess
 import sys
 import unicodedata
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(configurator.__file__).resolve().parent
 SCRIPT = """
 from configurator import UserError, run_main
 
@@ -103,7 +101,7 @@ run_main(main)
 
 def test_an_error_message_obeys_no_terminal_codes():
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     start = r"red \x1b[31m "
     rest = 2000 - len(start)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import fuzz
@@ -39,7 +38,6 @@ from support.checkpoint import Saver, newest
 from support.log import Log
 from support.run_folder import DISK_ADVICE
 
-ROOT = Path(__file__).resolve().parent.parent
 EACH = dict(eval_every=1, save_every=1)
 
 
@@ -448,8 +446,6 @@ def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):
     """kill -9 at moments of rollout, update, evaluation, log, write and rename, drawn by a seed."""
     settings = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "tests/soak.py", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | settings, text=True, capture_output=True
-    )
+    done = subprocess.run(command, env=os.environ | settings, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert said in done.stdout and "metrics, trajectories and weights are equal" in done.stdout

@@ -31,11 +31,6 @@ SHORT_RL = "train.py small.py --save_every=10"
 MACHINE = "4 cores"
 
 
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def write_entry(folder, name="mine", tracks=("frozenlake",), **changes):
     """An entry file. `changes` replace steps, checks, or a text of the file."""
     steps = changes.pop("steps", [LAKE])

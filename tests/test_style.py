@@ -36,7 +36,7 @@ FLOORS = (
     " support.idle",
     "envs starpo support.run_folder support.shapes support.available support.families"
     " support.time_limit support.model_folder support.web support.checksums"
-    " support.settings_history"
+    " support.settings_history support.unread"
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures support.methods",
     "engine rollout parallel",

@@ -207,7 +207,7 @@ def test_nothing_is_imported_unless_asked_for(tmp_path):
         f"Log(Path({str(tmp_path)!r}), [], small_config()); "
         "assert not {'wandb', 'support.wandb_log'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=wandb_log.ROOT)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_missing_package_or_a_wrong_name_is_said_at_once(monkeypatch):

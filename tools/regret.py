@@ -29,6 +29,7 @@ from parallel import sync_weights
 from rollout import make_episode
 from support.arguments import split_models
 from support.statistics import jackknife_interval
+from support.unread import print_unread
 from tools import tables
 from tools.credit_optimal import reply_value, state_value
 from tools.credit_play import Player, RecordedGame, play_groups
@@ -52,9 +53,10 @@ class Losses(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    config, _, _ = load_config(argv)
+    config, _, sources = load_config(argv)
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"tools.regret needs frozenlake or sokoban, got env={config.env}")
+    print_unread("tools.regret", config, sources)
     rows = []
     for name in split_models(config.model):
         games = played_by(name, config)

@@ -100,6 +100,8 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
 def differs(record: dict, played: dict) -> bool:
     """Whether a game that was played again differs from its record."""
     facts = {key: value for key, value in played.items() if key != "turns"}
+    if "split" not in record:  # an older record
+        del facts["split"]
     if {**record, **facts} != record or len(played["turns"]) != len(record["turns"]):
         return True
     for old, new in zip(record["turns"], played["turns"], strict=True):

@@ -326,9 +326,9 @@ def commit_of(entry: Entry) -> str:
     commit = git_commit()
     if commit is None:
         return "unknown-dirty"
-    listed = subprocess.run(
-        ["git", "ls-files", "--error-unmatch", str(entry.path)], capture_output=True
-    )
+    folder = Path(__file__).resolve().parent
+    git = ["git", "-C", str(folder), "ls-files", "--error-unmatch"]
+    listed = subprocess.run([*git, str(Path(entry.path).resolve())], capture_output=True)
     if listed.returncode == 0 or commit.endswith("-dirty"):
         return commit
     return f"{commit}-dirty"

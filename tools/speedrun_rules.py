@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from support.arguments import check_envs
+from support.arguments import check_envs, check_imitation
 from support.available import BASE
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
 from support.shapes import check_shape
@@ -240,6 +240,7 @@ def read_step(step: str) -> Stage:
 
 
 def _check_sft(step: str, config: Config) -> None:
+    check_imitation(config)
     if not config.sft_steps:
         raise UserError(f"step {step!r} has nothing to do: give --sft_steps=N")
     if len(env_specs(config.env)) > 1:

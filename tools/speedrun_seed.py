@@ -31,7 +31,7 @@ from support.checkpoint import Saver, newest
 from support.learner import build_learner
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.run_folder import append_to, read_json, read_rows, write_atomically, write_rows
-from tools.sft import imitate, packs_of
+from tools.sft import imitate, make_policy, packs_of
 from tools.speedrun_rules import (
     GAMES_PER_PROMPT,
     SFT,
@@ -150,7 +150,7 @@ def run_sft(config: Config, clock: Clock, stage: int) -> None:
         return
     device, _ = parallel.init_distributed(config)
     model, tokenizer = load_model(config.model, device=device)
-    policy = Policy(model)
+    policy = make_policy(config, model)
     chat = Chat(tokenizer)
 
     def packs_at(step: int) -> list[list[Trajectory]]:
