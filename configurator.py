@@ -8,6 +8,8 @@ an error, in a file and on the command line.
 
 import ast
 import difflib
+import errno
+import io
 import json
 import math
 import os
@@ -257,6 +259,8 @@ class Config:
     sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
     sft_demos: Natural = 0  # different demonstrations, repeated in turn; 0 = new ones every step
     sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
+    sft_lost: bool = True  # True: imitate also the games of sft_file that were not won
+    sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
     sft_noise: Fraction = 0.0  # fraction of the turns with random actions
     sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
     sft_planners: Fraction = 0.15  # fraction of the games of the crowd that the planner plays
@@ -495,7 +499,7 @@ def parse_text(text: str, wanted: type) -> Any:
     """Convert text from the command line. Text that is no Python literal stays a string."""
     try:
         return text if wanted is str else ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
 
 
@@ -565,8 +569,10 @@ def help_text(doc: str) -> str:
 def run_main(main: Callable[[list[str]], Any]) -> None:
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
-    So does sys.exit(0) in code of a user, because the command is not finished. Every other
-    exception is a bug and shows its traceback."""
+    So does sys.exit(0) in code of a user, because the command is not finished. Ctrl-C becomes one
+    line, too. Every other exception is a bug and shows its traceback."""
+    sys.excepthook = _show_uncaught
+    accept_all_characters()
     try:
         _run_to_the_end(main)
     except UserError as error:
@@ -582,6 +588,30 @@ def run_main(main: Callable[[list[str]], Any]) -> None:
         sys.exit(2)
 
 
+def accept_all_characters() -> None:
+    """Let the streams of the terminal pass characters that their encoding does not have.
+
+    They are printed as Python escapes, and read as U+FFFD. Otherwise a terminal that knows only
+    ASCII would end a command with an error."""
+    errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
+    for name, rule in errors.items():
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # others, as those of tests, have no encoding
+            stream.reconfigure(errors=rule)
+
+
+def _show_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None
+) -> None:
+    """Show an exception that ends the process: one line for Ctrl-C, else its traceback."""
+    is_ctrl_c = issubclass(kind, KeyboardInterrupt)
+    if is_ctrl_c and os.environ.get("NANORAGEN_TRACEBACK") != "1":
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once
+        print("stopped by Ctrl-C", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
 def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
     try:
         main(sys.argv[1:])
@@ -589,11 +619,16 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
         if error.code:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # any given path may be too long
+            raise
+        raise UserError(f"{error.filename!r} is too long for the name of a file") from error
 
 
 # Every script imports this file first, so --help answers before the slow imports.
 if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` ends it without a traceback
+    accept_all_characters()
     _doc = sys.modules["__main__"].__doc__ or ""
     _has_settings = Path(sys.argv[0]).stem not in ("view", "compare", "envs")
     print(help_text(_doc) if _has_settings else _doc.strip())

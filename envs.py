@@ -36,6 +36,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from support.quotes import split_unquoted, unquote
+
 # train: drawn anew for every seed; eval: 256 fixed prompts that results report;
 # heldout: 256 other fixed prompts, for choosing settings
 SPLITS = ("train", "eval", "heldout")
@@ -220,6 +222,13 @@ class Env:
     def actions_left(self) -> int:
         return self.max_actions - self.num_actions
 
+    @classmethod
+    def can_run_programs(cls, options: dict[str, str]) -> bool:
+        """Whether an environment with these options can run programs or read files.
+
+        Args: options: as `split_options` returns them."""
+        return cls.runs_programs
+
     def key(self, instance: tuple) -> Hashable:
         """A value that is equal for instances that are the same game."""
         return instance
@@ -296,7 +305,8 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     """Build an environment.
 
     Args:
-        spec: 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'.
+        spec: 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'. It, its
+            path or a value may stand in quotes, see support/quotes.py.
         observation: one of OBSERVATIONS.
         max_actions: the largest number of actions in one game.
     Raises:
@@ -319,7 +329,8 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 
 def split_spec(spec: str) -> tuple[str, str, str]:
     """The name of an environment, the place of its class for `find_class`, and its options."""
-    name, _, options_text = spec.partition(":")
+    name, _, options_text = unquote(spec).partition(":")
+    name = unquote(name)
     if name.endswith(".py"):
         class_name, _, options_text = options_text.partition(",")
         return name, f"{name}:{class_name}", options_text
@@ -450,16 +461,27 @@ def show(value: Any) -> str:
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
     """The options in 'key=value,key=value', checked against their defaults."""
     options = {}
-    for item in text.split(","):
-        if not item:
-            continue
-        key, _, value = item.partition("=")
+    for key, value in split_options(text).items():
         if key not in defaults:
             near = difflib.get_close_matches(key, defaults, n=3) or list(defaults)
             known = ", ".join(near) or "no options"
-            raise UserError(f"unknown option {key!r} in env={spec!r}; {name} has {known}")
+            hint = "; put a value with a comma in quotes" if not value else ""
+            raise UserError(f"unknown option {key!r} in env={spec!r}; {name} has {known}{hint}")
         wanted = type(defaults[key])
         options[key] = check_type(key, parse_text(value, wanted), wanted, f"env={spec!r}")
+    return options
+
+
+def split_options(text: str) -> dict[str, str]:
+    """Option -> value in 'key=value,key=value'. A value may stand in quotes.
+
+    >>> split_options("file='a,b.jsonl',task=find")
+    {'file': 'a,b.jsonl', 'task': 'find'}
+    """
+    options = {}
+    for item in filter(None, split_unquoted(text, ",")):
+        key, _, value = item.partition("=")
+        options[key] = unquote(value)
     return options
 
 

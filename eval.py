@@ -53,6 +53,7 @@ from rollout import (
 )
 from support.scores import Row, ScoreReport, Scores, score
 from support.time_limit import EnvError, call_with_timeout
+from support.unread import print_unread
 
 SEED_EVAL = 21  # purpose number of the random streams
 
@@ -68,6 +69,7 @@ def main(argv: list[str]) -> None:
 def report_rows(job: Job, *sources: Iterable[Row]) -> None:
     """Score the rows of all sources, print the table and write the files of the options."""
     init_distributed(job.config)
+    print_unread(job.command, job.config, job.sources)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
     for row in chain(*sources):
         report.add(row)

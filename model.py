@@ -348,13 +348,15 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_architecture(folder, config)
+        # The folder may name an attention kernel on the hub, which is code.
+        config._attn_implementation = "layout"
         _check_shapes(config, shapes, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         _check_tokenizer(tokenizer, folder)
         model = AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             dtype=torch.float32,
-            attn_implementation="layout",
             use_safetensors=True,
             trust_remote_code=False,
         )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from dialogue import Chat, Episode, TurnOutcome, TurnRecord, check_uses, shape_rewards
 from envs import make_env, reserved_keys, user_code
 from support.mixtures import env_specs
-from support.time_limit import EnvError, call_with_timeout
+from support.time_limit import EnvError, call_with_timeout, time_out
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
@@ -70,6 +70,7 @@ class Trajectory:
     status: str = ""
     system: str = ""  # the system message
     env: str = ""  # name and options of the environment, as in the setting `env`
+    split: str = ""  # of the instance: train, eval or heldout; '' until the episode begins
     kept: bool | None = None  # whether the filter kept the group; None outside of training
     filter_value: float | None = None  # the value of the group by which the filter ranked it
 
@@ -185,6 +186,7 @@ class Conversation:
     def reset(self, split: str) -> None:
         """Start the episode. If it cannot start, it ends after its first turn with status error."""
         trajectory = self.trajectory
+        trajectory.split = split
         try:
             opening = call_with_timeout(
                 self.config.step_timeout_s,
@@ -510,7 +512,7 @@ class BlockingSteps:
             except Empty:
                 if left_s > 0:
                     return  # nothing has ended yet: let the engine decode
-                outcome = failed_outcome(f"no answer within {self.limit_s:g} s")
+                outcome = failed_outcome(time_out(self.limit_s))
                 result = (late_sample, late_text, outcome)
             sample, _, _ = result
             if self.pending.pop(sample.key, None):  # None: the late result of a failed step

@@ -377,7 +377,7 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> di
         steps. logprob_diff_* are from the first step, because engine and trainer have the same
         weights only in its forward pass."""
     config = learner.config
-    learner.schedule_learning_rates()
+    rates = learner.schedule_learning_rates()
     lengths = [trajectory.num_response_tokens for trajectory in kept]
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     samples_of = train_samples(kept, targets, config)
@@ -405,7 +405,7 @@ def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> di
             means[key] = sum(step[key] for step in steps) / num_tokens
     if learner.critic:
         means["explained_variance"] = explained_variance(targets.old_values, targets.returns)
-    return means
+    return {**means, **rates}
 
 
 def train_samples(

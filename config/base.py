@@ -12,5 +12,6 @@ sft_batch_size = 2  # packs per step, one for each process
 sft_steps = 24_800
 sft_lr = 2.5e-3
 sft_muon_lr = 0.005
+weight_decay = 0.0
 save_every = 300
 eval_every = 6200  # steps between probes; each probe also saves out/base/model-STEP

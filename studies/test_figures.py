@@ -22,11 +22,6 @@ ROOT = Path(__file__).resolve().parent.parent
 START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
 
 
-@pytest.fixture(autouse=True)
-def root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture
 def axes(monkeypatch, tmp_path):
     """The axes of the learning curve in README, drawn into another file."""

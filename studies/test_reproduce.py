@@ -55,11 +55,6 @@ def results(tmp_path, monkeypatch):
     return tmp_path / "studies"
 
 
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def curve_of(name, label):
     return reproduce.FIGURES[name].curves[label]
 

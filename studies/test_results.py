@@ -31,11 +31,6 @@ INTERVAL = rf"({NUMBER})(?: %)?(?:\*\*)? \[({NUMBER}),\s+({NUMBER})\]"
 SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 
-@pytest.fixture(autouse=True)
-def root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def find_exclusions(text):
     """The intervals that do not hold their mean or one of their seeds."""
     bad = []

@@ -9,7 +9,7 @@ from configurator import Config, UserError, load_config, read_option
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product, takewhile
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from rollout import make_episode
 from support.available import check_installed, check_wandb, find_model
 from support.chat_server import check_server
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
+from support.quotes import split_unquoted, unquote
 from support.run_folder import check_out_dir, check_writable, load_saved
-from support.seeds import without_seed
+from support.seeds import earlier_without_seed, without_seed
+from support.settings_history import read_earlier
 
 PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # games of one prompt
@@ -64,6 +66,9 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
         raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
     if config.wandb:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
+    check_imitation(config)
+    if sources["out_dir"] == "default" and config.model != "tiny":
+        config = replace(config, out_dir=f"{config.out_dir}_sft")  # train.py writes out/NAME
     if options["export"]:
         check_writable(options["export"])
     else:
@@ -71,6 +76,19 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
     if config.model != "tiny" or options["export"]:
         find_model(config.model)
     return config, options, sources
+
+
+def check_imitation(config: Config) -> None:
+    """Check the settings that supervised learning reads, but cannot follow.
+
+    Raises: UserError."""
+    if config.dtype == "float16":  # its gradients would need a loss scale
+        raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
+    if config.model == "tiny" and config.lora_rank:
+        raise UserError(
+            "LoRA adapts a trained model, and model='tiny' has random weights; "
+            f"leave lora_rank={config.lora_rank} out"
+        )
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
@@ -117,6 +135,8 @@ class Job:
     config: Config
     options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
     models: list[str]  # the models to score: names or folders
+    command: str = "eval.py"  # its name in `inert.READ_BY`
+    sources: dict[str, str] = field(default_factory=dict)  # of the settings, see `load_config`
 
 
 def read_eval(argv: list[str]) -> Job:
@@ -125,7 +145,7 @@ def read_eval(argv: list[str]) -> Job:
         option = arg.split("=")[0]
         if option in OTHER_COMMANDS:
             raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
-    job = read_scoring(argv, SCORING_OPTIONS)
+    job = read_scoring(argv, SCORING_OPTIONS, "eval.py")
     _check_against(job)
     return job
 
@@ -145,7 +165,7 @@ def _check_against(job: Job) -> None:
 def read_api_models(argv: list[str]) -> Job:
     """The command line of tools/api_models.py."""
     options = {**SCORING_OPTIONS, "api_base": "", "api_model": ""}
-    job = read_scoring(argv, options, default_model=False)
+    job = read_scoring(argv, options, "tools.api_models", default_model=False)
     url = job.options["api_base"]
     if not url or not job.options["api_model"]:
         given = " ".join(argv) or "nothing"
@@ -159,7 +179,7 @@ def read_api_models(argv: list[str]) -> Job:
 def read_replay(argv: list[str]) -> Job:
     """The command line of tools/replay.py."""
     options = {**SCORING_OPTIONS, "record": ""}
-    job = read_scoring(argv, options, default_model=False, score_runs=False)
+    job = read_scoring(argv, options, "tools.replay", default_model=False, score_runs=False)
     if not job.options["record"]:
         given = " ".join(argv) or "nothing"
         raise UserError(f"give --record=PATH, a file of eval.py --jsonl or of a run; got {given}")
@@ -193,9 +213,11 @@ def read_credit(argv: list[str]) -> CreditJob:
     checkpoints = {}
     for folder in folders:
         saved = load_saved(folder)
-        config, options, _ = load_config(argv[len(folders) :], extra=CREDIT_OPTIONS, base=saved)
+        arguments = argv[len(folders) :]
+        config, options, sources = load_config(arguments, extra=CREDIT_OPTIONS, base=saved)
         if not 4 <= options["draws"] <= MAX_SAMPLES:
             raise UserError(f"draws must be 4 to {MAX_SAMPLES}, got {options['draws']}")
+        _check_trusted(folder, config, sources)
         runs[folder] = _credit_settings(config)
         checkpoints[folder] = _find_checkpoints(folder, options["checkpoints"])
         find_model(config.model)
@@ -213,13 +235,19 @@ def _check_pools(runs: dict[str, Config]) -> None:
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
         for other in pool:
-            same_method = without_seed(runs[other]) == without_seed(config)
+            same_settings = without_seed(runs[other]) == without_seed(config)
+            same_method = same_settings and _earlier_of(other) == _earlier_of(folder)
             if not same_method or runs[other].seed == config.seed:
                 raise UserError(
                     f"{other} and {folder} have one environment and estimator, but are not two "
                     "seeds of one method; measure them with different --out"
                 )
         pool.append(folder)
+
+
+def _earlier_of(folder: str) -> tuple:
+    """The settings that a run had before they were changed on the way, without seeds."""
+    return earlier_without_seed(read_earlier(Path(folder)))
 
 
 def _credit_settings(config: Config) -> Config:
@@ -267,12 +295,18 @@ def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
 
 
 def read_scoring(
-    argv: list[str], options: dict, *, default_model: bool = True, score_runs: bool = True
+    argv: list[str],
+    options: dict,
+    command: str,
+    *,
+    default_model: bool = True,
+    score_runs: bool = True,
 ) -> Job:
     """Read run folders, config files and options.
 
     Args:
         options: the legal options with their defaults.
+        command: the script, a key of `inert.READ_BY`.
         default_model: True to score the config's model if neither runs nor players are given.
         score_runs: True to score the policies of the given runs; False to use the first run only
             for its settings.
@@ -304,7 +338,7 @@ def read_scoring(
     models = [str(policy_of(run)) for run in runs] if score_runs else []
     names_model = sources["model"] == "command line"
     if names_model or (default_model and not runs and not options["player"]):
-        models = config.model.split(",")
+        models = split_models(config.model)
     for name in models:
         find_model(name)
         check_installed(config)
@@ -312,7 +346,17 @@ def read_scoring(
     players = filter(None, options["player"].split(","))
     for player, env in product(players, scored_envs(config)):
         check_uses(make_env(env), player)
-    return Job(config, options, models)
+    return Job(config, options, models, command, sources)
+
+
+def split_models(names: str) -> list[str]:
+    """The models in 'NAME,NAME'. A name with a comma stands in quotes."""
+    if "," in names and Path(names).is_dir():
+        raise UserError(
+            f"model={names!r} has a comma, which separates models; put it in quotes, "
+            f"as in --model=\"'{names}'\""
+        )
+    return [unquote(name) for name in split_unquoted(names, ",")]
 
 
 def _check_scoring_options(options: dict) -> None:
@@ -327,7 +371,7 @@ def _check_scoring_options(options: dict) -> None:
 
 
 def _check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
-    """Refuse an environment that runs programs or reads files if only the run's folder names it.
+    """Refuse an environment that can run programs or read files if only the run's folder names it.
 
     Somebody else may have written the folder.
     """
@@ -336,7 +380,7 @@ def _check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
         specs = specs_that_run_programs(value) if sources[key] == "default" else []
         if specs:
             raise UserError(
-                f"{run} names {specs[0]}, which runs programs or reads files; "
+                f"{run} names {specs[0]}, which can run programs or read files; "
                 f"if you trust it, add --{key}={shlex.quote(value)}"
             )
 

@@ -3,11 +3,14 @@
     out_dir/checkpoint-000010/state/*.safetensors   trained weights and optimizer moments
                              /state.json            format, step, bad_steps, loss_scale (float16)
                              /config.json           the settings
+                             /logs.json             checksums of the logs so far
                              /manifest.json         sha256 of the files above
     out_dir/best/                                   Hugging Face folder: the policy with the best
                                                     evaluation
     out_dir/policy/                                 Hugging Face folder: the policy after the last
                                                     iteration
+            /checksums.json                         in both: sha256 of their files
+            /iteration.json                         in both: the iteration of the policy
 
 Training waits only while weights and moments are copied to CPU memory. A folder gets its final name
 after all of its files are on disk, so a folder with that name is complete. A checkpoint has no
@@ -17,7 +20,6 @@ loading it executes no code.
 
 from configurator import UserError
 
-import hashlib
 import json
 import shutil
 import time
@@ -42,10 +44,17 @@ from torch.distributed.tensor import DTensor
 
 import parallel
 from model import Policy, save_adapter
+from support.checksums import (
+    OF_MODEL,
+    LogChecksums,
+    find_corruption,
+    write_checksums,
+)
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
 FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob of the checkpoints; six digits are the step
+ITERATION = "iteration.json"  # in the folder of a policy
 STATE = {"format": int, "step": int}  # what state.json must hold, see support/shapes.py
 
 Modules = Mapping[str, nn.Module]
@@ -64,6 +73,7 @@ class Saver:
     def __init__(self, out_dir: Path, keep: int):
         self.out_dir = out_dir
         self.keep = keep
+        self.logs = LogChecksums(out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
         self.buffers: dict | None = None  # in pinned memory, which takes seconds to allocate
@@ -99,7 +109,8 @@ class Saver:
         if torch.cuda.is_initialized():
             self.buffers = copy  # `wait` has returned, so the thread does not read them any more
             torch.cuda.synchronize()  # once, for the copies of all tensors
-        self.writing = self.thread.submit(self._write, copy, counts)
+        # The thread reads the logs later, when they may have grown.
+        self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
         self.num_saves += 1
         self.paused_s += time.perf_counter() - began
 
@@ -115,28 +126,30 @@ class Saver:
             writing.result()
         self.paused_s += time.perf_counter() - began
 
-    def _write(self, state: dict[str, dict], counts: dict[str, Any]) -> None:
+    def _write(
+        self, state: dict[str, dict], counts: dict[str, Any], log_sizes: dict[str, int]
+    ) -> None:
         final = self.out_dir / f"checkpoint-{counts['step']:06d}"
         with atomic_folder(final, self.group) as partial:
             writer = ShardWriter(str(partial / "state"), save_distributed=True)
             dcp.save(state, storage_writer=writer, process_group=self.group)
             if parallel.rank() == 0:
-                self._write_description(partial, counts)
+                self._write_description(partial, counts, log_sizes)
         if parallel.rank() == 0:
             self._remove_others(final)
 
-    def _write_description(self, folder: Path, counts: dict[str, Any]) -> None:
+    def _write_description(
+        self, folder: Path, counts: dict[str, Any], log_sizes: dict[str, int]
+    ) -> None:
         settings = self.out_dir / "config.json"
         if settings.is_file():
             shutil.copy(settings, folder)
+        if log_sizes:
+            logs = json.dumps(self.logs.up_to(log_sizes), indent=1)
+            (folder / "logs.json").write_text(logs, encoding="utf-8")
         description = json.dumps({"format": FORMAT} | counts)
         (folder / "state.json").write_text(description, encoding="utf-8")
-        checksums = {}
-        for path in folder.rglob("*"):
-            if path.is_file():
-                checksums[str(path.relative_to(folder))] = sha256_of(path)
-        manifest = json.dumps(checksums, indent=1)
-        (folder / "manifest.json").write_text(manifest, encoding="utf-8")
+        write_checksums(folder, "manifest.json")
 
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
@@ -313,20 +326,6 @@ def _newest_on_rank_0(out_dir: Path) -> Path | None:
     return None
 
 
-def find_corruption(folder: Path) -> str:
-    """Compare the files of a checkpoint with its manifest. Returns: the problem, or ""."""
-    try:
-        manifest = read_json(folder / "manifest.json", {str: str})
-        files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        differing = sorted(manifest.keys() ^ (files - {"manifest.json"}))
-        if differing or "state.json" not in manifest:
-            return f"manifest.json does not list its files: {', '.join(differing) or 'state.json'}"
-        wrong = [name for name in manifest if sha256_of(folder / name) != manifest[name]]
-    except (OSError, UserError) as error:
-        return str(error)
-    return f"wrong checksum of {', '.join(wrong)}" if wrong else ""
-
-
 def _check_state(folder: Path) -> None:
     """Raise UserError if state.json has another format, or the step of another folder."""
     path = folder / "state.json"
@@ -336,14 +335,6 @@ def _check_state(folder: Path) -> None:
     step = read_json(path, STATE)["step"]
     if folder.name != f"checkpoint-{step:06d}":
         raise UserError(f"{path} has step {step}, which is not that of its folder")
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(4 * 2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
@@ -378,10 +369,12 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, An
 # ---------- Hugging Face folders
 
 
-def export(folder: Path, policy: Policy, tokenizer) -> None:
-    """Write the policy as a Hugging Face folder.
+def export(folder: Path, policy: Policy, tokenizer, step: int | None = None) -> None:
+    """Write the policy as a Hugging Face folder, with checksums of its files.
 
     With LoRA, the weights are merged, and the subfolder adapter/ holds the LoRA matrices for peft.
+
+    Args: step: the iteration after which a run has this policy; None outside of a run.
     """
     with atomic_folder(folder) as partial:
         weights = _full_weights(policy)
@@ -394,6 +387,10 @@ def export(folder: Path, policy: Policy, tokenizer) -> None:
             tokenizer.save_pretrained(partial)
             if adapter:
                 save_adapter(policy.model, adapter, partial / "adapter")
+            if step is not None:
+                description = json.dumps({"step": step})
+                (partial / ITERATION).write_text(description, encoding="utf-8")
+            write_checksums(partial, OF_MODEL)
 
 
 def _full_weights(policy: Policy) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from configurator import CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, Config
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +21,7 @@ from rollout import make_episode
 from support.mixtures import env_specs
 from support.targets import trainer_scores_rollouts
 from support.time_limit import EnvError, call_with_timeout
-
-# (names of settings, separated by blanks; why none of them can act)
-Reason = tuple[str, str]
+from support.unread import SFT_FIELDS, Reason, among, sentence
 
 # These switch a method on, so they are named even if an overlay gives them.
 METHOD_SWITCHES = (
@@ -33,20 +31,13 @@ METHOD_SWITCHES = (
     "tv_bound",
     "observation_coef",
 )
-SFT_FIELDS = [field.name for field in fields(Config) if field.name.startswith("sft_")]
 
 
 def warn(config: Config, sources: dict[str, str]) -> str:
     """The line about the given settings that have no effect on training; '' if all have one.
 
     Args: sources: from `load_config`."""
-    names_of: dict[str, list[str]] = {}  # reason -> settings
-    for name, reason in inert_settings(config, given_settings(sources)).items():
-        names_of.setdefault(reason, []).append(name)
-    if not names_of:
-        return ""
-    phrases = [f"{', '.join(names)}: {reason}" for reason, names in names_of.items()]
-    return f"these settings have no effect: {'; '.join(phrases)}"
+    return sentence(inert_settings(config, given_settings(sources)))
 
 
 def given_settings(sources: dict[str, str]) -> list[str]:
@@ -65,7 +56,6 @@ def given_settings(sources: dict[str, str]) -> list[str]:
 
 def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
     """The settings among `given` that change no number of a training run -> why."""
-    inert = {}
     reasons = [
         *_unused_parts(config),
         *_one_step(config),
@@ -73,11 +63,7 @@ def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
         *_filter(config),
         *_environment(config, given),
     ]
-    for names, reason in reasons:
-        for name in names.split():
-            if name in given:
-                inert.setdefault(name, reason)
-    return inert
+    return among(given, reasons)
 
 
 def _unused_parts(config: Config) -> Iterator[Reason]:

@@ -75,15 +75,19 @@ class Learner:
             fused=self.device.type == "cuda",
         )
 
-    def schedule_learning_rates(self) -> None:
-        """Set the learning rates of the present iteration.
+    def schedule_learning_rates(self) -> dict[str, float]:
+        """Set the learning rates of the present iteration. Returns: them, by their settings.
 
         They fall linearly to `final_lr` of their first values, which the last iteration nearly
         reaches."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
-        for optimizer in self.optimizers.values():
+        settings = {"policy": "learning_rate", "critic": "critic_lr"}
+        rates = {}
+        for name, optimizer in self.optimizers.items():
             optimizer.param_groups[0]["lr"] = factor * optimizer.defaults["lr"]
+            rates[settings[name]] = optimizer.param_groups[0]["lr"]
+        return rates
 
     def clip_gradients(self) -> dict[str, Tensor]:
         """Undo the loss scale and clip the gradients. Returns: norms before clipping, by module."""

@@ -35,7 +35,7 @@ PLACEHOLDERS = {
 GROUPS = {
     "rollout": "The training trajectories of the iteration, sampled at `temperature`.",
     "update": "The group filter and the optimizer steps. Values per token are means over sampled "
-    "tokens. Losses, norms and differences are null if the filter keeps no group.",
+    "tokens. Losses, norms, differences and learning rates are null if the filter keeps no group.",
     "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. Null in iterations "
     "without an evaluation (`eval_every`).",
     "collapse": "Whether thoughts still depend on their prompts; [diagnostics.md](diagnostics.md) "
@@ -104,6 +104,13 @@ METRICS = [
     # ---------- update
     Metric("kept_groups", "update", "groups", "Groups that the filter kept."),
     Metric("kept_trajectories", "update", "trajectories", "Trajectories that the filter kept."),
+    Metric(
+        "learning_rate",
+        "update",
+        "none",
+        "Learning rate of the policy. It falls with the iterations unless `final_lr` is 1.",
+    ),
+    Metric("critic_lr", "update", "none", "Learning rate of the critic; null without a critic."),
     Metric("pg_loss", "update", "advantage", "Policy loss, without entropy bonus and KL."),
     Metric("clipfrac", "update", "fraction", "Tokens at which the clipped ratio is active."),
     Metric(

@@ -1,13 +1,19 @@
-"""Mixtures and curricula: the settings env='A + 2*B' and env='A @50 > B'."""
+"""Mixtures and curricula: the settings env='A + 2*B' and env='A @50 > B'.
+
+A name with one of the signs of a mixture stands in quotes: env="'/my games/doors.py:Doors' + B".
+"""
 
 from configurator import UserError
 
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
-from envs import find_class, make_env, split_spec
+from envs import find_class, make_env, split_options, split_spec
+from support.quotes import mask_quoted, split_unquoted
 
+SIGNS = (" ", "+", "*", "@", ">")  # they have a meaning in a mixture
 STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
 PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
 
@@ -53,25 +59,27 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 
 
 def specs_that_run_programs(text: str) -> list[str]:
-    """The specs in a curriculum that run programs or read files. It builds no environment.
+    """The specs in a curriculum that can run programs or read files. It builds no environment.
 
     Args: text: the setting `env` or `eval_env`. It may be empty.
     Raises: UserError for an unknown environment or an illegal weight.
     """
     found = []
-    for part in text.split(">") if text else ():
+    for part in split_unquoted(text, ">") if text else ():
         mixture, _ = STAGE.fullmatch(part).groups()
         for spec in _weights_in(mixture, text):
-            name, place, _ = split_spec(spec)
+            name, place, options = split_spec(spec)
             # A user's file is code: it is not imported to ask it.
-            if name.endswith(".py") or find_class(place).runs_programs:
+            is_file = name.endswith(".py")
+            if is_file or find_class(place).can_run_programs(split_options(options)):
                 found.append(spec)
     return found
 
 
 def _parse_stages(text: str) -> list[Stage]:
     """The stages of 'MIXTURE @50 > MIXTURE'."""
-    parts = [STAGE.fullmatch(part).groups() for part in text.split(">")]
+    _check_quotes(text)
+    parts = [STAGE.fullmatch(part).groups() for part in split_unquoted(text, ">")]
     ends = [float(end or "inf") for _, end in parts]
     _, last_end = parts[-1]
     rising = ends[0] > 0 and ends == sorted(set(ends))
@@ -82,6 +90,17 @@ def _parse_stages(text: str) -> list[Stage]:
         )
     shares = [_parse_mixture(mixture, text) for mixture, _ in parts]
     return [Stage(*stage) for stage in zip(ends, shares, strict=True)]
+
+
+def _check_quotes(text: str) -> None:
+    """Raises: UserError for the path of a file of code that has a sign of mixtures unquoted."""
+    start, is_class, _ = text.partition(".py:")
+    signs = [sign for sign in SIGNS if sign in start]
+    if is_class and signs and Path(f"{start}.py").is_file():
+        raise UserError(
+            f"env={text!r} has {signs[0]!r} in the path of a file, where it would separate "
+            f"environments; put the environment in quotes, as in --env=\"'{text}'\""
+        )
 
 
 def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
@@ -96,12 +115,14 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
     """Spec -> weight in 'A + 2*B'. It builds no environment."""
     weights: dict[str, float] = {}
-    for part in mixture.split("+"):
-        match = PART.fullmatch(part)
+    for part in split_unquoted(mixture, "+"):
+        match = PART.fullmatch(mask_quoted(part))
         weight = float(match[1] or 1) if match else 0.0
         if weight == 0:
             raise UserError(
-                f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above 0"
+                f"{part.strip()!r} in env={text!r} must be ENV or WEIGHT*ENV with a weight above "
+                "0; put an ENV with a space or one of + * @ > in quotes"
             )
-        weights[match[2]] = weights.get(match[2], 0.0) + weight
+        spec = part[match.start(2) : match.end(2)]
+        weights[spec] = weights.get(spec, 0.0) + weight
     return weights

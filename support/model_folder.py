@@ -15,6 +15,7 @@ from typing import Any
 
 import safetensors
 
+from support.checksums import find_damage
 from support.families import check_model_type
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
@@ -62,6 +63,15 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
     Raises: UserError with the first fault.
     """
     given = f"model={str(folder)!r}"
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{given}: {path.name} is no plain file, and reading it could block")
+    damage = find_damage(folder)
+    if damage:
+        raise UserError(
+            f"{given} is damaged ({damage}); restore it, or remove its checksums.json if you "
+            "changed it yourself"
+        )
     described = _read_object(folder / "config.json", given)
     check_model_type(str(folder), str(described.get("model_type")))
     if (folder / "adapter_config.json").exists():  # transformers would load the model it names

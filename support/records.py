@@ -36,6 +36,7 @@ TURN = {
 TRAJECTORY = {  # the shape of a line, see support/shapes.py
     "env": str,
     "seed": [int],
+    "split": (str, ...),
     "member": int,
     "status": str,
     "success": bool,
@@ -89,6 +90,7 @@ def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     record = {
         "env": trajectory.env,
         "seed": trajectory.seed,
+        "split": trajectory.split,
         "member": trajectory.member,
         "status": trajectory.status,
         "success": trajectory.success,

@@ -127,7 +127,9 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
     if out_of_iterations:
         options.append("--num_iterations=N")
     if early_stop_reason:
-        options.append("--early_stop=False --take_config=True")
+        options.append("--early_stop=False")
+    if early_stop_reason or config.final_lr != 1:  # a change of num_iterations bends the schedule
+        options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
     print(printable(read_text(report), limit=SHOWN_REPORT, keep="\n"))
     print(

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+import parallel
 from eval import progress_bar
 from parallel import rank
 from rollout import Trajectory
-from support import checkpoint, inert, report
+from support import checkpoint, inert, report, settings_history
 from support.checkpoint import Saver
+from support.checksums import changed_logs, find_damage
 from support.echo_trap import classify_regime, early_stop_reason, new_warnings
 from support.idle import idle_summary, idle_warning
 from support.learner import Learner
@@ -25,6 +27,7 @@ from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.records import write_jsonl, write_samples
 from support.run_folder import (
     DISK_ADVICE,
+    read_json,
     read_rows,
     remove_partial_files,
     save_config,
@@ -92,6 +95,12 @@ class Run:
             print(warning, flush=True)
         last_step = step_of(self.saved) if self.saved else 0
         self.history = read_history(self.out_dir / "metrics.jsonl", last_step)
+        self.damage: list[str] = []  # sentences about what is missing or damaged in the folder
+        if self.saved:
+            self._note_damage(check_logs(self.out_dir, self.saved))
+        self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
+        # Evaluations up to this iteration had other prompts or rules, and are not compared.
+        self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def is_finished(self) -> bool:
         """Whether an earlier process finished the run. If so, print its report."""
@@ -113,6 +122,9 @@ class Run:
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
+        for sentence in settings_history.describe_earlier(self.earlier, self.config):
+            print(sentence, flush=True)
+        self.best_success = self._find_best_success()
         self.stop_requested = self.interruption.requested()
         self.first_step = learner.step
         self.start_time = time.perf_counter()
@@ -122,11 +134,30 @@ class Run:
         if rank() == 0:
             # Written late, so a failed start leaves no files.
             remove_partial_files(self.out_dir)
-            save_config(self.config, self.sources, self.out_dir)
+            save_config(self.config, self.sources, self.out_dir, self.earlier)
             report.remove_final_outputs(self.out_dir)
             write_jsonl(self.out_dir / "eval_start.jsonl", start_scores, learner.tokenizer)
             self.log = Log(self.out_dir, self.history, self.config)
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
+
+    def _note_damage(self, sentence: str) -> None:
+        """Say now and at the end of the run what is missing in its folder. Args: "" for nothing."""
+        if sentence:
+            self.damage.append(sentence)
+            print(sentence, flush=True)
+
+    def _find_best_success(self) -> float:
+        """The success of the policy in best/, the same on every rank: a collective."""
+        found = None
+        if rank() == 0:
+            found = find_best(self.out_dir, self._comparable(self.history))
+        best, damage = parallel.all_gather_lists([found])[0][0]
+        self._note_damage(damage)
+        return best
+
+    def _comparable(self, history: list[dict]) -> list[dict]:
+        """The rows, without the evaluations that had other prompts or rules."""
+        return settings_history.without_old_evaluations(history, self.last_old_evaluation)
 
     # ---------- the loop
 
@@ -150,7 +181,7 @@ class Run:
         self.scores = scores
         row = nan_to_none({**row, **report.eval_metrics(config, scores)})
         row["regime"] = classify_regime(row, self.history)
-        improved = scores and row["eval_success"] > best_success(self.history)
+        improved = scores and row["eval_success"] > self.best_success
         self.history.append(row)
         for sentence in new_warnings(self.history):
             tqdm.write(f"iteration {learner.step}: {sentence}")
@@ -158,8 +189,9 @@ class Run:
         if warning:
             tqdm.write(f"iteration {learner.step}: {warning}")
         if improved:
+            self.best_success = row["eval_success"]
             self.saver.wait()
-            checkpoint.export(self.out_dir / "best", learner.policy, learner.tokenizer)
+            self._export("best")
         if rank() == 0:
             # Written before the checkpoint: a restart drops a row that has no checkpoint, and
             # repeats its iteration.
@@ -173,6 +205,11 @@ class Run:
         if is_last or self.stop_requested or is_due(config.save_every, learner.step):
             learner.save(self.saver)
         self._print_line(row)
+
+    def _export(self, name: str) -> None:
+        """Write the present policy into a folder of the run."""
+        learner = self.learner
+        checkpoint.export(self.out_dir / name, learner.policy, learner.tokenizer, learner.step)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """The trajectories to write: at least num_samples, in whole groups."""
@@ -207,11 +244,13 @@ class Run:
         reason = self._early_stop_reason(self.history)
         if reason:
             print(f"stopped at iteration {step}: {reason}", flush=True)
-        checkpoint.export(self.out_dir / "policy", self.learner.policy, self.learner.tokenizer)
+        self._export("policy")
         if rank() == 0:
             stages = {"start": self.start_scores, "after RL": self.scores}
             report.write_report(self.config, stages, self.learner.tokenizer)
             self.log.close()
+        for sentence in self.damage:
+            print(sentence, flush=True)
         self._print_idle_summary()
 
     def _print_idle_summary(self) -> None:
@@ -224,7 +263,9 @@ class Run:
         return out_of_iterations or self._early_stop_reason(history) is not None
 
     def _early_stop_reason(self, history: list[dict]) -> str | None:
-        return early_stop_reason(history) if self.config.early_stop else None
+        if not self.config.early_stop:
+            return None
+        return early_stop_reason(self._comparable(history))
 
 
 @contextmanager
@@ -276,6 +317,26 @@ def read_history(path: Path, last_step: int) -> list[dict]:
     return rows
 
 
+def check_logs(out_dir: Path, saved: Path) -> str:
+    """Compare the logs with their checksums in a checkpoint.
+
+    Returns: a sentence if trajectories.jsonl differs, which training does not read; else "".
+    Raises: UserError if metrics.jsonl differs."""
+    changed = changed_logs(out_dir, saved)
+    step = step_of(saved)
+    if "metrics.jsonl" in changed:
+        raise UserError(
+            f"{out_dir}/metrics.jsonl was changed: its rows up to iteration {step} are not those "
+            "that the run wrote; restore the file, or give another --out_dir"
+        )
+    if "trajectories.jsonl" in changed:
+        return (
+            f"{out_dir}/trajectories.jsonl is not what the run wrote up to iteration {step}: "
+            "trajectories are missing or changed"
+        )
+    return ""
+
+
 def step_of(folder: Path) -> int:
     """The iteration after which a checkpoint was written."""
     return int(folder.name.removeprefix("checkpoint-"))
@@ -295,7 +356,25 @@ def is_due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def best_success(history: list[dict]) -> float:
-    """The best evaluation so far; -1 without one."""
-    known = [row["eval_success"] for row in history if row["eval_success"] is not None]
-    return max(known, default=-1.0)
+def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
+    """The success of the policy in best/. A later evaluation must be better to replace it.
+
+    Args: history: the rows of metrics so far, without evaluations that cannot be compared.
+    Returns: the success, -1 without one; a sentence if best/ is missing or damaged, else ""."""
+    known = {}
+    for row in history:
+        if row["eval_success"] is not None:
+            known[row["step"]] = row["eval_success"]
+    if not known:
+        return -1.0, ""
+    folder = out_dir / "best"
+    problem = find_damage(folder) if folder.is_dir() else "there is no such folder"
+    if problem:
+        return -1.0, (
+            f"{folder} was lost ({problem}): from now on it holds the best policy after iteration "
+            f"{history[-1]['step']}"
+        )
+    path = folder / checkpoint.ITERATION
+    step = read_json(path, {"step": int})["step"] if path.is_file() else None
+    # A policy of a later iteration is from before a crash, and its iteration is made again.
+    return known.get(step, max(known.values())), ""

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from support.shapes import check_shape
 
-# the settings that may change when a run continues
+# the settings that may change when a run continues; none changes a number of training
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -31,6 +31,28 @@ MAY_CHANGE_ON_RESUME = (
     "max_error_frac",
     "wandb",
 )
+
+# ... unless another setting reads them: setting -> (its reader, the value that does not read it)
+READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
+
+# What train.py and tools.sft open in the folder of a run. Nothing else there matters, such as the
+# folder of W&B with its links.
+OPENED_FILES = (
+    "config.json",
+    "lock",
+    "metrics.jsonl",
+    "trajectories.jsonl",
+    "eval_start.jsonl",
+    "eval_final.jsonl",
+    "curve.jsonl",
+    "scores.json",
+    "scores.md",
+    "wandb_id",
+    "view.html",
+)
+MODELS = ("model", "model-[0-9]*")  # of tools.sft; these and the next are patterns
+CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
+OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
 # the advice in errors about a full or read-only disk
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
@@ -50,16 +72,19 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
         with other settings.
     """
     out_dir = Path(config.out_dir)
-    existing = next(path for path in (out_dir, *out_dir.parents) if path.exists())
+    try:
+        existing = next(path for path in (out_dir, *out_dir.parents) if path.exists())
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"out_dir={config.out_dir!r} cannot be a folder ({error})") from error
     if not existing.is_dir():
         raise UserError(f"out_dir={config.out_dir!r} cannot be a folder: {existing} is a file")
     if not os.access(existing, os.W_OK):
         raise UserError(
             f"out_dir={config.out_dir!r} cannot be written: you may not write to {existing}"
         )
-    _check_no_links(out_dir)
+    _check_entries(out_dir)
     if (out_dir / "config.json").is_file():
-        differences = _changed_settings(load_saved(out_dir), config)
+        differences = changed_settings(load_saved(out_dir), config)
         if differences and not accept_changes:
             advice = "give another --out_dir"
             if flag:
@@ -76,30 +101,54 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
             )
 
 
-def _check_no_links(out_dir: Path) -> None:
-    """Refuse symbolic links: a run would write into the files and folders that they point to."""
-    for folder, folders, files in os.walk(out_dir):
-        for name in (*folders, *files):
-            path = Path(folder, name)
-            if path.is_symlink():
-                raise UserError(
-                    f"{path} is a symbolic link, and a run writes through none; remove the link"
-                )
+def _check_entries(out_dir: Path) -> None:
+    """Check that what a run opens are plain files and folders, and no links to others."""
+    for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
+        is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
+        if not is_folder and path.name not in OPENED_FILES:
+            continue
+        _check_no_link(path)
+        if is_folder and not path.is_dir():
+            raise UserError(f"{path} must be a folder, because a run uses this name; remove it")
+        if not is_folder and not path.is_file():
+            raise UserError(f"{path} must be a plain file, because a run uses this name; remove it")
+    for pattern in MODELS:
+        for path in sorted(out_dir.glob(f"{pattern}/*")):  # transformers would write through links
+            _check_no_link(path)
 
 
-def _changed_settings(saved: Config, wanted: Config) -> list[str]:
+def _check_no_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a symbolic link, and a run writes through none; remove the link"
+        )
+
+
+def changed_settings(saved: Config, wanted: Config) -> list[str]:
     """A phrase for each setting that differs and that a run may not change when it continues."""
     phrases = []
     for key, value in asdict(wanted).items():
         before = getattr(saved, key)
-        if value != before and key not in MAY_CHANGE_ON_RESUME:
-            phrases.append(f"{key} was {before!r} and is now {value!r}")
+        if value == before:
+            continue
+        phrase = f"{key} was {before!r} and is now {value!r}"
+        reader, unread = READ_BY.get(key, ("", None))
+        if key not in MAY_CHANGE_ON_RESUME:
+            phrases.append(phrase)
+        elif reader and getattr(wanted, reader) != unread:
+            phrases.append(f"{phrase}, which {reader}={getattr(wanted, reader)!r} reads")
     return phrases
 
 
-def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) -> Path:
+def save_config(
+    config: Config,
+    sources: dict[str, str],
+    out_dir: str | Path,
+    earlier: Sequence[tuple[int, Config]] = (),
+) -> Path:
     """Write out_dir/config.json: settings, their sources, git commit and command line.
 
+    Args: earlier: settings that changed on the way, see support/settings_history.py.
     Returns: the path of the file.
     """
     path = Path(out_dir, "config.json")
@@ -110,6 +159,8 @@ def save_config(config: Config, sources: dict[str, str], out_dir: str | Path) ->
         "git_commit": git_commit(),
         "launch": sys.argv,
     }
+    if earlier:
+        record["earlier"] = [{"until": until, "config": asdict(old)} for until, old in earlier]
     write_atomically(path, json.dumps(record, indent=1) + "\n")
     return path
 
@@ -126,11 +177,18 @@ def load_saved(path: str | Path) -> Config:
         path = path / "config.json"
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected the folder of a run, or its config.json")
-    saved = read_json(path, {"config": {}})["config"]
+    return settings_from(read_json(path, {"config": {}})["config"], str(path))
+
+
+def settings_from(saved: dict, source: str) -> Config:
+    """Settings from a JSON object; those that it lacks have their defaults.
+
+    Args: source: the file, for messages. Raises: UserError if a setting is unknown or illegal.
+    """
     settings = {}
     for key, value in saved.items():
-        wanted = lookup_type(key, FIELD_TYPES, str(path))
-        settings[key] = check_type(key, value, wanted, str(path))
+        wanted = lookup_type(key, FIELD_TYPES, source)
+        settings[key] = check_type(key, value, wanted, source)
     return Config(**settings)
 
 
@@ -195,9 +253,10 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what a crash left of `replace_file`."""
+    """Remove what a crash left of `replace_file`. Folders are not ours."""
     for path in folder.glob(f"*{PARTIAL}"):
-        path.unlink()
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
 
 
 def append_to(path: Path) -> IO[str]:
@@ -228,14 +287,14 @@ def check_writable(path: str | Path) -> None:
     Raises: UserError if it cannot be written.
     """
     path = Path(path)
-    if path.parent == Path("out"):
-        path.parent.mkdir(exist_ok=True)
-    if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.is_dir():
-        raise UserError(f"{path} cannot be written: it is a folder")
-    _check_replaceable(path)
     try:
+        if path.parent == Path("out"):
+            path.parent.mkdir(exist_ok=True)
+        if not path.parent.is_dir():
+            raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UserError(f"{path} cannot be written: it is a folder")
+        _check_replaceable(path)
         partial, descriptor = _create_partial(path)
         os.close(descriptor)
         partial.unlink()
@@ -285,8 +344,13 @@ def fsync_path(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. Raises: UserError if it cannot be read or is not in UTF-8."""
+    """Read a text file.
+
+    Raises: UserError if it cannot be read, is not in UTF-8, or is a device or a named pipe, which
+        could block for ever."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise OSError("it is no plain file")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error

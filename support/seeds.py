@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from support.run_folder import load_saved
+from support.settings_history import Earlier, read_earlier
 
 # the settings that change no number of a run: what it writes, and where
 WITHOUT_EFFECT = ("out_dir", "wandb", "num_samples", "save_every", "keep_checkpoints", "grace_s")
@@ -18,6 +19,7 @@ class Method(NamedTuple):
 
     folder: str  # name of the model's folder; policy/ (the last) and best/ are not comparable
     settings: Config  # without seed
+    earlier: tuple[Earlier, ...]  # settings that changed on the way, without seed
 
 
 class Pools(NamedTuple):
@@ -42,7 +44,8 @@ def pool_seeds(models: dict[str, str]) -> Pools:
                 f"{name} is not pooled with others: no config.json says how it was trained"
             )
             continue
-        method = Method(Path(folder).name, without_seed(settings))
+        earlier = earlier_without_seed(read_earlier(Path(folder).parent))
+        method = Method(Path(folder).name, without_seed(settings), earlier)
         seeds = pools.setdefault(method, {})
         if settings.seed in seeds:
             twin = seeds[settings.seed]
@@ -63,6 +66,11 @@ def without_seed(config: Config) -> Config:
     model = config.model.replace(f"_s{config.seed}/", "/")
     defaults = {key: getattr(Config, key) for key in WITHOUT_EFFECT}
     return replace(config, seed=0, model=model, **defaults)
+
+
+def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
+    """What `without_seed` is for the present settings, for those that changed on the way."""
+    return tuple(Earlier(until, without_seed(settings)) for until, settings in earlier)
 
 
 def settings_of_model(folder: str) -> Config | None:
@@ -89,4 +97,6 @@ def _changed_keys(a: Method, b: Method) -> Sequence[str]:
     before = asdict(a.settings)
     after = asdict(b.settings)
     keys = [key for key in before if before[key] != after[key]]
+    if a.earlier != b.earlier:
+        keys.append("the settings before they were changed on the way")
     return keys or ["the folder (policy/ is the last policy, best/ the best so far)"]

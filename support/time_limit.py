@@ -12,6 +12,7 @@ from typing import Any
 REPEAT_S = 1.0  # seconds between alarms, for an environment that ignores the first one
 LAST_RESORT_S = 10.0  # seconds from the time limit until the process ends
 STDERR = 2  # file descriptor
+TIME_OUT = "no answer within"  # how the error of a time limit begins
 # Handlers that an environment may not change for the rest of the run.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -41,9 +42,19 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
     except KeyboardInterrupt:
         raise
     except TimeUp as error:
-        raise EnvError(f"no answer within {limit_s:g} s") from error
+        raise EnvError(time_out(limit_s)) from error
     except BaseException as error:  # user code may raise anything
         raise EnvError(describe_error(error)) from error
+
+
+def time_out(limit_s: float) -> str:
+    """The error of a trajectory whose environment exceeded the time limit."""
+    return f"{TIME_OUT} {limit_s:g} s"
+
+
+def is_time_out(error: str | None) -> bool:
+    """Whether the error of a trajectory is one of `time_out`."""
+    return error is not None and error.startswith(TIME_OUT)
 
 
 class Alarm:

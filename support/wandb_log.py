@@ -12,11 +12,13 @@ Only this module imports wandb, and only if the setting `wandb` is given.
 
 from configurator import Config, UserError, printable
 
+import atexit
 import re
 import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -108,6 +110,13 @@ class WandbLog:
         reason = printable(" ".join(str(error).split()))
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
+        # W&B says good-bye to its own process at the end of ours. If that process was killed, this
+        # would print a traceback. Functions of atexit run in reverse order, so ours is first.
+        atexit.register(self._tear_down)
+
+    def _tear_down(self) -> None:
+        with suppress(*self.errors):
+            self.wandb.teardown(exit_code=1)
 
 
 def run_id(path: Path, is_new: bool) -> str:

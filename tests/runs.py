@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from shared_fixtures import SMALL_RUN
 
 import train
-from support.checkpoint import find_corruption
+from support.checksums import find_corruption
 
 # The filter keeps 2 groups of 4: an iteration has two optimizer steps of 4 trajectories each.
 RUN = SMALL_RUN | dict(num_groups=4)

@@ -9,6 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from configurator import Config, UserError
 
+import isolation
 import pytest
 import torch
 
@@ -55,6 +56,26 @@ def config_file(name: str) -> str:
 
 def small_config(**changes) -> Config:
     return Config(**(SMALL_RUN | changes))
+
+
+# ---------- folders
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folder_of_session():
+    """The working folder of the fixtures that several tests share."""
+    with isolation.own_folder():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def folder_of_test():
+    """The working folder of one test."""
+    with isolation.own_folder():
+        yield
+
+
+# ---------- models
 
 
 @pytest.fixture(scope="session")

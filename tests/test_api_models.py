@@ -241,7 +241,7 @@ def vllm_url(tmp_path_factory):
     log = folder.with_name("log")
     with (
         log.open("w") as out,
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out) as server,
+        subprocess.Popen(command, env=environment, stdout=out, stderr=out) as server,
     ):
         while not is_up(f"http://127.0.0.1:{port}/health"):
             assert server.poll() is None, log.read_text()[-3000:]

@@ -17,7 +17,6 @@ from support.arguments import read_eval, read_random_model, read_sft, read_train
 from support.available import BASE, find_model
 from support.run_folder import check_writable
 
-ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
 COMMANDS = {  # command -> arguments that are right
     "train.py": LAKE,
@@ -48,7 +47,7 @@ def run_without_torch(tmp_path_factory):
 
     def run(command, *arguments):
         words = [sys.executable, *command.split(), *arguments]
-        return subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
+        return subprocess.run(words, env=environ, capture_output=True, text=True)
 
     return run
 
@@ -125,6 +124,31 @@ def test_other_settings_for_a_run_are_refused_at_once(run_without_torch, tmp_pat
         read_sft([*LAKE, "--sft_steps=1", f"--out_dir={tmp_path}"])
 
 
+@pytest.mark.parametrize(
+    "arguments, folder",
+    [
+        ([*LAKE, "--sft_steps=1"], "out/frozenlake_ppo_sft"),  # train.py writes out/frozenlake_ppo
+        ([*LAKE, "--sft_steps=1", "--seed=1"], "out/frozenlake_ppo_s1_sft"),
+        ([*LAKE, "--sft_steps=1", "--out_dir=out/mine"], "out/mine"),
+        (["config/base.py"], "out/base"),  # train.py does not start from model='tiny'
+    ],
+)
+def test_supervised_learning_has_a_folder_of_its_own(arguments, folder):
+    assert read_sft(arguments)[0].out_dir == folder
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([*LAKE, "--sft_steps=1", "--dtype=float16"], "computes in float32 or bfloat16, got dtype"),
+        (["config/base.py", "--lora_rank=4"], "model='tiny' has random weights; leave lora_rank=4"),
+    ],
+)
+def test_what_supervised_learning_cannot_do_is_refused(arguments, words):
+    with pytest.raises(UserError, match=words):
+        read_sft(arguments)
+
+
 def test_a_missing_record_is_said_at_once(run_without_torch):
     done = run_without_torch("-m tools.replay", *LAKE, "--record=nowhere.jsonl")
     assert_sentence(done, "record='nowhere.jsonl' is not a file")
@@ -167,7 +191,7 @@ def test_help_into_a_closed_pipe_has_no_traceback(command):
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, *command.split(), "--help"]
-    done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert done.stderr == ""
 

@@ -22,7 +22,8 @@ from shared_fixtures import small_config
 
 import parallel
 from support import checkpoint
-from support.checkpoint import Saver, find_corruption, newest
+from support.checkpoint import Saver, newest
+from support.checksums import find_corruption, sha256_of
 from support.run import check_lost_checkpoints
 from support.run_folder import DISK_ADVICE
 
@@ -136,7 +137,7 @@ def test_another_format_is_refused(tmp_path):
     folder = tmp_path / "checkpoint-000009"
     folder.mkdir()
     (folder / "state.json").write_text('{"format": 2}')
-    checksum = checkpoint.sha256_of(folder / "state.json")
+    checksum = sha256_of(folder / "state.json")
     (folder / "manifest.json").write_text(json.dumps({"state.json": checksum}))
     with pytest.raises(ValueError) as error:
         newest(tmp_path)

@@ -10,13 +10,14 @@ from configurator import Config, UserError
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from support.run_folder import save_config
+from support.run_folder import load_saved, save_config
 from support.statistics import difference_interval, seed_interval
 from tools import compare
 from tools.plotting.arms import make_arms
@@ -70,6 +71,35 @@ def two_arms(tmp_path, monkeypatch):
 
 def lines_with(text, start):
     return [line for line in text.splitlines() if line.startswith(start)]
+
+
+# ---------- settings that changed on the way
+
+
+def change_settings(folder, until, **before):
+    """Write that a run had other settings up to an iteration."""
+    config = load_saved(folder)
+    save_config(config, {}, folder, [(until, replace(config, **before))])
+
+
+def test_settings_that_changed_on_the_way_are_shown(two_arms, capsys):
+    grpo, rloo = two_arms
+    for folder in rloo:
+        change_settings(folder, 3, clip_high=0.4)
+    compare.main([*grpo, "vs", *rloo])
+    (line,) = lines_with(capsys.readouterr().out, "| changed on the way")
+    sentence = r"until iteration 3: clip\_high was 0.4 and is now 0.28"
+    assert line == f"| changed on the way | none | {sentence} |"
+    change_settings(rloo[0], 2, clip_high=0.4)
+    with pytest.raises(UserError, match="differ in the settings before they were changed on the"):
+        compare.main([*grpo, "vs", *rloo])
+
+
+def test_evaluations_of_other_prompts_are_left_out(two_arms):
+    _, rloo = two_arms
+    assert list(make_arms([[Path(rloo[1])]])[0].runs[0].evaluations) == [0, 2, 4]
+    change_settings(rloo[1], 3, eval_env="sokoban")
+    assert list(make_arms([[Path(rloo[1])]])[0].runs[0].evaluations) == [0, 4]
 
 
 # ---------- the numbers

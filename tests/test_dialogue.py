@@ -10,14 +10,11 @@ from configurator import Config
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from dialogue import Episode, format_response, shape_rewards
 from envs import make_env
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # ---------- densities
 
@@ -161,7 +158,7 @@ def test_facts_are_a_set_and_may_be_none(monkeypatch):
 
 def play(*arguments, typed=""):
     command = [sys.executable, "-m", "tools.play", *arguments]
-    return subprocess.run(command, cwd=ROOT, input=typed, capture_output=True, text=True)
+    return subprocess.run(command, input=typed, capture_output=True, text=True)
 
 
 def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():

@@ -39,7 +39,6 @@ from packing import pack
 from rollout import Trajectory, Turn, collect, following_prompt
 from support.families import check_architecture
 
-ROOT = Path(__file__).resolve().parent.parent
 NAMES = list(FAMILIES)
 each_family = pytest.mark.parametrize("name", NAMES)
 QWEN3 = [name for name in NAMES if name.startswith("qwen3")]
@@ -592,7 +591,6 @@ def launch(command, out_dir, **changes):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run(
         [*command, *arguments],
-        cwd=ROOT,
         env=environment,
         text=True,
         timeout=600,

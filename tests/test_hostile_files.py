@@ -8,13 +8,21 @@ from configurator import Config, UserError
 
 import json
 import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from shared_fixtures import small_config
 
 import eval as evaluation
 import parallel
+from studies.credit import measure as credit
 from support import checkpoint
+from support.checksums import sha256_of
+from support.mixtures import specs_that_run_programs
+from support.model_folder import check_folder
 from support.process import lock_folder
 from support.records import write_jsonl, write_samples
 from support.run import HISTORY_ROW, read_history
@@ -23,6 +31,7 @@ from support.run_folder import (
     check_out_dir,
     check_writable,
     load_saved,
+    read_text,
     remove_partial_files,
     replace_file,
     save_config,
@@ -30,7 +39,10 @@ from support.run_folder import (
     write_rows,
 )
 from tools import api_models, replay, view
+from worlds import swe
 
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ("config/frozenlake_grpo.py", "config/models/tiny.py")
 PLAIN = "cannot be written: it is a link or no plain file; remove it, or give another path"
 
 
@@ -122,13 +134,18 @@ def test_the_lock_is_no_link(kind, folder, target):
     assert target.read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "best", "tensorboard/events", "policy"])
+@pytest.mark.parametrize(
+    "name", ["lock", "metrics.jsonl", "best", "tensorboard", "policy", "model/x"]
+)
 def test_a_run_refuses_a_folder_with_links(name, folder, target):
     (folder / "config.json").write_text('{"config": {}}')
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target.parent if name in ("best", "policy") else target)
+    path.symlink_to(target)  # also one to nothing is refused
     with pytest.raises(UserError) as error:
+        check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
+    target.unlink()
+    with pytest.raises(UserError):
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
     sentence = "is a symbolic link, and a run writes through none; remove the link"
     assert str(error.value) == f"{path} {sentence}"
@@ -167,6 +184,106 @@ def test_a_check_leaves_nothing_and_changes_nothing(folder):
         check_writable(folder / "none" / "scores.json")
 
 
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("scores.md", "folder"),
+        ("eval_final.jsonl", "folder"),
+        ("metrics.jsonl", "folder"),
+        ("trajectories.jsonl", "pipe"),
+        ("checkpoint-000003", "file"),
+        ("best", "file"),
+        ("old", "pipe"),
+        ("partial", "file"),
+        ("model", "file"),
+    ],
+)
+def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
+    save_config(Config(), {}, folder)
+    path = folder / name
+    if kind == "folder":
+        path.mkdir()
+        wanted = "plain file"
+    else:
+        os.mkfifo(path) if kind == "pipe" else path.write_text("")
+        wanted = "plain file" if path.suffix else "folder"
+    with pytest.raises(UserError) as error:
+        check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
+    sentence = f"must be a {wanted}, because a run uses this name; remove it"
+    assert str(error.value) == f"{path} {sentence}"
+
+
+def test_what_a_run_does_not_open_is_left_alone(folder, target):
+    """W&B offline makes links in its folder, and a user may make others."""
+    save_config(Config(), {}, folder)
+    for name in ("wandb/latest-run", "wandb/debug.log", "newest", "notes.jsonl", "best/notes"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(target)
+    os.mkfifo(folder / "pipe")
+    (folder / "a.partial").mkdir()
+    (folder / "b.partial").write_text("")
+    check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
+    remove_partial_files(folder)
+    assert (folder / "a.partial").is_dir() and not (folder / "b.partial").exists()
+
+
+LONG = 300 * "a"  # a name has at most 255 bytes
+
+
+def test_a_name_that_is_too_long_is_one_sentence(folder):
+    with pytest.raises(UserError) as error:
+        check_writable(folder / LONG)
+    assert str(error.value).startswith(f"{folder / LONG} cannot be written ([Errno 36] File name t")
+    with pytest.raises(UserError, match="cannot be a folder .*File name too long"):
+        check_out_dir(Config(out_dir=str(folder / LONG)))
+    with pytest.raises(UserError, match="could not be written .*File name too long"):
+        write_atomically(folder / LONG, "new")
+
+
+@pytest.mark.parametrize(
+    "module, arguments",
+    [
+        ("eval", [LONG]),
+        ("eval", [f"--model={LONG}", *SMALL, "--player=random", f"--json={LONG}"]),
+        ("train", [f"--out_dir={LONG}", *SMALL]),
+        ("tools.compare", [LONG]),
+        ("tools.view", [LONG]),
+        ("tools.sft", [*SMALL, "--sft_steps=1", f"--export={LONG}"]),
+    ],
+)
+@pytest.mark.slow  # starts other processes
+def test_commands_answer_a_long_name_in_one_sentence(module, arguments, folder):
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "too long" in done.stderr
+
+
+def test_a_pipe_is_not_read(folder):
+    for name in ("config.json", "rows.jsonl"):
+        os.mkfifo(folder / name)
+    with pytest.raises(UserError, match="config.json does not exist; expected the folder of a run"):
+        load_saved(folder)
+    with pytest.raises(UserError) as error:
+        read_text(folder / "rows.jsonl")
+    assert str(error.value) == f"{folder}/rows.jsonl cannot be read (it is no plain file)"
+    with pytest.raises(UserError, match="swe wants rows=PATH .* is no plain file"):
+        swe.read_rows(folder / "rows.jsonl")
+    with pytest.raises(UserError, match="config.json is no plain file, and reading it could block"):
+        check_folder(folder)
+
+
+def test_a_manifest_that_is_a_pipe_is_damage(folder, capsys):
+    path = checkpoint_with(folder, '{"format": 1, "step": 3}')
+    (path / "manifest.json").unlink()
+    os.mkfifo(path / "manifest.json")
+    with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
+        checkpoint.newest(folder)
+    assert "manifest.json cannot be read (it is no plain file)" in capsys.readouterr().out
+
+
 # ---------- the lock
 
 
@@ -195,10 +312,16 @@ PROGRAMS = [
     "bandit + 2*swe:rows={folder}/rows.jsonl",
     "bandit @5 > textworld:q=4",
     "swe:rows={folder}/rows.jsonl@5>bandit",
+    "frozenlake:size=4 + {folder}/evil.py:X",
+    "'{folder}/evil.py:X'",
+    "rg:simple_integration,settings=max_degree=2;symbols=['exit']",
+    "rg:simple_integration,settings=operators=exit",
+    'gem:game:Sudoku-v0-easy,settings="words={{1,2}}"',
 ]
 COMMANDS = {
     "eval": lambda run: evaluation.main([run, "--player=greedy"]),
     "replay": lambda run: replay.main([run, "--record=none"]),
+    "credit": lambda run: credit.main([run, "--checkpoints=start"]),
     "API": lambda run: api_models.main([run, "--api_base=http://[::1]:9", "--api_model=x"]),
 }
 
@@ -215,9 +338,13 @@ def test_no_run_folder_names_a_program(command, key, spec, folder):
         COMMANDS[command](str(folder / "run"))
     sentence = str(error.value)
     assert sentence.startswith(f"{folder}/run names ")
-    assert ", which runs programs or reads files; if you trust it, add " in sentence
-    quoted = f"'{value}'" if " " in value or ">" in value else value
-    assert sentence.endswith(f"--{key}={quoted}")
+    assert ", which can run programs or read files; if you trust it, add " in sentence
+    assert sentence.endswith(f"--{key}={shlex.quote(value)}")
+
+
+def test_a_run_folder_may_give_a_hub_numbers():
+    spec = 'rg:leg_counting,settings="max_animals=3;weights=[1,2.5];strict=True;seed=None"'
+    assert specs_that_run_programs(spec) == []
 
 
 def test_the_command_line_may_name_a_program(folder):
@@ -315,7 +442,7 @@ def checkpoint_with(folder, state, manifest=None):
     path.mkdir()
     (path / "state.json").write_text(state)
     if manifest is None:
-        manifest = json.dumps({"state.json": checkpoint.sha256_of(path / "state.json")})
+        manifest = json.dumps({"state.json": sha256_of(path / "state.json")})
     (path / "manifest.json").write_text(manifest)
     return path
 

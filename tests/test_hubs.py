@@ -327,6 +327,13 @@ def test_a_fixed_hash_seed_admits_the_other_datasets(fake_rg, monkeypatch):
         "2*(-10*x - 10)**(3/2)/3 + C",
         "-2*x**3*cos(x) + 6*x**2*sin(x) + exp(-x)",
         "x**(-1)",
+        "x**(3/2)/(2/3)",
+        "log(Abs(sec(x) + tan(x)))",
+        "exp(x*log(2))",
+        "-2*cos(3*x + 2)**5/5",
+        "-3*x**3*sin(x) - 9*x**2*cos(x) + 18*x*sin(x) + 18*cos(x) + C",
+        "(1 + 2 + 3 + 4 + 5 + 6 + 7)**100",
+        "(x + 1)**100",
     ],
 )
 def test_formulas_that_are_scored(formula):
@@ -350,6 +357,14 @@ def test_formulas_that_are_scored(formula):
         "(9**99)**99",
         "9**(9*9)",
         "2**1000000",
+        "9**(100/(1/100/100/100/100))",
+        "9**(1/0)",
+        "9**(~100)",
+        "exp(exp(exp(exp(3.0))))",
+        "exp(log(sinh(cosh(9.0))))",
+        "(x + y + z + a + b + c + d)**100",
+        "sin((x + y + z + a + b + c + d)**100)",
+        "(sin(x) + cos(x))**100",
         "9" * 13,
         "'a'*9",
         "1;2",
@@ -578,7 +593,6 @@ for spec in sys.argv[1:]:
 def record(specs, hash_seed):
     done = subprocess.run(
         [sys.executable, "-c", RECORD, *specs],
-        cwd=ROOT,
         text=True,
         capture_output=True,
         env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},

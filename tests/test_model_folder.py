@@ -112,6 +112,14 @@ def test_what_is_no_json_is_refused(folder, name, content):
     assert refusal(folder)
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_on_the_hub_is_not_loaded(folder, key):
+    """transformers downloads the attention kernel that a config.json names, and runs its code."""
+    edit(folder / "config.json", {key: "somebody/kernel"})
+    model, _ = load_model(str(folder))
+    assert model.config._attn_implementation == "layout"
+
+
 # ---------- weights
 
 
@@ -241,7 +249,6 @@ def test_a_folder_runs_no_code(folder, tmp_path):
     program = "import sys; from model import load_model; load_model(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", program, folder],
-        cwd=ROOT,
         input="y\ny\n",
         capture_output=True,
         text=True,
@@ -266,7 +273,7 @@ def test_the_check_needs_no_torch():
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
 

@@ -40,11 +40,10 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
-def launch(arguments, start, *, flags=TWO_RANKS, cwd=ROOT):
+def launch(arguments, start, *, flags=TWO_RANKS):
     """Run torchrun; returns the finished process, with output and errors in one text."""
     return subprocess.run(
         [*TORCHRUN, *flags, *arguments],
-        cwd=cwd,
         env=environment(start),
         text=True,
         timeout=600,
@@ -57,7 +56,6 @@ def run_alone(arguments, start):
     """Run Python without torchrun; returns the finished process."""
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT,
         env=environment(start),
         text=True,
         capture_output=True,
@@ -167,7 +165,6 @@ def start_node(command, start):
     """A torchrun command that goes on in the background; its output and errors are one text."""
     return subprocess.Popen(
         command,
-        cwd=ROOT,
         env=environment(start),
         text=True,
         stdout=subprocess.PIPE,
@@ -179,16 +176,16 @@ SIZES = ("num_groups", "group_size", "batch_size", "filter_keep", "eval_size", "
 
 
 @needs_vllm
-def test_the_flagship_on_two_ranks_with_vllm(trained_folder, tmp_path):
+def test_the_flagship_on_two_ranks_with_vllm(trained_folder):
     """The command of README at reduced length: the base model, rollouts, updates, evaluation."""
     files = [ROOT / "train.py", ROOT / "config/frozenlake_ppo.py", ROOT / "config/models/tiny.py"]
     arguments = [*map(str, files), "--engine=vllm", f"--model={ROOT / 'base'}"]
     arguments += [f"--{key}={SMALL_RUN[key]}" for key in SIZES]
     arguments += ["--num_groups=4"]  # with two groups, all scores may be equal
-    done = launch(arguments, trained_folder, cwd=tmp_path)
+    done = launch(arguments, trained_folder)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "2 ranks as shard=2\n" in done.stdout
-    out_dir = tmp_path / "out/frozenlake_ppo"
+    out_dir = Path("out/frozenlake_ppo")
     rows = rows_of(out_dir)
     assert [row["step"] for row in rows] == [1, 2]
     updated = [row for row in rows if row["kept_groups"]]

@@ -7,14 +7,14 @@ import configurator
 from configurator import printable
 
 import doctest
+import os
+import signal
 import subprocess
 import sys
 import unicodedata
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(configurator.__file__).resolve().parent
 SCRIPT = """
 from configurator import UserError, run_main
 
@@ -60,9 +60,46 @@ def test_printable_leaves_nothing_that_a_terminal_obeys():
     assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_may_have_few_characters(encoding):
+    """The crates and goals of Sokoban, and what the user types, may be outside of the encoding."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.play", "sokoban", "--seed=3"],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        input="Right\n\xff✓\nq\n".encode(errors="replace") + b"\xff\n",
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"is no action; the actions are Up, Down, Left, Right" in done.stdout
+    assert done.stdout.endswith(b"the input ended before the game\n")
+
+
+def test_a_character_without_a_code_is_an_escape():
+    script = "from configurator import run_main\nrun_main(lambda argv: print('\u2713 ok'))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert (done.stdout, done.stderr) == (b"\\u2713 ok\n", b"")
+
+
+def test_ctrl_c_is_one_line():
+    script = """
+from configurator import run_main
+
+def main(argv):
+    raise KeyboardInterrupt
+
+run_main(main)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"stopped by Ctrl-C\n")
+
+
 def test_an_error_message_obeys_no_terminal_codes():
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     start = r"red \x1b[31m "
     rest = 2000 - len(start)

@@ -3,7 +3,7 @@
 Run with:  python -m pytest -q tests/test_readme.py
 """
 
-from configurator import Config, load_config
+from configurator import FIELD_TYPES, Config, load_config
 
 import importlib
 import re
@@ -19,6 +19,7 @@ from torch.distributed.run import get_args_parser
 from studies import reproduce
 from support.arguments import SCORING_OPTIONS
 from support.inert import warn
+from support.unread import READ_BY, warn_unread
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -118,8 +119,7 @@ RUN = [line for line, (words, _) in COMMANDS.items() if is_run(*script_of(words)
 
 
 @each_command
-def test_commands_parse(line, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_commands_parse(line):
     words, _ = COMMANDS[line]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     if words[0] == "make":
@@ -193,7 +193,7 @@ def test_short_commands_run(line, desk, monkeypatch, capsys):
 
 def test_help_is_given():
     command = [sys.executable, "train.py", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and all(
         f"--{field.name}=" in done.stdout for field in fields(Config)
     )
@@ -230,19 +230,24 @@ def test_readme_is_short():
 def test_every_setting_is_read():
     """A field of Config that no other file reads is a dead key."""
     paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
-    own = [path for path in paths if not {".venv", "tests"} & set(path.parts)]
+    own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)
     for field in fields(Config):
         assert re.search(rf"\bconfig\.{field.name}\b", code), f"{field.name} is never read"
 
 
 @each_command
-def test_commands_of_the_pages_set_nothing_in_vain(line, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_commands_of_the_pages_set_nothing_in_vain(line):
     script, arguments = script_of(COMMANDS[line][0])
     if script == "train" and arguments != ["--help"]:
         config, _, sources = load_config(arguments, extra={"take_config": False})
         assert warn(config, sources) == ""
+    command = "eval.py" if script == "eval" else script
+    if command in READ_BY and arguments != ["--help"]:
+        files = [word for word in arguments if word.endswith(".py")]
+        settings = [word for word in arguments if word[2:].split("=")[0] in FIELD_TYPES]
+        config, _, sources = load_config([*files, *settings])
+        assert warn_unread(command, config, sources) == ""
 
 
 WRITES = re.compile(r"--(?:json|jsonl|export|out_dir)=(\w[^\s`\]]+)")

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import fuzz
@@ -39,7 +38,6 @@ from support.checkpoint import Saver, newest
 from support.log import Log
 from support.run_folder import DISK_ADVICE
 
-ROOT = Path(__file__).resolve().parent.parent
 EACH = dict(eval_every=1, save_every=1)
 
 
@@ -76,7 +74,7 @@ def test_the_files_of_a_run(whole):
     assert checkpoints == ["checkpoint-000002", "checkpoint-000003"]
     last = out_dir / "checkpoint-000003"
     written = {path.name for path in last.iterdir()}
-    assert written == {"state", "state.json", "config.json", "manifest.json"}
+    assert written == {"state", "state.json", "config.json", "logs.json", "manifest.json"}
     state = json.loads((last / "state.json").read_text())
     assert state == {"format": 1, "step": 3, "bad_steps": 0}
     for name in ("best", "policy"):
@@ -156,10 +154,10 @@ def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp
     write = Saver._write
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full(saver, state, counts):
+    def full(saver, state, counts, log_sizes):
         if counts["step"] == 2:  # from now on no file may be larger
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
-        write(saver, state, counts)
+        write(saver, state, counts, log_sizes)
 
     monkeypatch.setattr(Saver, "_write", full)
     try:
@@ -448,8 +446,6 @@ def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):
     """kill -9 at moments of rollout, update, evaluation, log, write and rename, drawn by a seed."""
     settings = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "tests/soak.py", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | settings, text=True, capture_output=True
-    )
+    done = subprocess.run(command, env=os.environ | settings, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert said in done.stdout and "metrics, trajectories and weights are equal" in done.stdout

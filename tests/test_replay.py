@@ -47,6 +47,41 @@ def test_a_record_that_went_otherwise_is_found(tmp_path):
         replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
 
 
+SLEEPER = """
+import time
+from pathlib import Path
+from grids import FrozenLake
+
+class Sleeper(FrozenLake):
+    def _move(self, move):
+        if Path(__file__).with_name("tired").exists():
+            time.sleep(30)
+        return super()._move(move)
+"""
+
+
+def test_a_game_that_takes_too_long_cannot_be_compared(tmp_path):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    lake = [*LAKE, f"--env={tmp_path}/sleeper.py:Sleeper", "--eval_size=1", "--step_timeout_s=0.3"]
+    lines = tmp_path / "random.jsonl"
+    evaluation.main([*lake, "--player=random", f"--jsonl={lines}"])
+    replay.main([*lake, f"--record={lines}"])
+    (tmp_path / "tired").touch()
+    message = (
+        "^1 trajectories of .+ cannot be compared with their records, because the time limit of a "
+        "turn was exceeded in one of the two, the first: prompt 0 of random, closed loop in "
+    )
+    with pytest.raises(UserError, match=message):
+        replay.main([*lake, f"--record={lines}"])
+    # The same the other way round: the record has the error.
+    (tmp_path / "tired").unlink()
+    (record,) = read_lines(lines)
+    record["turns"][-1]["error"] = "no answer within 9 s"
+    lines.write_text(json.dumps(record) + "\n")
+    with pytest.raises(UserError, match=message):
+        replay.main([*lake, f"--record={lines}"])
+
+
 def test_a_record_without_the_newer_facts_is_repeated(tmp_path):
     lines = tmp_path / "random.jsonl"
     lake = [*LAKE, "--env=frozenlake:success_rate=0.5", "--actions_per_turn=1"]
@@ -54,6 +89,7 @@ def test_a_record_without_the_newer_facts_is_repeated(tmp_path):
     records = read_lines(lines)
     assert any("moves" in turn for record in records for turn in record["turns"])
     for record in records:
+        del record["split"]
         for turn in record["turns"]:
             for key in ("moves", "faults", "out_of_actions"):
                 turn.pop(key, None)
@@ -141,12 +177,12 @@ def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
     run = tmp_path / "run"
     save_config(small_config(env=env), {}, run)
     (run / "policy").mkdir()
-    message = r"which runs programs or reads files; if you trust it, add --env=.*evil.py:X"
+    message = r"which can run programs or read files; if you trust it, add --env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):
         evaluation.main([str(run)])
     # With eval_env, another env changes nothing.
     save_config(small_config(eval_env=env), {}, run)
-    message = r"which runs programs or reads files; if you trust it, add --eval_env=.*evil.py:X"
+    message = r"which can run programs or read files; if you trust it, add --eval_env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):
         evaluation.main([str(run), "--env=bandit"])
     save_config(small_config(env=env), {}, run)

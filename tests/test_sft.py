@@ -16,8 +16,10 @@ from dataclasses import replace
 import pytest
 import torch
 from runs import read_lines
+from safetensors.torch import load_file
 from shared_fixtures import small_config
 
+import eval as evaluation
 import model
 from packing import pack
 from rollout import Trajectory, Turn
@@ -57,21 +59,23 @@ def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
     assert loss_of(policy, demos) < before / 2
 
 
-def test_muon_is_that_of_torch_but_for_its_precision():
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_muon_is_that_of_torch_but_for_its_precision(decay):
     torch.manual_seed(0)
     for shape in ((8, 32), (48, 12), (16, 16)):
-        ours = torch.nn.Parameter(torch.zeros(shape))
-        theirs = torch.nn.Parameter(torch.zeros(shape))
+        start = torch.full(shape, 0.5)
+        ours = torch.nn.Parameter(start.clone())
+        theirs = torch.nn.Parameter(start.clone())
         optimizers = {
-            ours: sft.Muon([ours], 0.1),
-            theirs: torch.optim.Muon([theirs], 0.1, weight_decay=0.0),
+            ours: sft.Muon([ours], 0.1, decay),
+            theirs: torch.optim.Muon([theirs], 0.1, weight_decay=decay),
         }
         for _ in range(3):
             gradient = torch.randn(shape)
             for weight, optimizer in optimizers.items():
                 weight.grad = gradient.clone()
                 optimizer.step()
-        assert theirs.abs().max() > 0.05
+        assert (theirs - start).abs().max() > 0.05
         # Torch computes with 8 bits of mantissa.
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.01)
 
@@ -90,6 +94,52 @@ def test_every_weight_has_one_optimizer(random_model):
     assert (adam.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (0.1, 0.2)
     (only,) = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.0))
     assert len(only.param_groups[0]["params"]) == len(list(policy.parameters()))
+
+
+def test_both_optimizers_decay_weights(random_model):
+    """Without a gradient, a step multiplies a weight by 1 - lr * weight_decay."""
+    policy = model.Policy(random_model)
+    config = small_config(sft_lr=0.1, sft_muon_lr=0.2, weight_decay=0.5)
+    matrix = random_model.model.layers[0].mlp.up_proj.weight
+    norm = random_model.model.norm.weight
+    before = [weight.detach().clone() for weight in (matrix, norm)]
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)
+    for optimizer in sft.make_optimizers(policy, config):
+        optimizer.step()
+    torch.testing.assert_close(matrix.detach(), 0.9 * before[0])
+    torch.testing.assert_close(norm.detach(), 0.95 * before[1])
+
+
+def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatch):
+    """The weights stay float32; the last hidden states are in the type of the computation."""
+    seen = []
+    scorer = model.chunked_logprobs
+
+    def note_type(states, *arguments, **options):
+        seen.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
+        return scorer(states, *arguments, **options)
+
+    monkeypatch.setattr(model, "chunked_logprobs", note_type)
+    config = small_config(sft_steps=1, sft_lr=1e-3)
+    demos = [demonstrations.demonstration(config, chat, 0)]
+    for dtype in ("auto", "float32", "bfloat16"):
+        policy = model.Policy(random_model)
+        sft.imitate(policy, lambda _: [demos], replace(config, dtype=dtype))
+        assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
+    assert seen == [False, False, torch.bfloat16]
+
+
+def test_a_log_has_twenty_lines(capsys, monkeypatch):
+    seconds = iter(range(0, 6000, 60))  # each line comes a minute after the one before
+    monkeypatch.setattr(sft.time, "perf_counter", lambda: next(seconds))
+    lines = sft.Lines(10, 50)
+    for finished in range(11, 51):
+        lines.write(finished, 0.5)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 14  # after 12, 15, ..., 48 and 50 steps
+    assert shown[0] == "  12/50 loss 0.500 | 19 min left"  # 2 steps took a minute, 38 are left
+    assert shown[-1] == "  50/50 loss 0.500"
 
 
 def test_a_loss_that_is_not_finite_stops_imitation(random_model, chat):
@@ -127,6 +177,44 @@ def test_fine_tuning(trained_folder, tmp_path, capsys):
     assert set(row) >= measured | {"entropy_T1", "loss"}
     assert row["step"] == 3 and 0 < row["loss"] < 10
     assert 0 < row["response_tokens"] < row["tokens"] and row["cpu_s"] > 0
+
+
+def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
+    settings = dict(
+        sft_steps=2,
+        sft_batch_size=2,
+        sft_lr=1e-2,
+        lora_rank=2,
+        model=trained_folder,
+        num_threads=1,
+        device="cpu",
+        eval_size=2,
+        save_every=1,
+        max_response_tokens=40,
+        max_context_tokens=900,
+        out_dir=tmp_path / "run",
+    )
+    sft.main([FROZENLAKE, *[f"--{key}={value}" for key, value in settings.items()]])
+    # A matrix (out, in) has the adapters A (2, in) and B (out, 2).
+    start = model.load_model(str(trained_folder))[0]
+    sizes = [sum(p.shape) for n, p in start.named_parameters() if n.endswith("_proj.weight")]
+    num_all = sum(p.numel() for p in start.parameters()) + 2 * sum(sizes)
+    line = f"policy: {2 * sum(sizes):,} of {num_all:,} parameters are trained"
+    out = capsys.readouterr().out
+    assert line in out and "   1/2 loss " in out
+    trained = dict(model.load_model(str(tmp_path / "run/model"))[0].named_parameters())
+    for name, weight in start.named_parameters():
+        changed = not torch.equal(weight, trained[name])
+        assert changed == name.endswith("_proj.weight"), name
+    assert (tmp_path / "run/model/adapter/adapter_model.safetensors").is_file()
+    (file,) = (tmp_path / "run/checkpoint-000002/state").glob("*.safetensors")
+    saved = [name for name in load_file(file) if name.startswith("weights.")]
+    assert len(saved) == 2 * len(sizes) and all(".lora_" in name for name in saved)
+    # A second start continues from the last checkpoint, and writes the same model.
+    shutil.rmtree(tmp_path / "run/model")
+    sft.main([FROZENLAKE, *[f"--{key}={value}" for key, value in settings.items()]])
+    again = dict(model.load_model(str(tmp_path / "run/model"))[0].named_parameters())
+    assert all(torch.equal(weight, trained[name]) for name, weight in again.items())
 
 
 def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
@@ -202,6 +290,56 @@ def test_a_file_without_demonstrations(text, message, tmp_path, chat):
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
         demonstrations.read_demonstrations(str(file), chat, small_config())
+
+
+def game_of(status, **keys):
+    turns = [{"observation": "", "response": "0123"}]
+    return {"seed": [1], "status": status, "system": "", "turns": turns, **keys}
+
+
+def read_games(folder, chat, *games, **changes):
+    file = folder / f"games{len(list(folder.iterdir()))}.jsonl"
+    file.write_text("".join(json.dumps(game) + "\n" for game in games))
+    config = small_config(max_response_tokens=40, **changes)
+    read = demonstrations.read_demonstrations(str(file), chat, config)
+    return [game.status for game in read], file
+
+
+def test_lost_games_are_counted_and_left_out_if_wanted(tmp_path, chat, capsys):
+    games = [game_of("success"), game_of("failure"), game_of("success", split="train")]
+    statuses, file = read_games(tmp_path, chat, *games)
+    assert statuses == ["success", "failure", "success"]
+    use = "they are imitated, too; --sft_lost=False leaves them out"
+    assert capsys.readouterr().out == f"1 of 3 games of {file} were not won; {use}\n"
+    statuses, file = read_games(tmp_path, chat, *games, sft_lost=False)
+    assert statuses == ["success", "success"]
+    said = f"1 of 3 games of {file} were not won; they are left out\n"
+    assert capsys.readouterr().out == said
+    read_games(tmp_path, chat, games[0])
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="none of the 1 games of .* was won, and sft_lost is Fal"):
+        read_games(tmp_path, chat, games[1], sft_lost=False)
+
+
+@pytest.mark.parametrize("keys", [{"split": "eval"}, {"split": "heldout"}, {"policy": "greedy"}])
+def test_games_on_evaluation_prompts_are_refused_unless_wanted(keys, tmp_path, chat):
+    games = [game_of("success"), game_of("success", **keys)]
+    with pytest.raises(UserError, match=r"games0.jsonl:2 is a game on an evaluation prompt, .*"):
+        read_games(tmp_path, chat, *games)
+    statuses, _ = read_games(tmp_path, chat, *games, sft_eval_games=True)
+    assert len(statuses) == 2
+    training = game_of("success", **{**keys, "split": "train"})
+    assert read_games(tmp_path, chat, training)[0] == ["success"]
+
+
+def test_a_record_of_an_evaluation_is_refused(tmp_path, chat):
+    file = tmp_path / "games.jsonl"
+    settings = [*TINY_BANDIT, "--player=random", "--eval_size=2"]
+    evaluation.main([*settings, f"--jsonl={file}"])
+    assert [record["split"] for record in read_lines(file)][:2] == ["eval", "eval"]
+    with pytest.raises(UserError, match="games.jsonl:1 is a game on an evaluation prompt"):
+        sft.main([*TINY_BANDIT, "--sft_steps=1", f"--sft_file={file}", f"--out_dir={tmp_path}/o"])
+    assert not (tmp_path / "o").exists()
 
 
 # ---------- mistakes of the user
@@ -310,7 +448,7 @@ def test_two_processes_train_like_one(whole_run, tmp_path):
     flags = ["--standalone", "--no_python", "--nproc_per_node=2"]
     launch = [sys.executable, "-m", "torch.distributed.run", *flags]
     command = [*launch, sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/two"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     one = read_totals(whole_run)
     two = read_totals(tmp_path / "two")

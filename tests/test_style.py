@@ -33,7 +33,8 @@ FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap support.precision"
     " support.idle",
     "envs starpo support.run_folder support.shapes support.available support.families"
-    " support.time_limit support.model_folder support.web"
+    " support.time_limit support.model_folder support.web support.checksums"
+    " support.settings_history support.unread"
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures support.methods",
     "engine rollout parallel",

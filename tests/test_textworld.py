@@ -237,10 +237,9 @@ def test_same_seed_same_game_of_textworld_in_another_process():
     for seed in ("1", "2"):
         found = subprocess.run(
             [sys.executable, "-c", code],
-            cwd=ROOT / "tests",
             text=True,
             capture_output=True,
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}:{ROOT}/tests"},
         )
         assert found.stdout == f"{env.observe()} {env.plan(9, 1)}\n", found.stderr
 
@@ -274,7 +273,7 @@ def test_a_tiny_policy_trains_on_textworld(tmp_path):
         f"--max_response_tokens=32 --out_dir={tmp_path}/out"
     )
     command = [sys.executable, *words.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = map(json.loads, (tmp_path / "out/metrics.jsonl").read_text().splitlines())
     assert row["num_turns"] >= 1

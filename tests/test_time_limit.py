@@ -9,14 +9,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from support import time_limit
 from support.time_limit import EnvError, call_with_timeout
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class NoMessage(Exception):
@@ -130,7 +127,7 @@ print("went on")
 def test_code_without_an_alarm_ends_the_process(hang):
     """It shows where it hangs."""
     command = [sys.executable, "-c", SCRIPT.replace("HANG", hang)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Timeout (0:00:00.200000)!\n")
     assert "in hangs_without_alarm\n" in done.stderr

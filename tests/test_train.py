@@ -35,15 +35,15 @@ KEYS = """
     kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic explained_variance logprob_diff_mean
     logprob_diff_max eval_success eval_reward eval_valid_frac eval_entropy eval_response_length
     bad_steps rollout_s update_s cpu_s memory_gib regime void_frac masked_frac observation_nll
-    sampled_groups
+    sampled_groups learning_rate critic_lr
 """.split()
 COLLAPSE_KEYS = [key for key, group in metric_groups(small_config()).items() if group == "collapse"]
 COLLAPSE_KEYS.remove("regime")
 KEYS += COLLAPSE_KEYS
 EVAL_KEYS = {key for key in KEYS if key.startswith("eval_")}
-CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance"}
+CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance", "critic_lr"}
 POLICY_KEYS = {"pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "grad_norm"}
-POLICY_KEYS |= {"masked_frac", "observation_nll"}
+POLICY_KEYS |= {"masked_frac", "observation_nll", "learning_rate"}
 UPDATE_KEYS = POLICY_KEYS | CRITIC_KEYS | {"logprob_diff_mean", "logprob_diff_max"}
 # These are unknown in an iteration without an update or a measurement of collapse.
 SOMETIMES_UNKNOWN = {"regime", *COLLAPSE_KEYS}

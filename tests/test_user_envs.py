@@ -8,7 +8,6 @@ from configurator import Config
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +47,6 @@ class Plain(Guess):
     def __init__(self, **common):
         super().__init__(**common)
 """
-ROOT = Path(envs.__file__).resolve().parent
 DRAW = 'return ("guess", int(rng.integers(10**6)))'
 
 
@@ -309,7 +307,7 @@ def test_uses_that_lack_a_method(path):
 @pytest.mark.parametrize("player", ["greedy", "random,optimal"])
 def test_a_player_without_a_plan_is_refused_before_the_games(path, player):
     command = [sys.executable, "eval.py", f"--env={path}:Guess", f"--player={player}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     method = {"greedy": "greedy or plan", "random,optimal": "plan"}[player]
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -321,7 +319,7 @@ def test_a_player_without_a_plan_is_refused_before_the_games(path, player):
 def test_a_run_whose_environment_exits_does_not_end_with_0(path):
     path.write_text(OWN.replace(MOVE, "raise SystemExit(0)"))
     command = [sys.executable, "eval.py", f"--env={path}:Guess", "--player=random", "--eval_size=3"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"error: 3 of 3 trajectories ended in an environment error (the first, in {path}:Guess: "

@@ -81,6 +81,7 @@ def wandb(monkeypatch):
         return fake.runs[-1]
 
     fake.init = init
+    fake.teardown = lambda exit_code: None
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return fake
 
@@ -170,6 +171,27 @@ def test_a_later_error_ends_wandb_and_not_the_run(tmp_path, wandb, capsys, error
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypatch):
+    """The package, 0.31: its function of atexit raises ConnectionResetError."""
+    at_exit = []
+    exit_codes = []
+
+    def teardown(exit_code):
+        exit_codes.append(exit_code)
+        raise ConnectionResetError("Connection lost")
+
+    monkeypatch.setattr(wandb_log.atexit, "register", at_exit.append)
+    monkeypatch.setattr(wandb, "teardown", teardown)
+    log = Log(tmp_path, [], CONFIG)
+    log.write(a_row(1))
+    assert at_exit == []  # W&B ends by itself
+    monkeypatch.setattr(wandb.runs[0], "log", lambda *_, **__: teardown(None))
+    log.write(a_row(2))
+    (at_end,) = at_exit
+    at_end()
+    assert exit_codes == [None, 1]
+
+
 @pytest.mark.slow  # starts tools.view
 def test_a_page_that_fails_is_left_out(tmp_path, wandb, capsys):
     Log(tmp_path, [], CONFIG).close()  # the folder holds no run to show
@@ -185,7 +207,7 @@ def test_nothing_is_imported_unless_asked_for(tmp_path):
         f"Log(Path({str(tmp_path)!r}), [], small_config()); "
         "assert not {'wandb', 'support.wandb_log'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=wandb_log.ROOT)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_missing_package_or_a_wrong_name_is_said_at_once(monkeypatch):

@@ -17,7 +17,6 @@ if __name__ == "__main__":
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 
@@ -27,7 +26,9 @@ from tqdm import tqdm
 from eval import SEED_EVAL, model_rows, player_rows, progress_bar, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.chat_server import request_reply
+from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score
+from support.threads import map_in_threads
 
 
 def main(argv: list[str]) -> None:
@@ -37,8 +38,8 @@ def main(argv: list[str]) -> None:
 
 def api_rows(job: Job) -> Iterator[Row]:
     """Score the models of the server, one after the other."""
-    names = filter(None, job.options["api_model"].split(","))
-    for name, env in product(names, scored_envs(job.config)):
+    names = filter(None, split_unquoted(job.options["api_model"], ","))
+    for name, env in product(map(unquote, names), scored_envs(job.config)):
         trajectories = play_fixed_prompts(
             replace(job.config, env=env), job.options["api_base"], name, job.options["samples"]
         )
@@ -59,10 +60,9 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
         return play(conversation, player)
 
     starts = list(product(range(config.eval_size), range(samples)))
-    with ThreadPoolExecutor(config.max_running) as pool:
-        played = pool.map(play_one, starts)
-        bar = progress_bar(iterable=played, total=len(starts), desc=name, unit="traj", leave=False)
-        trajectories = list(bar)
+    played = map_in_threads(play_one, starts, config.max_running)
+    bar = progress_bar(iterable=played, total=len(starts), desc=name, unit="traj", leave=False)
+    trajectories = list(bar)
     errors = [trajectory.error for trajectory in trajectories if trajectory.error]
     if errors:
         sentence = (

@@ -38,6 +38,7 @@ from envs import (
     show,
 )
 from support.time_limit import EnvError, call_with_timeout
+from support.unread import print_unread
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # second number of the seeds of the training games
@@ -84,12 +85,13 @@ class Finding(NamedTuple):
 
 def main(argv: list[str]) -> None:
     specs = [word for word in argv if not word.startswith("-")]
-    config, _, _ = load_config([word for word in argv if word.startswith("-")])
+    config, _, sources = load_config([word for word in argv if word.startswith("-")])
     if len(specs) != 1:
         raise UserError(
             "expected one environment, such as my_env.py:MyEnv or frozenlake:size=5, and "
             f"settings such as --actions_per_traj=20; got {' '.join(argv) or 'nothing'}"
         )
+    print_unread("tools.check_env", config, sources)
     subject = subject_of(specs[0], config)
     findings = check_environment(subject)
     num_failed = 0

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from support.run_folder import check_writable, replace_file, write_atomically
+from support.settings_history import describe_earlier
 from support.statistics import difference_interval
 from tools.plotting.arms import POLICIES, Arm, TrainedRun, changed_settings, make_arms
 from tools.plotting.tables import difference, markdown, rate, short_commit
@@ -273,6 +274,12 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
     lines = []
     for key, values in changed_settings(arms).items():
         lines.append([cell(key), *(cell(value) for value in values)])
+    if any(run.earlier for arm in arms for run in arm.runs):
+        changes = []
+        for arm in arms:
+            run = arm.runs[0]  # its seeds have changed in the same way
+            changes.append(cell("; ".join(describe_earlier(run.earlier, run.config)) or "none"))
+        lines.append(["changed on the way", *changes])
     commits = []
     for arm in arms:
         names = dict.fromkeys(short_commit(run.commit) for run in arm.runs)

@@ -30,6 +30,7 @@ from dialogue import Chat, Episode, format_response
 from envs import Env, make_env, reserved_keys
 from grids import Sokoban
 from rollout import Conversation, Trajectory
+from support.unread import print_unread
 from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
 from tools.drills import Drill, draw_questions
@@ -208,9 +209,10 @@ def made_up_name(rng: np.random.Generator) -> str:
 
 def main(argv: list[str]) -> None:
     """Print a table of the documents in a sample of the corpus of config/base.py."""
-    config, options, _ = load_config(["config/base.py", *argv], extra={"packs": 600})
+    config, options, sources = load_config(["config/base.py", *argv], extra={"packs": 600})
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
+    print_unread("tools.corpus", config, sources)
     from tools.tiny_model import build_tiny_tokenizer  # it imports torch, which takes seconds
 
     chat = Chat(build_tiny_tokenizer())

@@ -24,6 +24,7 @@ from dialogue import Episode, format_response
 from grids import FrozenLake, Grid, Sokoban
 from rollout import Conversation, Reply, make_episode, play
 from support.statistics import rate_interval
+from support.unread import print_unread
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 
@@ -162,11 +163,12 @@ class CrowdPlayer:
 
 def main(argv: list[str]) -> None:
     """Print a table of the success of each player on the fixed prompts."""
-    config, options, _ = load_config(argv, extra={"samples": 1})
+    config, options, sources = load_config(argv, extra={"samples": 1})
     if options["samples"] < 1:
         raise UserError(f"samples must be 1 or more, got {options['samples']}")
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"the crowd plays frozenlake and sokoban, got env={config.env!r}")
+    print_unread("tools.crowd", config, sources)
     print("| player | success % [95 %] |\n|---|---|")
     for player in (*SHARES, "planner"):
         wins = play_crowd(player, config, options["samples"])

@@ -161,6 +161,7 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
             record = {
                 "env": config.env,
                 "seed": trajectory.seed,
+                "split": trajectory.split,
                 "status": trajectory.status,
                 "system": trajectory.system,
                 "turns": turns,
@@ -173,32 +174,63 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajectory]:
     """Read demonstrations back as tokens. With the same tokenizer, these are the written tokens.
 
-    Raises: UserError if a line is no demonstration or breaks a limit of rollouts; it names the
-        first such line. UserError if the file has no lines."""
+    Prints how many games were not won, and whether they are left out (sft_lost=False).
+
+    Raises: UserError if a line is no demonstration, breaks a limit of rollouts, or is a game of an
+        evaluation (unless sft_eval_games=True); it names the first such line. UserError if no game
+        is left."""
     if not Path(path).is_file():
         raise UserError(f"sft_file={path!r} is not a file")
-    demonstrations = []
+    games = []
     lines = read_text(Path(path)).split("\n")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            trajectory = demonstration_of(json.loads(line), chat, config)
-            demonstrations.append(cut_to_context(trajectory, config))
+            game = demonstration_of(json.loads(line), chat, config)
+            games.append(cut_to_context(game, config))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"{path}:{number} is no demonstration ({reason})") from error
-    if not demonstrations:
+        if game.split != "train" and not config.sft_eval_games:
+            raise UserError(
+                f"{path}:{number} is a game on an evaluation prompt, and scores on these prompts "
+                "mean nothing after training on them; give games of training instances, or "
+                "--sft_eval_games=True"
+            )
+    if not games:
         raise UserError(
             f"{path} holds no demonstrations; python -m tools.sft --export={path} writes some"
         )
-    return demonstrations
+    return choose_games(games, path, keep_lost=config.sft_lost)
+
+
+def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list[Trajectory]:
+    """The games to imitate. If some were not won, a printed line says what happens to them.
+
+    Raises: UserError if no game is left."""
+    won = [game for game in games if game.success]
+    num_lost = len(games) - len(won)
+    if not won and not keep_lost:
+        raise UserError(f"none of the {num_lost} games of {path} was won, and sft_lost is False")
+    if num_lost:
+        use = "imitated, too; --sft_lost=False leaves them out" if keep_lost else "left out"
+        print(
+            f"{num_lost} of {len(games)} games of {path} were not won; they are {use}", flush=True
+        )
+    return games if keep_lost else won
 
 
 def demonstration_of(record: dict, chat: Chat, config: Config) -> Trajectory:
     """The trajectory of one line. Raises: LookupError or TypeError for another kind of record."""
+    # Older files lack the split. Those of eval.py name a policy or player.
+    split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
-        tuple(record["seed"]), member=0, status=record["status"], system=record["system"]
+        tuple(record["seed"]),
+        member=0,
+        status=record["status"],
+        system=record["system"],
+        split=split,
     )
     for turn in record["turns"]:
         user = turn["observation"]

@@ -17,13 +17,15 @@ from envs import Env
 from rollout import Conversation, Reply, make_episode, play
 from support.mixtures import env_specs
 from support.time_limit import EnvError, call_with_timeout
+from support.unread import print_unread
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}
 MAX_SHOWN = 100_000  # characters of a message
 
 
 def main(argv: list[str]) -> None:
-    config, player = parse_command(argv)
+    config, player, sources = parse_command(argv)
+    print_unread("tools.play", config, sources)
     conversation = Conversation(make_episode(config), (config.seed,))
     answer = ask_human
     if player:
@@ -45,10 +47,11 @@ def main(argv: list[str]) -> None:
     print(f"{trajectory.status} after {num_turns} turns, score {trajectory.score:g}")
 
 
-def parse_command(argv: list[str]) -> tuple[Config, str]:
+def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
     """Read the command line.
 
-    Returns: the settings, and the player of `reference_actions`; "" if a human plays.
+    Returns: the settings; the player of `reference_actions`, "" if a human plays; the sources of
+        the settings.
     Raises: UserError for an argument that is not legal."""
     players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
     envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
@@ -65,7 +68,7 @@ def parse_command(argv: list[str]) -> tuple[Config, str]:
     specs = env_specs(config.env)
     if len(specs) > 1:
         raise UserError(f"give one environment to play: {' or '.join(specs)}")
-    return config, players[0] if players else ""
+    return config, players[0] if players else "", sources
 
 
 def show(text: str) -> None:

@@ -3,7 +3,8 @@
     python -m tools.replay out/frozenlake_ppo --record=out/frozenlake_ppo/eval_final.jsonl
 
 A record is a file that eval.py --jsonl or a run wrote. Replay needs no model: it plays the recorded
-replies and copies the entropy. It fails if a trajectory differs from its record.
+replies and copies the entropy. It fails if a trajectory differs from its record, or if only one of
+the two exceeded the time limit of the environment, because then they cannot be compared.
 """
 
 from configurator import Config, UserError, printable, run_main
@@ -22,6 +23,7 @@ from eval import reference_settings, report_rows
 from rollout import Conversation, Reply, Trajectory, make_episode, play
 from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
+from support.time_limit import is_time_out
 
 RECORD = {  # what a line must hold, see support/shapes.py
     "env": str,
@@ -44,11 +46,12 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     """Play every trajectory of the record again, and yield a row for each policy in it.
 
     Raises: UserError if the record has games of an environment that is not scored. After the last
-        row, UserError if a trajectory differs from its record."""
+        row, UserError if a trajectory differs from its record or cannot be compared with it."""
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), evaluation) -> trajectories
     num_seen = Counter()  # game -> how often it was seen; a file may hold several evaluations
     different = []
+    late = []  # the environment exceeded its time limit, then or now
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])
@@ -58,17 +61,27 @@ def replayed_rows(job: Job) -> Iterator[Row]:
         played = json.loads(json.dumps(trajectory_record(trajectory)))
         if differs(record, played):
             name = f"prompt {trajectory.seed[0]} of {record['policy']} in {trajectory.env}"
-            different.append(name)
+            is_late = is_time_out(record["turns"][-1].get("error")) or is_time_out(trajectory.error)
+            (late if is_late else different).append(name)
     for ((env, policy, entropy), _), trajectories in groups.items():
         metrics = score(trajectories)
         if entropy is not None:
             metrics["entropy"] = entropy
         yield Row(env, printable(policy, limit=80), Scores(metrics, trajectories))
+    problems = []
     if different:
-        raise UserError(
+        problems.append(
             f"{len(different)} trajectories of {path} differ from their records, "
             f"the first: {different[0]}"
         )
+    if late:
+        problems.append(
+            f"{len(late)} trajectories of {path} cannot be compared with their records, because "
+            f"the time limit of a turn was exceeded in one of the two, the first: {late[0]}; "
+            f"step_timeout_s is {job.config.step_timeout_s:g}"
+        )
+    if problems:
+        raise UserError("; ".join(problems))
 
 
 def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
@@ -87,6 +100,8 @@ def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
 def differs(record: dict, played: dict) -> bool:
     """Whether a game that was played again differs from its record."""
     facts = {key: value for key, value in played.items() if key != "turns"}
+    if "split" not in record:  # an older record
+        del facts["split"]
     if {**record, **facts} != record or len(played["turns"]) != len(record["turns"]):
         return True
     for old, new in zip(record["turns"], played["turns"], strict=True):

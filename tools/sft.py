@@ -9,11 +9,11 @@
 --export writes demonstrations and does not train: 25 steps x 16 of them in the example above.
 --sft_file imitates them, eight times each in the example.
 
-model='tiny' (random weights) learns from the documents of tools/corpus.py. Any other
-model learns from demonstrations in the config's environment, or from those in a file. Generated
-data depend only on seed, step and index, not on the number of processes. The processes share the
-work and add up their gradients. An interrupted run continues from out_dir. Probes on held-out
-boards measure how well the model plays and reads.
+model='tiny' (random weights) learns from the documents of tools/corpus.py. Any other model learns
+from demonstrations in the config's environment, or from those in a file. Generated data depend only
+on seed, step and index, not on the number of processes. The processes share the work and add up
+their gradients. An interrupted run continues from out_dir, which is out/NAME_sft by default, or
+out/NAME for model='tiny'. Probes on held-out boards measure how well the model plays and reads.
 """
 
 from configurator import Config, UserError, run_main
@@ -41,18 +41,20 @@ from tqdm import tqdm
 import parallel
 from dialogue import Chat
 from eval import progress_bar
-from model import Policy, load_model
+from model import Policy, add_lora, load_model, pick_dtype
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
-from support.checkpoint import Saver, newest
+from support.checkpoint import Saver, export, newest, trainable_parameters
 from support.process import lock_folder
 from support.run_folder import read_json, save_config, write_rows
+from support.unread import print_unread
 from tools.corpus import documents
 from tools.demonstrations import demonstration, read_demonstrations, write_demonstrations
 from tools.probes import base_report, probe
 from tools.tiny_model import build_tiny
 
 WARMUP_STEPS = 20
+NUM_LINES = 20  # lines that report the progress of a run
 TOTALS = {  # of a run so far, see support/shapes.py
     "tokens": int,
     "response_tokens": int,
@@ -68,11 +70,13 @@ TOTALS = {  # of a run so far, see support/shapes.py
 def main(argv: list[str]) -> None:
     config, options, sources = read_sft(argv)
     if options["export"]:
+        print_unread("tools.sft", config, sources)
         _, tokenizer = load_model(config.model)
         count = write_demonstrations(options["export"], config, Chat(tokenizer))
         print(f"wrote {options['export']}: {count} demonstrations")
         return
     device, _ = parallel.init_distributed(config)
+    print_unread("tools.sft", config, sources)
     ranks = parallel.world_size()
     if config.sft_batch_size < ranks:
         raise UserError(
@@ -96,26 +100,35 @@ def train(config: Config, sources: dict[str, str], device: torch.device, saver: 
         model, tokenizer = build_tiny(config.seed, config.tiny_shape)
     else:
         model, tokenizer = load_model(config.model)
-    policy = Policy(model.to(device))
+    policy = make_policy(config, model.to(device))
     chat = Chat(tokenizer)
     packs_of(config, chat, 0)  # wrong demonstrations fail before any file is written
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)
-        num_parameters = sum(p.numel() for p in model.parameters())
-        print(f"{num_parameters:,} parameters", flush=True)
+        num_trained = sum(p.numel() for p in trainable_parameters(policy).values())
+        num_all = sum(p.numel() for p in policy.parameters())
+        print(f"policy: {num_trained:,} of {num_all:,} parameters are trained", flush=True)
     imitate(
         policy,
         partial(packs_of, config, chat),
         config,
         saver=saver,
-        report=partial(probe_and_write, config, model, tokenizer, chat),
+        report=partial(probe_and_write, config, policy, tokenizer, chat),
     )
-    if parallel.rank() == 0:
-        save_model(model, tokenizer, out_dir / "model")
-        print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
+    export(out_dir / "model", policy, tokenizer)
+    print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
 
 
-def probe_and_write(config: Config, model, tokenizer, chat: Chat, step: int, totals: dict) -> None:
+def make_policy(config: Config, model) -> Policy:
+    """The policy to train: all weights of the model, or its LoRA adapters."""
+    if config.lora_rank:
+        add_lora(model, config.lora_rank, config.seed)
+    return Policy(model)
+
+
+def probe_and_write(
+    config: Config, policy: Policy, tokenizer, chat: Chat, step: int, totals: dict
+) -> None:
     """Probe the model after `step` steps, and write curve.jsonl with one more row."""
     out_dir = Path(config.out_dir)
     is_tiny = config.model == "tiny"
@@ -123,19 +136,14 @@ def probe_and_write(config: Config, model, tokenizer, chat: Chat, step: int, tot
     for key in ("tokens", "response_tokens", "cpu_s"):
         row[key] = totals[key]
     row["loss"] = float(np.mean(totals["losses"][-config.eval_every :]))
+    model = policy.model
     row.update(base_report(model, chat) if is_tiny else probe(model, chat, config))
     totals["rows"].append(row)
+    if is_tiny:
+        export(out_dir / f"model-{step}", policy, tokenizer)
     if parallel.rank() == 0:
-        if is_tiny:
-            save_model(model, tokenizer, out_dir / f"model-{step}")
         write_rows(out_dir / "curve.jsonl", totals["rows"])
         tqdm.write(json.dumps(row))
-
-
-def save_model(model, tokenizer, folder: Path) -> None:
-    """Write a Hugging Face folder."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
@@ -174,8 +182,8 @@ def imitate(
 ) -> None:
     """Minimise the mean of -log p over the response tokens.
 
-    The learning rate has a short warm-up and a cosine schedule. On CUDA the model computes in
-    bfloat16, with float32 weights.
+    The learning rate has a short warm-up and a cosine schedule. The model computes in the type of
+    the setting `dtype`, with float32 weights.
 
     Args:
         packs_at: step -> this process's packs.
@@ -189,24 +197,22 @@ def imitate(
     folder = newest(saver.out_dir) if saver else None
     if folder:
         first, totals = load_state(folder, policy, optimizers)
+    lines = Lines(first, steps)
     bar = progress_bar(
         iterable=range(first, steps), initial=first, total=steps, desc="sft", unit="step"
     )
+    dtype = pick_dtype(config.dtype, policy.model.device)
     for step in bar:
         packs = packs_at(step)
         start_cpu_s = time.process_time()
         counts = count_tokens(packs)  # (2,)
-        loss = backward(policy, packs, num_response_tokens=counts[0])
+        loss = backward(policy, packs, num_response_tokens=counts[0], dtype=dtype)
         if not torch.isfinite(loss):
             raise UserError(
                 f"the loss is {loss.item()} at step {step}; lower sft_lr or sft_muon_lr"
             )
         torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)
-        for optimizer in optimizers:
-            learning_rate = optimizer.defaults["lr"] * schedule(step, steps)
-            optimizer.param_groups[0]["lr"] = learning_rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizer_step(optimizers, schedule(step, steps))
         totals["response_tokens"] += int(counts[0])
         totals["tokens"] += int(counts[1])
         totals["cpu_s"] += time.process_time() - start_cpu_s
@@ -214,6 +220,7 @@ def imitate(
         bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
 
         finished = step + 1
+        lines.write(finished, loss.item())
         is_last = finished == steps
         if is_last or (config.eval_every and finished % config.eval_every == 0):
             report(finished, totals)
@@ -223,6 +230,29 @@ def imitate(
             saver.save(training_state(policy, optimizers), progress)
     if saver:
         saver.wait()
+
+
+class Lines:
+    """Lines that report the progress of a run, also in a log file, which shows no bar.
+
+    Args: first: the steps of earlier processes; steps: those of the whole run."""
+
+    def __init__(self, first: int, steps: int):
+        self.first = first
+        self.steps = steps
+        self.every = math.ceil(steps / NUM_LINES)
+        self.start_time = time.perf_counter()
+
+    def write(self, finished: int, loss: float) -> None:
+        """Print a line after some of the steps. Args: finished: steps; loss: of the last one."""
+        if finished % self.every and finished != self.steps:
+            return
+        elapsed_s = time.perf_counter() - self.start_time  # probes included
+        left_s = elapsed_s / (finished - self.first) * (self.steps - finished)
+        line = f"{finished:4d}/{self.steps} loss {loss:.3f}"
+        if left_s > 0:
+            line += f" | {left_s / 60:.0f} min left"
+        tqdm.write(line)
 
 
 def count_tokens(packs: Sequence[list[Trajectory]]) -> Tensor:
@@ -239,20 +269,33 @@ def count_tokens(packs: Sequence[list[Trajectory]]) -> Tensor:
 
 
 def backward(
-    policy: Policy, packs: Sequence[list[Trajectory]], num_response_tokens: Tensor
+    policy: Policy,
+    packs: Sequence[list[Trajectory]],
+    num_response_tokens: Tensor,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Gradients of a step, summed over the ranks. Returns: the loss of the step, ()."""
+    """Gradients of a step, summed over the ranks.
+
+    Args: dtype: the type to compute in. Returns: the loss of the step, ()."""
     device = next(policy.parameters()).device
     loss = torch.zeros(())
     for trajectories in packs:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             logprobs, _ = policy(pack(trajectories, device), 1.0)  # (R,)
             pack_loss = -logprobs.sum() / num_response_tokens  # ()
         pack_loss.backward()
         loss += pack_loss.item()
     parallel.all_reduce_sum(loss)
-    parallel.all_reduce_sum(*(p.grad for p in policy.parameters()))
+    parallel.all_reduce_sum(*(p.grad for p in trainable_parameters(policy).values()))
     return loss
+
+
+def optimizer_step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Step all optimizers. Args: factor: of their learning rates."""
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = factor * optimizer.defaults["lr"]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def schedule(step: int, steps: int) -> float:
@@ -263,7 +306,7 @@ def schedule(step: int, steps: int) -> float:
 
 def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> dict[str, dict]:
     """The tensors that training changes: weights by name, moments by optimizer and number."""
-    state: dict[str, dict] = {"weights": dict(policy.named_parameters())}
+    state: dict[str, dict] = {"weights": trainable_parameters(policy)}
     for number, optimizer in enumerate(optimizers):
         moments = optimizer.state_dict()["state"]
         state[f"moments{number}"] = {str(index): values for index, values in moments.items()}
@@ -281,7 +324,7 @@ def load_state(
     for path in sorted((folder / "state").glob("*.safetensors")):
         tensors |= load_file(path)
     with torch.no_grad():
-        for name, parameter in policy.named_parameters():
+        for name, parameter in trainable_parameters(policy).items():
             parameter.copy_(tensors.pop(f"weights.{name}"))
     for number, optimizer in enumerate(optimizers):
         moments: dict[int, dict] = {}
@@ -300,16 +343,21 @@ def make_optimizers(policy: Policy, config: Config) -> list[torch.optim.Optimize
     """AdamW. If `sft_muon_lr` is not 0: Muon for the matrices of the blocks, AdamW for the rest."""
     matrices = []
     others = []
-    for name, p in policy.named_parameters():
+    for name, p in trainable_parameters(policy).items():
         is_matrix = p.ndim == 2 and "layers" in name
         if is_matrix and config.sft_muon_lr:
             matrices.append(p)
         else:
             others.append(p)
-    adamw = torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=0.0)
-    if not matrices:
-        return [adamw]
-    return [adamw, Muon(matrices, config.sft_muon_lr)]
+    decay = config.weight_decay
+    optimizers: list[torch.optim.Optimizer] = []
+    if others:  # with LoRA, all trained weights are matrices
+        optimizers.append(
+            torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=decay)
+        )
+    if matrices:
+        optimizers.append(Muon(matrices, config.sft_muon_lr, decay))
+    return optimizers
 
 
 class Muon(torch.optim.Optimizer):
@@ -321,8 +369,8 @@ class Muon(torch.optim.Optimizer):
     MOMENTUM = 0.95
     NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 
-    def __init__(self, params, lr: float):
-        super().__init__(params, {"lr": lr})
+    def __init__(self, params, lr: float, weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:
@@ -332,6 +380,7 @@ class Muon(torch.optim.Optimizer):
             momentum.lerp_(p.grad, 1 - self.MOMENTUM)
             update = self._orthogonalize(p.grad.lerp(momentum, self.MOMENTUM))
             shape_factor = max(1, p.shape[0] / p.shape[1]) ** 0.5
+            p.mul_(1 - group["lr"] * group["weight_decay"])
             p.sub_(update, alpha=group["lr"] * shape_factor)
 
     def _orthogonalize(self, matrix: Tensor) -> Tensor:

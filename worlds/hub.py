@@ -84,6 +84,12 @@ class Hub(Env):
         self.isolation = Isolation()
         self.budget = self.max_actions
 
+    @classmethod
+    def can_run_programs(cls, options: dict[str, str]) -> bool:
+        """A hub may compute with the texts in its settings, such as names of variables."""
+        settings = parse_settings(options.get("settings", ""))
+        return cls.runs_programs or not all(map(is_numeric, settings.values()))
+
     def begin(self, seed: int) -> str:
         """Start the game of this seed. Returns: the facts about it that a player sees first."""
         raise NotImplementedError
@@ -139,6 +145,13 @@ def parse_settings(text: str) -> dict[str, Any]:
             raise UserError(f"settings must be key=value;key=value, got {text!r}")
         try:
             settings[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
             settings[key] = value
     return settings
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether a value is a number, True, False, None, or a list of them."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_numeric, value))
+    return value is None or isinstance(value, (bool, int, float))

@@ -13,7 +13,9 @@ import ast
 import difflib
 import importlib
 import json
+import math
 import os
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -53,8 +55,10 @@ WITH_FORMULAS = (
 FUNCTIONS = (
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
+SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # of FUNCTIONS
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100
+MAX_TERMS = 200  # of a formula that is multiplied out
 MAX_NUMBER = 10**12
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
 SOLUTIONS = ("example_correct_answer", "example_answer", "possible_answer", "solution")
@@ -215,8 +219,8 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
 def harmless(formula: str) -> bool:
     """Whether a formula has only numbers, names, arithmetic and functions of mathematics.
 
-    sympy's parser would execute anything else, too. Powers are limited, because the numbers in
-    9**9**9**9 do not fit into memory.
+    sympy's parser would execute anything else, too. Powers, functions of functions and sums that
+    would be multiplied out are limited: the numbers in 9**9**9**9 do not fit into memory.
     """
     if len(formula) > MAX_FORMULA:
         return False
@@ -237,21 +241,68 @@ def is_arithmetic(node: ast.expr) -> bool:
         return isinstance(node.op, OPERATORS) and is_arithmetic(node.operand)
     if isinstance(node, ast.Call):
         is_known = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
-        return is_known and not node.keywords and all(map(is_arithmetic, node.args))
+        if not is_known or node.keywords or not all(map(is_arithmetic, node.args)):
+            return False
+        # The numbers in exp(exp(exp(9))) do not fit into memory either.
+        return not grows(node.func.id) or not any(map(has_growth, node.args))
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, OPERATORS):
         return False
     if isinstance(node.op, ast.Pow):
         base_has_power = any(isinstance(part, ast.Pow) for part in ast.walk(node.left))
         if base_has_power or not is_small(node.right):
             return False
-    return is_arithmetic(node.left) and is_arithmetic(node.right)
+    return is_arithmetic(node.left) and is_arithmetic(node.right) and num_terms(node) <= MAX_TERMS
+
+
+def grows(function: str) -> bool:
+    """Whether a function may grow like exp. For imaginary numbers, sin and cos do."""
+    return function not in SLOWLY_GROWING
+
+
+def has_growth(node: ast.expr) -> bool:
+    """Whether arithmetic has a function that may grow like exp."""
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    return any(grows(call.func.id) for call in calls)
 
 
 def is_small(exponent: ast.expr) -> bool:
-    """Whether an exponent is a number up to 100, its negative, or a fraction of two."""
-    if isinstance(exponent, ast.UnaryOp):
-        return is_small(exponent.operand)
-    if isinstance(exponent, ast.BinOp) and isinstance(exponent.op, ast.Div):
-        return is_small(exponent.left) and is_small(exponent.right)
-    is_number = isinstance(exponent, ast.Constant) and type(exponent.value) in (int, float)
-    return is_number and exponent.value <= MAX_EXPONENT
+    """Whether an exponent is a number with an absolute value of at most 100."""
+    try:
+        return abs(value_of(exponent)) <= MAX_EXPONENT
+    except (ArithmeticError, ValueError):
+        return False
+
+
+def value_of(number: ast.expr) -> Fraction:
+    """The value of a number, its negative, or a fraction of two.
+
+    Raises: ValueError or ArithmeticError for anything else.
+    """
+    if isinstance(number, ast.UnaryOp) and isinstance(number.op, (ast.USub, ast.UAdd)):
+        value = value_of(number.operand)
+        return -value if isinstance(number.op, ast.USub) else value
+    if isinstance(number, ast.BinOp) and isinstance(number.op, ast.Div):
+        return value_of(number.left) / value_of(number.right)
+    if not isinstance(number, ast.Constant) or type(number.value) not in (int, float):
+        raise ValueError("no number")
+    return Fraction(number.value)
+
+
+def num_terms(node: ast.expr) -> int:
+    """The largest number of terms that arithmetic can have when it is multiplied out.
+
+    A sum of numbers is one term. A function is two, because sympy also tries to rewrite it.
+    """
+    if isinstance(node, ast.UnaryOp):
+        return num_terms(node.operand)
+    if isinstance(node, ast.Call):
+        return 2
+    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))  # functions included
+    if not isinstance(node, ast.BinOp) or not has_names:
+        return 1
+    left = num_terms(node.left)
+    if isinstance(node.op, ast.Pow):
+        exponent = math.ceil(abs(value_of(node.right)))
+        return math.comb(left + exponent - 1, exponent)
+    right = num_terms(node.right)
+    return left + right if isinstance(node.op, (ast.Add, ast.Sub)) else left * right

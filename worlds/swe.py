@@ -254,6 +254,8 @@ def read_rows(path: Path) -> dict[str, dict]:
 
     Returns: instance_id -> row. Raises: UserError for a missing file or a row of another format.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"swe wants rows=PATH of a file of JSON lines, and {path} is no plain file")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:

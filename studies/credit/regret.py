@@ -30,7 +30,9 @@ from parallel import sync_weights
 from rollout import make_episode
 from studies.credit.optimal import reply_value, state_value
 from studies.credit.play import Player, RecordedGame, play_groups
+from support.arguments import split_models
 from support.statistics import jackknife_interval
+from support.unread import print_unread
 from tools.plotting import tables
 
 HEADINGS = (
@@ -52,11 +54,12 @@ class Losses(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    config, _, _ = load_config(argv)
+    config, _, sources = load_config(argv)
     if not isinstance(make_episode(config).env, Grid):
         raise UserError(f"studies.credit.regret needs frozenlake or sokoban, got env={config.env}")
+    print_unread("studies.credit.regret", config, sources)
     rows = []
-    for name in config.model.split(","):
+    for name in split_models(config.model):
         games = played_by(name, config)
         rows.append([name, *cells(games, config.group_size)])
     print("\n".join(tables.markdown(HEADINGS, rows)))

@@ -237,7 +237,10 @@ def main(argv: list[str]) -> None:
     if not names or set(names) - WORLDS.keys():
         given = " ".join(names) or "nothing"
         raise UserError(f"give names among {', '.join(WORLDS)}; got {given}")
-    _, options, _ = load_config(argv[len(names) :], extra=OPTIONS)
+    _, options, sources = load_config(argv[len(names) :], extra=OPTIONS)
+    if set(sources.values()) != {"default"}:
+        known = ", --".join(OPTIONS)
+        raise UserError(f"the settings of the runs are fixed here; the options are --{known}")
     if options["show"]:
         print("\n\n".join(recorded(name) for name in names))
         return

@@ -345,7 +345,6 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 @pytest.mark.slow
 def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
     """A reduced list: all pieces need 50 CPU-seconds, these 20. `make gpu GPU=cpu` runs all."""
-    monkeypatch.chdir(ROOT)
     arguments = [
         "--device=cpu",
         f"--out_dir={tmp_path}",

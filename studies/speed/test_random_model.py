@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from dialogue import Chat
 from model import load_model
 from studies.speed import random_model
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL_GROUPS = (
     *("--engine=torch", "--device=cpu", "--num_threads=1"),
     *("--num_groups=1", "--group_size=2", "--batch_size=2", "--max_running=2"),
@@ -76,9 +74,7 @@ def test_two_layers_of_qwen_train_with_lora(qwen_folder, dtype, tmp_path):
     out_dir = tmp_path / "out"
     command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]
     settings = [f"--model={qwen_folder}", f"--out_dir={out_dir}", f"--dtype={dtype}"]
-    done = subprocess.run(
-        [*command, *settings, *SMALL_GROUPS], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, *settings, *SMALL_GROUPS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
     assert row["kept_trajectories"] == 2 and row["response_length"] == 8  # tokens a trajectory

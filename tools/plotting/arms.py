@@ -10,8 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from support.checksums import changed_logs
 from support.run_folder import load_saved, read_json, read_rows
-from support.seeds import pool_seeds, without_seed
+from support.seeds import earlier_without_seed, pool_seeds, without_seed
+from support.settings_history import (
+    Earlier,
+    evaluations_changed_at,
+    read_earlier,
+    without_old_evaluations,
+)
 
 Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (n,) of 0 and 1
 POLICIES = ("start", "after RL")
@@ -37,6 +44,7 @@ class TrainedRun:
     commit: str  # of the code
     wins: dict[str, Wins]  # by scored environment, the first one is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
+    earlier: Sequence[Earlier] = ()  # settings that changed on the way
 
     def is_finished(self) -> bool:
         return bool(self.wins)
@@ -76,6 +84,7 @@ class Arm:
 def read_run(folder: Path) -> TrainedRun:
     """Read the folder of a run, finished or not.
 
+    Evaluations with other prompts or rules than the last ones are left out.
     Raises: UserError if it holds no run, or other data than a run writes."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
@@ -83,7 +92,10 @@ def read_run(folder: Path) -> TrainedRun:
     if wins:
         scored_env = next(iter(wins))
         evaluations[0] = Evaluation(float(wins[scored_env]["start"].mean()), 0.0, 0.0)
+    earlier = read_earlier(folder)
+    check_metrics(folder)
     steps = read_rows(folder / "metrics.jsonl", shape=STEP)
+    steps = without_old_evaluations(steps, evaluations_changed_at(earlier, config))
     num_games = config.num_groups * config.group_size  # of an iteration
     cpu_s = accumulate(step["cpu_s"] or 0.0 for step in steps)
     tokens = accumulate(num_games * (step["response_length"] or 0.0) for step in steps)
@@ -96,7 +108,19 @@ def read_run(folder: Path) -> TrainedRun:
     if not all(0 <= evaluation.success <= 1 for evaluation in evaluations.values()):
         raise UserError(f"{folder} has success rates that are not between 0 and 1")
     commit = read_json(folder / "config.json", {}).get("git_commit")
-    return TrainedRun(folder, config, str(commit or "unknown"), wins, evaluations)
+    return TrainedRun(folder, config, str(commit or "unknown"), wins, evaluations, earlier)
+
+
+def check_metrics(folder: Path) -> None:
+    """Compare metrics.jsonl with its checksum in the newest checkpoint, if there is one.
+
+    Raises: UserError if it differs."""
+    checkpoints = sorted(folder.glob("checkpoint-" + 6 * "[0-9]"))
+    if checkpoints and "metrics.jsonl" in changed_logs(folder, checkpoints[-1]):
+        raise UserError(
+            f"{folder}/metrics.jsonl is not what the run wrote (checksum in "
+            f"{checkpoints[-1].name}/logs.json); restore the file"
+        )
 
 
 def read_wins(path: Path) -> dict[str, Wins]:
@@ -143,9 +167,10 @@ def check_one_method(runs: Sequence[TrainedRun]) -> None:
 
 def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
     """Sort runs into arms: those whose settings differ in the seed alone share one."""
-    methods: dict[Config, list[TrainedRun]] = {}
+    methods: dict[tuple, list[TrainedRun]] = {}
     for run in runs:
-        methods.setdefault(without_seed(run.config), []).append(run)
+        method = without_seed(run.config), earlier_without_seed(run.earlier)
+        methods.setdefault(method, []).append(run)
     runs_of = list(methods.values())
     return [Arm(name, runs) for name, runs in zip(names_of(runs_of), runs_of, strict=True)]
 

@@ -11,6 +11,11 @@ from statistics import fmean
 from dialogue import IM_END, parse_response
 from support.records import TRAJECTORY, why_ended
 from support.run_folder import load_saved, read_json, read_rows
+from support.settings_history import (
+    evaluations_changed_at,
+    read_earlier,
+    without_old_evaluations,
+)
 from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 
 STAGES = {  # file of a run -> what its trajectories are; None: training, an iteration per row
@@ -76,6 +81,8 @@ def load_runs(runs: Sequence[Path]) -> dict:
     for number, run in enumerate(runs):
         config = load_saved(run)
         rows = read_rows(run / "metrics.jsonl", shape=ROW)
+        last_old = evaluations_changed_at(read_earlier(run), config)
+        rows = without_old_evaluations(rows, last_old)
         records = read_trajectories(run)
         players = read_players(run / "scores.json")
         described.append(

@@ -1,0 +1,151 @@
+"""Checksums of the files of a run, which show damage that leaves a file readable.
+
+    checkpoint-STEP/manifest.json    of all files of the checkpoint
+    checkpoint-STEP/logs.json        of the logs of the run, up to the iteration of the checkpoint
+    best/checksums.json              of the files of the policy; policy/ has the same
+
+They protect against damage, not against somebody who changes the checksums, too.
+"""
+
+from configurator import UserError
+
+import hashlib
+import json
+from pathlib import Path
+
+from support.run_folder import read_json
+
+LOGS = ("metrics.jsonl", "trajectories.jsonl")  # lines are appended to them, and never changed
+LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # of logs.json, see support/shapes.py
+OF_MODEL = "checksums.json"
+BLOCK = 4 * 2**20  # bytes to read at once
+
+
+def sha256_of(path: Path, num_bytes: int | None = None) -> str:
+    """The SHA-256 of a file, or of its first `num_bytes` bytes. Raises: OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        _add(digest, file, num_bytes)
+    return digest.hexdigest()
+
+
+def _add(digest, file, num_bytes: int | None) -> None:
+    """Add the next `num_bytes` bytes of a file to a digest; None for all that are left."""
+    left = num_bytes
+    while left != 0:
+        block = file.read(BLOCK if left is None else min(left, BLOCK))
+        if not block:
+            return
+        digest.update(block)
+        if left is not None:
+            left -= len(block)
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """The plain files in a folder and in the folders inside, by their path in the folder."""
+    return {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+
+
+def write_checksums(folder: Path, name: str) -> None:
+    """Write the file `name` with the checksums of all other files in a folder."""
+    checksums = {key: sha256_of(path) for key, path in files_in(folder).items() if key != name}
+    (folder / name).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
+
+
+def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
+    """The files that are missing, are no plain files, or have another checksum. Raises: OSError."""
+    files = files_in(folder)
+    wrong = []
+    for name, checksum in expected.items():
+        if name not in files or sha256_of(files[name]) != checksum:
+            wrong.append(name)
+    return wrong
+
+
+# ---------- checkpoints
+
+
+def find_corruption(folder: Path) -> str:
+    """Compare the files of a checkpoint with its manifest. Returns: the problem, or ""."""
+    try:
+        manifest = read_json(folder / "manifest.json", {str: str})
+        differing = sorted(manifest.keys() ^ (files_in(folder).keys() - {"manifest.json"}))
+        if differing or "state.json" not in manifest:
+            return f"manifest.json does not list its files: {', '.join(differing) or 'state.json'}"
+        wrong = wrong_files(folder, manifest)
+    except (OSError, UserError) as error:
+        return str(error)
+    return f"wrong checksum of {', '.join(wrong)}" if wrong else ""
+
+
+# ---------- models
+
+
+def find_damage(folder: Path) -> str:
+    """Compare the folder of a model with its checksums. Files may be added to it.
+
+    Returns: the problem; "" if there is none, or the folder has no checksums."""
+    path = folder / OF_MODEL
+    if not path.exists():
+        return ""
+    try:
+        wrong = wrong_files(folder, read_json(path, {str: str}))
+    except (OSError, UserError) as error:
+        return str(error)
+    return f"missing or changed: {', '.join(wrong)}" if wrong else ""
+
+
+# ---------- the logs of a run
+
+
+class LogChecksums:
+    """The checksums of the logs in a folder as they grow. Each byte is read once."""
+
+    def __init__(self, out_dir: Path):
+        self.out_dir = out_dir
+        self.digests = {}
+        self.num_bytes = dict.fromkeys(LOGS, 0)
+        for name in LOGS:
+            self.digests[name] = hashlib.sha256()
+
+    def sizes(self) -> dict[str, int]:
+        """The present sizes of the logs in bytes. A log that does not exist is left out."""
+        sizes = {}
+        for name in LOGS:
+            path = self.out_dir / name
+            if path.is_file():
+                sizes[name] = path.stat().st_size
+        return sizes
+
+    def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
+        """What logs.json holds when the logs have these sizes. Sizes never fall. Raises: OSError"""
+        record = {}
+        for name, size in sizes.items():
+            with (self.out_dir / name).open("rb") as file:
+                file.seek(self.num_bytes[name])
+                _add(self.digests[name], file, max(0, size - self.num_bytes[name]))
+            self.num_bytes[name] = size
+            record[name] = {"bytes": size, "sha256": self.digests[name].hexdigest()}
+        return record
+
+
+def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
+    """The logs that do not begin as they did when a checkpoint was written.
+
+    Returns: their names; [] if an older version wrote the checkpoint, without logs.json.
+    Raises: UserError if a file cannot be read."""
+    path = checkpoint / "logs.json"
+    if not path.is_file():
+        return []
+    changed = []
+    for name, known in read_json(path, LOG_RECORD).items():
+        log = out_dir / name
+        if name not in LOGS:
+            raise UserError(f"{path} must name {' and '.join(LOGS)}, got {name!r}")
+        try:
+            is_same = log.is_file() and sha256_of(log, known["bytes"]) == known["sha256"]
+        except OSError as error:
+            raise UserError(f"{log} cannot be read ({error})") from error
+        if not is_same:
+            changed.append(name)
+    return changed

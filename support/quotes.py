@@ -1,0 +1,49 @@
+"""Quotes in settings: what stands between them may hold the signs that separate its neighbours.
+
+    --env="'/tmp/my games/doors.py:Doors' + bandit"      a path with a space, in a mixture
+    --env="own_data:file='a,b.jsonl',task=find"          a path with a comma, as an option
+
+A quote opens at the beginning of a name or a value. Elsewhere it is an ordinary character.
+"""
+
+import re
+
+QUOTED = re.compile(r"""(?:^|(?<=[\s=,+>*]))('[^']*'|"[^"]*")""")
+QUOTES = ("'", '"')
+
+
+def mask_quoted(text: str) -> str:
+    """The text with an underscore for each character of a quoted part; the length stays.
+
+    >>> mask_quoted("2*'my env' + bandit")
+    '2*________ + bandit'
+    """
+    return QUOTED.sub(lambda match: "_" * len(match[0]), text)
+
+
+def split_unquoted(text: str, separator: str) -> list[str]:
+    """Split a text at each separator that does not stand in quotes.
+
+    >>> split_unquoted("'a,b',c", ",")
+    ["'a,b'", 'c']
+    """
+    parts = []
+    start = 0
+    for masked in mask_quoted(text).split(separator):
+        end = start + len(masked)
+        parts.append(text[start:end])
+        start = end + len(separator)
+    return parts
+
+
+def unquote(text: str) -> str:
+    """The text without the quotes around it, if one pair of them encloses the whole text.
+
+    >>> unquote("'a,b'")
+    'a,b'
+    >>> unquote("'a' + 'b'")
+    "'a' + 'b'"
+    """
+    inner = text[1:-1]
+    is_quoted = len(text) > 1 and text[0] in QUOTES and text[-1] == text[0]
+    return inner if is_quoted and text[0] not in inner else text

@@ -1,0 +1,110 @@
+"""The settings that a run had before they were changed with --take_config=True.
+
+config.json of a run holds its present settings. Its list "earlier" holds those that earlier
+iterations were made with:
+
+    [{"until": 4, "config": {...}}, ...]    iterations up to 4, then up to the next "until"
+
+So two runs with the same settings now are not taken for seeds of one method if one of them changed
+its settings on the way. Changes that a run accepts without the flag are not in the list, because
+they change no number of training (support/run_folder.py).
+"""
+
+from configurator import Config
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from support.run_folder import changed_settings, load_saved, read_json, settings_from
+
+EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # see support/shapes.py
+
+# Evaluations can be compared if these and the environments agree.
+EVALUATION_READS = (
+    "eval_split",
+    "eval_size",
+    "eval_temperature",
+    "observation",
+    "think",
+    "max_turns",
+    "actions_per_turn",
+    "actions_per_traj",
+    "context_turns",
+    "max_response_tokens",
+    "max_context_tokens",
+)
+
+
+class Earlier(NamedTuple):
+    """Settings that a run no longer has."""
+
+    until: int  # the last iteration that was made with them
+    settings: Config
+
+
+def read_earlier(out_dir: Path) -> list[Earlier]:
+    """The earlier settings of a run, from its config.json; [] if they never changed.
+
+    Raises: UserError if the file is damaged."""
+    path = out_dir / "config.json"
+    found = []
+    for entry in read_json(path, EARLIER).get("earlier", []):
+        found.append(Earlier(entry["until"], settings_from(entry["config"], str(path))))
+    return found
+
+
+def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Earlier]:
+    """The earlier settings of a run that continues with `config` after iteration `step`.
+
+    Iterations after `step` are made again, so what they were made with is dropped."""
+    if not (out_dir / "config.json").is_file():
+        return []
+    stretches = [*read_earlier(out_dir), Earlier(step, load_saved(out_dir))]
+    kept: list[Earlier] = []
+    for until, settings in stretches:
+        until = min(until, step)
+        first = kept[-1].until if kept else 0
+        if until > first:
+            kept.append(Earlier(until, settings))
+    while kept and not changed_settings(kept[-1].settings, config):
+        kept.pop()
+    return kept
+
+
+def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
+    """A sentence about each change: "until iteration 4: clip_high was 0.2 and is now 0.4".
+
+    Args: earlier: from `read_earlier`; config: the present settings."""
+    sentences = []
+    for until, settings in earlier:
+        phrases = changed_settings(settings, config) or ["the settings were those of now"]
+        sentences.append(f"until iteration {until}: {', '.join(phrases)}")
+    return sentences
+
+
+def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
+    """The last iteration whose evaluation cannot be compared with those of now; 0 if all can."""
+    present = _evaluation_of(config)
+    last = 0
+    for until, settings in earlier:
+        if _evaluation_of(settings) != present:
+            last = until
+    return last
+
+
+def _evaluation_of(config: Config) -> tuple:
+    """What decides the prompts and the rules of an evaluation.
+
+    Environments are compared as text: a folder may name one that runs a program when it is built.
+    """
+    last_stage = (config.eval_env or config.env).split(">")[-1].strip()
+    return last_stage, *(getattr(config, key) for key in EVALUATION_READS)
+
+
+def without_old_evaluations(rows: Sequence[dict], last_old: int) -> list[dict]:
+    """The rows of metrics without the evaluations up to iteration `last_old`."""
+    kept = []
+    for row in rows:
+        kept.append({**row, "eval_success": None} if row["step"] <= last_old else row)
+    return kept

@@ -1,0 +1,53 @@
+"""Keeps the tests away from what belongs to the user: runs, home folder, caches and settings.
+
+Libraries such as huggingface_hub read the variables below when they are imported, so conftest.py
+imports this file before all test files.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Chromium and the games of ALFWorld are only read, and stay where they are installed.
+CACHE = Path.home() / ".cache"
+os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
+os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
+HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
+os.environ["HOME"] = HOME.name
+SETTINGS_OF_A_USER = (  # how the names of variables begin
+    "HF_",
+    "HUGGING_FACE_",
+    "NANORAGEN_TRACEBACK",
+    "OPENAI_",
+    "TRANSFORMERS_",
+    "VLLM_BATCH_INVARIANT",
+    "WANDB_",
+    "XDG_CACHE_",
+    "XDG_CONFIG_",
+    "XDG_DATA_",
+)
+for _name in list(os.environ):
+    if _name.startswith(SETTINGS_OF_A_USER):
+        del os.environ[_name]
+
+
+@contextmanager
+def own_folder() -> Iterator[None]:
+    """Work in a new folder that shows the files of the project, but not out/.
+
+    Commands and processes of a test find `train.py`, `config/` and `base` there. What they write
+    by default, such as out/NAME, is deleted with the folder."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="nanoragen_test_") as folder:
+        for path in ROOT.iterdir():
+            if not path.name.startswith(".") and path.name not in ("out", "wandb"):
+                Path(folder, path.name).symlink_to(path)
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)

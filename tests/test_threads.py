@@ -1,0 +1,57 @@
+"""Tests of calls in threads.
+
+Run with:  python -m pytest -q tests/test_threads.py
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import threads
+from support.threads import map_in_threads
+
+ROOT = Path(threads.__file__).resolve().parent.parent
+HANGING = """
+import time
+from configurator import run_main
+from support.threads import map_in_threads
+
+def hang(number):
+    print(number, flush=True)
+    time.sleep(600)
+
+run_main(lambda argv: list(map_in_threads(hang, range(4), 2)))
+"""
+
+
+def test_results_keep_their_order():
+    def call(number):
+        if number == 3:
+            raise ValueError("three")
+        return number * number
+
+    assert list(map_in_threads(call, [2, 1, 4], 2)) == [4, 1, 16]
+    assert list(map_in_threads(call, [], 2)) == []
+    results = map_in_threads(call, [1, 3, 2], 1)
+    assert next(results) == 1
+    with pytest.raises(ValueError, match="three"):
+        next(results)
+
+
+def test_ctrl_c_does_not_wait_for_calls_that_hang():
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        process.stdout.readline()  # a call has begun
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (-signal.SIGINT, "stopped by Ctrl-C\n")
