@@ -66,6 +66,11 @@ def format_response(thought: str, actions: Sequence[str], *, think: bool = True)
     return f"<think>{thought}</think>{answer}" if think else answer
 
 
+def cut_fault(num_tokens: int, setting: str) -> str:
+    """The sentence about a reply that was cut off. Args: setting: that did it."""
+    return f"The reply was cut off at {num_tokens} tokens ({setting})."
+
+
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
@@ -126,10 +131,15 @@ class TurnRecord:
     # What took place for each of `actions`: its name, the move to which it slipped, or "" if it was
     # not executed. None if every action took place.
     moves: list[str] | None = None
-    faults: list[str] | None = None  # why the reply is not valid, in sentences; None if it is
+    # Why the reply is not valid, in sentences; None if it is. The policy reads them in the next
+    # message, except the sentence of `cut_fault`.
+    faults: list[str] | None = None
     # Of a failure: whether the last action was used before the game was over.
     out_of_actions: bool | None = None
     error: str | None = None  # why the environment or the player failed
+    # The setting that cut the reply off, max_response_tokens or max_context_tokens. None if the
+    # reply ended with the end-of-turn token.
+    cut_by: str | None = None
 
 
 class TurnOutcome(NamedTuple):
@@ -496,7 +506,7 @@ class Chat:
 
     def is_closed(self, response_ids: Sequence[int]) -> bool:
         """Whether a response ends with the end-of-turn token."""
-        return response_ids[-1] == self.end
+        return bool(response_ids) and response_ids[-1] == self.end
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without its end-of-turn token."""

@@ -140,7 +140,8 @@ def evaluate(
             on_done=lambda: bar.update(world_size()),
         )
     without_errors(trajectories, config)  # raises for many errors; a few count as failures
-    sequences = split_by_context(trajectories, config)
+    sampled = [trajectory for trajectory in trajectories if trajectory.num_response_tokens]
+    sequences = split_by_context(sampled, config)
     _, entropy = score_tokens(policy, sequences, config, config.eval_temperature or 1.0)  # (R,)
     metrics = score(trajectories)
     metrics["entropy"] = entropy.mean().item()

@@ -16,12 +16,21 @@ from configurator import Config, UserError, printable
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from dialogue import Chat, Episode, TurnOutcome, TurnRecord, check_uses, shape_rewards
+from dialogue import (
+    Chat,
+    Episode,
+    TurnOutcome,
+    TurnRecord,
+    check_uses,
+    cut_fault,
+    shape_rewards,
+)
 from envs import make_env, reserved_keys, user_code
 from support.mixtures import env_specs
 from support.time_limit import EnvError, call_with_timeout, time_out
@@ -129,6 +138,13 @@ class Trajectory:
         return self.status == "success"
 
     @property
+    def end(self) -> str:
+        """The status, but for a failure out_of_actions or lost."""
+        if self.status == "failure":
+            return "out_of_actions" if self.out_of_actions else "lost"
+        return self.status
+
+    @property
     def error(self) -> str | None:
         """Why the environment or the player failed; None for other ends."""
         return self.turns[-1].record.error if self.status == "error" else None
@@ -148,6 +164,7 @@ class Reply:
     response_ids: list[int] = field(default_factory=list)
     rollout_logprobs: list[float] = field(default_factory=list)
     error: str | None = None  # why the player could not answer
+    cut_by: str | None = None  # the setting that cut the reply off, see `TurnRecord`
 
 
 # ---------- one episode
@@ -219,6 +236,9 @@ class Conversation:
 
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
         """Record a reply and its outcome. The outcome holds the next message."""
+        record = replace(outcome.record, cut_by=reply.cut_by)
+        if reply.cut_by and record.faults:
+            record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
             prompt_ids=reply.prompt_ids,
             response_ids=reply.response_ids,
@@ -226,7 +246,7 @@ class Conversation:
             reward=outcome.reward,
             text=reply.text,
             observation=self.user,
-            record=outcome.record,
+            record=record,
             state=outcome.state,
         )
         self.trajectory.turns.append(turn)
@@ -319,26 +339,41 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group in which an environment failed, because advantages compare whole groups.
 
-    Raises: UserError with the first error if the fraction of failed trajectories is more than
-        max_error_frac, or if no group is left."""
+    All members of a group fail if their instance cannot be played. One such instance is never too
+    much, however few groups there are, unless max_error_frac is 0.
+
+    Raises: UserError with the first error if more trajectories failed than max_error_frac and one
+        group allow, or if no group is left."""
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
         return list(trajectories)
+    failed_groups = groups_with_errors(trajectories, group_size)
     kept = []
-    for start in range(0, len(trajectories), group_size):
-        group = trajectories[start : start + group_size]
-        if all(trajectory.status != "error" for trajectory in group):
-            kept += group
+    for index, trajectory in enumerate(trajectories):
+        if index // group_size not in failed_groups:
+            kept.append(trajectory)
+    allowed = config.max_error_frac * len(trajectories)
+    if config.max_error_frac > 0:
+        allowed = max(allowed, group_size)
     counts = f"{len(failed)} of {len(trajectories)} trajectories ended in an environment error"
     reason = printable(failed[0].error)
     sentence = f"{counts} (the first, in {failed[0].env}: {reason})"
-    if len(failed) > config.max_error_frac * len(trajectories) or not kept:
+    if len(failed) > allowed or not kept:
         raise UserError(
             f"{sentence}; max_error_frac is {config.max_error_frac}, "
             "and at least one whole group must be left"
         )
     print(f"{sentence}; training drops their groups, evaluation counts a failure", flush=True)
     return kept
+
+
+def groups_with_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[int]:
+    """The indices of the groups in which an environment failed, ascending."""
+    failed = set()
+    for index, trajectory in enumerate(trajectories):
+        if trajectory.status == "error":
+            failed.add(index // group_size)
+    return sorted(failed)
 
 
 # ---------- many episodes on one engine
@@ -366,8 +401,9 @@ def collect(
         on_done: is called when a trajectory ends.
         episodes: the episodes to play, by default a new one for each of `envs`.
         envs: the environment of each episode, by default `config.env`.
-    Returns: the trajectories in the order of `starts`.
-    Raises: UserError if a first prompt does not fit into the context."""
+    Returns: the trajectories in the order of `starts`. One that cannot start, because its
+        environment fails or its first prompt does not fit into the context, has the status error
+        and one turn without tokens."""
     envs = envs or [config.env] * len(starts)
     episodes = episodes or [make_episode(config, env) for env in envs]
     conversations = []
@@ -411,19 +447,29 @@ class RolloutScheduler:
     def run(self, on_done: Callable[[], object]) -> None:
         """Play all conversations from where they are to their ends."""
         for key, conversation in enumerate(self.conversations):
-            prompt = conversation.next_prompt(self.chat)
-            if self._request_turn(key, prompt):
-                continue
-            if not conversation.trajectory.turns:
-                raise UserError(
-                    f"the first prompt has {len(prompt)} tokens and max_context_tokens is "
-                    f"{self.config.max_context_tokens}; raise it"
-                )
-            conversation.trajectory.status = "out_of_tokens"
+            self._request_first_turn(key)
+            if conversation.done:
+                on_done()
         for sample, text, outcome in self._finished_turns():
             self._record_turn(sample, text, outcome)
             if self.conversations[sample.key].done:
                 on_done()
+
+    def _request_first_turn(self, key: int) -> None:
+        """Queue the first turn, or end the trajectory if that turn cannot start."""
+        conversation = self.conversations[key]
+        if not conversation.failure:
+            prompt = conversation.next_prompt(self.chat)
+            if self._request_turn(key, prompt):
+                return
+            if conversation.trajectory.turns:  # it has turns already
+                conversation.trajectory.status = "out_of_tokens"
+                return
+            conversation.failure = failed_outcome(
+                f"the first prompt has {len(prompt)} tokens and max_context_tokens is "
+                f"{self.config.max_context_tokens}; raise it"
+            )
+        conversation.add_turn(Reply(""), conversation.failure)
 
     def _request_turn(self, key: int, prompt: list[int]) -> bool:
         """Queue the next turn in the engine. Returns: False if the context has no room for it."""
@@ -449,7 +495,9 @@ class RolloutScheduler:
         conversation = self.conversations[key]
         forgets_turns = self.config.context_turns > 0
         self.histories[key] += sample.ids
-        reply = Reply(text, self.prompts[key], sample.ids, sample.logprobs)
+        reply = Reply(
+            text, self.prompts[key], sample.ids, sample.logprobs, cut_by=self._cut_by(sample)
+        )
         conversation.add_turn(reply, outcome)
         if forgets_turns:  # the next prompt repeats the turns that it needs
             self.engine.release(key)
@@ -460,6 +508,13 @@ class RolloutScheduler:
                 conversation.trajectory.status = "out_of_tokens"
         if conversation.done and not forgets_turns:
             self.engine.release(key)
+
+    def _cut_by(self, sample: Sample) -> str | None:
+        """The setting that cut a response off, see `TurnRecord`."""
+        if self.chat.is_closed(sample.ids):
+            return None
+        has_whole_budget = len(sample.ids) == self.config.max_response_tokens
+        return "max_response_tokens" if has_whole_budget else "max_context_tokens"
 
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
         """Advance the engine until no turn is left. Yield each response, its text and its outcome.
@@ -472,7 +527,9 @@ class RolloutScheduler:
             for sample in samples:
                 text = self.chat.decode(sample.ids)
                 conversation = self.conversations[sample.key]
-                if conversation.episode.env.blocking and not conversation.failure:
+                if not sample.ids:  # estimators need a token in each turn
+                    yield sample, text, failed_outcome("the engine sampled no token")
+                elif conversation.episode.env.blocking:
                     blocking.start(sample, text)
                 else:
                     yield sample, text, conversation.execute(text)
@@ -566,6 +623,9 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     num_checked = sum(record.statements_checked for record in records)
     num_true = sum(record.statements_true for record in records)
     num_tokens = sum(trajectory.num_response_tokens for trajectory in trajectories)
+    ends = Counter(trajectory.end for trajectory in trajectories)
+    cuts = Counter(record.cut_by for record in records)
+    num_cut = num_turns - cuts[None]
     return {
         "success": sum(trajectory.success for trajectory in trajectories) / num_trajectories,
         "reward": sum(trajectory.score for trajectory in trajectories) / num_trajectories,
@@ -578,4 +638,10 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "thought_true_frac": num_true / max(num_checked, 1),
         "thoughts_per_turn": num_checked / num_turns,
         "response_length": num_tokens / num_trajectories,
+        "lost_frac": ends["lost"] / num_trajectories,
+        "out_of_actions_frac": ends["out_of_actions"] / num_trajectories,
+        "out_of_turns_frac": ends["out_of_turns"] / num_trajectories,
+        "out_of_tokens_frac": ends["out_of_tokens"] / num_trajectories,
+        "cut_frac": num_cut / num_turns,
+        "cut_by_context_frac": cuts["max_context_tokens"] / num_turns,
     }

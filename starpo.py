@@ -321,6 +321,7 @@ def bi_level_gae(
     value at its last token. In the second pass a turn is a trajectory of its own. Its last token
     gets an extra reward, so that its rewards sum to the return of the turn from the first pass.
 
+    A turn without tokens is no step.
     Args, returns: as for `advantages`, not whitened.
     Source: RAGEN's compute_bi_level_gae_advantage_return (it misses turns without a reward).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
@@ -328,6 +329,7 @@ def bi_level_gae(
     >>> bi_level_gae(rewards, values, [2, 2], [2], **discounts)[0].tolist()
     [0.25, 0.25, 0.5, 0.5]
     """
+    tokens_per_turn, turns_per_trajectory = drop_empty_turns(tokens_per_turn, turns_per_trajectory)
     turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
     turn_rewards = segment_sums(rewards, tokens_per_turn)  # (K,)
     turn_values = values[turn_ends]  # (K,)
@@ -335,6 +337,19 @@ def bi_level_gae(
     rewards = rewards.clone()
     rewards[turn_ends] += (turn_returns - turn_rewards).to(rewards.dtype)
     return gae(rewards, values, tokens_per_turn, gamma, lam)
+
+
+def drop_empty_turns(
+    tokens_per_turn: list[int], turns_per_trajectory: list[int]
+) -> tuple[list[int], list[int]]:
+    """Both counts without the turns that have no tokens, because these have no value either.
+
+    >>> drop_empty_turns([2, 0, 3], [2, 1])
+    ([2, 3], [1, 1])
+    """
+    filled = torch.tensor(tokens_per_turn) > 0  # (K,)
+    filled_per_trajectory = segment_sums(filled.long(), turns_per_trajectory)  # (B,)
+    return [count for count in tokens_per_turn if count], filled_per_trajectory.tolist()
 
 
 def whiten(x: Tensor) -> Tensor:

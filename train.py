@@ -38,6 +38,7 @@ from eval import evaluate_all
 from packing import PackedBatch, pack
 from rollout import (
     Trajectory,
+    groups_with_errors,
     split_by_context,
     summarize,
     unmask,
@@ -183,6 +184,7 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     for _ in range(config.sampling_rounds - 1):
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
         _, std, _ = starpo.group_stats(scores, config.group_size)  # (P,)
+        std[groups_with_errors(trajectories, config.group_size)] = 0.0  # they are dropped later
         num_missing = methods.num_missing_groups(std, config.num_groups)
         if num_missing == 0:
             break

@@ -98,7 +98,8 @@ def read_reply(answer: bytes, max_tokens: int) -> Reply:
 
     Raises: LookupError, TypeError, ValueError or RecursionError for any other body."""
     completion = json.loads(answer)
-    text = completion["choices"][0]["message"]["content"]
+    choice = completion["choices"][0]
+    text = choice["message"]["content"]
     num_tokens = completion["usage"]["completion_tokens"]
     if not isinstance(text, str):
         raise TypeError(f"the content is {text!r}, expected a text")
@@ -106,4 +107,8 @@ def read_reply(answer: bytes, max_tokens: int) -> Reply:
         raise ValueError(
             f"completion_tokens is {num_tokens!r}, expected a number up to max_tokens, {max_tokens}"
         )
-    return Reply(text, response_ids=[text, *[""] * (num_tokens - 1)])
+    cut_by = None
+    if choice.get("finish_reason") == "length":  # else the context of the server was full
+        has_whole_budget = num_tokens == max_tokens
+        cut_by = "max_response_tokens" if has_whole_budget else "max_context_tokens"
+    return Reply(text, response_ids=[text, *[""] * (num_tokens - 1)], cut_by=cut_by)

@@ -6,6 +6,8 @@ The functions keep no state, so a continued run says the same as one without an 
 from collections.abc import Sequence
 from statistics import fmean
 
+from support.budgets import budget_note, mean_budgets
+
 IDLE_LIMIT = 10  # iterations in a row without an update, after which a run says so
 SOLVED = 0.9  # from this success rate on, scores are equal because nearly all games are won
 UNREADABLE = 0.5  # below this fraction of valid replies, their form is the problem
@@ -42,6 +44,12 @@ def _describe(history: Sequence[dict]) -> str:
     )
     if success >= SOLVED:
         return f"{sentence}; the task is solved, so stop or give a harder --env"
+    budgets = mean_budgets(idle)
+    note = budget_note(budgets)
+    if note:  # a budget may be why replies are not valid and games not won
+        num_others = 1 - valid - budgets["cut_frac"]
+        form = "; then teach the form of the replies with tools.sft"
+        return f"{sentence}; {note}{form if num_others >= UNREADABLE else ''}"
     if valid < UNREADABLE:
         return f"{sentence}; teach the form of the replies with tools.sft first"
     return (

@@ -41,7 +41,8 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     metrics of the rollout and in its time; the metric `sampled_groups` is their number.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
-    Args: std (P,), of the scores of the groups so far; num_groups, the wanted number.
+    Args: std (P,), of the scores of the groups so far, 0 for a group in which an environment
+        failed, because it is dropped later; num_groups, the wanted number.
     Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers. Here
         its scores must differ, so format penalties count, too.
     >>> num_missing_groups(torch.tensor([0.5, 0.0, 0.0]), num_groups=3)
@@ -188,7 +189,7 @@ def turn_ppo_advantages(
 
     With one turn, all its tokens have the advantage R - V at its first token. turn_gamma and
     turn_lam act if trajectories have several turns. With mask_observations=False, the first token
-    of a turn is that of the observation before it.
+    of a turn is that of the observation before it. A turn without tokens is no step.
     Args, returns: as for `compute_advantages`, not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -196,6 +197,9 @@ def turn_ppo_advantages(
     >>> turn_ppo_advantages(rewards, values, [2, 2], [2], **discounts)[0].tolist()
     [0.25, 0.25, 0.5, 0.5]
     """
+    tokens_per_turn, turns_per_trajectory = starpo.drop_empty_turns(
+        tokens_per_turn, turns_per_trajectory
+    )
     lengths = torch.tensor(tokens_per_turn)  # (K,)
     turn_starts = lengths.cumsum(0) - lengths  # (K,)
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn)  # (K,)

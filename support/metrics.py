@@ -78,6 +78,38 @@ METRICS = [
         "fraction",
         "Trajectories whose environment failed. Their groups are left out of all other metrics.",
     ),
+    Metric("lost_frac", "rollout", "fraction", "Trajectories whose game was lost."),
+    Metric(
+        "out_of_actions_frac",
+        "rollout",
+        "fraction",
+        "Trajectories whose last action was used (`actions_per_traj`).",
+    ),
+    Metric(
+        "out_of_turns_frac",
+        "rollout",
+        "fraction",
+        "Trajectories whose game was not over after `max_turns` replies.",
+    ),
+    Metric(
+        "out_of_tokens_frac",
+        "rollout",
+        "fraction",
+        "Trajectories that ended because `max_context_tokens` had no room for another reply. This, "
+        "`success` and the three fractions above sum to 1.",
+    ),
+    Metric(
+        "cut_frac",
+        "rollout",
+        "fraction",
+        "Replies that were cut off, at `max_response_tokens` or at the end of the context.",
+    ),
+    Metric(
+        "cut_by_context_frac",
+        "rollout",
+        "fraction",
+        "Replies that were cut off below `max_response_tokens`, because the context was full.",
+    ),
     Metric("void_frac", "rollout", "fraction", "Trajectories with a turn without an action."),
     Metric("num_turns", "rollout", "turns", "Turns per trajectory."),
     Metric("num_actions", "rollout", "actions", "Executed actions per trajectory."),
@@ -191,6 +223,13 @@ METRICS = [
         "Like `entropy`, at `eval_temperature`; at temperature 1 if that is 0.",
     ),
     Metric("eval_response_length", "eval", "tokens", "Like `response_length`."),
+    Metric("eval_error_frac", "eval", "fraction", "Games whose environment failed."),
+    Metric("eval_lost_frac", "eval", "fraction", "Like `lost_frac`."),
+    Metric("eval_out_of_actions_frac", "eval", "fraction", "Like `out_of_actions_frac`."),
+    Metric("eval_out_of_turns_frac", "eval", "fraction", "Like `out_of_turns_frac`."),
+    Metric("eval_out_of_tokens_frac", "eval", "fraction", "Like `out_of_tokens_frac`."),
+    Metric("eval_cut_frac", "eval", "fraction", "Like `cut_frac`."),
+    Metric("eval_cut_by_context_frac", "eval", "fraction", "Like `cut_by_context_frac`."),
     # ---------- collapse
     Metric(
         "regime",

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dialogue import cut_fault
 from rollout import Trajectory, Turn
 from support.run_folder import append_to, parse_json, read_text, replace_file
 
@@ -30,6 +31,7 @@ TURN = {
     "moves": ([str], ...),
     "faults": ([str], ...),
     "out_of_actions": (bool, ...),
+    "cut_by": (str, ...),
     "advantage": (float, ...),
     "value": (float, ...),
 }
@@ -72,7 +74,10 @@ def transcript(trajectory: Trajectory) -> str:
     """A dialogue as text: what the environment wrote, the replies, the rewards and the end."""
     parts = [trajectory.env]
     for turn in trajectory.turns:
-        parts += [turn.observation, turn.text, f"reward {turn.reward:g}"]
+        parts += [turn.observation, turn.text]
+        if turn.record and turn.record.cut_by:
+            parts.append(cut_fault(len(turn.response_ids), turn.record.cut_by))
+        parts.append(f"reward {turn.reward:g}")
     reason = why_ended(trajectory.status, trajectory.error, trajectory.out_of_actions)
     end = f"{trajectory.status} ({reason})" if reason else trajectory.status
     parts.append(f"{end}, score {trajectory.score:g}")

@@ -13,10 +13,11 @@ from dialogue import missing_method
 from envs import make_env
 from eval import reference_rows
 from support.arguments import PLAYERS, scored_envs
+from support.budgets import budget_note
 from support.mixtures import specs_that_run_programs
 from support.records import write_jsonl
 from support.run_folder import read_text, write_atomically
-from support.scores import Scores, score_table
+from support.scores import Scores, budget_notes, score_table
 
 # The metrics in the line of an iteration -> width and digits.
 PRINTED = {
@@ -32,7 +33,20 @@ PRINTED = {
     "cpu_s": "5.2",
     "eval_success": "5.3",
 }
-EVAL_KEYS = ("success", "reward", "valid_frac", "entropy", "response_length")
+EVAL_KEYS = (
+    "success",
+    "reward",
+    "valid_frac",
+    "entropy",
+    "response_length",
+    "error_frac",
+    "lost_frac",
+    "out_of_actions_frac",
+    "out_of_turns_frac",
+    "out_of_tokens_frac",
+    "cut_frac",
+    "cut_by_context_frac",
+)
 SHOWN_REPORT = 100_000  # characters of scores.md that are printed
 NEXT_STEPS = """
 next steps, for example:
@@ -48,7 +62,9 @@ def print_start(config: Config, scores: dict[str, Scores]) -> None:
     """Print the success of the model that the run begins with."""
     for env, (metrics, _) in scores.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
-        print(f"start: success {metrics['success']:.3f} on {prompts}", flush=True)
+        note = budget_note(metrics)
+        end = f"; {note}" if note else ""
+        print(f"start: success {metrics['success']:.3f} on {prompts}{end}", flush=True)
 
 
 def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, float | None]:
@@ -97,6 +113,9 @@ def write_report(config: Config, stages: dict[str, dict[str, Scores]], tokenizer
             rows[stage] = scores[env]
         prompts = f"{config.eval_size} fixed prompts ({config.eval_split})"
         texts.append(f"{env}: {prompts}, T={config.eval_temperature}\n{score_table(rows)}\n")
+        notes = budget_notes(rows)
+        if notes:
+            texts.append(f"{notes}\n")
         successes[env] = {}
         for name, scores in rows.items():
             wins = [int(trajectory.success) for trajectory in scores.trajectories]

@@ -17,6 +17,7 @@ from eval import progress_bar
 from parallel import rank
 from rollout import Trajectory
 from support import checkpoint, inert, report, settings_history
+from support.budgets import BUDGET_METRICS, budget_summary, budget_warning
 from support.checkpoint import Saver
 from support.checksums import changed_logs, find_damage
 from support.echo_trap import classify_regime, early_stop_reason, new_warnings
@@ -47,6 +48,7 @@ HISTORY_ROW = {  # the metrics that a continued run reads, see support/shapes.py
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # old rows lack them
 }
 
 
@@ -109,7 +111,7 @@ class Run:
         reason = self._early_stop_reason(self.history)
         is_finished = report.show_if_finished(self.config, len(self.history), reason)
         if is_finished:
-            self._print_idle_summary()
+            self._print_advice()
         return is_finished
 
     def start(self, learner: Learner, start_scores: dict[str, Scores]) -> None:
@@ -185,9 +187,9 @@ class Run:
         self.history.append(row)
         for sentence in new_warnings(self.history):
             tqdm.write(f"iteration {learner.step}: {sentence}")
-        warning = idle_warning(self.history)
-        if warning:
-            tqdm.write(f"iteration {learner.step}: {warning}")
+        for warning in (budget_warning(self.history), idle_warning(self.history)):
+            if warning:
+                tqdm.write(f"iteration {learner.step}: {warning}")
         if improved:
             self.best_success = row["eval_success"]
             self.saver.wait()
@@ -251,10 +253,10 @@ class Run:
             self.log.close()
         for sentence in self.damage:
             print(sentence, flush=True)
-        self._print_idle_summary()
+        self._print_advice()
 
-    def _print_idle_summary(self) -> None:
-        summary = idle_summary(self.history)
+    def _print_advice(self) -> None:
+        summary = idle_summary(self.history) or budget_summary(self.history)
         if summary:
             print(f"\n{summary}", flush=True)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from parallel import rank
 from rollout import Trajectory, summarize
+from support.budgets import budget_note
 from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.seeds import pool_seeds
@@ -47,12 +48,15 @@ class Row(NamedTuple):
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The metrics of `rollout.summarize`, and pass@k if every prompt has n > 1 samples or more.
+    """The metrics of `rollout.summarize`, error_frac, and pass@k if all prompts have n > 1 samples.
 
-    pass@k is a mean over prompts, for k = 2, 4, 8, ... and n."""
+    error_frac is the fraction of games whose environment or player failed. pass@k is a mean over
+    prompts, for k = 2, 4, 8, ... and n."""
     successes = successes_by_prompt(trajectories)
     samples = min(len(won) for won in successes.values())  # a record may be incomplete
     metrics = summarize(trajectories)
+    num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
+    metrics["error_frac"] = num_errors / len(trajectories)
     ks = [2**i for i in range(1, samples.bit_length())]  # 2, 4, 8, ... up to samples
     if samples not in (1, *ks):
         ks.append(samples)
@@ -100,6 +104,18 @@ def score_table(rows: dict[str, Scores]) -> str:
         padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         texts.append(f"| {' | '.join(padded)} |")
     return "\n".join(texts)
+
+
+def budget_notes(rows: dict[str, Scores]) -> str:
+    """A line for each row whose games or replies a budget of tokens ended, see support/budgets.py.
+
+    Returns: the lines, "" for none."""
+    lines = []
+    for name, scores in rows.items():
+        note = budget_note(scores.metrics)
+        if note:
+            lines.append(f"{name}: {note}")
+    return "\n".join(lines)
 
 
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
@@ -186,6 +202,9 @@ class ScoreReport:
     def finish(self) -> None:
         """Print the table, write --json, and print the differences of --against."""
         print(score_table(self.rows))
+        notes = budget_notes(self.rows)
+        if notes:
+            print(notes)
         prompts = set()
         for scores in self.rows.values():
             prompts.update(trajectory.seed for trajectory in scores.trajectories)

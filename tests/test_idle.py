@@ -4,6 +4,7 @@ Run with:  python -m pytest -q tests/test_idle.py
 """
 
 import json
+import re
 
 import pytest
 from runs import rows_of, run
@@ -63,13 +64,16 @@ def test_a_run_says_it_also_after_a_continuation(random_model, tokenizer, tmp_pa
     settings = dict(format_penalty=0.0, num_groups=2, group_size=2, batch_size=2, eval_size=1)
     settings |= dict(max_turns=1, num_samples=0, eval_every=0)
     run(tmp_path / "out", start, **settings, num_iterations=9)
+    # It hardly ever samples the end of a turn, so nearly all replies are cut off.
     sentence = (
         "0 of {n} iterations updated the policy; in the other {n} the filter kept no group, "
-        "because all scores in each group were equal (replies valid in 0%, success in 0%); teach "
-        "the form of the replies with tools.sft first\n"
+        "because all scores in each group were equal (replies valid in 0%, success in 0%); "
     )
+    advice = r"\d+% of the replies were cut off at max_response_tokens: raise it, or teach shorter "
     out = capsys.readouterr().out
     assert out.count(sentence.format(n=9)) == 1 and "iteration 9: 0 of 9" not in out
+    assert re.search(re.escape(sentence.format(n=9)) + advice, out)
+    assert len(re.findall("iteration 1: " + advice, out)) == 1
     run(tmp_path / "out", start, **settings, num_iterations=12)
     out = capsys.readouterr().out
     assert out.count("iteration 10: " + sentence.format(n=10)) == 1

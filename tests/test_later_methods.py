@@ -230,6 +230,24 @@ def test_turn_ppo_by_hand():
     assert torch.equal(returns, same_returns)
 
 
+@pytest.mark.parametrize(
+    "tokens, turns", [([2, 3, 1, 0], [2, 2]), ([2, 0, 3, 1], [3, 1]), ([0, 2, 3, 0, 1], [3, 2])]
+)
+def test_a_turn_without_tokens_is_no_step(tokens, turns):
+    """Turns of 2 and 3 tokens, then a trajectory with a turn of 1; others have no tokens."""
+    rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0, 1.0], dtype=torch.float64)
+    values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0, 3.0], dtype=torch.float64)
+    discounts = dict(turn_gamma=0.5, turn_lam=0.5)
+    found, returns = methods.turn_ppo_advantages(rewards, values, tokens, turns, **discounts)
+    # As in the test by hand, and 1 - 3 = -2 for the last turn.
+    assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0, -2.0]
+    assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0, 1.0]
+    discounts |= dict(gamma=0.9, lam=0.8)
+    found = starpo.bi_level_gae(rewards, values, tokens, turns, **discounts)
+    expected = starpo.bi_level_gae(rewards, values, [2, 3, 1], [2, 1], **discounts)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_turn_ppo_equals_a_slow_loop(seed):
     batch = random_batch(seed)

@@ -272,7 +272,12 @@ def test_filters_leave_what_fits(page):
     page.select_option("#environment", ROOM)
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
     page.select_option("#environment", "")
-    assert offered(page, "replies")[1:] == ["an invalid reply", "a slip", "a false statement"]
+    assert offered(page, "replies")[1:] == [
+        "an invalid reply",
+        "a reply that was cut off",
+        "a slip",
+        "a false statement",
+    ]
     page.select_option("#replies", "a slip")
     assert rows_of(page) == [LAKE_GROUP]
     assert page.locator(".turns .selected").text_content().startswith("turn 2")  # which slipped

@@ -539,10 +539,10 @@ def test_context_limit_ends_a_trajectory(random_model, chat):
     assert limited(opening + n + following) == ("out_of_tokens", [n])  # no room for a single token
     assert limited(opening + n + following + 1) == ("out_of_tokens", [n, 1])
     assert limited(opening + n + following + 7) == ("out_of_tokens", [n, 7])
-    with pytest.raises(ValueError) as error:
-        limited(opening)
+    short = replace(config, max_context_tokens=opening)
+    (failed,) = play(random_model, chat, short, STARTS[:1])
     message = f"the first prompt has {opening} tokens and max_context_tokens is {opening}; raise it"
-    assert str(error.value) == message
+    assert (failed.status, failed.error, failed.ids) == ("error", message, [])
 
 
 def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
@@ -728,6 +728,12 @@ def test_summarize_by_hand():
             "thought_true_frac": 3 / 4,
             "thoughts_per_turn": 4 / 3,
             "response_length": (4 + 2) / 2,
+            "lost_frac": 1 / 2,
+            "out_of_actions_frac": 0.0,
+            "out_of_turns_frac": 0.0,
+            "out_of_tokens_frac": 0.0,
+            "cut_frac": 0.0,
+            "cut_by_context_frac": 0.0,
         }
     )
     unchecked = replace(first, turns=first.turns[:1])

@@ -35,7 +35,10 @@ KEYS = """
     kl_ref vf_loss vf_clipfrac grad_norm grad_norm_critic explained_variance logprob_diff_mean
     logprob_diff_max eval_success eval_reward eval_valid_frac eval_entropy eval_response_length
     bad_steps rollout_s update_s cpu_s memory_gib regime void_frac masked_frac observation_nll
-    sampled_groups learning_rate critic_lr
+    sampled_groups learning_rate critic_lr lost_frac out_of_actions_frac out_of_turns_frac
+    out_of_tokens_frac cut_frac cut_by_context_frac eval_error_frac eval_lost_frac
+    eval_out_of_actions_frac eval_out_of_turns_frac eval_out_of_tokens_frac eval_cut_frac
+    eval_cut_by_context_frac
 """.split()
 COLLAPSE_KEYS = [key for key, group in metric_groups(small_config()).items() if group == "collapse"]
 COLLAPSE_KEYS.remove("regime")

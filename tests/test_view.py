@@ -168,6 +168,7 @@ def test_records_by_hand(run_folder):
         "reply": "",
         "well_formed": False,
         "faults": ["The record does not tell why."],
+        "cut": "",
         "actions": ["Right"],
         "reward": -0.1,
         "surprise": [0, 150, 300],
@@ -244,7 +245,7 @@ def test_faults_come_from_the_record_or_else_from_the_next_message():
     cut = {**known, "response": "<think>a", "faults": [general], "tokens": ["<think>", "a"]}
     assert view_data.explain_faults({**cut, "surprise": [0.5, 0.5]}, None, True) == [
         "The reply was not in the required form: <think> is not closed.",
-        "It was cut off after 2 tokens.",
+        "The reply was cut off at 2 tokens.",
     ]
     assert view_data.explain_faults({**turn, "format_ok": True}, following, True) == []
 

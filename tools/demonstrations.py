@@ -7,17 +7,17 @@ Demonstrations have true thoughts. `sft_player` names who plays them:
 - crowd: the players of the corpus, good and bad ones (tools/crowd.py). Grid worlds only.
 """
 
-from configurator import Config, UserError
+from configurator import Config, UserError, printable
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from dialogue import Chat, Episode, check_actions, check_uses, format_response
+from dialogue import Chat, Episode, TurnRecord, check_actions, check_uses, format_response
 from envs import Env
 from grids import Grid
 from rollout import Conversation, Reply, Trajectory, Turn, following_prompt, make_episode, play
@@ -90,6 +90,59 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
     return cut_to_context(trajectory, config)
 
 
+def demonstrations_at(config: Config, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
+    """The demonstrations of these indices, without those that fail or break a limit of rollouts.
+
+    A demonstration fails if its environment does. All numbers are seeded, so it would fail again
+    after each restart.
+
+    Raises: UserError with the first fault if more than max_error_frac and one demonstration fail,
+        or if none is left."""
+    demonstrations = []
+    faults = []
+    for index in indices:
+        try:
+            demonstrations.append(demonstration(config, chat, index))
+        except UserError as error:
+            faults.append(error)
+    if not faults:
+        return demonstrations
+    allowed = config.max_error_frac * len(indices)
+    if config.max_error_frac > 0:
+        allowed = max(allowed, 1)
+    if len(faults) > allowed or not demonstrations:
+        raise faults[0]
+    counts = f"{len(faults)} of {len(indices)} demonstrations are left out"
+    print(f"{counts} (the first, because {printable(str(faults[0]))})", flush=True)
+    return demonstrations
+
+
+def describe_cuts(demonstrations: Sequence[Trajectory]) -> str:
+    """How many demonstrations or replies a budget of tokens cut; "" for none."""
+    num_games = sum(trajectory.status == "out_of_tokens" for trajectory in demonstrations)
+    turns = [turn for trajectory in demonstrations for turn in trajectory.turns]
+    num_replies = sum(bool(turn.record and turn.record.cut_by) for turn in turns)
+    notes = []
+    if num_games:
+        notes.append(
+            f"{num_games} of {len(demonstrations)} demonstrations end before their game, because "
+            "max_context_tokens has no room for more turns"
+        )
+    if num_replies:
+        notes.append(
+            f"{num_replies} of {len(turns)} replies were cut off when they were sampled; they are "
+            "learnt without an end-of-turn token"
+        )
+    return "; ".join(notes)
+
+
+def print_cuts(demonstrations: Sequence[Trajectory]) -> None:
+    """Print `describe_cuts`, if there are any."""
+    cuts = describe_cuts(demonstrations)
+    if cuts:
+        print(cuts, flush=True)
+
+
 def check_player(env: Env, player: str) -> None:
     """Raises: UserError if the environment has no such player."""
     if player == "crowd" and not isinstance(env, Grid):
@@ -151,10 +204,9 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
     """Write the demonstrations of a run with these settings as lines of JSON.
 
     The lines of eval.py --jsonl have the same keys, and more. Returns: the number of lines."""
-    count = num_demonstrations(config)
+    demonstrations = demonstrations_at(config, chat, range(num_demonstrations(config)))
     with replace_file(path) as file:
-        for index in range(count):
-            trajectory = demonstration(config, chat, index)
+        for trajectory in demonstrations:
             turns = []
             for turn in trajectory.turns:
                 turns.append({"observation": turn.observation, "response": turn.text})
@@ -167,7 +219,8 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
                 "turns": turns,
             }
             file.write(json.dumps(record) + "\n")
-    return count
+    print_cuts(demonstrations)
+    return len(demonstrations)
 
 
 @lru_cache(maxsize=1)
@@ -222,7 +275,9 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 
 
 def demonstration_of(record: dict, chat: Chat, config: Config) -> Trajectory:
-    """The trajectory of one line. Raises: LookupError or TypeError for another kind of record."""
+    """The trajectory of one line. A reply that was cut off gets no end-of-turn token.
+
+    Raises: LookupError or TypeError for another kind of record."""
     # Older files lack the split. Those of eval.py name a policy or player.
     split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
@@ -239,8 +294,14 @@ def demonstration_of(record: dict, chat: Chat, config: Config) -> Trajectory:
             prompt = following_prompt(chat, trajectory, user, config.context_turns)
         else:
             prompt = chat.opening(trajectory.system, user)
-        response = [*chat.encode(text), chat.end]
-        trajectory.turns.append(Turn(prompt, response, [], text=text, observation=user))
+        response = list(chat.encode(text))
+        cut_by = turn.get("cut_by")
+        if not cut_by or not response:
+            response.append(chat.end)
+        record = TurnRecord([], cut_by=cut_by)
+        trajectory.turns.append(
+            Turn(prompt, response, [], text=text, observation=user, record=record)
+        )
     if not trajectory.turns:
         raise LookupError("it has no turns")
     return trajectory

@@ -12,7 +12,7 @@ import parallel
 from dialogue import Chat
 from engine import make_engine
 from envs import make_env
-from rollout import collect, summarize
+from rollout import collect, summarize, without_errors
 from tools.drills import Drill, score_reading
 
 SEED_PROBE = 13  # purpose number of the random streams
@@ -25,7 +25,14 @@ BASE_PROBES = {  # config files: observation modes
 }
 CONFIGS = Path(__file__).resolve().parent.parent / "config"
 PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--eval_size=128")
-PROBE_KEYS = ("success", "valid_frac", "thought_true_frac", "entropy")
+PROBE_KEYS = (
+    "success",
+    "valid_frac",
+    "thought_true_frac",
+    "entropy",
+    "cut_frac",
+    "out_of_tokens_frac",
+)
 
 
 def probe(model, chat: Chat, config: Config) -> dict[str, float]:
@@ -47,6 +54,7 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
             temperature=temperature,
             noise_seed=(config.seed, SEED_PROBE),
         )
+        without_errors(trajectories, config)  # raises for many errors; a few count as failures
         logprobs = [logprob for t in trajectories for logprob in t.rollout_logprobs]
         metrics = summarize(trajectories)
         metrics["entropy"] = -sum(logprobs) / len(logprobs)

@@ -29,12 +29,20 @@ RECORD = {  # what a line must hold, see support/shapes.py
     "env": str,
     "seed": [int],
     "member": int,
-    "turns": [{"response": str, "tokens": [str], "surprise": [float], "error": (str, ...)}],
+    "turns": [
+        {
+            "response": str,
+            "tokens": [str],
+            "surprise": [float],
+            "error": (str, ...),
+            "cut_by": (str, ...),
+        }
+    ],
     "policy": (str, ...),
     "entropy": ((float, None), ...),
 }
 
-NEW_FACTS = ("moves", "faults", "out_of_actions")  # of a turn; older records lack them
+NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by")  # of a turn; older records lack them
 
 
 def main(argv: list[str]) -> None:
@@ -129,6 +137,7 @@ def replay(config: Config, record: dict) -> Trajectory:
             response_ids=turn["tokens"],
             rollout_logprobs=[-nats for nats in turn["surprise"]],
             error=turn.get("error"),
+            cut_by=turn.get("cut_by"),
         )
 
     return play(conversation, recorded_reply)

@@ -49,7 +49,12 @@ from support.process import lock_folder
 from support.run_folder import read_json, save_config, write_rows
 from support.unread import print_unread
 from tools.corpus import documents
-from tools.demonstrations import demonstration, read_demonstrations, write_demonstrations
+from tools.demonstrations import (
+    demonstrations_at,
+    print_cuts,
+    read_demonstrations,
+    write_demonstrations,
+)
 from tools.probes import base_report, probe
 from tools.tiny_model import build_tiny
 
@@ -102,7 +107,10 @@ def train(config: Config, sources: dict[str, str], device: torch.device, saver: 
         model, tokenizer = load_model(config.model)
     policy = make_policy(config, model.to(device))
     chat = Chat(tokenizer)
-    packs_of(config, chat, 0)  # wrong demonstrations fail before any file is written
+    if config.model != "tiny":
+        first = demonstrations_of(config, chat, 0)  # faults end the run before it writes files
+        known = read_demonstrations(config.sft_file, chat, config) if config.sft_file else first
+        print_cuts(known)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)
         num_trained = sum(p.numel() for p in trainable_parameters(policy).values())
@@ -150,23 +158,27 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     """This process's packs of a step. A pack is one forward and backward pass.
 
     Packs hold documents for the tiny model, and demonstrations for other models."""
-    mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     if config.model == "tiny":
+        mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
         progress = step / config.sft_steps
         packs = [documents(config, chat, step, i, progress) for i in mine]
         return [[document.trajectory for document in pack] for pack in packs]
-    num_different = config.sft_demos or sys.maxsize
-    indices = [(step * config.sft_batch_size + i) % num_different for i in mine]
-    if config.sft_file:
-        known = read_demonstrations(config.sft_file, chat, config)
-        demonstrations = [known[i % len(known)] for i in indices]
-    else:
-        demonstrations = [demonstration(config, chat, i) for i in indices]
-    sequences = split_by_context(demonstrations, config)
+    sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
         packs.append([sequences[i] for i in pack_indices])
     return packs
+
+
+def demonstrations_of(config: Config, chat: Chat, step: int) -> list[Trajectory]:
+    """The demonstrations from which this process learns in a step."""
+    mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
+    num_different = config.sft_demos or sys.maxsize
+    indices = [(step * config.sft_batch_size + i) % num_different for i in mine]
+    if not config.sft_file:
+        return demonstrations_at(config, chat, indices)
+    known = read_demonstrations(config.sft_file, chat, config)
+    return [known[i % len(known)] for i in indices]
 
 
 # ---------- the loop

@@ -98,12 +98,24 @@ class Hub(Env):
     def repeats(self) -> bool:
         return self.splits == "seen" and has_few_starts(self.spec)
 
+    def try_begin(self, seed: int) -> str | None:
+        """Like `begin`, but None if the code of the hub raises an error for this seed."""
+        try:
+            return self.begin(seed)
+        except UserError:
+            raise
+        except Exception:
+            return None
+
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("hub", seed, what is seen first); the last is "" if splits do not compare it."""
+        """Draw ("hub", seed, what is seen first).
+
+        The last is "" if splits do not compare it, or if the game of this seed cannot begin. Such a
+        game fails when it is played, as an error of the environment."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
-            seen = self.begin(seed)
+            seen = self.try_begin(seed) or ""
         return ("hub", seed, seen)
 
     def key(self, instance: tuple) -> str | int:
@@ -125,10 +137,13 @@ def has_few_starts(spec: str) -> bool:
     env = make_env(spec)
     seen = set()
     for seed in range(PROBES):
-        start = env.begin(seed)
+        start = env.try_begin(seed)
         if start in seen:
             return True
-        seen.add(start)
+        if start is not None:
+            seen.add(start)
+    if not seen:
+        env.begin(0)  # raises the error of the hub
     return False
 
 

@@ -86,7 +86,13 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
     """Execute the original reply in a restored game. Its transition noise is the game's own."""
     turn = original.turns[game.num_turns]
-    reply = Reply(turn.text, turn.prompt_ids, turn.response_ids, turn.rollout_logprobs)
+    reply = Reply(
+        turn.text,
+        turn.prompt_ids,
+        turn.response_ids,
+        turn.rollout_logprobs,
+        cut_by=turn.record.cut_by,
+    )
     game.add_turn(reply, game.execute(turn.text))
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from dialogue import IM_END, parse_response
+from dialogue import IM_END, cut_fault, parse_response
 from support.records import TRAJECTORY, why_ended
 from support.run_folder import load_saved, read_json, read_rows
 from support.settings_history import (
@@ -31,6 +31,8 @@ CURVES = {
     "entropy": "entropy, nats a token",
     "valid_frac": "valid replies",
     "response_length": "tokens in a trajectory",
+    "cut_frac": "replies that were cut off",
+    "out_of_tokens_frac": "games that ran out of tokens",
     "grad_norm": "gradient norm",
 }
 NUMBER = (float, None)
@@ -284,6 +286,7 @@ def describe_turn(
         "reward": turn["reward"],
         "well_formed": turn["format_ok"],
         "faults": explain_faults(turn, following, think),
+        "cut": explain_cut(turn),
         "tokens": [number_text(token, text_ids) for token in tokens],
         "surprise": [round(100 * nats) for nats in turn["surprise"]],  # in 1/100 nat
         "statements": [turn.get("statements_checked", 0), turn.get("statements_true", 0)],
@@ -315,10 +318,24 @@ def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]
             faults = [fault.replace(NOT_IN_FORM, detailed) for fault in faults]
         else:
             faults.insert(0, detailed)
-    was_sampled = bool(turn["surprise"])
-    if was_sampled and turn["tokens"] and turn["tokens"][-1] != IM_END:
-        faults.append(f"It was cut off after {len(turn['tokens'])} tokens.")
+    cut = explain_cut(turn)
+    if cut and cut not in faults:  # an older record
+        faults.append(cut)
     return faults or ["The record does not tell why."]
+
+
+def explain_cut(turn: dict) -> str:
+    """The sentence about a reply that was cut off; "" if it was not.
+
+    Older records do not name the setting that did it, but a reply that ended by itself has the
+    end-of-turn token."""
+    num_tokens = len(turn["tokens"])
+    if turn.get("cut_by"):
+        return cut_fault(num_tokens, shown(turn["cut_by"]))
+    was_sampled = bool(turn["surprise"])
+    if was_sampled and num_tokens and turn["tokens"][-1] != IM_END:
+        return f"The reply was cut off at {num_tokens} tokens."
+    return ""
 
 
 def explain_form(response: str, think: bool) -> str:

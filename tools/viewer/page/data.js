@@ -11,6 +11,7 @@ let filtered = [] // numbers of the trajectories that pass the filters, in the c
 // What a filter on replies finds in a turn.
 const REPLY_FILTERS = {
   'an invalid reply': turn => turn.faults.length > 0,
+  'a reply that was cut off': turn => turn.cut !== '',
   'a slip': turn => hasSlip(turn),
   'a false statement': turn => turn.statements[0] > turn.statements[1],
 }

@@ -83,6 +83,7 @@ function makeTurnButton(i, k, shownIndex) {
     button.append(make('b', 'mark', '!'))
     notes.push('the reply is not valid')
   }
+  if (turn.cut) notes.push('the reply was cut off')
   if (hasSlip(turn)) {
     button.append(make('b', 'mark', '⤳'))
     notes.push('a move slipped')
@@ -162,6 +163,7 @@ function makeOutcome(turn) {
     box.append(make('div', 'invalid', '', make('b', '', '! not valid'), list))
   } else {
     facts.append(make('span', 'fact valid', '✓ valid'))
+    if (turn.cut) facts.append(make('span', 'fact cut', turn.cut))
   }
   return box
 }
