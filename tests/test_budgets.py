@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import small_config
+from shared_fixtures import small_config
 
 import parallel
 import train
@@ -26,7 +26,8 @@ from support.chat_server import read_reply
 from support.idle import idle_summary
 from support.records import trajectory_record, transcript
 from support.scores import Scores, budget_notes, score
-from tools import demonstrations, replay, view_data
+from tools import demonstrations, replay
+from tools.viewer import data as view_data
 from worlds import hub
 
 OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))

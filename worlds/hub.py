@@ -13,7 +13,7 @@ import logging
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,10 @@ from envs import Env, make_env
 REQUIREMENTS = "requirements/hubs.txt"
 NUM_SEEDS = 2**31
 PROBES = 100  # starts that are compared to find out whether there are many
+
+
+class BrokenGame(Exception):
+    """The code of a hub fails to begin a game."""
 
 
 class Isolation:
@@ -98,14 +102,14 @@ class Hub(Env):
     def repeats(self) -> bool:
         return self.splits == "seen" and has_few_starts(self.spec)
 
-    def try_begin(self, seed: int) -> str | None:
-        """Like `begin`, but None if the code of the hub raises an error for this seed."""
+    def begin_or_break(self, seed: int) -> str:
+        """Like `begin`, but any error of the hub's code is a BrokenGame."""
         try:
             return self.begin(seed)
         except UserError:
             raise
-        except Exception:
-            return None
+        except Exception as error:
+            raise BrokenGame(f"the game of seed {seed} cannot begin") from error
 
     def draw(self, rng: np.random.Generator) -> tuple:
         """Draw ("hub", seed, what is seen first).
@@ -115,7 +119,8 @@ class Hub(Env):
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
-            seen = self.try_begin(seed) or ""
+            with suppress(BrokenGame):
+                seen = self.begin_or_break(seed)
         return ("hub", seed, seen)
 
     def key(self, instance: tuple) -> str | int:
@@ -137,11 +142,13 @@ def has_few_starts(spec: str) -> bool:
     env = make_env(spec)
     seen = set()
     for seed in range(PROBES):
-        start = env.try_begin(seed)
+        try:
+            start = env.begin_or_break(seed)
+        except BrokenGame:
+            continue
         if start in seen:
             return True
-        if start is not None:
-            seen.add(start)
+        seen.add(start)
     if not seen:
         env.begin(0)  # raises the error of the hub
     return False

@@ -25,7 +25,7 @@ PANELS = (
     Panel("entropy", "entropy, nats a token"),
     Panel("grad_norm", "gradient norm before clipping"),
     Panel("response_length", "tokens of a reply"),
-    Panel("valid_frac", "well-formed replies, %", 100),
+    Panel("reward", "mean reward of a game"),
 )
 
 

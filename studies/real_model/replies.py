@@ -23,26 +23,33 @@ def replies_page(runs: dict[str, Path]) -> str:
 def reply_lines(folder: Path) -> list[str]:
     """The replies of one run: a heading and SHOWN replies for each of MOMENTS."""
     rows = {row["step"]: row for row in read_rows(folder / "metrics.jsonl")}
-    records_of: dict[int, list[dict]] = {}  # by iteration
-    for line in read_text(folder / "trajectories.jsonl").splitlines():
-        record = json.loads(line)
-        records_of.setdefault(record["step"], []).append(record)
-    recorded = sorted(records_of.keys() & rows.keys())
+    records = records_by_step(folder)
+    recorded = sorted(records.keys() & rows.keys())
     lines = []
     for moment, step in zip(MOMENTS, moments(recorded, rows), strict=True):
-        success = 100 * rows[step]["success"]
-        length = rows[step]["response_length"]
-        lines.append(f"{moment}, iteration {step}: {success:.0f} % success, {length:.0f} tokens")
+        row = rows[step]
+        success = f"{100 * row['success']:.0f} % success"
+        length = f"{row['response_length']:.0f} tokens a reply"
+        lines.append(f"{moment}, iteration {step}: {success}, {length}")
         lines.append("```")
-        for record in spread_out(records_of[step], SHOWN):
+        for record in spread_out(records[step], SHOWN):
             lines.append(first_reply(record))
         lines += ["```", ""]
     return lines
 
 
+def records_by_step(folder: Path) -> dict[int, list[dict]]:
+    """The recorded trajectories of a run, by iteration."""
+    records: dict[int, list[dict]] = {}
+    for line in read_text(folder / "trajectories.jsonl").splitlines():
+        record = json.loads(line)
+        records.setdefault(record["step"], []).append(record)
+    return records
+
+
 def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
     """The first recorded iteration, the one with most success (the earliest), and the last."""
-    best = max(recorded, key=lambda step: (rows[step]["success"], -step))
+    best = max(recorded, key=lambda step: rows[step]["success"])
     return recorded[0], best, recorded[-1]
 
 
