@@ -54,7 +54,7 @@ class Policy(nn.Module):
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        self.model = model
+        self.model = train_padding_token(model)
         self.bump_version()
 
     def bump_version(self) -> None:
@@ -80,7 +80,7 @@ class Critic(nn.Module):
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
-        self.backbone = backbone
+        self.backbone = train_padding_token(backbone)
         self.value_head = nn.Linear(backbone.config.hidden_size, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -91,6 +91,16 @@ class Critic(nn.Module):
         states = hidden.index_select(0, batch.response_index - 1)  # (R, H), as in `Policy`
         values = self.value_head(states)  # (R, 1)
         return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
+
+
+def train_padding_token(module: nn.Module) -> nn.Module:
+    """Let the embedding of the padding token get a gradient, in place. Returns: the module.
+
+    Packed rows have no padding, so a padding token in them is a real one: SmolLM2 pads with
+    <|im_end|>, which ends every message. nn.Embedding would drop the gradient of its row.
+    """
+    module.get_input_embeddings().padding_idx = None
+    return module
 
 
 def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
@@ -367,11 +377,6 @@ def load_model(
     _check_weights(model, tokenizer, folder)
     if is_on_hub:
         model.name_or_path = name  # an adapter names the model on the hub, not its folder here
-    embedding = model.get_input_embeddings()
-    if embedding.padding_idx == tokenizer.eos_token_id:
-        # SmolLM2 pads with <|im_end|>. The embedding of a padding token gets no gradient, but this
-        # token ends every message.
-        embedding.padding_idx = None
     return model.to(device), tokenizer
 
 
