@@ -28,7 +28,7 @@ import numpy as np
 from grids import Grid
 from rollout import make_episode
 from support.run_folder import git_commit, read_json, read_rows, write_atomically
-from support.statistics import difference_interval
+from support.statistics import difference_interval, percent
 from tools import tables
 from tools.crowd import SHARES, play_crowd
 from tools.experiments import (
@@ -430,7 +430,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)
     low, high = difference_interval(a, b)
-    return tables.percent(a - b, float(low), float(high))
+    return percent(a - b, float(low), float(high))
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
