@@ -36,6 +36,10 @@ from support.precision import product_in_float32
 # Columns of the vocabulary whose logits are in memory at a time. On a CPU they stay in its cache.
 # On a GPU larger pieces need fewer launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
+# Versions of one compiled function that torch.compile keeps. Its default, 8, is too few for the
+# norms of Qwen3: rows and heads have two widths each time, and the weights of policy, critic and
+# reference are trained or frozen, with gradients or without. Further versions run uncompiled.
+MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # of transformers, because loading and saving take only seconds
 
@@ -132,6 +136,7 @@ def compile_blocks(layers: Sequence[nn.Module]) -> None:
 
     The number of tokens is dynamic, so one compilation serves rows of all lengths.
     """
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_VERSIONS
     for layer in layers:
         parts = [layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
         if hasattr(layer.self_attn, "q_norm"):  # Qwen3 norms each query and key
