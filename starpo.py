@@ -595,7 +595,18 @@ def segment_sums(x: Tensor, counts: list[int]) -> Tensor:
 def _log_ratio(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     """log(pi / pi_other), with gradient in pi only, clamped so that its exp stays finite."""
     difference = _at_least_float32(logprobs) - _at_least_float32(other_logprobs.detach())
-    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return bound_log_ratio(difference)
+
+
+def bound_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Clamps a log ratio, in nats, to [-MAX_LOG_RATIO, MAX_LOG_RATIO]: its exp stays finite.
+
+    All ratios of tokens and of sequences obey this rule. Outside of the range the result is
+    constant, so it has no gradient.
+    >>> bound_log_ratio(torch.tensor([-1.0, 25.0])).tolist()
+    [-1.0, 20.0]
+    """
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

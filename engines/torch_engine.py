@@ -1,21 +1,29 @@
 """The engine in plain PyTorch: continuous batching with a KV cache."""
 
-from configurator import Config
+from configurator import Config, UserError
 
 import copy
+import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from engines.sample import Sample, Seed
+from engines.sample import Sample, Seed, failure_reason
 from packing import to_device
 from support.precision import product_in_float32
+
+# The part of the free memory that the cache may take. Gradients, moments and activations follow.
+CACHE_SHARE = 0.5
+LARGE_CACHE = 10**9  # bytes; the engine says the size of larger caches
 
 
 class _Request(NamedTuple):
@@ -63,7 +71,10 @@ class TorchEngine:
         row 0   prompt response prompt respo_          decodes its next token
         row 1   prompt response                        waits for its environment; token dropped
         row 2   prompt                                 new: prefills the prompt and decodes
-        row 3   (free until the engine has more trajectories, up to max_running)
+        row 3   (free until the engine has more trajectories)
+
+    The cache has as many rows as trajectories have been there at once: at most max_running, and at
+    most what half of the free memory holds. Further trajectories wait for a free row.
 
     A response that ends does not wait for the others, and a request joins the next step. The last
     token of a history has no keys and values yet: it is the input of the next decode step.
@@ -79,21 +90,19 @@ class TorchEngine:
         self.num_steps = 0
         self.num_prefilled = 0  # number of prefilled tokens so far
         self.eos_id = eos_id
-        self.max_running = config.max_running
         self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its own
         for parameter in self.model.parameters():
             # self.model.to(dtype) would also round the rotary frequencies, since they are buffers.
             parameter.data = parameter.data.to(dtype)
-        self.cache = torch.zeros(
-            2,  # keys, values
-            model.config.num_hidden_layers,
-            config.max_running,
+        self.head = self._head()
+        self.row_shape = (  # of the keys of a layer
             model.config.num_key_value_heads,
             config.max_context_tokens,
             model.model.layers[0].self_attn.head_dim,
-            dtype=dtype,
-            device=model.device,
         )
+        self.free_bytes = free_memory(model.device)
+        self.cache = self._new_cache(0)  # (2, layers, rows, kv_heads, positions, D)
+        self.max_running = min(config.max_running, self._rows_that_fit())
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # under way, by trajectory
@@ -110,6 +119,7 @@ class TorchEngine:
         """Request one response. It joins the next step in which a row is free."""
         self.waiting.append(_Request(key, list(ids), max_tokens, temperature, seed))
 
+    @torch.inference_mode()
     def release(self, key: int) -> None:
         """Forget a trajectory. The last row moves into its place."""
         row = self.row_keys.index(key)
@@ -131,6 +141,7 @@ class TorchEngine:
         own = dict(self.model.named_parameters(remove_duplicate=False))
         for name, weight in weights:
             own[name].copy_(weight)
+        self.head = self._head()
         self.version = version
 
     def close(self) -> None:
@@ -138,10 +149,14 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
-        """Admit waiting requests, make one forward and sample a token for each row."""
+        """Admit waiting requests, make one forward and sample a token for each row.
+
+        Raises: UserError if there is not enough memory for the keys and values.
+        """
+        self._make_room()
         prefills, copies = self._admit()
         hidden = self._forward(prefills, copies)  # (rows, H)
-        logits = product_in_float32(hidden, self.model.lm_head.weight.T)  # (rows, V)
+        logits = product_in_float32(hidden, self.head.T)  # (rows, V)
         temperatures = []
         noise = []
         for key in self.row_keys:
@@ -152,6 +167,60 @@ class TorchEngine:
         settings = (torch.tensor(temperatures), torch.tensor(noise))  # (rows,) each
         tokens, logprobs = sample_tokens(logits, *to_device(settings, self.cache.device))
         return self._append(tokens.tolist(), logprobs.tolist())
+
+    def _head(self) -> Tensor:
+        """The head, (V, H). A CPU multiplies in float32: one copy serves all steps."""
+        weight = self.model.lm_head.weight.detach()
+        return weight.float() if weight.device.type == "cpu" else weight
+
+    def _new_cache(self, num_rows: int) -> Tensor:
+        """Keys and values of rows without tokens: (2, layers, rows, kv_heads, positions, D)."""
+        shape = (2, self.model.config.num_hidden_layers, num_rows, *self.row_shape)
+        return torch.zeros(shape, dtype=self.dtype, device=self.model.device)
+
+    def _row_bytes(self) -> int:
+        """Bytes of the keys and values of one row."""
+        num_numbers = 2 * self.model.config.num_hidden_layers * math.prod(self.row_shape)
+        return num_numbers * self.dtype.itemsize
+
+    def _rows_that_fit(self) -> int:
+        """How many rows the memory holds. Raises: RuntimeError if it does not hold one."""
+        if self._row_bytes() > self.free_bytes:
+            raise RuntimeError(
+                f"the keys and values of one trajectory of {self.row_shape[1]:,} tokens take "
+                f"{self._row_bytes() / 1e9:.1f} GB, and there are {self.free_bytes / 1e9:.1f} GB "
+                "of free memory"
+            )
+        return max(1, int(CACHE_SHARE * self.free_bytes / self._row_bytes()))
+
+    def _make_room(self) -> None:
+        """Enlarge the cache if more trajectories are here and wait than it has rows for."""
+        waiting = {request.key for request in self.waiting} - self.histories.keys()
+        num_asked = len(self.row_keys) + len(waiting)
+        num_rows = self.cache.shape[2]
+        if min(num_asked, self.max_running) <= num_rows:
+            return
+        # At least twice as many rows, so that requests one by one cause few copies.
+        num_rows = min(max(num_asked, 2 * num_rows), self.max_running)
+        num_bytes = num_rows * self._row_bytes()
+        size = (
+            f"{num_bytes / 1e9:.1f} GB for the keys and values of {num_rows} trajectories of "
+            f"{self.row_shape[1]:,} tokens"
+        )
+        if num_bytes > LARGE_CACHE or num_rows < num_asked:
+            tqdm.write(
+                f"the torch engine takes {size}; {num_asked} were asked for, and "
+                f"{self.free_bytes / 1e9:.1f} GB were free at its start"
+            )
+        try:
+            cache = self._new_cache(num_rows)
+        except RuntimeError as error:
+            reason = failure_reason(error)
+            raise UserError(f"the torch engine could not take {size} {reason}") from error
+        used = len(self.row_keys)
+        span = max((len(history) for history in self.histories.values()), default=0)
+        cache[:, :, :used, :, :span] = self.cache[:, :, :used, :, :span]
+        self.cache = cache
 
     def _admit(self) -> tuple[list[_Prefill], list[_PrefixCopy]]:
         """Move requests from `waiting` to rows while rows are free.
@@ -252,6 +321,24 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
     tokens = tokens.clamp_max(logits.shape[-1] - 1)
     tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))  # (N, 1)
     return tokens[:, 0], logp.gather(1, tokens)[:, 0]
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of memory that are free on a device.
+
+    The ranks of a machine share its memory, so each of them counts its part. Where the system does
+    not say how much is free (macOS), it is all of the memory.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.exists() else []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            memory = 1024 * int(line.split()[1])
+    return memory // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class _CacheLayout:

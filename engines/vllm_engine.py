@@ -27,7 +27,8 @@ class VLLMEngine:
     """vLLM 0.32 in this process, one independent engine on each rank.
 
     It starts with dummy weights. `Engine` describes the methods. On a GPU the environment variable
-    VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch.
+    VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch. They
+    replace torch's kernels in this process, so the trainer uses them, too.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):

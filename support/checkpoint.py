@@ -76,7 +76,8 @@ class Saver:
         self.logs = LogChecksums(out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
-        self.buffers: dict | None = None  # in pinned memory, which takes seconds to allocate
+        self.memory: Tensor | None = None  # one pinned buffer, which takes seconds to allocate
+        self.buffers: dict | None = None  # the copy of the state, in that buffer
         # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()
@@ -88,6 +89,8 @@ class Saver:
 
     def __exit__(self, *_) -> None:
         self.thread.shutdown()
+        if self.memory is not None and self.memory.is_pinned():
+            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
         if self.num_saves:
             fraction = self.paused_s / (time.perf_counter() - self.began)
             print(
@@ -105,9 +108,11 @@ class Saver:
         """
         self.wait()
         began = time.perf_counter()
+        if torch.cuda.is_initialized() and self.buffers is None:
+            self.memory, self.buffers = make_buffers(state)
+        # `wait` has returned, so the thread does not read the buffers any more.
         copy = to_cpu(state, self.buffers)
         if torch.cuda.is_initialized():
-            self.buffers = copy  # `wait` has returned, so the thread does not read them any more
             torch.cuda.synchronize()  # once, for the copies of all tensors
         # The thread reads the logs later, when they may have grown.
         self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
@@ -267,8 +272,8 @@ def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 def to_cpu(state, buffers=None):
     """A copy in CPU memory of the tensors in nested dicts; sharded tensors stay sharded.
 
-    Args: buffers: an earlier copy, whose memory is written again. Copies from a GPU into it may
-        still be under way when this function returns.
+    Args: buffers: of `make_buffers`, to copy into. Copies from a GPU may still be under way when
+        this function returns.
     """
     if isinstance(state, dict):
         copies = {}
@@ -276,27 +281,61 @@ def to_cpu(state, buffers=None):
             copies[key] = to_cpu(value, buffers[key] if buffers else None)
         return copies
     tensor = state.detach()
-    if buffers is not None:
-        _local(buffers).copy_(_local(tensor), non_blocking=True)
-        return buffers
-    copy = tensor.to("cpu", copy=True)
-    if tensor.device.type == "cuda" and copy.numel():
-        return _pin(copy)
-    return copy
+    if buffers is None:
+        return tensor.to("cpu", copy=True)
+    _local(buffers).copy_(_local(tensor), non_blocking=True)
+    return buffers
+
+
+def make_buffers(state: dict) -> tuple[Tensor, dict]:
+    """Memory for a copy of the tensors in nested dicts, in one buffer; it is not filled yet.
+
+    The GPU copies into pinned memory several times faster. torch's own pinned memory rounds each
+    tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B model. So CUDA pins the
+    buffer as it is. If it cannot, the copies are slower and as right.
+
+    Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
+    """
+    tensors = list(_tensors_in(state))
+    sizes = [_aligned(_local(tensor).nbytes) for tensor in tensors]
+    memory = torch.empty(sum(sizes), dtype=torch.uint8)
+    if any(tensor.device.type == "cuda" for tensor in tensors):
+        portable = 1  # cudaHostRegisterPortable
+        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, portable)
+    return memory, _placed(state, iter(memory.split(sizes)))
+
+
+def _tensors_in(state) -> Iterator[Tensor]:
+    """The tensors of nested dicts, in their order."""
+    if isinstance(state, Tensor):
+        yield state
+        return
+    for value in state.values():
+        yield from _tensors_in(value)
+
+
+def _placed(state, parts: Iterator[Tensor]):
+    """Nested dicts like `state`, whose tensors lie in the next parts of a buffer."""
+    if isinstance(state, dict):
+        return {key: _placed(value, parts) for key, value in state.items()}
+    local = _local(state)
+    part = next(parts)[: local.nbytes].view(local.dtype).view(local.shape)
+    if not isinstance(state, DTensor):
+        return part
+    # DTensor.from_local would move it back to the GPU. torch.distributed does the same as here.
+    sharded = state.detach().to("cpu", copy=True)
+    sharded._local_tensor = part
+    return sharded
+
+
+def _aligned(num_bytes: int) -> int:
+    """The next multiple of 64, so that a tensor of any type may begin there."""
+    return (num_bytes + 63) // 64 * 64
 
 
 def _local(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _pin(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory: the GPU copies into it several times faster."""
-    if not isinstance(tensor, DTensor):
-        return tensor.pin_memory()
-    # DTensor.from_local would move it back to the GPU. torch.distributed does the same as here.
-    tensor._local_tensor = tensor.to_local().pin_memory()
-    return tensor
 
 
 # ---------- loading

@@ -283,7 +283,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 if the trainer
     has computed the old log-probs, or in float32. In bfloat16 the mismatch with the engine may
     leave the clip range, which is small: 3e-4 below and 4e-4 above 1 in the paper. So
-    config/methods/gspo.py sets recompute_old_logprobs.
+    config/methods/gspo.py sets recompute_old_logprobs. `starpo.bound_log_ratio` bounds s, as it bounds the
+    ratio of a token: beyond 20 nats it has no gradient (in verl, above 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; sequences (R,) int64, equal
         numbers, next to each other, for the tokens of a sequence. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
@@ -293,8 +294,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     """
     difference = logprobs.detach() - old_logprobs  # (R,)
     mean = _sequence_means(difference, sequences)  # (R,)
-    bounded = mean.clamp(-starpo.MAX_LOG_RATIO, starpo.MAX_LOG_RATIO)  # (R,)
-    return bounded + (logprobs - logprobs.detach())  # value of bounded, gradient of logprobs
+    log_ratio = mean + (logprobs - logprobs.detach())  # value of mean, gradient of logprobs
+    return starpo.bound_log_ratio(log_ratio)
 
 
 def sequence_mask(
@@ -314,8 +315,9 @@ def sequence_mask(
     precision.
     Args: as for `gspo_log_ratio`; rollout_logprobs (R,) nats; advantages (R,); bound in (0, 1).
     Returns: (R,), without gradient.
-    Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking); ARLArena, 2602.21534,
-        with the bound 0.8, which also leaves dropped tokens out of the denominator.
+    Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
+        takes pi / pi_old, and leaves dropped tokens out of the denominator. Its bound is 0.8 by
+        default (seq_mask_delta=0.223), and 0.997 (3e-3) in its scripts for CISPO and SAPO.
     >>> new, engine = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.9, -0.9])
     >>> numbers = torch.tensor([0, 0, 1])
     >>> sequence_mask(new, engine, torch.tensor([-1.0, -1.0, -1.0]), numbers, 0.8).tolist()
@@ -356,9 +358,9 @@ def echo_loss(
 
     The policy learns to predict what its actions lead to. The chat format's marks around an
     observation, the reported reward and the counter of turns count, too; the first prompt does not.
-    (prime-rl leaves marks out.) Groups that the filter drops are not learnt from. RAGEN v1's mask
-    (mask_observations=False) puts these tokens into the policy loss instead, where they share the
-    advantage of the actions.
+    (prime-rl leaves marks out. By default it takes the messages of tools only, not those of users.)
+    Groups that the filter drops are not learnt from. RAGEN v1's mask (mask_observations=False) puts
+    these tokens into the policy loss instead, where they share the advantage of the actions.
 
     Acts if trajectories have several turns and each trajectory is one sequence (no context_turns).
     Args: logprobs (O,) nats, of a micro-batch, at the sampling temperature, with gradient;
@@ -366,7 +368,7 @@ def echo_loss(
         mini-batch.
     Returns: loss, scalar; metrics, {} if coef is 0: observation_nll, the mean times num_tokens,
         because metrics are sums that are divided by num_tokens later.
-    Source: ECHO, arXiv 2605.24517 (coef 0.1 in prime-rl, 0.05 in rLLM).
+    Source: ECHO, arXiv 2605.24517 (coef 0.1 in prime-rl).
     >>> loss, metrics = echo_loss(torch.tensor([-1.0, -3.0]), 0.1, 2, 5)
     >>> round(loss.item(), 6), metrics["observation_nll"].item()
     (0.2, 10.0)

@@ -11,7 +11,7 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
 
     A 16-bit result would round logits near 16 to multiples of 1/8 in bfloat16, of 1/64 in float16.
 
-    Args: a (N, K) and b (K, M) of one type.
+    Args: a (N, K) and b (K, M) of one type; on a CPU, b may be in float32 already.
     Returns: (N, M) float32.
     """
     if a.dtype == torch.float32:

@@ -17,7 +17,7 @@ from support.budgets import budget_note
 from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.seeds import pool_seeds
-from support.statistics import difference_interval, pass_at_k, rate_interval
+from support.statistics import difference_interval, pass_at_k, percent, rate_interval
 
 # Metrics in the columns after success and pass@k -> heading.
 COLUMNS = {
@@ -138,8 +138,8 @@ def differences(
     """Success of each row minus that of the reference row, paired by prompt, in %.
 
     Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
-    the seed alone get another line together. A sentence says which models cannot be pooled, and
-    why.
+    the seed alone get another line together, with each seed in parentheses. A sentence says which
+    models cannot be pooled, and why.
 
     Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
         if the two differ.
@@ -170,8 +170,7 @@ def differences(
         seeds = np.stack([rates[name] for name in names])  # (S, n)
         base = rates[reference][None]  # (1, n)
         low, high = difference_interval(seeds, base)
-        mean = (seeds - base).mean()
-        lines.append(f"  {label}: {100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
+        lines.append(f"  {label}: {percent(seeds - base, float(low), float(high))}")
     if len(models) > 1:
         lines += [f"  {note}" for note in pools.notes]
     return "\n".join(lines)

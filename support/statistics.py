@@ -7,6 +7,12 @@ the quantiles of Student's t. `rate_interval` and `difference_interval` add the 
 half-widths (the method MOVER of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds
 have the same rate, only the part of the instances is left. tests/test_statistics.py simulates how
 often the intervals contain the true value.
+
+A few seeds cannot show that others collapse. If each seed collapses with probability 1/5, to 10 %
+instead of 80 %, `rate_interval` contains the true mean of 66 % in only 67, 49, 67 and 89 % of all
+experiments with 2, 3, 5 and 10 seeds (simulated, 256 instances). With three seeds, half of the
+experiments have no collapsed seed, so nothing in their data tells of it. Therefore every table
+shows each seed beside its interval; `percent` writes both.
 """
 
 import math
@@ -34,6 +40,10 @@ def rate_interval(wins: ndarray) -> Interval:
     For one seed with one game an instance, it is the Wilson interval of n trials. It contains the
     rate of every seed.
 
+    It contains the true mean less often if few seeds are far from the rest. If one seed in five
+    collapses from 80 to 10 %, the share is 67, 49, 67 and 89 % with 2, 3, 5 and 10 seeds, and that
+    of `difference_interval` is 70, 54, 67 and 89 % (256 instances, 20,000 experiments).
+
     Args:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.
 
@@ -58,7 +68,8 @@ def rate_interval(wins: ndarray) -> Interval:
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 
-    The interval contains the difference of every seed.
+    The interval contains the difference of every seed. `rate_interval` says how often it contains
+    the true value if seeds collapse.
 
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.
@@ -80,6 +91,8 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
 
 def seed_interval(rates: ndarray) -> Interval:
     """95 % interval of the mean of S seeds. It leaves the part of the instances out.
+
+    If seeds collapse, it contains the true mean as rarely as `rate_interval`.
 
     Args:
         rates: (S, ...) success rates, S at least 2.
@@ -181,6 +194,20 @@ def pass_at_k(n: int, num_right: int, k: int) -> float:
     """
     all_wrong = math.comb(n - num_right, k)
     return 1 - all_wrong / math.comb(n, k)
+
+
+def percent(scores: ndarray, low: float, high: float) -> str:
+    """Mean, interval and means of the seeds, in %; one number for seeds that are the same.
+
+    Args: scores: (S, n).
+    >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)
+    '75.0 [25.0, 100.0] (50.0, 100.0)'
+    """
+    text = f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    if (scores == scores[0]).all():
+        return text
+    seeds = ", ".join(f"{100 * seed.mean():.1f}" for seed in scores)
+    return f"{text} ({seeds})"
 
 
 # ---------- intervals of any statistic

@@ -22,7 +22,7 @@ from shared_fixtures import small_config
 
 import parallel
 from support import checkpoint
-from support.checkpoint import Saver, newest
+from support.checkpoint import Saver, make_buffers, newest, to_cpu
 from support.checksums import find_corruption, sha256_of
 from support.run import check_lost_checkpoints
 from support.run_folder import DISK_ADVICE
@@ -196,6 +196,50 @@ def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_pa
         (file,) = (tmp_path / f"checkpoint-00000{step}" / "state").iterdir()
         saved.append(load_file(file)[f"policy.weights.{name}"])
     assert torch.equal(saved[0] + 1, saved[1]) and torch.equal(saved[1] + 1, weight)
+
+
+def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
+    """Pinned one by one, torch rounds each tensor up to a power of two: 4,100 bytes to 8,192."""
+    tensors = {
+        "step": torch.tensor(3.0),
+        "half": torch.arange(5, dtype=torch.bfloat16),
+        "odd": torch.arange(1025.0),
+        "empty": torch.zeros(0, 4),
+        "matrix": torch.arange(6.0).view(2, 3),
+    }
+    state = {"policy": {"weights": tensors}}
+    memory, buffers = make_buffers(state)
+    assert memory.nbytes == 64 + 64 + 4160 + 0 + 64  # multiples of 64
+    copy = to_cpu(state, buffers)
+    first, last = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+    for name, tensor in tensors.items():
+        found = copy["policy"]["weights"][name]
+        assert torch.equal(found, tensor) and found.dtype == tensor.dtype
+        assert not tensor.numel() or first <= found.data_ptr() < last
+
+
+def test_the_buffer_of_a_gpu_is_pinned_as_it_is(tmp_path, monkeypatch):
+    """CUDA gets the address and the size of the whole buffer, and again its address at the end."""
+    calls = []
+
+    class Runtime:
+        def cudaHostRegister(self, *arguments):
+            calls.append(("register", *arguments))
+
+        def cudaHostUnregister(self, *arguments):
+            calls.append(("unregister", *arguments))
+
+    class TensorOfGPU(torch.Tensor):
+        device = torch.device("cuda")
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    state = {"w": torch.arange(40.0).as_subclass(TensorOfGPU)}
+    memory, _ = make_buffers(state)
+    assert calls == [("register", memory.data_ptr(), 192, 1)]  # 40 numbers of 4 bytes
+    with Saver(tmp_path, 9) as saver:
+        saver.memory = memory
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    assert calls[1:] == [("unregister", memory.data_ptr())]
 
 
 def test_a_cpu_run_keeps_no_buffers(tmp_path):

@@ -34,7 +34,7 @@ from transformers import (
 
 from dialogue import IM_END, IM_START, Chat, parse_response
 from engine import make_engine
-from model import Policy, compile_blocks, load_model
+from model import Critic, Policy, compile_blocks, load_model
 from packing import pack
 from rollout import Trajectory, Turn, collect, following_prompt
 from support.families import check_architecture
@@ -209,6 +209,27 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
         found, _ = policy(batch, 1.0)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 3  # MLP, norm of a row, norm of heads
+
+
+def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
+    """With Qwen3 the norms have seven versions here, and more on a GPU. Beyond the limit of dynamo
+    a function would go on uncompiled, without an error."""
+    compile_without_compiler(monkeypatch)
+    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
+    network, tokenizer = load_model(str(folders["qwen3"]))
+    critic = Critic(load_model(str(folders["qwen3"]))[0].model)
+    reference = Policy(load_model(str(folders["qwen3"]))[0]).requires_grad_(False)
+    policy = Policy(network)
+    batch = pack(random_trajectories(Chat(tokenizer), network.config.vocab_size))
+    for backbone in (network.model, critic.backbone, reference.model.model):
+        compile_blocks(backbone.layers)
+    with torch.no_grad():
+        policy(batch, 1.0)
+        critic(batch)
+        reference(batch, 1.0)
+    policy(batch, 1.0)[0].sum().backward()
+    critic(batch).sum().backward()
 
 
 @each_family

@@ -6,6 +6,7 @@ Run with:  python -m pytest -q tests/test_later_methods.py
 from configurator import Config, UserError, load_config
 
 import doctest
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -365,6 +366,20 @@ def test_gspo_by_hand():
     torch.testing.assert_close(log_ratio.exp(), torch.tensor([2.0, 2.0, 3.0]))
     log_ratio.exp().sum().backward()
     torch.testing.assert_close(new.grad, torch.tensor([2.0, 2.0, 3.0]))
+
+
+def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
+    """Log ratios of 19, 21 and -21: with a clip range that never clips, only the first has a
+    gradient, exp(19), whether the ratio is that of a token or of a sequence of one token."""
+    old = torch.tensor([-30.0, -30.0, -1.0])
+    numbers = torch.arange(3)
+    options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
+    for is_sequence in (False, True):
+        new = torch.tensor([-11.0, -9.0, -22.0], requires_grad=True)
+        log_ratio = methods.gspo_log_ratio(new, old, numbers) if is_sequence else None
+        loss, _ = starpo.policy_loss(new, old, torch.ones(3), log_ratio=log_ratio, **options)
+        loss.backward()
+        torch.testing.assert_close(new.grad, torch.tensor([-(math.e**19), 0.0, 0.0]))
 
 
 def test_gspo_of_sequences_of_one_token_is_ppo():

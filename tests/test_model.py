@@ -105,6 +105,37 @@ def one_by_one(reference, sequences, temperature):
     return joined(scores)
 
 
+# ---------- the padding token
+
+
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path, kind):
+    """config.json may name any token. Packed rows have no padding, so its embedding gets the
+    gradient that it has in a model without a padding token."""
+
+    def gradient(pad_token_id):
+        random_model.config.pad_token_id = pad_token_id
+        random_model.save_pretrained(tmp_path)
+        network = AutoModelForCausalLM.from_pretrained(
+            tmp_path, attn_implementation="layout", dtype=torch.float32
+        )
+        embedding = network.model.embed_tokens
+        assert embedding.padding_idx == pad_token_id
+        network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.detach().clone())
+        batch = packed(SEQUENCES)
+        if kind == "policy":
+            Policy(network)(batch, 1.0)[0].sum().backward()
+        else:
+            critic = Critic(network.model)
+            torch.nn.init.ones_(critic.value_head.weight)
+            critic(batch).square().sum().backward()
+        return embedding.weight.grad
+
+    expected = gradient(None)
+    assert expected[42].norm() > 1e-3
+    assert torch.equal(gradient(42), expected)
+
+
 # ---------- the packed forward
 
 

@@ -92,10 +92,23 @@ def command_words(text):
     return words if names_script and len(words) > 1 else []
 
 
+def read_torchrun(arguments):
+    """What torchrun's own parser reads; None for an option that the installed torch lacks.
+
+    This file is collected with every version of torch, so an unknown option must not end pytest."""
+    try:
+        return get_args_parser().parse_args(arguments)
+    except SystemExit:
+        return None
+
+
 def script_of(words):
-    """(name of the module, its arguments); ("", words) for another program."""
+    """(name of the module, its arguments); ("", words) for another program, or if torchrun would
+    refuse its options."""
     if words[0] == "torchrun":
-        launch = get_args_parser().parse_args(words[1:])  # torchrun's own parser
+        launch = read_torchrun(words[1:])
+        if launch is None:
+            return "", words
         return launch.training_script.removesuffix(".py"), launch.training_script_args
     if words[0] != "python":
         return "", words
@@ -140,6 +153,18 @@ def test_commands_parse(line):
         reproduce.read_options(arguments)
     for name in words[words.index("-r") + 1 :] if "-r" in words else ():
         assert (ROOT / name).is_file()
+
+
+@each_command
+def test_torchrun_has_the_options(line):
+    words, _ = COMMANDS[line]
+    if words[0] == "torchrun":
+        assert read_torchrun(words[1:]) is not None
+
+
+def test_an_option_that_torchrun_lacks_fails_one_test_only():
+    assert read_torchrun(["--standalone", "--no-such-option=1", "train.py"]) is None
+    assert script_of(["torchrun", "--no-such-option=1", "train.py"])[0] == ""
 
 
 @each_command

@@ -28,6 +28,7 @@ import parallel
 import rollout
 from dialogue import TurnRecord
 from engine import Sample, make_engine
+from engines import torch_engine
 from engines.torch_engine import sample_tokens
 from rollout import (
     Chat,
@@ -608,11 +609,105 @@ def test_the_bfloat16_engine_keeps_the_rotary_frequencies(trained_model, chat):
     assert engine.model.lm_head.weight is engine.model.model.embed_tokens.weight
 
 
-@pytest.mark.parametrize("max_running", [10**8, 10**9])
-def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat, max_running):
-    message = "the torch engine could not start .*; lower max_running or max_context_tokens"
-    with pytest.raises(UserError, match=message):
-        make_engine(small_config(max_running=max_running), trained_model, chat)
+def free_bytes(monkeypatch, num_bytes):
+    monkeypatch.setattr(torch_engine, "free_memory", lambda device: num_bytes)
+
+
+# Keys and values of a row: 2 layers, one head of 32 numbers, 640 positions, float32.
+ROW_BYTES = 2 * 2 * 1 * 32 * 640 * 4
+
+
+def test_an_engine_that_does_not_fit_is_one_sentence(trained_model, chat, monkeypatch):
+    free_bytes(monkeypatch, ROW_BYTES - 1)
+    with pytest.raises(UserError) as error:
+        make_engine(small_config(), trained_model, chat)
+    assert str(error.value) == (
+        "the torch engine could not start (the keys and values of one trajectory of 640 tokens "
+        "take 0.0 GB, and there are 0.0 GB of free memory); lower max_running or "
+        "max_context_tokens, which size the KV cache"
+    )
+
+
+def test_memory_that_is_gone_before_the_first_step_is_one_sentence(trained_model, chat):
+    engine = make_engine(small_config(), trained_model, chat)
+    engine.row_shape = (1, 2**50, 32)
+    engine.max_running = 2
+    engine.add(0, [5], max_tokens=1, temperature=1.0, seed=(0,))
+    with pytest.raises(UserError, match="the torch engine could not take .* GB for the keys and"):
+        engine.step()
+
+
+def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
+    """max_running may be any number: it is a limit and takes no memory."""
+    engine = make_engine(small_config(max_running=10**9), trained_model, chat)
+    engine.load(trained_model.state_dict().items(), 1)
+    assert engine.cache.nbytes == 0
+    sizes = []
+    for num_keys in (3, 4, 5, 13):
+        for key in range(num_keys):
+            engine.add(key, [5 + key], max_tokens=2, temperature=1.0, seed=(0, key))
+        while engine.busy:
+            engine.step()
+        sizes.append(engine.cache.nbytes / ROW_BYTES)
+        for key in range(num_keys):
+            engine.release(key)
+    assert sizes == [3, 6, 6, 13]
+    assert capsys.readouterr().out == ""  # the cache is small
+
+
+def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
+    """A trajectory samples the same, alone or if others join it after its first token."""
+    found = []
+    for others in (0, 5):
+        engine = make_engine(small_config(), trained_model, chat)
+        engine.load(trained_model.state_dict().items(), 1)
+        engine.add(0, [5, 300, 17], max_tokens=8, temperature=1.0, seed=(3,))
+        finished = engine.step()
+        for key in range(1, 1 + others):
+            engine.add(key, [7 + key], max_tokens=8, temperature=1.0, seed=(key,))
+        while engine.busy:
+            finished += engine.step()
+        assert engine.cache.nbytes == (1 + others) * ROW_BYTES
+        found.append(next(sample for sample in finished if sample.key == 0))
+    alone, joined = found
+    assert alone.ids == joined.ids and len(alone.ids) > 1
+    assert alone.logprobs == pytest.approx(joined.logprobs, abs=1e-5)
+
+
+def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
+    """Half of the memory of eleven rows holds five. The others wait, and nothing else changes."""
+    config = small_config(max_turns=2)
+    expected = play(trained_model, chat, config)
+    assert capsys.readouterr().out == ""
+    free_bytes(monkeypatch, 11 * ROW_BYTES)
+    found = play(trained_model, chat, config)
+    assert_same(expected, found)
+    said = capsys.readouterr().out
+    assert said == (
+        "the torch engine takes 0.0 GB for the keys and values of 5 trajectories of 640 tokens; "
+        f"{len(STARTS)} were asked for, and 0.0 GB were free at its start\n"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_engine_on_a_cpu_keeps_one_copy_of_its_head_in_float32(trained_model, chat, dtype):
+    """A decode step must not convert the head again. After `load` it is the new head."""
+    name = str(dtype).removeprefix("torch.")
+    engine = make_engine(small_config(dtype=name), trained_model, chat)
+    weights = {key: 2 * value for key, value in trained_model.state_dict().items()}
+    engine.load(weights.items(), 1)
+    assert engine.head.dtype == torch.float32
+    assert torch.equal(engine.head, weights["lm_head.weight"].to(dtype).float())
+    whole = make_engine(small_config(), trained_model, chat)
+    assert whole.head.data_ptr() == whole.model.lm_head.weight.data_ptr()  # no copy
+
+
+def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
+    cpu = torch.device("cpu")
+    alone = torch_engine.free_memory(cpu)
+    assert alone > 10**8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert torch_engine.free_memory(cpu) == pytest.approx(alone / 4, rel=0.2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

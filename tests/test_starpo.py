@@ -50,7 +50,7 @@ def test_doctests():
     public = [
         f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")
     ]
-    assert len(public) == 15
+    assert len(public) == 16
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
     results = doctest.testmod(training_metrics)
     assert results.attempted > 0 and results.failed == 0

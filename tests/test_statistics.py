@@ -203,6 +203,28 @@ def test_intervals_hold_the_true_value_on_the_whole_grid():
     check_coverage(GRID, num_repeats=2000)
 
 
+@pytest.mark.parametrize(
+    "num_seeds, rate, difference", [(2, 67, 70), (3, 49, 54), (5, 67, 67), (10, 89, 89)]
+)
+def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate, difference):
+    """One seed in five ends at 10 %, the others at 80 %: the figures of `rate_interval`."""
+    rng = np.random.default_rng(num_seeds)
+    collapses = rng.random((1000, num_seeds, 1)) < 0.2
+    chances = np.where(collapses, 0.1, 0.8)
+    wins = rng.random((1000, num_seeds, NUM_INSTANCES), dtype=np.float32) < chances
+    player = rng.random((1000, 1, NUM_INSTANCES), dtype=np.float32) < 0.5
+    true_mean = 0.2 * 0.1 + 0.8 * 0.8
+    found = covers(*rate_interval(wins), true_mean)
+    assert found == pytest.approx(rate / 100, abs=0.05)
+    found = covers(*difference_interval(wins, player), true_mean - 0.5)
+    assert found == pytest.approx(difference / 100, abs=0.05)
+    # A mean of 66 % is missed most often because no seed has collapsed.
+    no_collapse = 1 - collapses.any(1).mean()
+    assert no_collapse == pytest.approx(0.8**num_seeds, abs=0.05)
+    said = f"{rate}" in rate_interval.__doc__ and f"{difference}" in rate_interval.__doc__
+    assert said
+
+
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
     for n, num_right in [(1, 0), (1, 1), (5, 0), (5, 2), (6, 5), (6, 6)]:
         samples = [True] * num_right + [False] * (n - num_right)

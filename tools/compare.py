@@ -36,7 +36,8 @@ LONGEST_STEM = 120  # characters
 LEVEL_STEP = 5  # per cent; the threshold is a multiple of it
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
-parentheses hold the result of each seed. "Best" is the mean over seeds of the best evaluation. It
+parentheses hold the result of each seed. From a few seeds no interval can show that others would
+collapse. "Best" is the mean over seeds of the best evaluation. It
 is too high, because the best of several evaluations was chosen. Differences are those of the final
 policies, paired by prompt and seed."""
 COSTS = """\

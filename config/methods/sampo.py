@@ -1,7 +1,7 @@
 # Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It has three parts: GSPO with turns
-# as sequences and the clip range of that paper; GiGPO; and a filter that keeps all groups with
-# variance. --sampling_rounds=3 also samples groups in place of those without, as the authors' code
-# can.
+# as sequences and the clip range of the authors' scripts for SAMPO; GiGPO; and a filter that keeps
+# all groups with variance. --sampling_rounds=3 also samples groups in place of those without, as
+# the authors' code can.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
 
 estimator = "grpo"

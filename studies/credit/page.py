@@ -152,7 +152,7 @@ def speed_table(results: Sequence[Result]) -> str:
     Differences to GRPO are paired by seed."""
     labels = list(results[0].accuracies)
     (reference,) = [result for result in results if result.name == REFERENCE]
-    headings = ["estimator", "mean success %, by seed", "less GRPO's", "last %", "CPU-s"]
+    headings = ["estimator", "mean success %, by seed", "less GRPO's, by seed", "last %", "CPU-s"]
     headings += [f"accuracy, {label}" for label in labels]
     lines = []
     for result in sorted(results, key=lambda result: -result.speeds.mean()):
@@ -161,11 +161,12 @@ def speed_table(results: Sequence[Result]) -> str:
         mean = result.speeds.mean()
         gains = 100 * (result.speeds - reference.speeds)  # (S,)
         gain, half_width = mean_over_seeds(gains, np.zeros_like(gains))
+        gain_by_seed = ", ".join(f"{of_seed:.1f}" for of_seed in gains)
         lines.append(
             [
                 result.name,
                 f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}] ({by_seed})",
-                f"{gain:.1f} [{gain - half_width:.1f}, {gain + half_width:.1f}]",
+                f"{gain:.1f} [{gain - half_width:.1f}, {gain + half_width:.1f}] ({gain_by_seed})",
                 f"{100 * result.last.mean():.1f}",
                 f"{result.cpu_s:.0f}",
                 *[f"{result.accuracies[label]:.2f}" for label in labels],

@@ -52,11 +52,11 @@ class Truth:
 
     def spread(self) -> float:
         """Variance of the true advantages over the turns: that of the estimates less the noise."""
-        return float(self.advantages.var(ddof=1) - self.noise.mean())
+        return variance_of(self.advantages) - float(self.noise.mean())
 
     def reliability(self) -> float:
         """Share of the variance of the estimated advantages that is not noise."""
-        variance = float(self.advantages.var(ddof=1))
+        variance = variance_of(self.advantages)
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
@@ -184,7 +184,7 @@ def variance_shares(
     They do not depend on the scale of the estimator, which the learning rate absorbs. They are 0 if
     all turns have the same credit, and NaN if the truth differs by noise only.
     """
-    total = credits.var(ddof=1)
+    total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):
         return 0.0, 0.0, 0.0
     reliability = truth.reliability()
@@ -209,7 +209,7 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
         errors = values[mask] - true_values
         squared_error = (errors**2).mean() - noise
         root = math.sqrt(max(squared_error, 0.0))
-        variance = true_values.var(ddof=1)
+        variance = variance_of(true_values)
         spread = variance - noise
         if spread <= 0:
             return np.array([math.nan, math.nan, errors.mean(), root])
@@ -222,6 +222,15 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
 
 
 # ---------- correlations
+
+
+def variance_of(x: ndarray) -> float:
+    """Unbiased variance of x, (n,). NaN for one number: the jackknife may leave a single turn.
+
+    >>> variance_of(np.array([1.0, 3.0])), variance_of(np.array([1.0]))
+    (2.0, nan)
+    """
+    return float(x.var(ddof=1)) if len(x) > 1 else math.nan
 
 
 def rank_correlation(x: ndarray, y: ndarray) -> float:

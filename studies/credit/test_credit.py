@@ -435,6 +435,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.filterwarnings("error")  # without a board, a single turn is left: no variance
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf

@@ -109,11 +109,15 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     credit_page.main([])
     text = page.read_text()
     # 12.7062 times the standard error of two seeds exceeds the range of a rate
-    assert "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] | 60.0 | 100" in text
+    assert (
+        "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
+        in text
+    )
     assert "| RLOO | 0.20 [0.10, 0.30] | 0.50 [0.40, 0.60] | 0.00 [not known] | 1.00 [0.90" in text
     assert "| start | 0.00 [-1.00, 1.00] (1.00, -1.00) |" in text
     assert (
-        "| GAE | 55.0 [0.0, 100.0] (50.0, 60.0) | 0.0 [0.0, 0.0] | 55.0 | 100 | 0.70 |" in text
+        "| GAE | 55.0 [0.0, 100.0] (50.0, 60.0) | 0.0 [0.0, 0.0] (0.0, 0.0) | 55.0 | 100 | 0.70 |"
+        in text
     )  # Sokoban
 
 

@@ -40,7 +40,7 @@ from studies.experiments import (
 )
 from studies.runs import base_of, describe_machine, launch
 from support.run_folder import git_commit, read_json, read_rows, write_atomically
-from support.statistics import difference_interval
+from support.statistics import difference_interval, percent
 from tools.crowd import SHARES, play_crowd
 from tools.plotting import tables
 
@@ -432,7 +432,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)
     low, high = difference_interval(a, b)
-    return tables.percent(a - b, float(low), float(high))
+    return percent(a - b, float(low), float(high))
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:

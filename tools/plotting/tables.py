@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from support.run_folder import replace_file
-from support.statistics import difference_interval, rate_interval
+from support.statistics import difference_interval, percent, rate_interval
 
 Rows = list[dict]  # the rows of a curve, one for each seed; see studies/runs.py
 Curves = dict[str, Rows]  # label -> rows; a curve that was not run has no rows
@@ -33,8 +33,9 @@ COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # what RL is c
 LEGEND = """\
 Success in % of n games, with a 95 % interval in brackets and the result of each seed in
 parentheses. Differences are paired by seed and prompt. Intervals are over seeds and prompts
-(support/statistics.py); if two or three seeds differ, they are wide. First warning: for each seed,
-the iteration of the first sign of collapse (support/echo_trap.py), - if there is none."""
+(support/statistics.py); if two or three seeds differ, they are wide. They cannot show that one seed
+in five would collapse: look at each seed. First warning: for each seed, the iteration of the first
+sign of collapse (support/echo_trap.py), - if there is none."""
 
 
 # ---------- what rows hold
@@ -204,19 +205,6 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
     """Difference of success rates in %, (S, n) games each, with its interval, and by seed."""
     low, high = difference_interval(a, b)
     return percent(a - b, float(low), float(high))
-
-
-def percent(scores: np.ndarray, low: float, high: float) -> str:
-    """Mean, interval and means of the seeds; one number for seeds that are the same.
-
-    >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)
-    '75.0 [25.0, 100.0] (50.0, 100.0)'
-    """
-    text = f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-    if (scores == scores[0]).all():
-        return text
-    seeds = ", ".join(f"{100 * seed.mean():.1f}" for seed in scores)
-    return f"{text} ({seeds})"
 
 
 def short_commit(commit: str | None) -> str:
