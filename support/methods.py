@@ -283,8 +283,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 if the trainer
     has computed the old log-probs, or in float32. In bfloat16 the mismatch with the engine may
     leave the clip range, which is small: 3e-4 below and 4e-4 above 1 in the paper. So
-    config/methods/gspo.py sets recompute_old_logprobs. `starpo.bound_log_ratio` bounds s, as it bounds the
-    ratio of a token: beyond 20 nats it has no gradient (in verl, above 10).
+    config/methods/gspo.py sets recompute_old_logprobs. `starpo.bound_log_ratio` bounds s, as it
+    bounds the ratio of a token: beyond 20 nats it has no gradient (in verl, above 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; sequences (R,) int64, equal
         numbers, next to each other, for the tokens of a sequence. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
