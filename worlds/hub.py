@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envs import Env, make_env
+from envs import Env, drawn_in_time, make_env
 
 REQUIREMENTS = "requirements/hubs.txt"
 NUM_SEEDS = 2**31
@@ -136,8 +136,7 @@ def has_few_starts(spec: str) -> bool:
     """
     env = make_env(spec)
     seen = set()
-    for seed in range(PROBES):
-        start = env.try_begin(seed)
+    for start in drawn_in_time(env, map(env.try_begin, range(PROBES))):
         if start in seen:
             return True
         if start is not None:
