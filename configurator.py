@@ -631,6 +631,6 @@ if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` ends it without a traceback
     accept_all_characters()
     _doc = sys.modules["__main__"].__doc__ or ""
-    _has_settings = Path(sys.argv[0]).stem not in ("view", "compare", "envs")
+    _has_settings = Path(sys.argv[0]).stem not in ("view", "compare", "envs", "smollm2")
     print(help_text(_doc) if _has_settings else _doc.strip())
     sys.exit()

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from support.quotes import split_unquoted, unquote
+from support.watchdog import EnvError, Item, limit_items
 
 # train: drawn anew for every seed; eval: 256 fixed prompts that results report;
 # heldout: 256 other fixed prompts, for choosing settings
@@ -46,6 +47,7 @@ EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
 SEED_TRANSITIONS = 7  # purpose number in the seed of transition noise
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
+DRAW_LIMIT_S = 60.0  # seconds for drawing one instance of a fixed split
 
 
 # ---------- the protocol
@@ -518,20 +520,39 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     """The instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 
     All 512 are distinct, except in an environment with `repeats`.
+
+    Raises: UserError if an instance takes longer than DRAW_LIMIT_S.
     """
     env = make_env(spec)
+    _ = env.repeats  # a hub starts many games to find it out, more than the first draw has time for
     _check_draw(env)
-    taken = set()
+    taken: set = set()
     splits = {}
     for split in ("eval", "heldout"):
-        rng = np.random.default_rng([EVAL_SEED, SPLITS.index(split)])
-        instances = []
-        while len(instances) < SPLIT_SIZE:
-            instance = _draw_outside(env, rng, taken)
-            instances.append(instance)
-            taken.add(env.key(instance))
-        splits[split] = tuple(instances)
+        splits[split] = tuple(drawn_in_time(env, _draw_split(env, split, taken)))
     return splits
+
+
+def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
+    """Draw the instances of a fixed split, and add their keys to those that are taken."""
+    rng = np.random.default_rng([EVAL_SEED, SPLITS.index(split)])
+    for _ in range(SPLIT_SIZE):
+        instance = _draw_outside(env, rng, taken)
+        taken.add(env.key(instance))
+        yield instance
+
+
+def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
+    """Yield what an iterator draws or starts. Some options make that impossible.
+
+    Raises: UserError if one item takes longer than DRAW_LIMIT_S."""
+    try:
+        yield from limit_items(DRAW_LIMIT_S, draws)
+    except EnvError as error:
+        raise UserError(
+            f"env={env.spec!r} drew no instance in {DRAW_LIMIT_S:g} s; its options may ask for "
+            "something impossible"
+        ) from error
 
 
 @lru_cache(maxsize=64)
@@ -547,7 +568,8 @@ def reserved_keys(*specs: str) -> frozenset:
 
 def _check_draw(env: Env) -> None:
     """Raises: UserError unless `draw` returns a tuple that depends on its `rng` alone."""
-    first, second = (env.draw(np.random.default_rng(EVAL_SEED)) for _ in range(2))
+    draws = (env.draw(np.random.default_rng(EVAL_SEED)) for _ in range(2))
+    first, second = drawn_in_time(env, draws)
     if not isinstance(first, tuple):
         raise UserError(f"{name_of(env)}.draw returned {show(first)}; expected a tuple")
     try:

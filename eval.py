@@ -47,7 +47,7 @@ from rollout import (
     Reply,
     Trajectory,
     make_episode,
-    play,
+    play_all,
     split_by_context,
     without_errors,
 )
@@ -190,12 +190,13 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
 
     The dialogue is that of the policy.
     Raises: UserError if too many environments fail, see `rollout.without_errors`."""
-    trajectories = []
+    conversations = []
+    players = []
     for index, member in product(range(config.eval_size), range(samples)):
         rng = np.random.default_rng([SEED_EVAL, index, member])
-        conversation = Conversation(make_episode(config), (index,), member=member)
-        conversation.reset(config.eval_split)
-        trajectories.append(play(conversation, ReferencePlayer(player, rng)))
+        conversations.append(Conversation(make_episode(config), (index,), member=member))
+        players.append(ReferencePlayer(player, rng))
+    trajectories = play_all(conversations, players, config.eval_split)
     without_errors(trajectories, config)  # raises for many errors; a few count as failures
     return trajectories
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 from configurator import Config, UserError, printable
 
 import math
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,8 @@ from dialogue import (
 )
 from envs import make_env, reserved_keys, user_code
 from support.mixtures import env_specs
-from support.time_limit import EnvError, call_with_timeout, time_out
+from support.threads import call_all, start_thread
+from support.time_limit import EnvError, call_with_timeout
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
@@ -200,6 +200,11 @@ class Conversation:
     def done(self) -> bool:
         return bool(self.trajectory.status)
 
+    @property
+    def blocking(self) -> bool:
+        """Whether the environment waits for a program or a server."""
+        return self.episode.env.blocking
+
     def reset(self, split: str) -> None:
         """Start the episode. If it cannot start, it ends after its first turn with status error."""
         trajectory = self.trajectory
@@ -306,6 +311,36 @@ def play(conversation: Conversation, player: Callable[[Conversation], Reply | No
     return conversation.finish()
 
 
+def reset_all(conversations: Sequence[Conversation], split: str) -> None:
+    """Start conversations. The environments that wait do it at the same time."""
+    for blocking in (False, True):
+        resets = [
+            partial(conversation.reset, split)
+            for conversation in conversations
+            if conversation.blocking == blocking
+        ]
+        call_all(resets, at_once=blocking)
+
+
+def play_all(
+    conversations: Sequence[Conversation],
+    players: Sequence[Callable[[Conversation], Reply | None]],
+    split: str,
+) -> list[Trajectory]:
+    """Play conversations in one environment from start to end, each with a player of its own.
+
+    If the environment waits, the games are played at the same time."""
+
+    def play_from_start(conversation: Conversation, player: Callable) -> Trajectory:
+        conversation.reset(split)
+        return play(conversation, player)
+
+    games = []
+    for conversation, player in zip(conversations, players, strict=True):
+        games.append(partial(play_from_start, conversation, player))
+    return call_all(games, at_once=conversations[0].blocking)
+
+
 def following_prompt(
     chat: Chat, trajectory: Trajectory, user: str, context_turns: int
 ) -> list[int]:
@@ -408,9 +443,8 @@ def collect(
     episodes = episodes or [make_episode(config, env) for env in envs]
     conversations = []
     for (seed, member), env, episode in zip(starts, envs, episodes, strict=True):
-        conversation = Conversation(episode, seed, member=member, env=env)
-        conversation.reset(split)
-        conversations.append(conversation)
+        conversations.append(Conversation(episode, seed, member=member, env=env))
+    reset_all(conversations, split)
     scheduler = RolloutScheduler(
         engine, chat, config, conversations, temperature=temperature, noise_seed=noise_seed
     )
@@ -519,18 +553,17 @@ class RolloutScheduler:
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
         """Advance the engine until no turn is left. Yield each response, its text and its outcome.
 
-        A blocking environment steps in a thread while the engine decodes other conversations. Its
-        step fails after step_timeout_s."""
-        blocking = BlockingSteps(self.conversations, self.config.step_timeout_s)
-        while self.engine.busy or blocking.pending:
+        A blocking environment steps in a thread while the engine decodes other conversations."""
+        blocking = BlockingSteps()
+        while self.engine.busy or blocking.num_pending:
             samples = self.engine.step() if self.engine.busy else []
             for sample in samples:
                 text = self.chat.decode(sample.ids)
                 conversation = self.conversations[sample.key]
                 if not sample.ids:  # estimators need a token in each turn
                     yield sample, text, failed_outcome("the engine sampled no token")
-                elif conversation.episode.env.blocking:
-                    blocking.start(sample, text)
+                elif conversation.blocking:
+                    blocking.start(conversation, sample, text)
                 else:
                     yield sample, text, conversation.execute(text)
             yield from blocking.finished(self.engine)
@@ -539,41 +572,25 @@ class RolloutScheduler:
 class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
-    def __init__(self, conversations: Sequence[Conversation], limit_s: float):
-        self.conversations = conversations
-        self.limit_s = limit_s
-        self.results: SimpleQueue = SimpleQueue()  # (sample, text, outcome), put by the threads
-        self.pending: dict[int, tuple[float, Sample, str]] = {}  # key: (deadline, sample, text)
+    def __init__(self):
+        self.results: SimpleQueue = SimpleQueue()  # the threads put a Result with the outcome
+        self.num_pending = 0
 
-    def start(self, sample: Sample, text: str) -> None:
-        """Execute a response in a new thread."""
-
-        def work() -> None:
-            outcome = self.conversations[sample.key].execute(text)
-            self.results.put((sample, text, outcome))
-
-        self.pending[sample.key] = (time.monotonic() + self.limit_s, sample, text)
-        threading.Thread(target=work, daemon=True).start()
+    def start(self, conversation: Conversation, sample: Sample, text: str) -> None:
+        """Execute a response in a new thread. It ends with a failure after step_timeout_s."""
+        self.num_pending += 1
+        start_thread(partial(conversation.execute, text), self.results, key=(sample, text))
 
     def finished(self, engine: Engine) -> Iterator[tuple[Sample, str, TurnOutcome]]:
-        """Yield the steps that ended or exceeded the time limit.
-
-        This waits for a thread only if the engine has nothing to decode."""
-        while self.pending:
-            deadline, late_sample, late_text = min(
-                self.pending.values(), key=lambda entry: entry[0]
-            )
-            left_s = deadline - time.monotonic()
+        """Yield the steps that ended. This waits for one only if the engine has nothing to do."""
+        while self.num_pending:
             try:
-                result = self.results.get(timeout=0 if engine.busy else max(0, left_s))
+                result = self.results.get(block=not engine.busy)
             except Empty:
-                if left_s > 0:
-                    return  # nothing has ended yet: let the engine decode
-                outcome = failed_outcome(time_out(self.limit_s))
-                result = (late_sample, late_text, outcome)
-            sample, _, _ = result
-            if self.pending.pop(sample.key, None):  # None: the late result of a failed step
-                yield result
+                return  # nothing has ended yet: let the engine decode
+            self.num_pending -= 1
+            sample, text = result.key
+            yield sample, text, result.get()
 
 
 # ---------- trajectories for training and reports

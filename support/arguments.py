@@ -18,6 +18,7 @@ from envs import make_env
 from rollout import make_episode
 from support.available import check_installed, check_wandb, find_model
 from support.chat_server import check_server
+from support.first_turn import check_first_turn
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
 from support.quotes import split_unquoted, unquote
 from support.run_folder import check_out_dir, check_writable, load_saved
@@ -48,7 +49,7 @@ def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
     config, options, sources = load_config(argv, extra={"take_config": False})
     check_installed(config)
     check_wandb(config.wandb)
-    check_envs(config, [*mixture_at(config.env, 0), *scored_envs(config)])
+    check_envs(config, env_specs(config.env, config.eval_env))
     find_model(config.model)
     check_out_dir(config, accept_changes=options["take_config"], flag="--take_config=True")
     return config, options, sources
@@ -74,6 +75,7 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
     else:
         check_out_dir(config)
     if config.model != "tiny" or options["export"]:
+        check_envs(config, env_specs(config.env))
         find_model(config.model)
     return config, options, sources
 
@@ -120,9 +122,10 @@ def scored_envs(config: Config) -> list[str]:
 
 
 def check_envs(config: Config, envs: Iterable[str]) -> None:
-    """Check that these environments can draw their instances, before a model is loaded."""
+    """Check that these environments can draw and start games, before a model is loaded."""
     for env in envs:
         make_episode(config, env)
+        check_first_turn(env, config.observation, config.actions_per_traj, config.step_timeout_s)
 
 
 # ---------- scoring

@@ -1,11 +1,16 @@
-"""Whether a model and an engine are there. These checks need no torch, so they answer at once."""
+"""Whether a model, an engine and enough memory are there.
+
+These checks need no torch, so they answer at once.
+"""
 
 from configurator import Config, UserError
 
 import importlib.util
+import math
 import os
 import platform
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -13,6 +18,8 @@ BASE = Path(__file__).resolve().parent.parent / "base"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest release of the driver (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
+MEMORY_FILE = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")  # where Linux shows the limits of a container
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")  # the form of a name on the Hugging Face hub
 VLLM_HINT = (
     "pip install -r requirements.txt on a machine with a GPU, make vllm on others, or use "
@@ -68,6 +75,29 @@ def check_driver(cuda_version: str | None) -> None:
             f"the NVIDIA driver is of release {found[1]}, and torch for CUDA {cuda_version} needs "
             f"{MIN_DRIVERS[major]} or newer; update the driver, or use --device=cpu"
         )
+
+
+def free_memory() -> float:
+    """Bytes of memory that this process can still take without swapping.
+
+    The smallest of what the machine, the container (cgroup v2) and `ulimit -v` leave. A limit that
+    the system does not tell counts as infinite, so on macOS only `ulimit -v` counts.
+    """
+    limits = [math.inf]
+    if MEMORY_FILE.is_file():
+        found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY_FILE.read_text(encoding="utf-8"))
+        limits += [int(found[1]) * 1024] if found else []
+    limit_file = CONTAINER / "memory.max"
+    if limit_file.is_file() and limit_file.read_text(encoding="utf-8").strip() != "max":
+        limit = int(limit_file.read_text(encoding="utf-8"))
+        used = int((CONTAINER / "memory.current").read_text(encoding="utf-8"))
+        stat = (CONTAINER / "memory.stat").read_text(encoding="utf-8")
+        cached = int(re.search(r"^inactive_file (\d+)$", stat, re.M)[1])  # given back when needed
+        limits.append(limit - used + cached)
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    return min(limits)
 
 
 def find_model(name: str) -> str:

@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any
 
+MAX_THREADS = 64  # calls that wait at the same time, see `call_all`
+
 
 def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
     """Call a function for each item in threads. Yields: the results, in the order of the items.
@@ -40,3 +42,45 @@ def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterato
     finally:
         for future in futures:
             future.cancel()  # those that have not begun
+
+
+def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
+    """Call functions one after the other or, with `at_once`, in threads at the same time.
+
+    Returns: their results, in order. Raises: the error of the first one that failed."""
+    if not at_once:
+        return [call() for call in calls]
+    return list(map_in_threads(lambda call: call(), calls, MAX_THREADS))
+
+
+class Result:
+    """A call in a thread: what it returned or raised."""
+
+    def __init__(self, key: Any):
+        self.key = key  # names the call
+        self.value = None
+        self.error: BaseException | None = None
+
+    def run(self, call: Callable[[], Any], results: SimpleQueue) -> None:
+        """Call a function, keep what it returns or raises, and put this into `results`."""
+        with self:
+            self.value = call()
+        results.put(self)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, *_) -> bool:
+        self.error = error
+        return True  # `get` raises it in the thread that waits for the result
+
+    def get(self) -> Any:
+        """The value. Raises: the error of the call."""
+        if self.error:
+            raise self.error
+        return self.value
+
+
+def start_thread(call: Callable[[], Any], results: SimpleQueue, key: Any = None) -> None:
+    """Call a function in a new thread, which puts its Result into `results`."""
+    threading.Thread(target=Result(key).run, args=(call, results), daemon=True).start()

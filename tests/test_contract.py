@@ -6,6 +6,7 @@ Tests of tools/check_env.py: every environment passes its checks, and each fault
 
 from configurator import UserError
 
+import os
 import random
 import subprocess
 import sys
@@ -314,9 +315,10 @@ def test_an_environment_without_players(tmp_path):
     assert "there is no expert: without plan, no demonstrations and no optimum" in subject.notes
 
 
-def run_tool(*arguments):
+def run_tool(*arguments, hash_seed="random"):
     command = [sys.executable, "-m", "tools.check_env", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_the_command(tmp_path):
@@ -332,6 +334,34 @@ def test_the_command(tmp_path):
     assert done.returncode == 1
     assert f"FAIL  {SKILL}" in lines
     assert lines[-1] == "1 of 11 checks failed"
+
+
+@pytest.mark.parametrize(
+    "before, moment",
+    [
+        ('        return ("number"', "its instances were drawn"),
+        (MOVE, f'"{ORDER}" was checked'),
+    ],
+)
+def test_an_environment_that_ends_its_process_fails(tmp_path, before, moment):
+    subject = write(tmp_path, before, f"        import os\n        os._exit(0)\n{before}")
+    done = run_tool(subject.spec)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[-3:] == [
+        "FAIL  the environment lets the process go on",
+        f"      - it ended its process (exit code 0) while {moment}",
+        "1 of 1 checks failed",
+    ]
+
+
+def test_an_environment_that_ends_another_process(tmp_path):
+    """Its hash seed shows that it is not the first process."""
+    leave = '        import os\n        os.environ["PYTHONHASHSEED"] in "12" and os._exit(0)\n'
+    subject = write(tmp_path, MOVE, leave + MOVE)
+    done = run_tool(subject.spec, hash_seed="0")
+    assert done.returncode == 1
+    assert "      - another process ended with exit code 0" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1] == "1 of 11 checks failed"
 
 
 @pytest.mark.parametrize(

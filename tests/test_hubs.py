@@ -25,9 +25,11 @@ import numpy as np
 import pytest
 from shared_fixtures import small_config
 
+import envs
 from dialogue import Episode
 from envs import make_env, reserved_instances, reserved_keys, split_spec
 from rollout import Conversation, Reply, make_episode, play
+from support.arguments import check_envs
 from worlds.gem import local_words, marks, search, with_answer_tags
 from worlds.gymnasium_env import best_actions
 from worlds.hub import Isolation, parse_settings
@@ -74,6 +76,8 @@ class BadManners:
         print("a complaint", file=sys.stderr)
         warnings.warn("a warning", stacklevel=1)
         logging.basicConfig(level=logging.DEBUG, force=True)
+        if self.size < 0:
+            time.sleep(30)
         random.seed(seed)
         np.random.seed(seed)
         self.secret = random.randrange(self.size)
@@ -102,6 +106,7 @@ REGISTRY = {
     "game:Many-v0": {"size": 10**6},
     "game:Few-v0": {"size": 50},
     "game:Sized-v0": {"size": None},
+    "game:Never-v0": {"size": -1},
     "math:Elsewhere": {},
 }
 
@@ -208,6 +213,15 @@ def test_a_mixture_of_67_environments_draws_the_splits_of_each_once(fake_gem):
     keys = [reserved_keys(specs[first], *specs) for first in range(3)]
     assert reserved_instances.cache_info().misses - before == 67
     assert keys[0] == keys[1] == keys[2]
+
+
+@pytest.mark.parametrize("splits", ["seen", "seed"])
+def test_settings_that_cannot_be_met_are_refused_before_the_run(fake_gem, monkeypatch, splits):
+    """With splits=seed, no game is made before the first turn."""
+    monkeypatch.setattr(envs, "DRAW_LIMIT_S", 0.2)
+    config = small_config(env=f"gem:game:Never-v0,splits={splits}", step_timeout_s=0.2)
+    with pytest.raises(UserError, match="something impossible|no answer within 0.2 s$"):
+        check_envs(config, [config.env])
 
 
 def test_gem_reads_answers_and_keeps_its_limits(fake_gem):

@@ -280,6 +280,8 @@ OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))
         (pays_nan, "step", True, "its reward is nan"),
         (raises, "reset", False, "OSError: the server is gone"),
         (hangs, "reset", False, "no answer within 0.3 s"),
+        (raises, "reset", True, "OSError: the server is gone"),
+        (hangs, "reset", True, "no answer within 0.3 s"),
     ],
 )
 def test_a_failing_environment_ends_its_trajectory_only(

@@ -31,7 +31,7 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data ta
 # A module imports from lower floors, and from modules of its own package on its own floor.
 FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap support.precision"
-    " support.idle support.quotes support.threads support.budgets",
+    " support.idle support.quotes support.threads support.budgets support.watchdog",
     "envs starpo support.run_folder support.shapes support.available support.families"
     " support.time_limit support.model_folder support.web support.checksums"
     " support.settings_history support.unread"
@@ -41,7 +41,7 @@ FLOORS = (
     "support.records support.scores support.checkpoint support.learner support.process"
     " support.collapse support.log support.board support.wandb_log support.seeds"
     " support.arguments support.inert support.training_metrics support.chat_server"
-    " support.targets",
+    " support.targets support.first_turn",
     "eval",
     "support.report support.run",
     "train tools.plotting.*",

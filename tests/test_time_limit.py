@@ -1,5 +1,5 @@
 """
-Tests of support/time_limit.py: code that raises anything, hangs, or takes the alarm away.
+Tests of support/time_limit.py and support/watchdog.py: code that hangs or raises anything.
 
     python -m pytest -q tests/test_time_limit.py
 """
@@ -7,13 +7,17 @@ Tests of support/time_limit.py: code that raises anything, hangs, or takes the a
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
-from support import time_limit
-from support.time_limit import EnvError, call_with_timeout
+from support import threads, watchdog
+from support.threads import call_all
+from support.time_limit import call_with_timeout
+from support.watchdog import EnvError
 
 
 class NoMessage(Exception):
@@ -77,7 +81,7 @@ def catches_twice():
 
 @pytest.mark.parametrize("hang", [catches_exceptions, catches_twice])
 def test_the_alarm_rings_again(monkeypatch, hang):
-    monkeypatch.setattr(time_limit, "REPEAT_S", 0.1)
+    monkeypatch.setattr(watchdog, "REPEAT_S", 0.1)
     with pytest.raises(EnvError, match=r"^no answer within 0.1 s$"):
         call_with_timeout(0.1, hang)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -85,19 +89,137 @@ def test_the_alarm_rings_again(monkeypatch, hang):
 
 def test_handlers_of_signals_are_restored():
     def changes_handlers():
-        for number in time_limit.SIGNALS:
+        for number in watchdog.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.alarm(1)
 
-    before = [signal.getsignal(number) for number in time_limit.SIGNALS]
+    before = [signal.getsignal(number) for number in watchdog.SIGNALS]
     call_with_timeout(5.0, changes_handlers)
-    assert [signal.getsignal(number) for number in time_limit.SIGNALS] == before
+    assert [signal.getsignal(number) for number in watchdog.SIGNALS] == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+def alarm_off():
+    signal.alarm(0)
+    time.sleep(20)
+
+
+def alarm_without_handler():
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    time.sleep(20)
+
+
+def alarm_of_its_own():
+    """As a user limits one request, and then hangs in another place."""
+
+    def give_up(*_):
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    with suppress(TimeoutError):
+        time.sleep(20)
+    time.sleep(20)
+
+
+@pytest.mark.parametrize("hang", [alarm_off, alarm_without_handler, alarm_of_its_own])
+def test_the_alarm_belongs_to_the_environment(hang):
+    with pytest.raises(EnvError, match=r"^no answer within 0.1 s$"):
+        call_with_timeout(0.1, hang)
+
+
+def test_an_alarm_ends_with_the_call():
+    call_with_timeout(5.0, signal.setitimer, signal.ITIMER_REAL, 30.0)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_limits_may_be_nested():
+    def inner_hangs():
+        with pytest.raises(EnvError, match=r"^no answer within 0.05 s$"):
+            call_with_timeout(0.05, time.sleep, 20)
+        time.sleep(20)
+
+    with pytest.raises(EnvError, match=r"^no answer within 0.3 s$"):
+        call_with_timeout(0.3, inner_hangs)
+
+
+def test_the_outer_limit_ends_an_inner_call():
+    def waits_long():
+        call_with_timeout(60.0, time.sleep, 20)
+
+    with pytest.raises(EnvError, match=r"^no answer within 0.1 s$"):
+        call_with_timeout(0.1, waits_long)
+    assert not watchdog.TimeLimit.active
+
+
+def test_a_thread_has_the_limit_too():
+    errors = []
+
+    def work():
+        for call in (partial(time.sleep, 20), partial(throw, KeyError("gone"))):
+            try:
+                call_with_timeout(0.1, call)
+            except EnvError as error:
+                errors.append(str(error))
+        errors.append(call_with_timeout(0.1, int, "7"))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert errors == ["no answer within 0.1 s", "KeyError: 'gone'", 7]
+
+
+def test_each_item_has_a_limit_of_its_own(monkeypatch):
+    monkeypatch.setattr(watchdog, "CHUNK_S", 0.0)
+
+    def items():
+        for number in range(3):
+            time.sleep(0.2)
+            yield number
+        time.sleep(20)
+
+    got = []
+    with pytest.raises(EnvError, match=r"^no answer within 0.5 s$"):
+        for item in watchdog.limit_items(0.5, items()):
+            got.append(item)
+    assert got == [0, 1, 2]
+    assert list(watchdog.limit_items(5.0, iter("abc"))) == ["a", "b", "c"]
+
+
+# ---------- calls that wait
+
+
+def test_calls_at_once_wait_for_each_other():
+    """A barrier opens only when all three calls wait at it."""
+    barrier = threading.Barrier(3)
+
+    def wait_and_square(number):
+        barrier.wait(timeout=10)
+        return number**2
+
+    calls = [partial(wait_and_square, number) for number in range(3)]
+    assert call_all(calls, at_once=True) == [0, 1, 4]
+
+
+def test_more_calls_than_threads(monkeypatch):
+    monkeypatch.setattr(threads, "MAX_THREADS", 2)
+    calls = [partial(int, str(number)) for number in range(9)]
+    assert call_all(calls, at_once=True) == list(range(9))
+    assert call_all(calls, at_once=False) == list(range(9))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_error_of_one_call_is_raised(at_once):
+    with pytest.raises(KeyError, match="gone"):
+        call_all([int, partial(throw, KeyError("gone"))], at_once=at_once)
+
+
+# ---------- code that cannot be interrupted
+
 SCRIPT = """
 import signal, time
-from support import time_limit
+from support import watchdog
+from support.time_limit import call_with_timeout
 
 def forever():
     while True:
@@ -106,11 +228,11 @@ def forever():
         except BaseException:
             pass
 
-def hangs_without_alarm():
+def cannot_be_interrupted():
     HANG
 
-time_limit.REPEAT_S = time_limit.LAST_RESORT_S = 0.1
-time_limit.call_with_timeout(0.1, hangs_without_alarm)
+watchdog.REPEAT_S = watchdog.LAST_RESORT_S = 0.1
+call_with_timeout(0.1, cannot_be_interrupted)
 print("went on")
 """
 
@@ -118,16 +240,15 @@ print("went on")
 @pytest.mark.parametrize(
     "hang",
     [
-        "signal.setitimer(signal.ITIMER_REAL, 0); time.sleep(20)",
-        "signal.signal(signal.SIGALRM, signal.SIG_IGN); time.sleep(20)",
+        "signal.signal(watchdog.RING, signal.SIG_IGN); time.sleep(20)",
         "sum(range(10**15))",  # it lets no signal handler run
         "forever()",
     ],
 )
-def test_code_without_an_alarm_ends_the_process(hang):
+def test_code_that_cannot_be_interrupted_ends_the_process(hang):
     """It shows where it hangs."""
     command = [sys.executable, "-c", SCRIPT.replace("HANG", hang)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Timeout (0:00:00.200000)!\n")
-    assert "in hangs_without_alarm\n" in done.stderr
+    assert "in cannot_be_interrupted\n" in done.stderr

@@ -8,6 +8,8 @@ from configurator import load_config
 
 import json
 import math
+import os
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from dialogue import Episode
 from envs import make_env
 from support.mixtures import specs_that_run_programs
 from tools.check_env import Subject, check_environment
+from worlds.alfworld import read_game
 from worlds.documents import Document, Index, bundled_towns, item, read_file, words_of
 from worlds.tool_use import Step, Task, ToolUse
 
@@ -239,6 +242,62 @@ def test_a_shop_passes_the_checks(tmp_path):
     assert questions == {"Which", "What", "Put"}
     assert specs_that_run_programs(f"own_data:file={path}") == [f"own_data:file={path}"]
     assert specs_that_run_programs("tools") == []
+
+
+def test_names_that_share_all_words(tmp_path):
+    """A search for such a name finds the first three only, so tasks ask about these."""
+    words = "red big mug old pot tin".split()
+    rows = []
+    for number, name in zip(range(300), permutations(words), strict=False):
+        rows.append({"name": " ".join(name), "price": number})
+    env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},task=fetch")
+    assert env.repeats  # three items
+    wanted = set()
+    for seed in range(40):
+        env.reset(seed)
+        wanted.add(env.last_calls[0])
+    assert wanted == {"answer 0", "answer 1", "answer 2"}
+
+
+def test_names_that_a_search_finds():
+    """`found_by_name` agrees with the search, and the search with one that is written plainly."""
+    rng = np.random.default_rng(0)
+    documents = []
+    for number in range(200):
+        name = " ".join(rng.choice(list("abcdefg"), 3))
+        documents.append(Document(name, f"{rng.choice(list('abc'))} {number}", {}))
+    index = Index(documents)
+    words = [words_of(f"{document.name} {document.text}") for document in documents]
+
+    def plain_search(query, most):
+        scores = []
+        for number, own in enumerate(words):
+            weights = []
+            for word in sorted(words_of(query) & own):
+                weights.append(math.log(1 + 200 / sum(word in other for other in words)))
+            scores.append((-sum(weights), number))
+        return [documents[number] for score, number in sorted(scores)[:most] if score]
+
+    for most in (1, 2, 5):
+        found = set()
+        for number, document in enumerate(documents):
+            shown = index.search(document.name, most)
+            assert [id(d) for d in shown] == [id(d) for d in plain_search(document.name, most)]
+            if any(other is document for other in shown):
+                found.add(number)
+        assert index.found_by_name(most) == found
+        assert 7 < len(found) < 200
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    message = r"pipe cannot be read \(it is a named pipe or a device\)"
+    with pytest.raises(ValueError, match=message):
+        make_env(f"own_data:file={tmp_path / 'pipe'}")
+    with pytest.raises(ValueError, match="is a named pipe or a device"):
+        read_game(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=message.replace("pipe cannot", "null cannot")):
+        make_env("own_data:file=/dev/null")
 
 
 def test_a_question_about_a_price(tmp_path):

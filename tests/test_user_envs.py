@@ -322,6 +322,6 @@ def test_a_run_whose_environment_exits_does_not_end_with_0(path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"error: 3 of 3 trajectories ended in an environment error (the first, in {path}:Guess: "
-        "SystemExit: 0); max_error_frac is 0.1, and at least one whole group must be left\n"
+        f"error: env='{path}:Guess' could not play the first turn of 3 evaluation games; the last "
+        "one ended with: SystemExit: 0\n"
     )

@@ -5,7 +5,8 @@
     python -m tools.check_env quest:w=2,o=3,q=4
 
 Each check prints a line, and what fails in one sentence each. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built.
+and 2 if the environment cannot be built. The checks run in a process of their own, so an
+environment that ends its process fails, too.
 """
 
 from configurator import Config, UserError, load_config, printable, run_main
@@ -13,8 +14,10 @@ from configurator import Config, UserError, load_config, printable, run_main
 import hashlib
 import io
 import math
+import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -22,9 +25,11 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +58,7 @@ SLOW_STEP_S = 0.1  # seconds; a slower step should be `blocking`
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
 TEXT_LIMIT_S = 10.0  # seconds for one odd text
+POLL_S = 0.2  # seconds between two looks at the process that checks
 ODD_TEXTS = (
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
@@ -92,15 +98,14 @@ def main(argv: list[str]) -> None:
             f"settings such as --actions_per_traj=20; got {' '.join(argv) or 'nothing'}"
         )
     print_unread("tools.check_env", config, sources)
-    subject = subject_of(specs[0], config)
-    findings = check_environment(subject)
+    findings, notes = check_in_process(subject_of(specs[0], config))
     num_failed = 0
     for title, problems in findings:
         print(f"{'FAIL' if problems else 'ok':6}{title}")
         for problem in problems:
             print(f"      - {problem}")
         num_failed += bool(problems)
-    for note in subject.notes:
+    for note in notes:
         print(note)
     if num_failed:
         print(f"{num_failed} of {len(findings)} checks failed")
@@ -111,16 +116,74 @@ def subject_of(spec: str, config: Config) -> Subject:
     return Subject(spec, config.observation, config.actions_per_traj)
 
 
-def check_environment(subject: Subject) -> list[Finding]:
+def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
+    """Run all checks in a new process, which the environment may end.
+
+    Returns: the findings, and the notes of the subject. Raises: as `check_environment`."""
+    context = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=send_findings, args=(subject, writer))
+    process.start()
+    writer.close()
+    findings: list[Finding] = []
+    stage = "the process began"
+    while True:
+        message = receive(reader, process)
+        if message is None:
+            problem = f"it ended its process (exit code {process.exitcode}) while {stage}"
+            return [*findings, Finding("the environment lets the process go on", [problem])], []
+        if isinstance(message, UserError):
+            raise message
+        if isinstance(message, str):
+            stage = message
+        elif isinstance(message, Finding):
+            findings.append(message)
+        else:
+            return findings, message
+
+
+def receive(reader: Connection, process: BaseProcess) -> Any:
+    """The next message of a process; None if it has ended without one."""
+    while not reader.poll(POLL_S):
+        if not process.is_alive() and not reader.poll():
+            return None
+    try:
+        return reader.recv()
+    except EOFError:
+        process.join()
+        return None
+
+
+def send_findings(subject: Subject, writer: Connection) -> None:
+    """Run all checks, and send through a pipe: what is done next, each finding, the notes."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process answers Ctrl-C
+    try:
+        check_environment(subject, writer.send)
+        writer.send(subject.notes)
+    except UserError as error:
+        writer.send(UserError(str(error)))
+
+
+def check_environment(
+    subject: Subject, report: Callable[[str | Finding], object] = lambda _: None
+) -> list[Finding]:
     """Run all checks. It changes the state of no global random generator.
 
+    Args: report: is called with a text on what is done next, and with each finding.
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
     printed = io.StringIO()
     states = (random.getstate(), np.random.get_state())
+
+    def add(title: str, problems: list[str]) -> None:
+        findings.append(Finding(title, problems))
+        report(findings[-1])
+
     with redirect_stdout(printed):
+        report("it was built")
         subject.make()
+        report("its instances were drawn")
         try:
             call_with_timeout(CHECK_LIMIT_S, reserved_instances, subject.spec)
         except EnvError as error:
@@ -128,16 +191,17 @@ def check_environment(subject: Subject) -> list[Finding]:
                 f"env={subject.spec!r} cannot draw the instances of its splits: {error}"
             ) from error
         for title, check in CHECKS.items():
+            report(f'"{title}" was checked')
             try:
                 problems = call_with_timeout(CHECK_LIMIT_S, check, subject)
             except EnvError as error:  # the environment raised an error in a plain game
                 problems = [f"a game ended with {error}"]
-            findings.append(Finding(title, [printable(problem) for problem in problems]))
+            add(title, [printable(problem) for problem in problems])
     random.setstate(states[0])
     np.random.set_state(states[1])
     text = " ".join(printed.getvalue().split())
-    problems = [f"it prints {show(text)}"] if text else []
-    return [*findings, Finding("nothing is printed", problems)]
+    add("nothing is printed", [f"it prints {show(text)}"] if text else [])
+    return findings
 
 
 # ---------- games
@@ -236,8 +300,9 @@ def check_processes(subject: Subject) -> list[str]:
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=CHECK_LIMIT_S
     )
-    if done.returncode:
-        return [f"another process ended with {done.stderr.strip().splitlines()[-1]}"]
+    if done.returncode or not done.stdout.strip():
+        reason = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        return [f"another process ended with {reason}"]
     if done.stdout.split()[-1] != digest(subject):
         return [
             "the same seed gives another game in another process; sort what comes from a set, and "

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from envs import Move
+from worlds.documents import check_plain
 from worlds.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
 from worlds.text_world import Effects, Facts, require_package, sentences
 
@@ -136,6 +137,7 @@ def game_files(folder: Path, goals: tuple[str, ...]) -> list[str]:
 def read_game(path: Path) -> dict:
     """Read a file game.tw-pddl. Raises: UserError if it is not a game."""
     try:
+        check_plain(path)
         game = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a game of ALFWorld: {error}") from error

@@ -9,6 +9,7 @@ A line of such a file is one of these objects:
 
 from configurator import UserError, printable
 
+import errno
 import json
 import math
 import re
@@ -103,11 +104,18 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
 
 def read_lines(path: str) -> list[bytes]:
     try:
+        check_plain(Path(path))
         if Path(path).stat().st_size > MAX_FILE:
             raise UserError(f"{path} is larger than {MAX_FILE // 10**6} MB")
         return Path(path).read_bytes().splitlines()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); expected JSON lines") from error
+
+
+def check_plain(path: Path) -> None:
+    """Raises: OSError for a named pipe or a device, because reading it may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a named pipe or a device", str(path))
 
 
 def read_row(line: bytes) -> Document | Question:
@@ -174,10 +182,14 @@ class Index:
 
     def __init__(self, documents: list[Document]):
         self.documents = documents
-        self.places: dict[str, list[int]] = {}  # word -> numbers of the documents that have it
-        for number, document in enumerate(documents):
-            for word in words_of(f"{document.name} {document.text}"):
-                self.places.setdefault(word, []).append(number)
+        self.folded = [f"{document.name} {document.text}".casefold() for document in documents]
+        places: dict[str, list[int]] = {}
+        for number, text in enumerate(self.folded):
+            for word in words_of(text):
+                places.setdefault(word, []).append(number)
+        # word -> numbers of the documents that have it, rising
+        self.places = {word: np.array(numbers) for word, numbers in places.items()}
+        self.nameable: dict[int, set[int]] = {}  # see `found_by_name`
 
     def search(self, query: str, most: int) -> list[Document]:
         """At most `most` documents, best first.
@@ -185,14 +197,49 @@ class Index:
         A document scores log(1 + documents / documents with the word) for each word that it shares
         with the query. Ties: the order of the documents.
         """
-        scores: dict[int, float] = {}
+        scores = np.zeros(len(self.documents))
         for word in sorted(words_of(query)):  # sorted: sums must not depend on the hash seed
-            places = self.places.get(word, [])
-            for number in places:
-                weight = math.log(1 + len(self.documents) / len(places))
-                scores[number] = scores.get(number, 0.0) + weight
-        best = sorted(scores, key=lambda number: (-scores[number], number))
-        return [self.documents[number] for number in best[:most]]
+            numbers = self.places.get(word)
+            if numbers is not None:
+                scores[numbers] += math.log(1 + len(self.documents) / len(numbers))
+        found = []
+        for _ in range(most):
+            best = int(scores.argmax())  # the first of equal ones
+            if scores[best] == 0:
+                break
+            found.append(self.documents[best])
+            scores[best] = 0
+        return found
+
+    def found_by_name(self, most: int) -> set[int]:
+        """Numbers of the documents that a search for their own name shows in `most` results."""
+        if most not in self.nameable:
+            numbers = range(len(self.documents))
+            self.nameable[most] = {number for number in numbers if self._is_found(number, most)}
+        return self.nameable[most]
+
+    def _is_found(self, number: int, most: int) -> bool:
+        """Whether a search for the name of this document shows it.
+
+        No document scores more, because it has all words. Earlier documents with all words score
+        the same and come first.
+        """
+        words = words_of(self.documents[number].name)
+        rarest, *others = sorted((self.places[word] for word in words), key=len)
+        num_before = 0
+        for earlier in rarest.tolist():
+            if earlier == number:
+                break
+            num_before += all(contains(numbers, earlier) for numbers in others)
+            if num_before == most:
+                return False
+        return True
+
+
+def contains(rising: np.ndarray, number: int) -> bool:
+    """Whether an array of rising numbers has this one."""
+    place = int(np.searchsorted(rising, number))
+    return place < len(rising) and rising[place] == number
 
 
 def words_of(text: str) -> set[str]:

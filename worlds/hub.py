@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envs import Env, make_env
+from envs import Env, drawn_in_time, make_env
 
 REQUIREMENTS = "requirements/hubs.txt"
 NUM_SEEDS = 2**31
@@ -132,6 +132,14 @@ class Hub(Env):
         self.max_actions = self.budget if limit is None else min(self.budget, limit)
 
 
+def start_or_none(env: Hub, seed: int) -> str | None:
+    """What is seen first in the game of this seed; None if it cannot begin."""
+    try:
+        return env.begin_or_break(seed)
+    except BrokenGame:
+        return None
+
+
 @lru_cache
 def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds look the same at the start.
@@ -141,10 +149,8 @@ def has_few_starts(spec: str) -> bool:
     """
     env = make_env(spec)
     seen = set()
-    for seed in range(PROBES):
-        try:
-            start = env.begin_or_break(seed)
-        except BrokenGame:
+    for start in drawn_in_time(env, (start_or_none(env, seed) for seed in range(PROBES))):
+        if start is None:
             continue
         if start in seen:
             return True

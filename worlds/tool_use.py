@@ -9,6 +9,7 @@ from configurator import UserError
 
 import re
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,8 @@ class ToolUse(Env):
         seen = [document.name for document in found if fits(document, wanted)]
         if not seen:
             return None
-        names = [document.name for document in self.index.documents if fits(document, wanted)]
+        fitting = (document.name for document in self.index.documents if fits(document, wanted))
+        names = list(islice(fitting, MAX_ANSWERS + 1))
         if len(names) > MAX_ANSWERS:
             return None
         others = [name for name in names if name != seen[0]]
@@ -151,10 +153,11 @@ class ToolUse(Env):
 
     def _draw_item(self, rng: np.random.Generator) -> Document:
         """A document that a search for its name shows."""
+        numbers = self.index.found_by_name(self.num_results)  # at least the first document
         while True:
-            document = self.index.documents[rng.integers(len(self.index.documents))]
-            if document in self.index.search(document.name, self.num_results):
-                return document
+            number = int(rng.integers(len(self.index.documents)))
+            if number in numbers:
+                return self.index.documents[number]
 
     def _draw_number(self, document: Document, rng: np.random.Generator) -> str:
         """An attribute that is a whole number, or "" if there is none."""
@@ -303,11 +306,13 @@ class OwnData(ToolUse):
             raise UserError(
                 f"{file} has no questions, so it must have items with attributes and nothing else"
             )
+        # Tasks ask about the items that a search for their name shows.
+        asked_about = self.questions or self.index.found_by_name(results)
         if task == "all":
             self.tasks = possible_tasks(documents)
         few = 4 * SPLIT_SIZE if self.questions or task == "find" else 100
         # Training and evaluation share the tasks if there are too few for disjoint splits.
-        self.repeats = len(self.questions or documents) < few
+        self.repeats = len(asked_about) < few
 
     def draw(self, rng: np.random.Generator) -> tuple:
         if not self.questions:
@@ -319,8 +324,9 @@ class OwnData(ToolUse):
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
         """A search for the first document that has the first answer; () if none has it."""
         answer = question.answers[0]
-        for document in self.index.documents:
-            if answer.casefold() in f"{document.name} {document.text}".casefold():
+        folded = answer.casefold()
+        for document, text in zip(self.index.documents, self.index.folded, strict=True):
+            if folded in text:
                 call = f"search {document.name}"
                 shown = self.index.search(document.name, self.num_results)
                 if document in shown:

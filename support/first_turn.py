@@ -1,0 +1,74 @@
+"""What is tried of each environment before a run begins: the first turn of a game.
+
+It shows two faults that a run would see late or never. An environment that is random when it is
+built has another game for each member of a group, and another fixed prompt in each evaluation. In
+an environment whose options ask for something impossible, each game may last until its time limit.
+`python -m tools.check_env` tries much more.
+"""
+
+from configurator import UserError
+
+from collections.abc import Hashable
+from functools import lru_cache, partial
+
+import numpy as np
+
+from dialogue import missing_method
+from envs import EVAL_SEED, Env, make_env, show
+from support.threads import call_all
+from support.time_limit import EnvError, call_with_timeout
+
+NUM_BUILDS = 4  # environments that are compared; of those with two variants, 7 of 8 are noticed
+NUM_GAMES = 3  # evaluation games that are tried before the environment counts as broken
+
+
+@lru_cache(maxsize=256)  # scripts read their command line twice
+def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
+    """Play the first turn of an evaluation game in environments that are built separately.
+
+    Args: limit_s: the time limit of a turn, in seconds; the others as for `make_env`.
+    Raises: UserError if their first observations differ, or if no first turn can be played."""
+    envs = []
+    for _ in range(NUM_BUILDS):
+        envs.append(make_env(spec, observation=observation, max_actions=max_actions))
+    for index in range(NUM_GAMES):
+        starts = [partial(call_with_timeout, limit_s, start, env, index) for env in envs]
+        try:
+            views = call_all(starts, at_once=envs[0].blocking)
+            call_with_timeout(limit_s, act, envs[0])
+        except EnvError as error:
+            reason = error
+            continue
+        compare(views, spec)
+        return
+    raise UserError(
+        f"env={spec!r} could not play the first turn of {NUM_GAMES} evaluation games; the last "
+        f"one ended with: {reason}"
+    )
+
+
+def start(env: Env, index: int) -> tuple[Hashable, ...]:
+    """Draw an instance and start an evaluation game. Returns: what must not depend on the build."""
+    instance = env.draw(np.random.default_rng(EVAL_SEED))
+    observation = env.reset(index, split="eval")
+    return observation, tuple(env.actions), instance
+
+
+def act(env: Env) -> None:
+    """Try an action, if the environment has names of actions or a random player."""
+    if env.actions:
+        env.step(env.actions[0])
+    elif not missing_method(env, "random"):
+        env.step(env.random(1, np.random.default_rng(0))[0])
+
+
+def compare(views: list[tuple[Hashable, ...]], spec: str) -> None:
+    """Raises: UserError unless all environments gave the same."""
+    for view in views:
+        for first, other in zip(views[0], view, strict=True):
+            if first != other:
+                raise UserError(
+                    f"env={spec!r} is random when it is built: with equal seeds, one environment "
+                    f"gave {show(first)} and another {show(other)}; take all randomness from the "
+                    "argument rng of draw(), or from self.rng in a game"
+                )
