@@ -152,9 +152,8 @@ class Config:
     think_reward: NotNegative = 0.0
 
     # -- model
-    # Hugging Face id, folder, 'base' (the tiny model in base/) or 'tiny' (untrained, for tools.sft)
+    # Hugging Face id, folder, or 'base' (the tiny model in base/)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
-    tiny_shape: str = "4x96"  # of model='tiny': layers x width
     dtype: Dtype = "auto"  # type to compute in; auto: bfloat16 on cuda, float32 on cpu
     lora_rank: Natural = 0  # LoRA on all linear layers of policy and critic; 0 = train all weights
     compile: bool = False  # True: torch.compile the MLPs and norms of policy and critic
@@ -251,7 +250,7 @@ class Config:
 
     # -- supervised learning (tools.sft)
     sft_steps: Natural = 0  # optimizer steps; train.py makes none
-    sft_batch_size: Count = 16  # demonstrations per step; in pretraining: packs
+    sft_batch_size: Count = 16  # demonstrations per step
     sft_lr: NotNegative = 1e-5  # AdamW
     sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
     # Who plays the demonstrations. shortest: follows shortest paths, mostly one action a turn;

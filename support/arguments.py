@@ -58,23 +58,19 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
     """The command line of tools/sft.py. Returns: as `load_config`."""
     config, options, sources = load_config(argv, extra={"export": ""})
     if not config.sft_steps:
-        raise UserError(
-            "nothing to do: sft_steps is 0; "
-            "give --sft_steps=N, or config/base.py for the tiny model"
-        )
+        raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
     if len(env_specs(config.env)) > 1:
         raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
     if config.wandb:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
     check_imitation(config)
-    if sources["out_dir"] == "default" and config.model != "tiny":
+    if sources["out_dir"] == "default":
         config = replace(config, out_dir=f"{config.out_dir}_sft")  # train.py writes out/NAME
     if options["export"]:
         check_writable(options["export"])
     else:
         check_out_dir(config)
-    if config.model != "tiny" or options["export"]:
-        find_model(config.model)
+    find_model(config.model)
     return config, options, sources
 
 
@@ -84,11 +80,6 @@ def check_imitation(config: Config) -> None:
     Raises: UserError."""
     if config.dtype == "float16":  # its gradients would need a loss scale
         raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
-    if config.model == "tiny" and config.lora_rank:
-        raise UserError(
-            "LoRA adapts a trained model, and model='tiny' has random weights; "
-            f"leave lora_rank={config.lora_rank} out"
-        )
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:

@@ -77,11 +77,6 @@ def find_model(name: str) -> str:
         on the hub.
     Raises: UserError if a folder does not exist, or holds no model.
     """
-    if name == "tiny":
-        raise UserError(
-            "model='tiny' has random weights, which only tools/sft.py trains; "
-            "give --model=base, the model of a run, or --model=PATH"
-        )
     if name == "base":
         return str(BASE)
     if not _looks_like_folder(name):

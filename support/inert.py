@@ -68,7 +68,6 @@ def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
 
 def _unused_parts(config: Config) -> Iterator[Reason]:
     yield " ".join(SFT_FIELDS), "only tools.sft reads it"
-    yield "tiny_shape", "only tools.sft with model='tiny' reads it"
     if config.estimator not in CRITIC_ESTIMATORS:
         names = "critic_lr value_clip value_coef lam turn_lam"
         yield names, f"estimator {config.estimator} has no critic"

@@ -81,7 +81,7 @@ def folder_of_test():
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tokenizer of the tiny model. Building it draws boards, so it is built once."""
-    from tools import tiny_model
+    from studies.base_model import tiny_model
 
     return tiny_model.build_tiny_tokenizer()
 
@@ -96,7 +96,7 @@ def chat(tokenizer):
 @pytest.fixture
 def small_tokenizer(monkeypatch, tokenizer):
     """Lets `build_tiny` take the tokenizer of the session instead of building one."""
-    from tools import tiny_model
+    from studies.base_model import tiny_model
 
     monkeypatch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
 
@@ -104,7 +104,7 @@ def small_tokenizer(monkeypatch, tokenizer):
 @pytest.fixture
 def random_model(small_tokenizer):
     """A small model whose weights are so large that a token depends visibly on all before it."""
-    from tools import tiny_model
+    from studies.base_model import tiny_model
 
     built = tiny_model.build_tiny(0, "2x64")[0]
     with torch.no_grad():
@@ -124,7 +124,8 @@ def trained_folder(tmp_path_factory, tokenizer):
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
     from dialogue import Chat
-    from tools import demonstrations, sft, tiny_model
+    from studies.base_model import tiny_model
+    from tools import demonstrations, sft
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)

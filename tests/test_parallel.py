@@ -27,7 +27,8 @@ import parallel
 import train
 from dialogue import Chat
 from model import Policy
-from tools import demonstrations, sft, tiny_model
+from studies.base_model import tiny_model
+from tools import demonstrations, sft
 
 pytestmark = pytest.mark.slow
 

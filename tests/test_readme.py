@@ -42,7 +42,7 @@ SHORT = {
     "tools.check_env": "",
     "tools.replay": "",
     "studies.reproduce": "--dry_run=True",
-    "tools.corpus": "--packs=4",
+    "studies.base_model.corpus": "--packs=4",
 }
 # Of train, eval and tools.sft: what a laptop can do.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")

@@ -47,9 +47,8 @@ def test_files_of_experiments_name_nothing(command):
         ("tools.sft", "--sft_file=a --sft_player=planner", "sft_player: sft_file holds the demon"),
         ("tools.sft", "--sft_file=a --sft_lost=False", ""),
         ("tools.sft", "--lora_rank=4 --sft_lr=1.0", "sft_lr: sft_muon_lr is for matrices, and"),
-        ("tools.sft", "--model=tiny --env=sokoban", "env: model='tiny' has a corpus and probes"),
-        ("tools.sft", "--tiny_shape=2x64", "tiny_shape: only model='tiny' reads it"),
-        ("tools.corpus", "--sft_planners=0.0 --env=bandit", "env: tools.corpus does not use it"),
+        ("studies.base_model.corpus", "--sft_planners=0.0 --env=bandit", "env: studies.base_model"),
+        ("studies.base_model.pretrain", "--model=2x64 --sft_lr=1.0 --lora_rank=4", "lora_rank: "),
     ],
 )
 def test_what_a_command_does_not_use_is_named(command, given, line):
