@@ -152,7 +152,7 @@ class Config:
     think_reward: NotNegative = 0.0
 
     # -- model
-    # Hugging Face id, folder, or 'base' (the tiny model in base/)
+    # Hugging Face id, folder, or 'tiny' (the pretrained model in base/)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
     dtype: Dtype = "auto"  # type to compute in; auto: bfloat16 on cuda, float32 on cpu
     lora_rank: Natural = 0  # LoRA on all linear layers of policy and critic; 0 = train all weights

@@ -155,7 +155,7 @@ def check_start(config, sft_stage, scale):
         assert config.sft_steps > 0
         assert sft_stage.config().sft_steps == config.sft_steps
     else:
-        assert config.model == ("base" if scale == "tiny" else Config.model)
+        assert config.model == ("tiny" if scale == "tiny" else Config.model)
 
 
 def differences(one, other, scale="tiny"):

@@ -73,11 +73,11 @@ def check_driver(cuda_version: str | None) -> None:
 def find_model(name: str) -> str:
     """The folder of a local model, or the unchanged name of a model on the hub.
 
-    Args: name: "base", a folder, or a name on the hub. What looks like a folder is never looked up
+    Args: name: "tiny", a folder, or a name on the hub. What looks like a folder is never looked up
         on the hub.
     Raises: UserError if a folder does not exist, or holds no model.
     """
-    if name == "base":
+    if name == "tiny":
         return str(BASE)
     if not _looks_like_folder(name):
         return name

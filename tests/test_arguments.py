@@ -154,9 +154,9 @@ def test_a_misspelt_reference_is_said_at_once(run_without_torch):
     assert_sentence(done, sentence)
 
 
-@pytest.mark.parametrize("reference", ["", "b", "base", "gre", "greedy", "greedy, closed loop"])
+@pytest.mark.parametrize("reference", ["", "t", "tiny", "gre", "greedy", "greedy, closed loop"])
 def test_the_beginning_of_a_row_is_a_reference(reference):
-    read_eval([*LAKE, "--model=base", "--player=greedy", f"--against={reference}"])
+    read_eval([*LAKE, "--model=tiny", "--player=greedy", f"--against={reference}"])
 
 
 def test_a_random_model_is_written_over_nothing(tmp_path):
@@ -251,4 +251,4 @@ def test_what_looks_like_a_folder_is_never_looked_up(name, tmp_path, monkeypatch
 
 def test_the_base_model_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find_model("base") == str(BASE) and (BASE / "model.safetensors").is_file()
+    assert find_model("tiny") == str(BASE) and (BASE / "model.safetensors").is_file()

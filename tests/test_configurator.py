@@ -454,7 +454,7 @@ def test_experiment_loads_alone_and_tiny(name):
     small = load(shipped(name), shipped("tiny"))
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
-    assert config.out_dir == f"out/{name}" and small.model == "base" and small.device == "cpu"
+    assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
     # These are the numbers in the headers of the files.
     assert (config.num_groups * config.group_size, config.batch_size) == (128, 32)
 

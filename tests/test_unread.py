@@ -35,7 +35,7 @@ def test_files_of_experiments_name_nothing(command):
     [
         ("eval.py", "--temperature=0.1 --seed=1", "seed, temperature: eval.py does not use them"),
         ("eval.py", "--eval_temperature=0.1 --max_turns=3", ""),
-        ("tools.replay", "--model=base", "model: tools.replay does not use it"),
+        ("tools.replay", "--model=tiny", "model: tools.replay does not use it"),
         ("tools.api_models", "--lora_rank=4", "lora_rank: tools.api_models does not use it"),
         ("tools.sft", "--lora_rank=4 --weight_decay=0.5 --dtype=bfloat16 --seed=1", ""),
         ("tools.sft", "--kl_coef=0.1 --compile=True", "compile, kl_coef: tools.sft does not use"),
