@@ -5,7 +5,7 @@ within a second, and in its `main`. The functions check all that needs no torch:
 environments, the folders of models and runs. All raise UserError for what is wrong.
 """
 
-from configurator import Config, UserError, load_config, read_option
+from configurator import Config, SftConfig, UserError, load_config, read_option
 
 import shlex
 from collections.abc import Iterable
@@ -54,9 +54,9 @@ def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
     return config, options, sources
 
 
-def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
+def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
     """The command line of tools/sft.py. Returns: as `load_config`."""
-    config, options, sources = load_config(argv, extra={"export": ""})
+    config, options, sources = load_config(argv, extra={"export": ""}, kind=SftConfig)
     if not config.sft_steps:
         raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
     if len(env_specs(config.env)) > 1:
@@ -74,7 +74,7 @@ def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
     return config, options, sources
 
 
-def check_imitation(config: Config) -> None:
+def check_imitation(config: SftConfig) -> None:
     """Check the settings that supervised learning reads, but cannot follow.
 
     Raises: UserError."""

@@ -6,15 +6,12 @@ Such a command prints the line at its start, as train.py does (support/inert.py)
 settings from files: an experiment's file is for train.py, and other commands read a part of it.
 """
 
-from configurator import Config
+from configurator import SFT_FIELDS, Config, SftConfig
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import fields
 
 # (names of settings, separated by blanks; why none of them can act)
 Reason = tuple[str, str]
-
-SFT_FIELDS = [field.name for field in fields(Config) if field.name.startswith("sft_")]
 
 # the settings of a game and of its rewards; the system prompt promises max_response_tokens
 GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens
@@ -86,7 +83,7 @@ def sentence(inert: dict[str, str]) -> str:
     return f"these settings have no effect: {'; '.join(phrases)}"
 
 
-def _imitation(config: Config) -> Iterator[Reason]:
+def _imitation(config: SftConfig) -> Iterator[Reason]:
     """What supervised learning does not use because of its other settings."""
     player = "sft_player sft_actions sft_noise sft_clean"
     if config.sft_file:

@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from configurator import Config, UserError
+from configurator import Config, SftConfig, UserError
 
 import isolation
 import pytest
@@ -56,6 +56,10 @@ def config_file(name: str) -> str:
 
 def small_config(**changes) -> Config:
     return Config(**(SMALL_RUN | changes))
+
+
+def small_sft_config(**changes) -> SftConfig:
+    return SftConfig(**(SMALL_RUN | changes))
 
 
 # ---------- folders
@@ -130,7 +134,7 @@ def trained_folder(tmp_path_factory, tokenizer):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
         built = tiny_model.build_tiny(0, "2x64")[0]
-    config = small_config(
+    config = small_sft_config(
         sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30
     )
     chat = Chat(tokenizer)

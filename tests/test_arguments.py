@@ -120,7 +120,7 @@ def test_other_settings_for_a_run_are_refused_at_once(run_without_torch, tmp_pat
     done = run_without_torch("train.py", *LAKE, f"--out_dir={tmp_path}")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: out_dir={str(tmp_path)!r} holds a run with other sett")
-    with pytest.raises(UserError, match="holds a run with other settings"):
+    with pytest.raises(UserError, match="holds a run of train.py; give another --out_dir"):
         read_sft([*LAKE, "--sft_steps=1", f"--out_dir={tmp_path}"])
 
 

@@ -3,7 +3,7 @@
 python -m pytest -q tests/test_demonstrations.py
 """
 
-from configurator import load_config
+from configurator import SftConfig, load_config
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tools.demonstrations import demonstration
 
 def tiny_config(experiment, **changes):
     files = [config_file(experiment), config_file("tiny")]
-    return replace(load_config(files)[0], **changes)
+    return replace(load_config(files, kind=SftConfig)[0], **changes)
 
 
 def first_demonstration(config, chat, num_turns):

@@ -3,7 +3,7 @@
 Run with:  python -m pytest -q tests/test_sft.py
 """
 
-from configurator import UserError, load_config
+from configurator import SftConfig, UserError, load_config
 
 import json
 import math
@@ -15,7 +15,7 @@ import pytest
 import torch
 from runs import read_lines
 from safetensors.torch import load_file
-from shared_fixtures import config_file, small_config
+from shared_fixtures import config_file, small_sft_config
 
 import eval as evaluation
 import model
@@ -44,7 +44,7 @@ def loss_of(policy, demos):
 
 @pytest.mark.parametrize("muon", [0.02, 0.0])
 def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
-    config = small_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8, sft_steps=15)
+    config = small_sft_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8, sft_steps=15)
     demos = [demonstrations.demonstration(config, chat, i) for i in range(8)]
     policy = model.Policy(tiny_model.build_tiny(0, "2x64")[0])
     before = loss_of(policy, demos)
@@ -77,7 +77,7 @@ def test_muon_is_that_of_torch_but_for_its_precision(decay):
 
 def test_every_weight_has_one_optimizer(random_model):
     policy = model.Policy(random_model)
-    adam, muon = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.2))
+    adam, muon = sft.make_optimizers(policy, small_sft_config(sft_lr=0.1, sft_muon_lr=0.2))
     names = {id(weight): name for name, weight in policy.named_parameters()}
     by_muon = [names.pop(id(p)) for group in muon.param_groups for p in group["params"]]
     by_adam = [names.pop(id(p)) for group in adam.param_groups for p in group["params"]]
@@ -87,14 +87,14 @@ def test_every_weight_has_one_optimizer(random_model):
     assert any("embed_tokens" in name for name in by_adam)
     assert any("bias" in name for name in by_adam)
     assert (adam.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (0.1, 0.2)
-    (only,) = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.0))
+    (only,) = sft.make_optimizers(policy, small_sft_config(sft_lr=0.1, sft_muon_lr=0.0))
     assert len(only.param_groups[0]["params"]) == len(list(policy.parameters()))
 
 
 def test_both_optimizers_decay_weights(random_model):
     """Without a gradient, a step multiplies a weight by 1 - lr * weight_decay."""
     policy = model.Policy(random_model)
-    config = small_config(sft_lr=0.1, sft_muon_lr=0.2, weight_decay=0.5)
+    config = small_sft_config(sft_lr=0.1, sft_muon_lr=0.2, weight_decay=0.5)
     matrix = random_model.model.layers[0].mlp.up_proj.weight
     norm = random_model.model.norm.weight
     before = [weight.detach().clone() for weight in (matrix, norm)]
@@ -116,7 +116,7 @@ def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatc
         return scorer(states, *arguments, **options)
 
     monkeypatch.setattr(model, "chunked_logprobs", note_type)
-    config = small_config(sft_steps=1, sft_lr=1e-3)
+    config = small_sft_config(sft_steps=1, sft_lr=1e-3)
     demos = [demonstrations.demonstration(config, chat, 0)]
     for dtype in ("auto", "float32", "bfloat16"):
         policy = model.Policy(random_model)
@@ -138,7 +138,7 @@ def test_a_log_has_twenty_lines(capsys, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_stops_imitation(random_model, chat):
-    config = small_config(sft_lr=1e-2, sft_batch_size=2, sft_steps=3)
+    config = small_sft_config(sft_lr=1e-2, sft_batch_size=2, sft_steps=3)
     demos = [demonstrations.demonstration(config, chat, i) for i in range(2)]
     torch.nn.init.constant_(random_model.model.norm.weight, math.nan)
     with pytest.raises(ValueError, match="the loss is nan at step 0; lower sft_lr or sft_muon_lr"):
@@ -213,7 +213,7 @@ def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
 
 
 def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
-    config = small_config(model="some", sft_batch_size=5)
+    config = small_sft_config(model="some", sft_batch_size=5)
     monkeypatch.setattr(sft.parallel, "world_size", lambda: 2)
     dealt = []
     for rank in (0, 1):
@@ -245,7 +245,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
     sft.main([*words, f"--out_dir={tmp_path / 'run'}", f"--export={file}"])
     assert capsys.readouterr().out.endswith(f"wrote {file}: 4 demonstrations\n")
     assert not (tmp_path / "run").exists()
-    config = load_config(words)[0]
+    config = load_config(words, kind=SftConfig)[0]
     made = first_two_packs(config, chat)
     config = replace(config, sft_file=str(file))
     read = first_two_packs(config, chat)
@@ -284,7 +284,7 @@ def test_a_file_without_demonstrations(text, message, tmp_path, chat):
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        demonstrations.read_demonstrations(str(file), chat, small_config())
+        demonstrations.read_demonstrations(str(file), chat, small_sft_config())
 
 
 def game_of(status, **keys):
@@ -295,7 +295,7 @@ def game_of(status, **keys):
 def read_games(folder, chat, *games, **changes):
     file = folder / f"games{len(list(folder.iterdir()))}.jsonl"
     file.write_text("".join(json.dumps(game) + "\n" for game in games))
-    config = small_config(max_response_tokens=40, **changes)
+    config = small_sft_config(max_response_tokens=40, **changes)
     read = demonstrations.read_demonstrations(str(file), chat, config)
     return [game.status for game in read], file
 
@@ -356,7 +356,7 @@ def test_wrong_demonstrations_leave_no_folder(tmp_path, wrong, message):
 
 def test_the_folder_of_another_run_is_refused(tmp_path):
     options = [*TINY_BANDIT, "--sft_steps=1", f"--out_dir={tmp_path}/out"]
-    save_config(load_config(options)[0], {}, tmp_path / "out")
+    save_config(load_config(options, kind=SftConfig)[0], {}, tmp_path / "out")
     message = "holds a run with other settings .*; give another --out_dir$"
     with pytest.raises(ValueError, match=message):
         sft.main([*options, "--sft_lr=0.5"])

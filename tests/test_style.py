@@ -5,7 +5,7 @@
 They read all Python files outside tests/. The tables at the top hold the limits and the exceptions.
 """
 
-from configurator import Config
+from configurator import SftConfig
 
 import ast
 import io
@@ -102,7 +102,7 @@ for package in PACKAGES:
 ROOT_FILES = sorted(ROOT.glob("*.py"))
 CODE_FILES = ROOT_FILES + PACKAGE_FILES
 ALL_FILES = CODE_FILES + CONFIG_FILES
-FIELDS = {field.name for field in fields(Config)}
+FIELDS = {field.name for field in fields(SftConfig)}
 LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -3,7 +3,7 @@
 Run with:  python -m pytest -q tests/test_unread.py
 """
 
-from configurator import FIELD_TYPES, UserError, load_config
+from configurator import FIELD_TYPES, Config, SftConfig, UserError, load_config
 
 import pytest
 
@@ -15,8 +15,12 @@ LAKE = ["config/frozenlake_grpo.py", "config/models/tiny.py"]
 NO_EFFECT = "these settings have no effect: "
 
 
+SUPERVISED = ("tools.sft", "studies.base_model.corpus", "studies.base_model.pretrain")
+
+
 def warning(command, *arguments):
-    config, _, sources = load_config([*LAKE, *arguments])
+    kind = SftConfig if command in SUPERVISED else Config
+    config, _, sources = load_config([*LAKE, *arguments], kind=kind)
     return warn_unread(command, config, sources)
 
 

@@ -14,7 +14,7 @@ up their gradients. An interrupted run continues from out_dir, which is out/NAME
 Probes on held-out instances measure how well the model plays.
 """
 
-from configurator import Config, UserError, run_main
+from configurator import SftConfig, UserError, run_main
 
 from support.arguments import read_sft
 
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
 
 
 @contextmanager
-def open_run(config: Config) -> Iterator[Saver]:
+def open_run(config: SftConfig) -> Iterator[Saver]:
     """Lock the folder of a run, and wait at the end until its checkpoints are written.
 
     Raises: UserError if another process uses the folder, or if a step has no work for some ranks.
@@ -100,7 +100,7 @@ def open_run(config: Config) -> Iterator[Saver]:
         yield saver
 
 
-def train(config: Config, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
+def train(config: SftConfig, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
     """Train a model and write it to out_dir, or continue an interrupted run there."""
     out_dir = Path(config.out_dir)
     model, tokenizer = load_model(config.model)
@@ -123,14 +123,14 @@ def train(config: Config, sources: dict[str, str], device: torch.device, saver: 
     print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
 
 
-def make_policy(config: Config, model) -> Policy:
+def make_policy(config: SftConfig, model) -> Policy:
     """The policy to train: all weights of the model, or its LoRA adapters."""
     if config.lora_rank:
         add_lora(model, config.lora_rank, config.seed)
     return Policy(model)
 
 
-def write_row(config: Config, step: int, totals: dict, measured: dict) -> None:
+def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> None:
     """Write curve.jsonl with one more row.
 
     Args: step: the finished steps; totals: see TOTALS; measured: what the probes found."""
@@ -145,7 +145,7 @@ def write_row(config: Config, step: int, totals: dict, measured: dict) -> None:
         tqdm.write(json.dumps(row))
 
 
-def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
+def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
     """This process's demonstrations of a step. A pack is one forward and backward pass."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
@@ -154,7 +154,7 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     return packs
 
 
-def demonstrations_of(config: Config, chat: Chat, step: int) -> list[Trajectory]:
+def demonstrations_of(config: SftConfig, chat: Chat, step: int) -> list[Trajectory]:
     """The demonstrations from which this process learns in a step."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     num_different = config.sft_demos or sys.maxsize
@@ -171,7 +171,7 @@ def demonstrations_of(config: Config, chat: Chat, step: int) -> list[Trajectory]
 def imitate(
     policy: Policy,
     packs_at: Callable[[int], Sequence[list[Trajectory]]],
-    config: Config,
+    config: SftConfig,
     *,
     saver: Saver | None = None,
     report: Callable[[int, dict], object] = lambda *_: None,
@@ -335,7 +335,7 @@ def load_state(
 # ---------- optimizers
 
 
-def make_optimizers(policy: Policy, config: Config) -> list[torch.optim.Optimizer]:
+def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
     """AdamW. If `sft_muon_lr` is not 0: Muon for the matrices of the blocks, AdamW for the rest."""
     matrices = []
     others = []

@@ -16,7 +16,7 @@ out the symbols of "newvocab", other sizes and the pairs of "jobs_test", to test
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import SftConfig, UserError, load_config, run_main
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class Document(NamedTuple):
 
 
 def documents(
-    config: Config, chat: Chat, step: int, index: int, progress: float
+    config: SftConfig, chat: Chat, step: int, index: int, progress: float
 ) -> Iterator[Document]:
     """Pack `index` of a step: documents of one environment, until they have micro_batch_tokens.
 
@@ -157,7 +157,7 @@ def draw_observation(rng: np.random.Generator, easy: bool) -> str:
     return str(rng.choice(["grid", "coord", "relations"], p=[0.8, 0.1, 0.1]))
 
 
-def draw_limits(config: Config, env: Env, rng: np.random.Generator) -> Config:
+def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftConfig:
     """Settings with random limits on turns, actions and tokens; the system prompt states them."""
     if env.repeats:
         max_turns, actions_per_turn = 1, 1
@@ -211,7 +211,9 @@ def made_up_name(rng: np.random.Generator) -> str:
 
 def main(argv: list[str]) -> None:
     """Print a table of the documents in a sample of the corpus."""
-    config, options, sources = load_config([PRETRAINING, *argv], extra={"packs": 600})
+    config, options, sources = load_config(
+        [PRETRAINING, *argv], extra={"packs": 600}, kind=SftConfig
+    )
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
     print_unread("studies.base_model.corpus", config, sources)

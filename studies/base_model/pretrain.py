@@ -9,7 +9,7 @@ the number of processes. An interrupted run continues from out_dir. Probes on he
 measure how well the model plays and reads, and each of them also saves the model.
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import SftConfig, UserError, load_config, run_main
 
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from tools.sft import imitate, open_run, write_row
 
 
 def main(argv: list[str]) -> None:
-    config, _, sources = load_config(argv)
+    config, _, sources = load_config(argv, kind=SftConfig)
     if not config.sft_steps:
         raise UserError(
             "nothing to do: sft_steps is 0; give studies/base_model/config/pretraining.py"
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
         train(config, sources, device, saver)
 
 
-def train(config: Config, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
+def train(config: SftConfig, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
     """Train a model and write it to out_dir, or continue an interrupted run there."""
     out_dir = Path(config.out_dir)
     model, tokenizer = build_tiny(config.seed, config.model)
@@ -62,7 +62,7 @@ def train(config: Config, sources: dict[str, str], device: torch.device, saver: 
     print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
 
 
-def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
+def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
     """This process's documents of a step. A pack is one forward and backward pass."""
     progress = step / config.sft_steps
     packs = []

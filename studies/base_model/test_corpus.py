@@ -5,7 +5,7 @@ Answers of drills are compared with boards read by hand.
     python -m pytest -q studies/base_model/test_corpus.py
 """
 
-from configurator import Config
+from configurator import Config, SftConfig
 
 import itertools
 from collections import Counter
@@ -25,7 +25,7 @@ from worlds.bandit import Bandit
 
 def read(chat, path, count, progress=0.5):
     seed, step, index = path
-    config = Config(seed=seed, max_context_tokens=1024, micro_batch_tokens=10**6)
+    config = SftConfig(seed=seed, max_context_tokens=1024, micro_batch_tokens=10**6)
     drawn = itertools.islice(documents(config, chat, step, index, progress), count)
     return [document.trajectory for document in drawn]
 
@@ -140,7 +140,8 @@ def test_documents_are_right_and_of_every_kind(chat):
 @pytest.mark.parametrize("planners", [0.0, 0.5, 1.0])
 def test_every_game_has_a_player_of_the_crowd(chat, planners):
     """The shares of the players are those of SHARES, and the planner's is `sft_planners`."""
-    config = Config(seed=7, max_context_tokens=1024, micro_batch_tokens=1024, sft_planners=planners)
+    sizes = dict(max_context_tokens=1024, micro_batch_tokens=1024)
+    config = SftConfig(seed=7, sft_planners=planners, **sizes)
     counts = Counter()
     for step in range(500):
         document = next(documents(config, chat, step, 0, 0.5))

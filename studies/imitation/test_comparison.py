@@ -103,7 +103,7 @@ def test_a_new_game_is_imitated_and_then_reinforced(lab, monkeypatch):
     files = "config/tools_fetch_grpo.py config/models/tiny.py config/models/tiny_new_game.py"
     settings = "--sft_steps=5 --eval_every=5 --seed=2"
     assert lab[0] == f"-m tools.sft {files} {settings}"
-    assert lab[1].startswith(f"train.py {files} --sft_steps=5 --eval_every=5 --model=out/runs/sft-")
+    assert lab[1].startswith(f"train.py {files} --eval_every=5 --model=out/runs/sft-")
     assert comparison.game_words(world) == [*files.split(), "--eval_size=256"]
 
 
