@@ -1,7 +1,7 @@
-"""The settings of a run. The Config dataclass below holds every default.
+"""The settings of a run. The dataclasses Config and SftConfig below hold every default.
 
 A command takes any number of config files and --key=value overrides. It reads them left to right,
-and the last value of a setting wins. A config file is Python that assigns fields of Config. Its
+and the last value of a setting wins. A config file is Python that assigns their fields. Its
 modules, functions, classes and names that begin with "_" are ignored. Every other unknown name is
 an error, in a file and on the command line.
 """
@@ -9,6 +9,7 @@ an error, in a file and on the command line.
 import ast
 import difflib
 import errno
+import inspect
 import io
 import json
 import math
@@ -152,9 +153,8 @@ class Config:
     think_reward: NotNegative = 0.0
 
     # -- model
-    # Hugging Face id, folder, 'base' (the tiny model in base/) or 'tiny' (untrained, for tools.sft)
+    # Hugging Face id, folder, or 'tiny' (the pretrained model in base/)
     model: str = "Qwen/Qwen2.5-0.5B-Instruct"
-    tiny_shape: str = "4x96"  # of model='tiny': layers x width
     dtype: Dtype = "auto"  # type to compute in; auto: bfloat16 on cuda, float32 on cpu
     lora_rank: Natural = 0  # LoRA on all linear layers of policy and critic; 0 = train all weights
     compile: bool = False  # True: torch.compile the MLPs and norms of policy and critic
@@ -249,23 +249,6 @@ class Config:
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
 
-    # -- supervised learning (tools.sft)
-    sft_steps: Natural = 0  # optimizer steps; train.py makes none
-    sft_batch_size: Count = 16  # demonstrations per step; in pretraining: packs
-    sft_lr: NotNegative = 1e-5  # AdamW
-    sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
-    # Who plays the demonstrations. shortest: follows shortest paths, mostly one action a turn;
-    # planner: optimal under the limits of the game; crowd: the players of the tiny model's corpus
-    sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
-    sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
-    sft_demos: Natural = 0  # different demonstrations, repeated in turn; 0 = new ones every step
-    sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
-    sft_lost: bool = True  # True: imitate also the games of sft_file that were not won
-    sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
-    sft_noise: Fraction = 0.0  # fraction of the turns with random actions
-    sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
-    sft_planners: Fraction = 0.15  # fraction of the games of the crowd that the planner plays
-
     def __post_init__(self) -> None:
         self._check_fields()
         self._check_rollout_size()
@@ -274,17 +257,12 @@ class Config:
         self._check_batch_size()
 
     def _check_fields(self) -> None:
-        for key, legal in CHOICES.items():
-            value = getattr(self, key)
-            if value not in legal:
-                raise UserError(f"{key} must be one of {', '.join(legal)}, got {value!r}")
-        for key, legal in RANGES.items():
-            value = getattr(self, key)
-            if not math.isfinite(value) or not legal.test(value):
-                raise UserError(f"{key} must be {legal.words}, got {value}")
-            largest = LARGEST.get(key, LARGEST_NUMBER)
-            if value > largest:
-                raise UserError(f"{key} must be at most {largest:,}, got {value}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in CHOICES:
+                _check_choice(field.name, value)
+            if field.name in RANGES:
+                _check_number(field.name, value)
         for low, high, reason in ORDERED:
             if getattr(self, low) > getattr(self, high):
                 raise UserError(
@@ -376,15 +354,39 @@ class Config:
         return self.engine == "torch" or not self.recompute_old_logprobs
 
 
+@dataclass(frozen=True)
+class SftConfig(Config):
+    """The settings of tools.sft: those of Config, and its own. Config files may assign both."""
+
+    # -- supervised learning
+    sft_steps: Natural = 0  # optimizer steps
+    sft_batch_size: Count = 16  # demonstrations per step
+    sft_lr: NotNegative = 1e-5  # AdamW
+    sft_muon_lr: NotNegative = 0.0  # Muon, for the matrices; 0 = AdamW for all parameters
+    # Who plays the demonstrations. shortest: follows shortest paths, mostly one action a turn;
+    # planner: optimal under the limits of the game; crowd: the players of the tiny model's corpus
+    sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
+    sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
+    sft_demos: Natural = 0  # different demonstrations, repeated in turn; 0 = new ones every step
+    sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
+    sft_lost: bool = True  # True: imitate also the games of sft_file that were not won
+    sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
+    sft_noise: Fraction = 0.0  # fraction of the turns with random actions
+    sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
+    sft_planners: Fraction = 0.15  # fraction of the games of the crowd that the planner plays
+
+
 CHOICES: dict[str, tuple[str, ...]] = {}  # legal values of settings that are one of several words
 RANGES: dict[str, Legal] = {}  # legal values of numbers
-FIELD_TYPES: dict[str, type] = get_type_hints(Config)
-for _field in fields(Config):
+FIELD_TYPES: dict[str, type] = get_type_hints(SftConfig)
+for _field in fields(SftConfig):
     if get_origin(_field.type) is Literal:
         CHOICES[_field.name] = get_args(_field.type)
         FIELD_TYPES[_field.name] = str
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
+
+SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))  # not of train.py
 
 # Larger numbers overflow, or need more memory or time than there is.
 LARGEST_NUMBER = 1_000_000_000  # of the settings that are not in the table
@@ -414,21 +416,43 @@ ORDERED = [
 ]
 
 
+def _check_choice(key: str, value: str) -> None:
+    if value not in CHOICES[key]:
+        raise UserError(f"{key} must be one of {', '.join(CHOICES[key])}, got {value!r}")
+
+
+def _check_number(key: str, value: float) -> None:
+    legal = RANGES[key]
+    if not math.isfinite(value) or not legal.test(value):
+        raise UserError(f"{key} must be {legal.words}, got {value}")
+    largest = LARGEST.get(key, LARGEST_NUMBER)
+    if value > largest:
+        raise UserError(f"{key} must be at most {largest:,}, got {value}")
+
+
 # ---------- reading settings
 
 
 def load_config(
-    argv: list[str], *, extra: dict | None = None, base: Config | None = None
+    argv: list[str],
+    *,
+    extra: dict | None = None,
+    base: Config | None = None,
+    kind: type[Config] = Config,
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
+
+    A config file may also assign settings of SftConfig that `kind` does not have. They are left
+    out, so that one file serves train.py and tools.sft.
 
     Args:
         argv: the arguments after the script name.
         extra: the script's own options with their defaults. They are legal on the command line,
             but not in files.
-        base: settings that replace the defaults.
-    Returns: the checked settings; a value for each key of `extra`; the source of each field of
-        Config: "default" (also for `base`), the path of a file, or "command line".
+        base: settings that replace the defaults. The result is of the same class.
+        kind: the class of the settings if there is no `base`: Config, or SftConfig for tools.sft.
+    Returns: the checked settings; a value for each key of `extra`; the source of each setting:
+        "default" (also for `base`), the path of a file, or "command line".
     Raises: UserError with the key, the expected and the given value, and the source.
     >>> config, extras, sources = load_config(["--seed=3", "--player=me"], extra={"player": ""})
     >>> config.seed, extras, sources["seed"], config.out_dir
@@ -436,12 +460,15 @@ def load_config(
     """
     extras = dict(extra or {})
     extra_types = {key: type(value) for key, value in extras.items()}
-    sources = dict.fromkeys(FIELD_TYPES, "default")
+    kind = type(base) if base else kind
+    own_types = {field.name: FIELD_TYPES[field.name] for field in fields(kind)}
+    known = {**own_types, **extra_types}
+    sources = dict.fromkeys(own_types, "default")
     values: dict[str, Any] = asdict(base) if base else {}
     files = []
     for arg in argv:
         if arg.startswith("--") and "=" in arg:
-            key, value = read_option(arg, {**FIELD_TYPES, **extra_types})
+            key, value = read_option(arg, known)
             if key in extra_types:
                 extras[key] = value
             else:
@@ -450,23 +477,27 @@ def load_config(
         elif arg.endswith(".py") and not arg.startswith("-"):
             files.append(arg)
             for key, value in read_config_file(arg).items():
-                values[key] = value
-                sources[key] = arg
+                if key in own_types:
+                    values[key] = value
+                    sources[key] = arg
         else:
-            is_missing = "/" in arg and not Path(arg).exists()
-            hint = "; nor is there such a folder" if is_missing else ""
-            is_flag = {**FIELD_TYPES, **extra_types}.get(arg[2:]) is bool
-            example = f"{arg}=True" if is_flag else "--seed=1"
-            raise UserError(
-                f"argument {arg!r} is neither a config/name.py file nor --key=value, "
-                f"such as {example}{hint}"
-            )
-    config = Config(**values)
+            raise _wrong_argument(arg, known)
+    config = kind(**values)
     out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"
     names_out_dir = config.out_dir and sources["out_dir"] == "command line"
     if config.seed and not base and not names_out_dir:
         out_dir += f"_s{config.seed}"  # seeds of one config do not share a folder
     return replace(config, out_dir=out_dir), extras, sources
+
+
+def _wrong_argument(arg: str, types_by_key: dict[str, type]) -> UserError:
+    is_missing = "/" in arg and not Path(arg).exists()
+    hint = "; nor is there such a folder" if is_missing else ""
+    example = f"{arg}=True" if types_by_key.get(arg[2:]) is bool else "--seed=1"
+    return UserError(
+        f"argument {arg!r} is neither a config/name.py file nor --key=value, "
+        f"such as {example}{hint}"
+    )
 
 
 def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
@@ -528,6 +559,8 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
             f"{key} from {source} is refused: it would cut the distribution in sampling, and the "
             "log-probs in the loss would be those of another policy; use temperature"
         )
+    if key in SFT_FIELDS:
+        raise UserError(f"{key} from {source} is a setting of tools.sft; leave it out")
     near = " or ".join(difflib.get_close_matches(key, types_by_key, n=3))
     hint = f"did you mean {near}?" if near else "no key is similar; --help lists all settings"
     raise UserError(f"unknown key {key!r} from {source}: {hint}")
@@ -536,14 +569,14 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
 # ---------- showing settings
 
 
-def help_text(doc: str) -> str:
+def help_text(doc: str, kind: type[Config] = Config) -> str:
     """The text of --help.
 
-    Args: doc: the docstring of the script.
+    Args: doc: the docstring of the script; kind: the class of its settings.
     Returns: the docstring, then each setting with its default and the comment in this file.
     """
-    source = Path(__file__).read_text(encoding="utf-8")
-    source = source.split("class Config:")[1].split("def __post_init__")[0]
+    classes = [Config] if kind is Config else [Config, kind]
+    source = "".join(inspect.getsource(part) for part in classes)
     lines = [doc.strip(), "", "Settings and their defaults:"]
     comment_above = ""
     for line in source.splitlines():
@@ -631,6 +664,8 @@ if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` ends it without a traceback
     accept_all_characters()
     _doc = sys.modules["__main__"].__doc__ or ""
-    _has_settings = Path(sys.argv[0]).stem not in ("view", "compare", "envs", "smollm2")
-    print(help_text(_doc) if _has_settings else _doc.strip())
+    _name = Path(sys.argv[0]).stem
+    _kind = SftConfig if _name in ("sft", "pretrain") else Config
+    _has_settings = _name not in ("view", "compare", "envs", "smollm2")
+    print(help_text(_doc, _kind) if _has_settings else _doc.strip())
     sys.exit()

@@ -351,7 +351,7 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Load a model (float32 weights) and its tokenizer.
 
-    Args: name: "base", a folder, or a name on the Hugging Face hub.
+    Args: name: "tiny", a folder, or a name on the Hugging Face hub.
     Raises: UserError if the model is missing or broken, the download fails, or the model is not of
         a supported family (support/families.py).
     """

@@ -7,7 +7,7 @@ seeds. Curves of one figure differ only in the settings that their labels name. 
 settings that equal the defaults, so a run that two figures share has the same name in both.
 """
 
-from configurator import Config, UserError, load_config
+from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
 
 import shlex
 from collections.abc import Sequence
@@ -71,10 +71,10 @@ class Scale:
 
 
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
-    """A curve without the overrides that equal the defaults of `Config`.
+    """A curve without the overrides that equal the defaults.
 
     So it cannot bring back a default that one of its files changes. `Curve` can."""
-    changed = {key: value for key, value in overrides.items() if value != getattr(Config, key)}
+    changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
 
@@ -518,7 +518,8 @@ class Command:
         return shlex.join(["python", *self.script, *self.arguments])
 
     def config(self) -> Config:
-        return load_config(list(self.arguments))[0]
+        kind = Config if self.script == ("train.py",) else SftConfig
+        return load_config(list(self.arguments), kind=kind)[0]
 
 
 def train_command(curve: Curve, scale: str, seed: int) -> Command:
@@ -527,6 +528,8 @@ def train_command(curve: Curve, scale: str, seed: int) -> Command:
     files = files_at(combined, scale)
     name = folder_name(files, combined.overrides, seed)
     overrides = dict(combined.overrides)
+    for key in SFT_FIELDS:
+        overrides.pop(key, None)
     sft = sft_command(curve, scale, seed)
     if sft:
         name = f"warm-{name}"

@@ -5,7 +5,7 @@ its costs, its metrics over the iterations, and for every prompt whether the pol
 reference players succeed. The settings identify a run; the name of the file does not matter.
 """
 
-from configurator import FIELD_TYPES, Config
+from configurator import Config
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from studies.experiments import (
@@ -43,11 +43,12 @@ def finished_rows() -> dict[Config, dict]:
     settings, and rows of runs that started from other weights in base/, are left out.
     """
     found = {}
+    known = {field.name for field in fields(Config)}
     for path in sorted(ROWS.glob("*.json")):
         row = read_json(path, {"command": str, "settings": {}})
         same_base = row.get("base") == base_of(row["command"].split())
         settings = {**row["settings"], "out_dir": ""}
-        if same_base and settings.keys() <= FIELD_TYPES.keys():
+        if same_base and settings.keys() <= known:
             for key in ONLY_WRITING:
                 settings.pop(key, None)
             found[Config(**settings)] = row
@@ -151,13 +152,16 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
     seconds are without evaluations.
     """
     shown = 0
+    different = 0
     sft_totals = {"response_tokens": 0, "cpu_s": 0.0}
     if sft:
-        shown = config.sft_steps * config.sft_batch_size
+        stage = sft.config()
+        shown = stage.sft_steps * stage.sft_batch_size
+        different = min(shown, stage.sft_demos or shown)
         sft_totals = read_rows(sft.out_dir / "curve.jsonl")[-1]
     rollouts = config.num_groups * config.group_size  # of an iteration
     return {
-        "demonstrations": min(shown, config.sft_demos or shown),
+        "demonstrations": different,
         "times shown": shown,
         "instances": config.num_groups * len(steps),
         "rollouts": rollouts * len(steps),

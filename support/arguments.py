@@ -5,7 +5,7 @@ within a second, and in its `main`. The functions check all that needs no torch:
 environments, the folders of models and runs. All raise UserError for what is wrong.
 """
 
-from configurator import Config, UserError, load_config, read_option
+from configurator import Config, SftConfig, UserError, load_config, read_option
 
 import shlex
 from collections.abc import Iterable
@@ -55,42 +55,33 @@ def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
     return config, options, sources
 
 
-def read_sft(argv: list[str]) -> tuple[Config, dict, dict]:
+def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
     """The command line of tools/sft.py. Returns: as `load_config`."""
-    config, options, sources = load_config(argv, extra={"export": ""})
+    config, options, sources = load_config(argv, extra={"export": ""}, kind=SftConfig)
     if not config.sft_steps:
-        raise UserError(
-            "nothing to do: sft_steps is 0; "
-            "give --sft_steps=N, or config/base.py for the tiny model"
-        )
+        raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
     if len(env_specs(config.env)) > 1:
         raise UserError(f"supervised learning takes one environment, got env={config.env!r}")
     if config.wandb:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
     check_imitation(config)
-    if sources["out_dir"] == "default" and config.model != "tiny":
+    if sources["out_dir"] == "default":
         config = replace(config, out_dir=f"{config.out_dir}_sft")  # train.py writes out/NAME
     if options["export"]:
         check_writable(options["export"])
     else:
         check_out_dir(config)
-    if config.model != "tiny" or options["export"]:
-        check_envs(config, env_specs(config.env))
-        find_model(config.model)
+    check_envs(config, env_specs(config.env))
+    find_model(config.model)
     return config, options, sources
 
 
-def check_imitation(config: Config) -> None:
+def check_imitation(config: SftConfig) -> None:
     """Check the settings that supervised learning reads, but cannot follow.
 
     Raises: UserError."""
     if config.dtype == "float16":  # its gradients would need a loss scale
         raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
-    if config.model == "tiny" and config.lora_rank:
-        raise UserError(
-            "LoRA adapts a trained model, and model='tiny' has random weights; "
-            f"leave lora_rank={config.lora_rank} out"
-        )
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:

@@ -103,16 +103,11 @@ def free_memory() -> float:
 def find_model(name: str) -> str:
     """The folder of a local model, or the unchanged name of a model on the hub.
 
-    Args: name: "base", a folder, or a name on the hub. What looks like a folder is never looked up
+    Args: name: "tiny", a folder, or a name on the hub. What looks like a folder is never looked up
         on the hub.
     Raises: UserError if a folder does not exist, or holds no model.
     """
     if name == "tiny":
-        raise UserError(
-            "model='tiny' has random weights, which only tools/sft.py trains; "
-            "give --model=base, the model of a run, or --model=PATH"
-        )
-    if name == "base":
         return str(BASE)
     if not _looks_like_folder(name):
         return name

@@ -21,7 +21,7 @@ from rollout import make_episode
 from support.mixtures import env_specs
 from support.targets import trainer_scores_rollouts
 from support.time_limit import EnvError, call_with_timeout
-from support.unread import SFT_FIELDS, Reason, among, sentence
+from support.unread import Reason, among, sentence
 
 # These switch a method on, so they are named even if an overlay gives them.
 METHOD_SWITCHES = (
@@ -67,8 +67,6 @@ def inert_settings(config: Config, given: Collection[str]) -> dict[str, str]:
 
 
 def _unused_parts(config: Config) -> Iterator[Reason]:
-    yield " ".join(SFT_FIELDS), "only tools.sft reads it"
-    yield "tiny_shape", "only tools.sft with model='tiny' reads it"
     if config.estimator not in CRITIC_ESTIMATORS:
         names = "critic_lr value_clip value_coef lam turn_lam"
         yield names, f"estimator {config.estimator} has no critic"

@@ -1,6 +1,14 @@
 """The folder of a run: its settings, JSON-lines files, and writes that survive a crash."""
 
-from configurator import FIELD_TYPES, Config, UserError, check_type, lookup_type
+from configurator import (
+    FIELD_TYPES,
+    SFT_FIELDS,
+    Config,
+    SftConfig,
+    UserError,
+    check_type,
+    lookup_type,
+)
 
 import errno
 import json
@@ -84,7 +92,13 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
         )
     _check_entries(out_dir)
     if (out_dir / "config.json").is_file():
-        differences = changed_settings(load_saved(out_dir), config)
+        saved = load_saved(out_dir)
+        if type(saved) is not type(config):
+            owner = "supervised learning" if isinstance(saved, SftConfig) else "train.py"
+            raise UserError(
+                f"out_dir={config.out_dir!r} holds a run of {owner}; give another --out_dir"
+            )
+        differences = changed_settings(saved, config)
         if differences and not accept_changes:
             advice = "give another --out_dir"
             if flag:
@@ -183,13 +197,16 @@ def load_saved(path: str | Path) -> Config:
 def settings_from(saved: dict, source: str) -> Config:
     """Settings from a JSON object; those that it lacks have their defaults.
 
-    Args: source: the file, for messages. Raises: UserError if a setting is unknown or illegal.
+    Args: source: the file, for messages.
+    Returns: a Config, or an SftConfig if the object has its settings.
+    Raises: UserError if a setting is unknown or illegal.
     """
     settings = {}
     for key, value in saved.items():
         wanted = lookup_type(key, FIELD_TYPES, source)
         settings[key] = check_type(key, value, wanted, source)
-    return Config(**settings)
+    kind = SftConfig if settings.keys() & set(SFT_FIELDS) else Config
+    return kind(**settings)
 
 
 def git_commit() -> str | None:

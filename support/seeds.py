@@ -96,7 +96,7 @@ def _differences(pools: dict[Method, dict[int, str]]) -> list[str]:
 def _changed_keys(a: Method, b: Method) -> Sequence[str]:
     before = asdict(a.settings)
     after = asdict(b.settings)
-    keys = [key for key in before if before[key] != after[key]]
+    keys = [key for key in before | after if before.get(key) != after.get(key)]
     if a.earlier != b.earlier:
         keys.append("the settings before they were changed on the way")
     return keys or ["the folder (policy/ is the last policy, best/ the best so far)"]

@@ -6,15 +6,12 @@ Such a command prints the line at its start, as train.py does (support/inert.py)
 settings from files: an experiment's file is for train.py, and other commands read a part of it.
 """
 
-from configurator import Config
+from configurator import SFT_FIELDS, Config, SftConfig
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import fields
 
 # (names of settings, separated by blanks; why none of them can act)
 Reason = tuple[str, str]
-
-SFT_FIELDS = [field.name for field in fields(Config) if field.name.startswith("sft_")]
 
 # the settings of a game and of its rewards; the system prompt promises max_response_tokens
 GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens
@@ -23,16 +20,20 @@ REWARDS = "format_penalty reward_density think_reward"
 SAMPLING = "model device dtype engine engine_dtype context_turns max_context_tokens max_running"
 SCORING = f"""{GAME} {REWARDS} {SAMPLING} num_threads max_error_frac micro_batch_tokens
     eval_env eval_split eval_size eval_temperature"""
-IMITATION = f"""{GAME} out_dir seed eval_every save_every keep_checkpoints device num_threads model
-    tiny_shape dtype lora_rank engine_dtype context_turns max_context_tokens max_running
-    micro_batch_tokens weight_decay grad_clip eval_size eval_temperature {" ".join(SFT_FIELDS)}"""
+SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device num_threads dtype
+    max_context_tokens micro_batch_tokens weight_decay grad_clip"""
+IMITATION = f"""{GAME} {SUPERVISED} {" ".join(SFT_FIELDS)} lora_rank engine_dtype context_turns
+    max_running eval_size eval_temperature"""
+DOCUMENTS = "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s"
 READ_BY = {  # command -> the settings that change its result
     "eval.py": SCORING,
     "tools.api_models": SCORING,
     "tools.check_env": "observation actions_per_traj",
-    "tools.corpus": "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s",
     "tools.crowd": f"{GAME} {REWARDS} eval_split eval_size",
     "tools.play": f"{GAME} {REWARDS} seed",
+    "studies.base_model.corpus": DOCUMENTS,
+    "studies.base_model.pretrain": f"""{SUPERVISED} {DOCUMENTS}
+        sft_steps sft_batch_size sft_lr sft_muon_lr""",
     "studies.credit.regret": f"{GAME} {REWARDS} {SAMPLING} seed num_groups group_size temperature",
     "tools.replay": f"{GAME} {REWARDS} device num_threads eval_env eval_split eval_temperature",
     "tools.sft": IMITATION,
@@ -82,17 +83,9 @@ def sentence(inert: dict[str, str]) -> str:
     return f"these settings have no effect: {'; '.join(phrases)}"
 
 
-def _imitation(config: Config) -> Iterator[Reason]:
+def _imitation(config: SftConfig) -> Iterator[Reason]:
     """What supervised learning does not use because of its other settings."""
     player = "sft_player sft_actions sft_noise sft_clean"
-    if config.model == "tiny":
-        game = """env observation think max_turns actions_per_turn actions_per_traj context_turns
-            max_response_tokens"""
-        probe = "eval_size eval_temperature engine_dtype max_running"
-        names = f"{player} sft_demos sft_file sft_lost sft_eval_games {game} {probe}"
-        yield names, "model='tiny' has a corpus and probes of its own"
-        return
-    yield "tiny_shape", "only model='tiny' reads it"
     if config.sft_file:
         yield f"{player} sft_planners", "sft_file holds the demonstrations"
     else:

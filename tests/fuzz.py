@@ -23,7 +23,7 @@ from engine import Sample
 from envs import ENVS, HUBS, make_env
 from packing import pack
 from rollout import Chat, collect, split_by_context
-from tools.tiny_model import build_tiny_tokenizer
+from studies.base_model.tiny_model import build_tiny_tokenizer
 
 NUM_TURNS = 3  # of an episode
 # The others need packages, or have fuzz tests in files of their own.

@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from configurator import Config, UserError
+from configurator import Config, SftConfig, UserError
 
 import isolation
 import pytest
@@ -58,6 +58,10 @@ def small_config(**changes) -> Config:
     return Config(**(SMALL_RUN | changes))
 
 
+def small_sft_config(**changes) -> SftConfig:
+    return SftConfig(**(SMALL_RUN | changes))
+
+
 # ---------- folders
 
 
@@ -81,7 +85,7 @@ def folder_of_test():
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tokenizer of the tiny model. Building it draws boards, so it is built once."""
-    from tools import tiny_model
+    from studies.base_model import tiny_model
 
     return tiny_model.build_tiny_tokenizer()
 
@@ -96,7 +100,7 @@ def chat(tokenizer):
 @pytest.fixture
 def small_tokenizer(monkeypatch, tokenizer):
     """Lets `build_tiny` take the tokenizer of the session instead of building one."""
-    from tools import tiny_model
+    from studies.base_model import tiny_model
 
     monkeypatch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
 
@@ -104,7 +108,7 @@ def small_tokenizer(monkeypatch, tokenizer):
 @pytest.fixture
 def random_model(small_tokenizer):
     """A small model whose weights are so large that a token depends visibly on all before it."""
-    from tools import tiny_model
+    from studies.base_model import tiny_model
 
     built = tiny_model.build_tiny(0, "2x64")[0]
     with torch.no_grad():
@@ -124,12 +128,13 @@ def trained_folder(tmp_path_factory, tokenizer):
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
     from dialogue import Chat
-    from tools import demonstrations, sft, tiny_model
+    from studies.base_model import tiny_model
+    from tools import demonstrations, sft
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
         built = tiny_model.build_tiny(0, "2x64")[0]
-    config = small_config(
+    config = small_sft_config(
         sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30
     )
     chat = Chat(tokenizer)

@@ -8,6 +8,7 @@ from configurator import (
     LARGEST_NUMBER,
     RANGES,
     Config,
+    SftConfig,
     UserError,
     load_config,
     read_config_file,
@@ -42,7 +43,7 @@ def test_a_number_is_legal_or_refused_in_words(key, tmp_path):
         arguments.append(str(path))
     for argument in arguments:
         try:
-            config, _, _ = load_config([argument])
+            config, _, _ = load_config([argument], kind=SftConfig)
         except UserError as error:
             assert key in str(error) and "\n" not in str(error)
         else:

@@ -229,7 +229,7 @@ def vllm_url(tmp_path_factory):
     with socket.socket() as first, socket.socket() as second:
         port, master_port = free_port(first), free_port(second)
     parallel.init_distributed(load_config(LAKE)[0])
-    weights, tokenizer = model.load_model("base")
+    weights, tokenizer = model.load_model("tiny")
     folder = tmp_path_factory.mktemp("exported") / "policy"
     checkpoint.export(folder, model.Policy(weights), tokenizer)
     own = dict(OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
@@ -268,7 +268,7 @@ def dialogues(played):
 
 def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
     config = replace(load_config(LAKE)[0], eval_size=64)
-    weights, tokenizer = model.load_model("base")
+    weights, tokenizer = model.load_model("tiny")
     chat = Chat(tokenizer)
     engine = make_engine(config, weights, chat)
     policy = model.Policy(weights)

@@ -5,7 +5,7 @@ grammar, and its players.
     python -m pytest -q tests/test_bandit_countdown.py
 """
 
-from configurator import Config, load_config
+from configurator import Config, SftConfig, load_config
 
 import ast
 import math
@@ -295,7 +295,8 @@ def test_countdown_players_and_demonstrations(chat):
     from tools.demonstrations import demonstration
 
     files = [config_file(name) for name in ("countdown_ppo", "tiny")]
-    config, _, _ = load_config([*files, f"--env={SMALL_COUNTDOWN}", "--eval_size=64"])
+    words = [*files, f"--env={SMALL_COUNTDOWN}", "--eval_size=64"]
+    config, _, _ = load_config(words, kind=SftConfig)
     rates = {}
     for player in PLAYERS:
         played = play_reference(config, player)

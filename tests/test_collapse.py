@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from shared_fixtures import small_config
+from shared_fixtures import small_sft_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -35,7 +35,9 @@ from support.echo_trap import classify_regime
 from support.metrics import metric_groups
 from tools.demonstrations import demonstration
 
-CONFIG = small_config(think=True, max_response_tokens=64, max_context_tokens=1024, collapse_pairs=4)
+CONFIG = small_sft_config(
+    think=True, max_response_tokens=64, max_context_tokens=1024, collapse_pairs=4
+)
 MEASURED = {name for name, group in metric_groups(CONFIG).items() if group == "collapse"}
 MEASURED -= {"regime"}
 

@@ -4,7 +4,15 @@ Run with:  python -m pytest -q tests/test_configurator.py
 """
 
 import configurator
-from configurator import Config, UserError, check_type, help_text, load_config, parse_text
+from configurator import (
+    Config,
+    SftConfig,
+    UserError,
+    check_type,
+    help_text,
+    load_config,
+    parse_text,
+)
 
 import json
 import math
@@ -31,7 +39,7 @@ ENVS = {  # that are not named like the file
     "cliff_walking": "gymnasium",
 }
 OVERLAYS = """
-    all_text bandit_transfer base bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
+    all_text bandit_transfer bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
     frozenlake_det frozenlake_v1 gigpo gspo hubs icepop lora mixture online_5 quest_transfer qwen3
     reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn smollm2 smollm2_echo
     sokoban_large sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_best
@@ -154,9 +162,9 @@ def test_unknown_key_in_a_file_names_the_file(tmp_path):
 
 def test_up_to_three_near_names():
     with pytest.raises(ValueError) as error:
-        load("--sft_step=1")
+        load("--max_turn=1")
     hint = str(error.value).split("did you mean ")[1]
-    assert "sft_steps" in hint and hint.count(" or ") <= 2
+    assert "max_turns" in hint and hint.count(" or ") <= 2
 
 
 def test_a_key_that_is_near_nothing():
@@ -454,7 +462,7 @@ def test_experiment_loads_alone_and_tiny(name):
     small = load(shipped(name), shipped("tiny"))
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
-    assert config.out_dir == f"out/{name}" and small.model == "base" and small.device == "cpu"
+    assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
     # These are the numbers in the headers of the files.
     assert (config.num_groups * config.group_size, config.batch_size) == (128, 32)
 
@@ -504,6 +512,33 @@ def test_every_field_has_a_comment_and_is_in_the_help():
     assert '  --device="auto"  # auto | cpu | cuda; auto: cuda' in text
     for group in ("run", "environment", "model", "rollout", "StarPO", "update", "evaluation"):
         assert f"\n{group}:\n" in text
+
+
+def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
+    """A file may assign them for both commands; each takes its own."""
+    path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
+    config, _, sources = load_config([path])
+    assert (type(config), config.seed) == (Config, 3)
+    assert not hasattr(config, "sft_lr") and "sft_lr" not in sources
+    config, _, sources = load_config([path, "--sft_steps=2"], kind=SftConfig)
+    assert (config.seed, config.sft_lr, config.sft_steps) == (3, 0.5, 2)
+    assert (sources["sft_lr"], sources["sft_steps"]) == (path, "command line")
+    again, _, _ = load_config(["--seed=4"], base=config)
+    assert again == replace(config, seed=4)
+    with pytest.raises(ValueError, match="sft_lr from command line is a setting of tools.sft"):
+        load_config(["--sft_lr=1.0"])
+    with pytest.raises(ValueError, match="sft_lr wants float, got 'x'"):
+        load_config([config_file(tmp_path, "sft_lr = 'x'")])
+    with pytest.raises(ValueError, match="sft_noise must be between 0 and 1, got 2.0"):
+        load_config(["--sft_noise=2.0"], kind=SftConfig)
+
+
+def test_the_help_of_tools_sft_shows_its_settings():
+    text = help_text("What the script does.", SftConfig)
+    for field in fields(SftConfig):
+        assert text.count(f"  --{field.name}=") == 1
+    assert "\nsupervised learning:\n" in text
+    assert "sft_" not in help_text("What the script does.")
 
 
 # ---- scripts ----

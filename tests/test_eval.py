@@ -388,11 +388,6 @@ def test_eval_of_a_player(capsys):
     [
         (["--player=oracle"], "player must be one of random, greedy, optimal, got 'oracle'"),
         (["--eval_split=train"], "eval_split must be one of eval, heldout, got 'train'"),
-        (
-            ["--model=tiny"],
-            "model='tiny' has random weights, which only tools/sft.py trains; give --model=base, "
-            "the model of a run, or --model=PATH",
-        ),
         (["--model=./nothing"], "model='./nothing' is not a model folder: it has no config.json"),
         (
             ["no/such/run"],

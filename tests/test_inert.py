@@ -113,8 +113,6 @@ INERT = [
     (ALL_BY_COUNT, "filter_smallest", True, "filter_keep is num_groups"),
     (ALL_BY_COUNT, "filter_loss_scale", "sqrt", "the filter keeps all groups"),
     (ONE_GRPO, "think_reward", 1.0, THINK_OFF),
-    (ONE_GRPO, "tiny_shape", "2x32", "only tools.sft with model='tiny' reads it"),
-    (ONE_GRPO, "sft_lr", 0.1, "only tools.sft reads it"),
 ]
 # These leave the same gradient but for rounding.
 NEARLY_INERT = [

@@ -282,7 +282,7 @@ def test_the_check_needs_no_torch():
 
 
 def test_a_rank_above_the_width_of_the_model_is_refused():
-    loaded, _ = load_model("base")
+    loaded, _ = load_model("tiny")
     with pytest.raises(UserError) as error:
         add_lora(loaded, 97, seed=0)
     assert str(error.value) == "lora_rank is 97, more than the model's hidden size, 96; lower it"

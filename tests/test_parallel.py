@@ -5,7 +5,7 @@ two ranks each.
     python -m pytest -q tests/test_parallel.py
 """
 
-from configurator import Config
+from configurator import SftConfig
 
 import importlib.util
 import json
@@ -27,7 +27,8 @@ import parallel
 import train
 from dialogue import Chat
 from model import Policy
-from tools import demonstrations, sft, tiny_model
+from studies.base_model import tiny_model
+from tools import demonstrations, sft
 
 pytestmark = pytest.mark.slow
 
@@ -255,7 +256,7 @@ def save_qwen(path):
     )
     small = Qwen2ForCausalLM(shape)
     lake = "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8"
-    config = Config(
+    config = SftConfig(
         env=lake, sft_lr=2e-2, sft_muon_lr=0.02, sft_steps=120, sft_noise=0.3, device="cpu"
     )
     demos = [demonstrations.demonstration(config, Chat(tokenizer), i) for i in range(256)]

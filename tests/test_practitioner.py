@@ -44,7 +44,7 @@ here if this code has the same defect.
 Run with:  python -m pytest -q tests/test_practitioner.py
 """
 
-from configurator import Config, load_config
+from configurator import Config, SftConfig, load_config
 
 import ast
 import re
@@ -153,7 +153,7 @@ def test_every_recipe_of_groups_has_groups(path):
 def test_a_demonstration_holds_every_turn(name, chat):
     """The replies, read back from the trained tokens, do the task from the same start. No turn is
     missing."""
-    config = load_config([config_file(name)])[0]
+    config = load_config([config_file(name)], kind=SftConfig)[0]
     config = replace(config, max_context_tokens=16384, sft_actions=1)
     limits = dict(observation=config.observation, max_actions=config.actions_per_traj)
     for index in range(3):

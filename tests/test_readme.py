@@ -3,7 +3,7 @@
 Run with:  python -m pytest -q tests/test_readme.py
 """
 
-from configurator import FIELD_TYPES, Config, load_config
+from configurator import FIELD_TYPES, Config, SftConfig, load_config
 
 import importlib
 import re
@@ -42,7 +42,7 @@ SHORT = {
     "tools.check_env": "",
     "tools.replay": "",
     "studies.reproduce": "--dry_run=True",
-    "tools.corpus": "--packs=4",
+    "studies.base_model.corpus": "--packs=4",
 }
 # Of train, eval and tools.sft: what a laptop can do.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
@@ -117,6 +117,14 @@ def script_of(words):
     return words[1].removesuffix(".py"), words[2:]
 
 
+SUPERVISED = ("tools.sft", "studies.base_model.pretrain")
+
+
+def kind_of(script):
+    """The class of a script's settings."""
+    return SftConfig if script in SUPERVISED else Config
+
+
 COMMANDS = {" ".join(words): (words, text) for words, text in commands()}
 each_command = pytest.mark.parametrize("line", COMMANDS)
 
@@ -140,8 +148,8 @@ def test_commands_parse(line):
     script, arguments = script_of(words)
     if script and script != "pytest":
         assert (ROOT / f"{script.replace('.', '/')}.py").is_file()
-    if script in ("train", "tools.sft") and arguments != ["--help"]:
-        load_config(arguments, extra={"take_config": False, "export": ""})
+    if script in ("train", *SUPERVISED) and arguments != ["--help"]:
+        load_config(arguments, extra={"take_config": False, "export": ""}, kind=kind_of(script))
     if script in ("eval", "tools.api_models", "tools.replay"):
         runs = [*takewhile(lambda word: word.startswith("out/"), arguments)]
         extra = {**SCORING_OPTIONS, "api_base": "", "api_model": "", "record": ""}
@@ -253,11 +261,11 @@ def test_readme_is_short():
 
 
 def test_every_setting_is_read():
-    """A field of Config that no other file reads is a dead key."""
+    """A setting that no other file reads is a dead key."""
     paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
     own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)
-    for field in fields(Config):
+    for field in fields(SftConfig):
         assert re.search(rf"\bconfig\.{field.name}\b", code), f"{field.name} is never read"
 
 
@@ -271,7 +279,7 @@ def test_commands_of_the_pages_set_nothing_in_vain(line):
     if command in READ_BY and arguments != ["--help"]:
         files = [word for word in arguments if word.endswith(".py")]
         settings = [word for word in arguments if word[2:].split("=")[0] in FIELD_TYPES]
-        config, _, sources = load_config([*files, *settings])
+        config, _, sources = load_config([*files, *settings], kind=kind_of(script))
         assert warn_unread(command, config, sources) == ""
 
 

@@ -126,7 +126,7 @@ def test_two_records_of_one_policy_are_two_rows(two_runs, record, tmp_path, caps
     assert "pass@" not in out
 
 
-@pytest.mark.parametrize("option", ["--player=greedy", "--samples=2", "--model=base"])
+@pytest.mark.parametrize("option", ["--player=greedy", "--samples=2", "--model=tiny"])
 def test_a_replay_takes_no_player_or_model(two_runs, record, option):
     message = "tools.replay takes no model, player or samples; it only plays the record"
     with pytest.raises(ValueError, match=message):

@@ -79,10 +79,10 @@ def test_models_without_settings_are_kept_apart(in_folder, tmp_path):
     a = save_run("a")
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    seeds, notes = pool(a, "base", "hub/model", "Qwen/Qwen2.5-0.5B")
+    seeds, notes = pool(a, "tiny", "hub/model", "Qwen/Qwen2.5-0.5B")
     assert seeds == []
     ending = "is not pooled with others: no config.json says how it was trained"
-    assert notes == [f"{name} {ending}" for name in ("base", "hub/model", "Qwen/Qwen2.5-0.5B")]
+    assert notes == [f"{name} {ending}" for name in ("tiny", "hub/model", "Qwen/Qwen2.5-0.5B")]
     assert settings_of_model(a) == Config(out_dir="out/a")
 
 

@@ -1,38 +1,33 @@
-"""Tests of tools/sft.py: optimizers, imitation, files of demonstrations, pretraining, drills.
+"""Tests of tools/sft.py: optimizers, imitation, files of demonstrations.
 
 Run with:  python -m pytest -q tests/test_sft.py
 """
 
-from configurator import UserError, load_config
+from configurator import SftConfig, UserError, load_config
 
 import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from runs import read_lines
 from safetensors.torch import load_file
-from shared_fixtures import small_config
+from shared_fixtures import config_file, small_sft_config
 
 import eval as evaluation
 import model
 from packing import pack
-from rollout import Trajectory, Turn
-from support.process import lock_folder
+from studies.base_model import tiny_model
 from support.run_folder import save_config
-from tools import demonstrations, drills, probes, sft, tiny_model
-from tools.drills import DrillRecord
+from tools import demonstrations, sft
 
 pytestmark = pytest.mark.slow
 
-ROOT = sft.Path(sft.__file__).parent.parent
-FROZENLAKE = f"{ROOT}/config/frozenlake_ppo.py"
-TINY_BANDIT = [f"{ROOT}/config/bandit_ppo.py", f"{ROOT}/config/tiny.py"]
+FROZENLAKE = config_file("frozenlake_ppo")
+TINY_BANDIT = [config_file("bandit_ppo"), config_file("tiny")]
 
 
 def weights_of(folder):
@@ -49,7 +44,7 @@ def loss_of(policy, demos):
 
 @pytest.mark.parametrize("muon", [0.02, 0.0])
 def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
-    config = small_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8, sft_steps=15)
+    config = small_sft_config(sft_lr=5e-2, sft_muon_lr=muon, sft_batch_size=8, sft_steps=15)
     demos = [demonstrations.demonstration(config, chat, i) for i in range(8)]
     policy = model.Policy(tiny_model.build_tiny(0, "2x64")[0])
     before = loss_of(policy, demos)
@@ -82,7 +77,7 @@ def test_muon_is_that_of_torch_but_for_its_precision(decay):
 
 def test_every_weight_has_one_optimizer(random_model):
     policy = model.Policy(random_model)
-    adam, muon = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.2))
+    adam, muon = sft.make_optimizers(policy, small_sft_config(sft_lr=0.1, sft_muon_lr=0.2))
     names = {id(weight): name for name, weight in policy.named_parameters()}
     by_muon = [names.pop(id(p)) for group in muon.param_groups for p in group["params"]]
     by_adam = [names.pop(id(p)) for group in adam.param_groups for p in group["params"]]
@@ -92,14 +87,14 @@ def test_every_weight_has_one_optimizer(random_model):
     assert any("embed_tokens" in name for name in by_adam)
     assert any("bias" in name for name in by_adam)
     assert (adam.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (0.1, 0.2)
-    (only,) = sft.make_optimizers(policy, small_config(sft_lr=0.1, sft_muon_lr=0.0))
+    (only,) = sft.make_optimizers(policy, small_sft_config(sft_lr=0.1, sft_muon_lr=0.0))
     assert len(only.param_groups[0]["params"]) == len(list(policy.parameters()))
 
 
 def test_both_optimizers_decay_weights(random_model):
     """Without a gradient, a step multiplies a weight by 1 - lr * weight_decay."""
     policy = model.Policy(random_model)
-    config = small_config(sft_lr=0.1, sft_muon_lr=0.2, weight_decay=0.5)
+    config = small_sft_config(sft_lr=0.1, sft_muon_lr=0.2, weight_decay=0.5)
     matrix = random_model.model.layers[0].mlp.up_proj.weight
     norm = random_model.model.norm.weight
     before = [weight.detach().clone() for weight in (matrix, norm)]
@@ -121,7 +116,7 @@ def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatc
         return scorer(states, *arguments, **options)
 
     monkeypatch.setattr(model, "chunked_logprobs", note_type)
-    config = small_config(sft_steps=1, sft_lr=1e-3)
+    config = small_sft_config(sft_steps=1, sft_lr=1e-3)
     demos = [demonstrations.demonstration(config, chat, 0)]
     for dtype in ("auto", "float32", "bfloat16"):
         policy = model.Policy(random_model)
@@ -143,7 +138,7 @@ def test_a_log_has_twenty_lines(capsys, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_stops_imitation(random_model, chat):
-    config = small_config(sft_lr=1e-2, sft_batch_size=2, sft_steps=3)
+    config = small_sft_config(sft_lr=1e-2, sft_batch_size=2, sft_steps=3)
     demos = [demonstrations.demonstration(config, chat, i) for i in range(2)]
     torch.nn.init.constant_(random_model.model.norm.weight, math.nan)
     with pytest.raises(ValueError, match="the loss is nan at step 0; lower sft_lr or sft_muon_lr"):
@@ -218,7 +213,7 @@ def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
 
 
 def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
-    config = small_config(model="some", sft_batch_size=5)
+    config = small_sft_config(model="some", sft_batch_size=5)
     monkeypatch.setattr(sft.parallel, "world_size", lambda: 2)
     dealt = []
     for rank in (0, 1):
@@ -250,7 +245,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
     sft.main([*words, f"--out_dir={tmp_path / 'run'}", f"--export={file}"])
     assert capsys.readouterr().out.endswith(f"wrote {file}: 4 demonstrations\n")
     assert not (tmp_path / "run").exists()
-    config = load_config(words)[0]
+    config = load_config(words, kind=SftConfig)[0]
     made = first_two_packs(config, chat)
     config = replace(config, sft_file=str(file))
     read = first_two_packs(config, chat)
@@ -289,7 +284,7 @@ def test_a_file_without_demonstrations(text, message, tmp_path, chat):
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        demonstrations.read_demonstrations(str(file), chat, small_config())
+        demonstrations.read_demonstrations(str(file), chat, small_sft_config())
 
 
 def game_of(status, **keys):
@@ -300,7 +295,7 @@ def game_of(status, **keys):
 def read_games(folder, chat, *games, **changes):
     file = folder / f"games{len(list(folder.iterdir()))}.jsonl"
     file.write_text("".join(json.dumps(game) + "\n" for game in games))
-    config = small_config(max_response_tokens=40, **changes)
+    config = small_sft_config(max_response_tokens=40, **changes)
     read = demonstrations.read_demonstrations(str(file), chat, config)
     return [game.status for game in read], file
 
@@ -361,7 +356,7 @@ def test_wrong_demonstrations_leave_no_folder(tmp_path, wrong, message):
 
 def test_the_folder_of_another_run_is_refused(tmp_path):
     options = [*TINY_BANDIT, "--sft_steps=1", f"--out_dir={tmp_path}/out"]
-    save_config(load_config(options)[0], {}, tmp_path / "out")
+    save_config(load_config(options, kind=SftConfig)[0], {}, tmp_path / "out")
     message = "holds a run with other settings .*; give another --out_dir$"
     with pytest.raises(ValueError, match=message):
         sft.main([*options, "--sft_lr=0.5"])
@@ -391,143 +386,4 @@ def test_a_step_needs_work_for_every_process(monkeypatch, tmp_path):
     monkeypatch.setattr(sft.parallel, "init_distributed", lambda _: device)
     message = r"sft_batch_size \(2\) is less than the number of processes \(3\)"
     with pytest.raises(ValueError, match=message):
-        sft.main([f"{ROOT}/config/base.py", f"--out_dir={tmp_path}/out"])
-
-
-# ---------- pretraining
-
-
-PRETRAINING = [
-    f"{ROOT}/config/base.py",
-    "--tiny_shape=2x64",
-    "--sft_steps=6",
-    "--sft_batch_size=2",
-    "--micro_batch_tokens=1024",
-    "--save_every=2",
-    "--eval_every=3",
-]
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """The folder of a pretraining in one process. The report of the base model takes minutes, so
-    it is left out."""
-    folder = tmp_path_factory.mktemp("pretraining") / "whole"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sft, "base_report", lambda *_: {})
-        sft.main([*PRETRAINING, f"--out_dir={folder}"])
-    return folder
-
-
-def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(sft, "base_report", lambda *_: {})
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sft, "base_report", stop)  # called after three steps; two of them are saved
-        sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
-    assert [path.name for path in (tmp_path / "cut").glob("checkpoint*")] == ["checkpoint-000002"]
-    message = "holds a run with other settings .seed was 0 and is now 1"
-    with pytest.raises(ValueError, match=message):
-        sft.main([*PRETRAINING, "--seed=1", f"--out_dir={tmp_path}/cut"])
-    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
-    expected, found = weights_of(whole_run / "model"), weights_of(tmp_path / "cut/model")
-    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-    whole = read_lines(whole_run / "curve.jsonl")
-    cut = read_lines(tmp_path / "cut/curve.jsonl")
-    assert [row["step"] for row in whole] == [row["step"] for row in cut] == [3, 6]
-    assert whole[0]["loss"] > whole[1]["loss"]
-    for row, other in zip(whole, cut, strict=True):
-        assert (row["tokens"], row["loss"]) == (other["tokens"], other["loss"])
-
-
-def test_two_processes_train_like_one(whole_run, tmp_path):
-    code = "from tools import sft; sft.base_report = lambda *_: {}; sft.run_main(sft.main)"
-    flags = ["--standalone", "--no_python", "--nproc_per_node=2"]
-    launch = [sys.executable, "-m", "torch.distributed.run", *flags]
-    command = [*launch, sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/two"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    one = read_totals(whole_run)
-    two = read_totals(tmp_path / "two")
-    assert one["tokens"] == two["tokens"]
-    assert one["losses"] == pytest.approx(two["losses"], abs=1e-5)
-    start = tiny_model.build_tiny(0, "2x64")[0].parameters()
-    pairs = zip(weights_of(whole_run / "model"), weights_of(tmp_path / "two/model"), strict=True)
-    for before, (weight, other) in zip(start, pairs, strict=True):
-        assert (weight - before).abs().max() > 1e-3
-        torch.testing.assert_close(weight, other, rtol=1e-4, atol=1e-4)
-
-
-def read_totals(folder):
-    state = (folder / "checkpoint-000006/state.json").read_text()
-    return json.loads(state)["totals"]
-
-
-def test_a_damaged_checkpoint_is_noticed(whole_run, tmp_path, monkeypatch, capsys):
-    """The one before it is taken, and the weights at the end are the same to the last bit."""
-    monkeypatch.setattr(sft, "base_report", lambda *_: {})
-    shutil.copytree(whole_run, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/model")
-    (file,) = (tmp_path / "run/checkpoint-000006/state").glob("*.safetensors")
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    sft.main([*PRETRAINING, f"--out_dir={tmp_path}/run"])
-    assert "checkpoint-000006 is damaged (wrong checksum of state/shard-" in capsys.readouterr().out
-    expected, found = weights_of(whole_run / "model"), weights_of(tmp_path / "run/model")
-    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-    for folder in (tmp_path / "run").glob("checkpoint*"):
-        (folder / "state.json").write_text("{}")
-    with pytest.raises(UserError, match="all checkpoints in .* are damaged; give another"):
-        sft.main([*PRETRAINING, f"--out_dir={tmp_path}/run"])
-
-
-def test_one_process_at_a_time(whole_run):
-    with lock_folder(whole_run), pytest.raises(UserError, match="is in use by process"):
-        sft.main([*PRETRAINING, f"--out_dir={whole_run}"])
-
-
-def test_the_state_of_an_older_version_is_refused(whole_run, tmp_path):
-    shutil.copytree(whole_run, tmp_path / "old")
-    (tmp_path / "old/state.pt").touch()
-    with pytest.raises(UserError, match="state.pt is the state of an older version"):
-        sft.main([*PRETRAINING, f"--out_dir={tmp_path}/old"])
-
-
-# ---------- drills
-
-
-def drill_turn(question, truth, answer):
-    record = DrillRecord([], question=question, truth=truth, answer=answer)
-    return Turn([], [], [], record=record)
-
-
-def test_reading_is_scored_by_kind():
-    player = "Player (1,1)."
-    holes = "Holes (1,3) (2,3)."
-    turns = [
-        drill_turn("Where", f"{player} Goal (3,2). {holes}", f"{player} Goal (3,1). {holes}"),
-        drill_turn("Where", "Player (1,1). Goal (3,2). Holes none.", "Player (1,1)"),
-        drill_turn("Row 1", "wall you floor wall", "wall you wall wall"),
-        drill_turn("Column 2", "wall box", ""),
-        drill_turn("Up", "P_\n__", "P_\n__"),
-    ]
-    scores = drills.score_reading([Trajectory((0,), 0, turns)])
-    assert scores == {
-        "cell": 0.5,  # 3 of 4 and 0 of 2
-        "goal": 0.0,
-        "holes": 0.5,
-        "next_board": 1.0,
-        "player": 1.0,
-        "wall": 0.6667,  # 2 of 2 and 0 of 1
-    }
-
-
-def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # Answers are paid one by one.
-    config = small_config(eval_size=3, observation="grid", reward_density="dense")
-    scores = probes.probe_reading(trained_model, chat, config)
-    assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}
+        sft.main([*TINY_BANDIT, "--sft_steps=1", "--sft_batch_size=2", f"--out_dir={tmp_path}/o"])

@@ -3,7 +3,7 @@
 Run with:  python -m pytest -q tests/test_unread.py
 """
 
-from configurator import FIELD_TYPES, UserError, load_config
+from configurator import FIELD_TYPES, Config, SftConfig, UserError, load_config
 
 import pytest
 
@@ -15,8 +15,12 @@ LAKE = ["config/frozenlake_grpo.py", "config/models/tiny.py"]
 NO_EFFECT = "these settings have no effect: "
 
 
+SUPERVISED = ("tools.sft", "studies.base_model.corpus", "studies.base_model.pretrain")
+
+
 def warning(command, *arguments):
-    config, _, sources = load_config([*LAKE, *arguments])
+    kind = SftConfig if command in SUPERVISED else Config
+    config, _, sources = load_config([*LAKE, *arguments], kind=kind)
     return warn_unread(command, config, sources)
 
 
@@ -35,7 +39,7 @@ def test_files_of_experiments_name_nothing(command):
     [
         ("eval.py", "--temperature=0.1 --seed=1", "seed, temperature: eval.py does not use them"),
         ("eval.py", "--eval_temperature=0.1 --max_turns=3", ""),
-        ("tools.replay", "--model=base", "model: tools.replay does not use it"),
+        ("tools.replay", "--model=tiny", "model: tools.replay does not use it"),
         ("tools.api_models", "--lora_rank=4", "lora_rank: tools.api_models does not use it"),
         ("tools.sft", "--lora_rank=4 --weight_decay=0.5 --dtype=bfloat16 --seed=1", ""),
         ("tools.sft", "--kl_coef=0.1 --compile=True", "compile, kl_coef: tools.sft does not use"),
@@ -47,9 +51,8 @@ def test_files_of_experiments_name_nothing(command):
         ("tools.sft", "--sft_file=a --sft_player=planner", "sft_player: sft_file holds the demon"),
         ("tools.sft", "--sft_file=a --sft_lost=False", ""),
         ("tools.sft", "--lora_rank=4 --sft_lr=1.0", "sft_lr: sft_muon_lr is for matrices, and"),
-        ("tools.sft", "--model=tiny --env=sokoban", "env: model='tiny' has a corpus and probes"),
-        ("tools.sft", "--tiny_shape=2x64", "tiny_shape: only model='tiny' reads it"),
-        ("tools.corpus", "--sft_planners=0.0 --env=bandit", "env: tools.corpus does not use it"),
+        ("studies.base_model.corpus", "--sft_planners=0.0 --env=bandit", "env: studies.base_model"),
+        ("studies.base_model.pretrain", "--model=2x64 --sft_lr=1.0 --lora_rank=4", "lora_rank: "),
     ],
 )
 def test_what_a_command_does_not_use_is_named(command, given, line):

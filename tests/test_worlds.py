@@ -4,7 +4,7 @@ Tests of the text worlds: by hand, against a search without shortcuts, and with 
     python -m pytest -q tests/test_worlds.py
 """
 
-from configurator import Config, load_config
+from configurator import Config, SftConfig, load_config
 
 import doctest
 import os
@@ -472,7 +472,7 @@ def test_players_and_demonstrations(name, chat):
     from eval import play_reference
     from tools.demonstrations import demonstration
 
-    config = load_config([config_file(name)])[0]
+    config = load_config([config_file(name)], kind=SftConfig)[0]
     config = replace(config, eval_size=12, sft_actions=1)
     rates = {}
     for player in ("random", "greedy", "optimal"):

@@ -7,7 +7,7 @@ Demonstrations have true thoughts. `sft_player` names who plays them:
 - crowd: the players of the corpus, good and bad ones (tools/crowd.py). Grid worlds only.
 """
 
-from configurator import Config, UserError, printable
+from configurator import Config, SftConfig, UserError, printable
 
 import json
 from collections.abc import Callable, Sequence
@@ -55,13 +55,13 @@ def recite(
     return trajectory
 
 
-def num_demonstrations(config: Config) -> int:
+def num_demonstrations(config: SftConfig) -> int:
     """How many different demonstrations a run shows."""
     shown = config.sft_steps * config.sft_batch_size
     return min(config.sft_demos or shown, shown)
 
 
-def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
+def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Demonstration `index`: a scripted player on a training instance, another for every index.
 
     With probability `sft_noise`, a turn has a random number of random actions. The first fraction
@@ -90,7 +90,7 @@ def demonstration(config: Config, chat: Chat, index: int) -> Trajectory:
     return cut_to_context(trajectory, config)
 
 
-def demonstrations_at(config: Config, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
+def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """The demonstrations of these indices, without those that fail or break a limit of rollouts.
 
     A demonstration fails if its environment does. All numbers are seeded, so it would fail again
@@ -200,7 +200,7 @@ def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
 # ---------- files of demonstrations
 
 
-def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
+def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
     """Write the demonstrations of a run with these settings as lines of JSON.
 
     The lines of eval.py --jsonl have the same keys, and more. Returns: the number of lines."""
@@ -224,7 +224,7 @@ def write_demonstrations(path: str, config: Config, chat: Chat) -> int:
 
 
 @lru_cache(maxsize=1)
-def read_demonstrations(path: str, chat: Chat, config: Config) -> list[Trajectory]:
+def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read demonstrations back as tokens. With the same tokenizer, these are the written tokens.
 
     Prints how many games were not won, and whether they are left out (sft_lost=False).
@@ -274,7 +274,7 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
     return games if keep_lost else won
 
 
-def demonstration_of(record: dict, chat: Chat, config: Config) -> Trajectory:
+def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """The trajectory of one line. A reply that was cut off gets no end-of-turn token.
 
     Raises: LookupError or TypeError for another kind of record."""

@@ -1,6 +1,5 @@
-"""Supervised learning: the tiny base model from its corpus, and any model from demonstrations.
+"""Supervised learning: a model imitates demonstrations.
 
-    torchrun --nproc_per_node=2 -m tools.sft config/base.py         # pretrain the model of base/
     python -m tools.sft config/frozenlake_ppo.py --sft_steps=200 --eval_every=100 --out_dir=out/sft
     torchrun train.py config/frozenlake_ppo.py --model=out/sft/model          # RL from there
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
@@ -9,14 +8,13 @@
 --export writes demonstrations and does not train: 25 steps x 16 of them in the example above.
 --sft_file imitates them, eight times each in the example.
 
-model='tiny' (random weights) learns from the documents of tools/corpus.py. Any other model learns
-from demonstrations in the config's environment, or from those in a file. Generated data depend only
-on seed, step and index, not on the number of processes. The processes share the work and add up
-their gradients. An interrupted run continues from out_dir, which is out/NAME_sft by default, or
-out/NAME for model='tiny'. Probes on held-out boards measure how well the model plays and reads.
+The demonstrations are games in the config's environment, or those of a file. Generated ones depend
+only on seed, step and index, not on the number of processes. The processes share the work and add
+up their gradients. An interrupted run continues from out_dir, which is out/NAME_sft by default.
+Probes on held-out instances measure how well the model plays.
 """
 
-from configurator import Config, UserError, run_main
+from configurator import SftConfig, UserError, run_main
 
 from support.arguments import read_sft
 
@@ -28,7 +26,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -48,15 +47,13 @@ from support.checkpoint import Saver, export, newest, trainable_parameters
 from support.process import lock_folder
 from support.run_folder import read_json, save_config, write_rows
 from support.unread import print_unread
-from tools.corpus import documents
 from tools.demonstrations import (
     demonstrations_at,
     print_cuts,
     read_demonstrations,
     write_demonstrations,
 )
-from tools.probes import base_report, probe
-from tools.tiny_model import build_tiny
+from tools.probes import probe
 
 WARMUP_STEPS = 20
 NUM_LINES = 20  # lines that report the progress of a run
@@ -82,6 +79,16 @@ def main(argv: list[str]) -> None:
         return
     device, _ = parallel.init_distributed(config)
     print_unread("tools.sft", config, sources)
+    with open_run(config) as saver:
+        train(config, sources, device, saver)
+
+
+@contextmanager
+def open_run(config: SftConfig) -> Iterator[Saver]:
+    """Lock the folder of a run, and wait at the end until its checkpoints are written.
+
+    Raises: UserError if another process uses the folder, or if a step has no work for some ranks.
+    """
     ranks = parallel.world_size()
     if config.sft_batch_size < ranks:
         raise UserError(
@@ -89,80 +96,57 @@ def main(argv: list[str]) -> None:
             f"({ranks})"
         )
     out_dir = Path(config.out_dir)
-    if (out_dir / "state.pt").exists():
-        raise UserError(
-            f"{out_dir}/state.pt is the state of an older version, which this one does not read; "
-            "give another --out_dir"
-        )
     with lock_folder(out_dir), Saver(out_dir, config.keep_checkpoints) as saver:
-        train(config, sources, device, saver)
+        yield saver
 
 
-def train(config: Config, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
+def train(config: SftConfig, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
     """Train a model and write it to out_dir, or continue an interrupted run there."""
     out_dir = Path(config.out_dir)
-    if config.model == "tiny":
-        model, tokenizer = build_tiny(config.seed, config.tiny_shape)
-    else:
-        model, tokenizer = load_model(config.model)
+    model, tokenizer = load_model(config.model)
     policy = make_policy(config, model.to(device))
     chat = Chat(tokenizer)
-    if config.model != "tiny":
-        first = demonstrations_of(config, chat, 0)  # faults end the run before it writes files
-        known = read_demonstrations(config.sft_file, chat, config) if config.sft_file else first
-        print_cuts(known)
+    first = demonstrations_of(config, chat, 0)  # faults end the run before it writes files
+    known = read_demonstrations(config.sft_file, chat, config) if config.sft_file else first
+    print_cuts(known)
     if parallel.rank() == 0:
         save_config(config, sources, out_dir)
         num_trained = sum(p.numel() for p in trainable_parameters(policy).values())
         num_all = sum(p.numel() for p in policy.parameters())
         print(f"policy: {num_trained:,} of {num_all:,} parameters are trained", flush=True)
-    imitate(
-        policy,
-        partial(packs_of, config, chat),
-        config,
-        saver=saver,
-        report=partial(probe_and_write, config, policy, tokenizer, chat),
-    )
+
+    def report(step: int, totals: dict) -> None:
+        write_row(config, step, totals, probe(policy.model, chat, config))
+
+    imitate(policy, partial(packs_of, config, chat), config, saver=saver, report=report)
     export(out_dir / "model", policy, tokenizer)
     print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
 
 
-def make_policy(config: Config, model) -> Policy:
+def make_policy(config: SftConfig, model) -> Policy:
     """The policy to train: all weights of the model, or its LoRA adapters."""
     if config.lora_rank:
         add_lora(model, config.lora_rank, config.seed)
     return Policy(model)
 
 
-def probe_and_write(
-    config: Config, policy: Policy, tokenizer, chat: Chat, step: int, totals: dict
-) -> None:
-    """Probe the model after `step` steps, and write curve.jsonl with one more row."""
-    out_dir = Path(config.out_dir)
-    is_tiny = config.model == "tiny"
+def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> None:
+    """Write curve.jsonl with one more row.
+
+    Args: step: the finished steps; totals: see TOTALS; measured: what the probes found."""
     row = {"step": step}
     for key in ("tokens", "response_tokens", "cpu_s"):
         row[key] = totals[key]
     row["loss"] = float(np.mean(totals["losses"][-config.eval_every :]))
-    model = policy.model
-    row.update(base_report(model, chat) if is_tiny else probe(model, chat, config))
+    row.update(measured)
     totals["rows"].append(row)
-    if is_tiny:
-        export(out_dir / f"model-{step}", policy, tokenizer)
     if parallel.rank() == 0:
-        write_rows(out_dir / "curve.jsonl", totals["rows"])
+        write_rows(Path(config.out_dir, "curve.jsonl"), totals["rows"])
         tqdm.write(json.dumps(row))
 
 
-def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """This process's packs of a step. A pack is one forward and backward pass.
-
-    Packs hold documents for the tiny model, and demonstrations for other models."""
-    if config.model == "tiny":
-        mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
-        progress = step / config.sft_steps
-        packs = [documents(config, chat, step, i, progress) for i in mine]
-        return [[document.trajectory for document in pack] for pack in packs]
+def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
+    """This process's demonstrations of a step. A pack is one forward and backward pass."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -170,7 +154,7 @@ def packs_of(config: Config, chat: Chat, step: int) -> list[list[Trajectory]]:
     return packs
 
 
-def demonstrations_of(config: Config, chat: Chat, step: int) -> list[Trajectory]:
+def demonstrations_of(config: SftConfig, chat: Chat, step: int) -> list[Trajectory]:
     """The demonstrations from which this process learns in a step."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     num_different = config.sft_demos or sys.maxsize
@@ -187,7 +171,7 @@ def demonstrations_of(config: Config, chat: Chat, step: int) -> list[Trajectory]
 def imitate(
     policy: Policy,
     packs_at: Callable[[int], Sequence[list[Trajectory]]],
-    config: Config,
+    config: SftConfig,
     *,
     saver: Saver | None = None,
     report: Callable[[int, dict], object] = lambda *_: None,
@@ -351,7 +335,7 @@ def load_state(
 # ---------- optimizers
 
 
-def make_optimizers(policy: Policy, config: Config) -> list[torch.optim.Optimizer]:
+def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
     """AdamW. If `sft_muon_lr` is not 0: Muon for the matrices of the blocks, AdamW for the rest."""
     matrices = []
     others = []

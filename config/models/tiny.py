@@ -1,9 +1,8 @@
-# Overlay for any experiment: runs it on one CPU core with the tiny base model of this repository
-# (studies/base_model/README.md), without a download. Groups, filter and losses stay those of the
-# experiment.
+# Overlay for any experiment: runs it on one CPU core with the tiny model in base/, without a
+# download (studies/base_model/README.md). Groups, filter and losses stay those of the experiment.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py
 
-model = "base"
+model = "tiny"
 engine = "torch"  # samples in the training process; --engine=vllm works as well
 device = "cpu"
 num_threads = 1  # fixes the order of additions: two runs with one seed agree to the last bit

@@ -2,7 +2,7 @@
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
-The file is the curve.jsonl of a pretraining (tools/sft.py). It has a row for every probe; the last
+The file is the curve.jsonl of a pretraining (pretrain.py). It has a row for every probe; the last
 row describes the finished model.
 """
 

@@ -1,7 +1,7 @@
 """What does a policy lose against optimal play, and in which of its choices?
 
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
-        --model=base,out/run/policy
+        --model=tiny,out/run/policy
 
 It plays --num_groups training boards, --group_size games each, at --temperature, and computes the
 exact value of optimal play under the same limits (studies/credit/optimal.py). The loss of a turn is

@@ -270,7 +270,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     if "players" in chosen and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
     if BASE in chosen and not is_finished(name, BASE, 0):
-        write_row(name, BASE, 0, {"wins": wins_of_model(world, Path("base"))}, commit)
+        write_row(name, BASE, 0, {"wins": wins_of_model(world, Path("tiny"))}, commit)
     for seed in seeds:
         for row in chosen:
             if row in world.methods and not is_finished(name, row, seed):

@@ -68,7 +68,7 @@ def test_a_row_is_trained_and_played_once(lab):
     assert trained[2] == sft  # `launch` finds it finished
     assert "--learning_rate=0.5" in trained[3] and "--model=out/runs/sft-" in trained[3]
     played = [call for call in lab if call.startswith("--")]
-    assert played[:2] == ["--player=random,greedy,optimal", "--model=base"]
+    assert played[:2] == ["--player=random,greedy,optimal", "--model=tiny"]
     assert [call.rsplit("/", 1)[1] for call in played[2:]] == ["model", "policy", "policy"]
     before = len(lab)
     comparison.run_world("lake", [0], "")
@@ -103,7 +103,7 @@ def test_a_new_game_is_imitated_and_then_reinforced(lab, monkeypatch):
     files = "config/tools_fetch_grpo.py config/models/tiny.py config/models/tiny_new_game.py"
     settings = "--sft_steps=5 --eval_every=5 --seed=2"
     assert lab[0] == f"-m tools.sft {files} {settings}"
-    assert lab[1].startswith(f"train.py {files} --sft_steps=5 --eval_every=5 --model=out/runs/sft-")
+    assert lab[1].startswith(f"train.py {files} --eval_every=5 --model=out/runs/sft-")
     assert comparison.game_words(world) == [*files.split(), "--eval_size=256"]
 
 
@@ -170,11 +170,11 @@ def test_games_are_counted_by_prompt(monkeypatch, tmp_path):
         (path,) = [word[7:] for word in words if word.startswith("--json=")]
         successes = [1] * 16 + [0] * 15 + [1] + [0] * 16
         with open(path, "w") as file:
-            json.dump({"base": {"successes": successes}}, file)
+            json.dump({"tiny": {"successes": successes}}, file)
 
     monkeypatch.setattr(comparison, "ROWS", tmp_path)
     monkeypatch.setattr(comparison.subprocess, "run", run)
-    assert comparison.play_prompts(WORLD, "--model=base") == {"base": [16, 1, 0]}
+    assert comparison.play_prompts(WORLD, "--model=tiny") == {"tiny": [16, 1, 0]}
 
 
 def test_names_of_worlds_are_checked():

@@ -53,10 +53,10 @@ def main(argv: list[str]) -> None:
     import torch
 
     import parallel
-    from tools.tiny_model import build_tiny
+    from studies.base_model.tiny_model import build_tiny
 
     parallel.init_distributed(config)
-    random_model, tokenizer = build_tiny(config.seed, config.tiny_shape)
+    random_model, tokenizer = build_tiny(config.seed, "4x96")
     random_model.save_pretrained(RANDOM_MODEL)
     tokenizer.save_pretrained(RANDOM_MODEL)
     benchmark = getattr(importlib.import_module(BENCHMARKS[name]), name)

@@ -362,8 +362,8 @@ def restart_of(config: Config, device: torch.device) -> Values:
 
 
 def load_or_build(config: Config, device: torch.device):
-    if config.model == "base":
-        return load_model("base", device=device)[0]
+    if config.model == "tiny":
+        return load_model("tiny", device=device)[0]
     return build_random(sizes_for(device).shape, device=device)
 
 

@@ -13,15 +13,16 @@ not learn to read boards.
 The corpus never shows a board of the evaluation or held-out instances, with any symbols. It leaves
 out the symbols of "newvocab", other sizes and the pairs of "jobs_test", to test generalisation.
 
-    python -m tools.corpus --packs=600  # print a table of the documents in a sample
+    python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
 
-from configurator import Config, UserError, load_config, run_main
+from configurator import SftConfig, UserError, load_config, run_main
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +31,13 @@ from dialogue import Chat, Episode, format_response
 from envs import Env, make_env, reserved_keys
 from grids import Sokoban
 from rollout import Conversation, Trajectory
+from studies.base_model.drills import Drill, draw_questions
 from support.unread import print_unread
 from tools.crowd import crowd_reply, draw_player
 from tools.demonstrations import recite
-from tools.drills import Drill, draw_questions
 from worlds.bandit import Bandit
 
+PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")
 SEED_CORPUS = 14  # purpose number of the random streams
 
 LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
@@ -81,7 +83,7 @@ class Document(NamedTuple):
 
 
 def documents(
-    config: Config, chat: Chat, step: int, index: int, progress: float
+    config: SftConfig, chat: Chat, step: int, index: int, progress: float
 ) -> Iterator[Document]:
     """Pack `index` of a step: documents of one environment, until they have micro_batch_tokens.
 
@@ -155,7 +157,7 @@ def draw_observation(rng: np.random.Generator, easy: bool) -> str:
     return str(rng.choice(["grid", "coord", "relations"], p=[0.8, 0.1, 0.1]))
 
 
-def draw_limits(config: Config, env: Env, rng: np.random.Generator) -> Config:
+def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftConfig:
     """Settings with random limits on turns, actions and tokens; the system prompt states them."""
     if env.repeats:
         max_turns, actions_per_turn = 1, 1
@@ -208,12 +210,15 @@ def made_up_name(rng: np.random.Generator) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Print a table of the documents in a sample of the corpus of config/base.py."""
-    config, options, sources = load_config(["config/base.py", *argv], extra={"packs": 600})
+    """Print a table of the documents in a sample of the corpus."""
+    config, options, sources = load_config(
+        [PRETRAINING, *argv], extra={"packs": 600}, kind=SftConfig
+    )
     if options["packs"] < 1:
         raise UserError(f"packs must be 1 or more, got {options['packs']}")
-    print_unread("tools.corpus", config, sources)
-    from tools.tiny_model import build_tiny_tokenizer  # it imports torch, which takes seconds
+    print_unread("studies.base_model.corpus", config, sources)
+    # imported late, because it imports torch, which takes seconds
+    from studies.base_model.tiny_model import build_tiny_tokenizer
 
     chat = Chat(build_tiny_tokenizer())
     rows = defaultdict(list)  # trajectories by stage, environment and kind

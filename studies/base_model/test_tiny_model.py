@@ -1,7 +1,6 @@
-"""
-Tests of tools/tiny_model.py: the random weights, and what is one token in the tokenizer.
+"""Tests of tiny_model.py: the random weights, and what is one token in the tokenizer.
 
-    python -m pytest -q tests/test_tiny_model.py
+python -m pytest -q studies/base_model/test_tiny_model.py
 """
 
 from configurator import Config
@@ -14,7 +13,7 @@ import dialogue
 import envs
 from dialogue import IM_END, IM_START, Chat
 from model import load_model
-from tools import tiny_model
+from studies.base_model import tiny_model
 from worlds.bandit import Bandit
 
 
@@ -68,7 +67,7 @@ def test_tiny_model_is_tiny_and_seeded(small_tokenizer):
 
 @pytest.mark.parametrize("shape", ["3", "x96", "0x96", "3x48", "3x-32", "threex96", "3x0"])
 def test_other_shapes_are_refused(small_tokenizer, shape):
-    message = "tiny_shape must be layers x width, .* such as 4x128, at most 100x8192; got"
+    message = "the tiny model must be layers x width, .* such as 4x128, at most 100x8192; got"
     with pytest.raises(ValueError, match=message):
         tiny_model.build_tiny(0, shape)
 

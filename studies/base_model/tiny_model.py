@@ -1,4 +1,4 @@
-"""A tiny Qwen2 with random weights, and its tokenizer. `tools/sft.py` trains it to make `base`.
+"""A tiny Qwen2 with random weights, and its tokenizer. Pretraining makes base/ of it (pretrain.py).
 
 The tokenizer is learned from the texts of the environments, so that a board needs few tokens.
 """
@@ -95,7 +95,7 @@ def _parse_shape(shape: str) -> tuple[int, int]:
         if in_range and hidden_size % HEAD_DIM == 0:
             return num_layers, hidden_size
     raise UserError(
-        "tiny_shape must be layers x width, with a width that is a multiple of 32, "
+        "the tiny model must be layers x width, with a width that is a multiple of 32, "
         f"such as 4x128, at most {MAX_LAYERS}x{MAX_WIDTH}; got {shape!r}"
     )
 

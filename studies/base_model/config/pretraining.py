@@ -1,0 +1,17 @@
+# Pretraining of the tiny model on generated text. The folder base/ is its result.
+# An interrupted run continues from out/pretraining.
+# Launch:  torchrun --nproc_per_node=2 -m studies.base_model.pretrain \
+#              studies/base_model/config/pretraining.py
+
+model = "4x96"  # a new one with random weights: layers x width
+device = "cpu"
+num_threads = 1
+max_context_tokens = 1024  # of a document
+micro_batch_tokens = 1024  # of a pack: documents of one environment with one system prompt
+sft_batch_size = 2  # packs per step, one for each process
+sft_steps = 24_800
+sft_lr = 2.5e-3
+sft_muon_lr = 0.005
+weight_decay = 0.0
+save_every = 300
+eval_every = 6200  # steps between probes; each probe also saves out/pretraining/model-STEP

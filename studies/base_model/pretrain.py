@@ -1,0 +1,76 @@
+"""Pretraining: a tiny model with random weights learns from the corpus of this folder.
+
+    torchrun --nproc_per_node=2 -m studies.base_model.pretrain \\
+        studies/base_model/config/pretraining.py
+
+The model that it writes, out/pretraining/model, is the one in base/. The loop, the optimizers and
+the checkpoints are those of tools/sft.py. The documents depend only on seed, step and index, not on
+the number of processes. An interrupted run continues from out_dir. Probes on held-out boards
+measure how well the model plays and reads, and each of them also saves the model.
+"""
+
+from configurator import SftConfig, UserError, load_config, run_main
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import parallel
+from dialogue import Chat
+from model import Policy
+from rollout import Trajectory
+from studies.base_model.corpus import documents
+from studies.base_model.probes import base_report
+from studies.base_model.tiny_model import build_tiny
+from support.arguments import check_imitation
+from support.checkpoint import Saver, export
+from support.run_folder import check_out_dir, save_config
+from support.unread import print_unread
+from tools.sft import imitate, open_run, write_row
+
+
+def main(argv: list[str]) -> None:
+    config, _, sources = load_config(argv, kind=SftConfig)
+    if not config.sft_steps:
+        raise UserError(
+            "nothing to do: sft_steps is 0; give studies/base_model/config/pretraining.py"
+        )
+    check_imitation(config)
+    check_out_dir(config)
+    device, _ = parallel.init_distributed(config)
+    print_unread("studies.base_model.pretrain", config, sources)
+    with open_run(config) as saver:
+        train(config, sources, device, saver)
+
+
+def train(config: SftConfig, sources: dict[str, str], device: torch.device, saver: Saver) -> None:
+    """Train a model and write it to out_dir, or continue an interrupted run there."""
+    out_dir = Path(config.out_dir)
+    model, tokenizer = build_tiny(config.seed, config.model)
+    policy = Policy(model.to(device))
+    chat = Chat(tokenizer)
+    if parallel.rank() == 0:
+        save_config(config, sources, out_dir)
+
+    def report(step: int, totals: dict) -> None:
+        write_row(config, step, totals, base_report(model, chat))
+        export(out_dir / f"model-{step}", policy, tokenizer)
+
+    imitate(policy, partial(packs_of, config, chat), config, saver=saver, report=report)
+    export(out_dir / "model", policy, tokenizer)
+    print(f"wrote {out_dir}/: curve.jsonl, and model in Hugging Face format")
+
+
+def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
+    """This process's documents of a step. A pack is one forward and backward pass."""
+    progress = step / config.sft_steps
+    packs = []
+    for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):
+        pack = documents(config, chat, step, index, progress)
+        packs.append([document.trajectory for document in pack])
+    return packs
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,75 @@
+"""Probes of pretraining: how well the tiny model plays and reads held-out boards."""
+
+from configurator import Config, load_config
+
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+import parallel
+from dialogue import Chat
+from engine import make_engine
+from envs import make_env
+from rollout import collect
+from studies.base_model.drills import Drill, score_reading
+from tools.probes import probe
+
+BASE_PROBES = {  # config files: observation modes
+    "frozenlake_ppo": "grid coord relations",
+    "frozenlake_ppo worlds/frozenlake_det": "grid",
+    "sokoban_ppo": "grid coord relations",
+    "sokoban_ppo worlds/sokoban_large": "grid",
+    "bandit_ppo": "grid",
+}
+CONFIGS = Path(__file__).resolve().parents[2] / "config"
+PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--eval_size=128")
+
+
+def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
+    """Ask questions about held-out boards, with greedy decoding; see `drills.score_reading`."""
+    config = replace(
+        config,
+        engine="torch",
+        max_response_tokens=100,
+        max_context_tokens=2048,
+        reward_density="native",
+    )
+    drills = []
+    for i in range(config.eval_size):
+        env = make_env(config.env, observation=config.observation)
+        row = f"Row {1 + i % env.size}"
+        column = f"Column {1 + i // 2 % env.size}"
+        questions = ["Where", row, column, env.actions[i % 4]]
+        drills.append(Drill(env, questions, np.random.default_rng(i)))
+    trajectories = collect(
+        make_engine(config, model, chat),
+        chat,
+        config,
+        [((i,), 0) for i in range(config.eval_size)],
+        split="heldout",
+        temperature=0.0,
+        noise_seed=(0,),
+        episodes=drills,
+    )
+    return score_reading(trajectories)
+
+
+def base_report(model, chat: Chat) -> dict[str, dict]:
+    """All probes of the tiny model, by environment and observation mode.
+
+    The ranks share the probes."""
+    tasks = []
+    for files, modes in BASE_PROBES.items():
+        for mode in modes.split():
+            tasks.append((files.split(), mode))
+    rows = {}
+    for files, mode in tasks[parallel.rank() :: parallel.world_size()]:
+        paths = [f"{CONFIGS}/{file}.py" for file in files]
+        config, _, _ = load_config([*paths, *PROBE_SETTINGS, f"--observation={mode}"])
+        row = probe(model, chat, config)
+        if not config.env.startswith("bandit"):
+            row.update(probe_reading(model, chat, config))
+        rows[f"{config.env} {mode}"] = row
+    return dict(sorted(chain(*parallel.all_gather_lists(list(rows.items())))))
