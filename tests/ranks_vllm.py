@@ -127,12 +127,9 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
             assert (after - before).abs().max() > 0.05
         last = played, expected
         sampled = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
-        targets = train.Targets(
-            advantages=torch.linspace(-1, 1, len(sampled)),
-            old_logprobs=sampled,
-            rollout_logprobs=sampled,
-        )
-        train.optimizer_step(learner, backward(learner, played, targets))
+        experience = train.compute_advantages(learner, played)
+        experience.advantages = torch.linspace(-1, 1, len(sampled))
+        train.optimizer_step(learner, backward(learner, experience))
 
 
 def test_a_head_that_is_not_named_is_an_error(vllm, policy):

@@ -54,8 +54,8 @@ def updated(trained_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)
-    kept, targets = collect_and_target(learner)
-    train.update(learner, kept, targets)
+    kept, experience = collect_and_target(learner)
+    train.update(learner, experience)
     learner.step = 1
     with Saver(folder, 2) as saver:
         learner.save(saver)
@@ -79,8 +79,8 @@ def test_lora_starts_as_the_base(trained_folder):
 
 def test_only_adapters_and_value_head_get_gradients(trained_folder):
     learner = make_learner(trained_folder, lora_rank=RANK)
-    kept, targets = collect_and_target(learner)
-    backward(learner, kept, targets)
+    kept, experience = collect_and_target(learner)
+    backward(learner, experience)
     wanted = {
         "policy": {f"model.model.{name}" for name in NAMES},
         "critic": {f"backbone.{name}" for name in NAMES} | {"value_head.weight", "value_head.bias"},
