@@ -389,7 +389,6 @@ def collect(
     temperature: float,
     noise_seed: Sequence[int],
     on_done: Callable[[], object] = lambda: None,
-    episodes: Sequence[Episode] | None = None,
     envs: Sequence[str] | None = None,
 ) -> list[Trajectory]:
     """Play one episode for each (instance seed, member) in `starts`, all at once.
@@ -399,16 +398,14 @@ def collect(
         noise_seed: seeds the sampling of each response, together with instance seed, member and
             turn. So its noise does not depend on the other episodes in the batch.
         on_done: is called when a trajectory ends.
-        episodes: the episodes to play, by default a new one for each of `envs`.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. One that cannot start, because its
         environment fails or its first prompt does not fit into the context, has the status error
         and one turn without tokens."""
     envs = envs or [config.env] * len(starts)
-    episodes = episodes or [make_episode(config, env) for env in envs]
     conversations = []
-    for (seed, member), env, episode in zip(starts, envs, episodes, strict=True):
-        conversation = Conversation(episode, seed, member=member, env=env)
+    for (seed, member), env in zip(starts, envs, strict=True):
+        conversation = Conversation(make_episode(config, env), seed, member=member, env=env)
         conversation.reset(split)
         conversations.append(conversation)
     scheduler = RolloutScheduler(
@@ -439,13 +436,12 @@ class RolloutScheduler:
         self.conversations = conversations
         self.temperature = temperature
         self.noise_seed = noise_seed
-        self.histories: list[list[int]] = []  # every token so far that the engine must see
-        for conversation in conversations:  # it may have turns already
-            self.histories.append([] if config.context_turns else conversation.trajectory.ids)
+        # Every token so far that the engine must see.
+        self.histories: list[list[int]] = [[] for _ in conversations]
         self.prompts: list[list[int]] = [[] for _ in conversations]  # before the pending response
 
-    def run(self, on_done: Callable[[], object]) -> None:
-        """Play all conversations from where they are to their ends."""
+    def run(self, on_done: Callable[[], object] = lambda: None) -> None:
+        """Play all conversations to their ends."""
         for key, conversation in enumerate(self.conversations):
             self._request_first_turn(key)
             if conversation.done:
@@ -462,14 +458,17 @@ class RolloutScheduler:
             prompt = conversation.next_prompt(self.chat)
             if self._request_turn(key, prompt):
                 return
-            if conversation.trajectory.turns:  # it has turns already
-                conversation.trajectory.status = "out_of_tokens"
-                return
             conversation.failure = failed_outcome(
                 f"the first prompt has {len(prompt)} tokens and max_context_tokens is "
                 f"{self.config.max_context_tokens}; raise it"
             )
         conversation.add_turn(Reply(""), conversation.failure)
+
+    def _request_next_turn(self, key: int) -> None:
+        """Queue the next turn, or end the conversation if the context has no room for it."""
+        conversation = self.conversations[key]
+        if not self._request_turn(key, conversation.next_prompt(self.chat)):
+            conversation.trajectory.status = "out_of_tokens"
 
     def _request_turn(self, key: int, prompt: list[int]) -> bool:
         """Queue the next turn in the engine. Returns: False if the context has no room for it."""
@@ -503,9 +502,7 @@ class RolloutScheduler:
             self.engine.release(key)
             self.histories[key] = []
         if not conversation.done:
-            has_room = self._request_turn(key, conversation.next_prompt(self.chat))
-            if not has_room:
-                conversation.trajectory.status = "out_of_tokens"
+            self._request_next_turn(key)
         if conversation.done and not forgets_turns:
             self.engine.release(key)
 

@@ -110,7 +110,7 @@ class Player:
     def play(self, games: Sequence[RecordedGame], noise_seed: Sequence[int]) -> None:
         """Play games from where they are to their ends, all at once."""
         under_way = [game for game in games if not game.done]
-        scheduler = RolloutScheduler(
+        scheduler = ContinuingScheduler(
             self.engine,
             self.chat,
             self.config,
@@ -118,7 +118,20 @@ class Player:
             temperature=self.config.temperature,
             noise_seed=noise_seed,
         )
-        scheduler.run(lambda: None)
+        scheduler.run()
+
+
+class ContinuingScheduler(RolloutScheduler):
+    """Plays games from where they are, not only from their starts."""
+
+    def _request_first_turn(self, key: int) -> None:
+        trajectory = self.conversations[key].trajectory
+        if not trajectory.turns:
+            super()._request_first_turn(key)
+            return
+        if not self.config.context_turns:
+            self.histories[key] = trajectory.ids
+        self._request_next_turn(key)
 
 
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
