@@ -342,12 +342,12 @@ def compute_advantages(
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
     if learner.ref:  # kl_coef > 0
-        ref_logprobs, _ = parallel.score_tokens(
+        ref_logprobs, _ = parallel.forward_sequences(
             learner.ref, sequences, config, config.temperature
         )  # (R,)
     old_values = None
     if learner.critic:  # of one of CRITIC_ESTIMATORS
-        (old_values,) = parallel.score_tokens(learner.critic, sequences, config)  # (R,)
+        (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
             old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
@@ -382,7 +382,9 @@ def logprobs_before_update(
     )  # (R,)
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
-    old, _ = parallel.score_tokens(learner.policy, sequences, config, config.temperature)  # (R,)
+    old, _ = parallel.forward_sequences(
+        learner.policy, sequences, config, config.temperature
+    )  # (R,)
     return torch.where(sampled.isnan(), old, sampled), old  # NaN: not sampled by the engine
 
 

@@ -150,11 +150,11 @@ def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
-        before, _ = parallel.score_tokens(learner.policy, played, learner.config, 1.0)
+        before, _ = parallel.forward_sequences(learner.policy, played, learner.config, 1.0)
         with torch.no_grad():
             for p in learner.policy.parameters():
                 p.to_local().mul_(factor)
-        after, _ = parallel.score_tokens(learner.policy, played, learner.config, 1.0)
+        after, _ = parallel.forward_sequences(learner.policy, played, learner.config, 1.0)
         assert (after - before).abs().max() > 0.1
         single = model.load_model(str(trained_folder))[0]
         with torch.no_grad():
@@ -174,7 +174,9 @@ def test_sharding_keeps_what_is_no_parameter(trained_folder):
 def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    assert parallel.score_tokens(learner.policy, played, learner.config, 1.0)  # a forward first
+    assert parallel.forward_sequences(
+        learner.policy, played, learner.config, 1.0
+    )  # a forward first
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()

@@ -155,10 +155,10 @@ def test_gigpo_is_for_some_estimators(estimator):
 def play(env, *replies, **changes):
     """The trajectory of these replies in the first evaluation instance."""
     config = small_config(env=env, max_turns=len(replies), **changes)
-    conversation = rollout.Conversation(rollout.make_episode(config, env), (0,))
-    conversation.reset("eval")
+    episode = rollout.Rollout(rollout.make_episode(config, env), (0,))
+    episode.reset("eval")
     texts = iter(replies)
-    return rollout.play(conversation, lambda _: rollout.Reply(f"<answer>{next(texts)}</answer>"))
+    return rollout.play(episode, lambda _: rollout.Reply(f"<answer>{next(texts)}</answer>"))
 
 
 def test_a_grid_names_a_turn_by_the_places_of_what_moves():
@@ -527,10 +527,10 @@ def test_observations_lie_between_replies():
     # pieces 7 7 | 7 1 7 7 7 1 2 | 7 4
     assert batch.ids.tolist() == [7, 7, 7, 1, 7, 7, 7, 1, 2, 7, 4]
     assert batch.observation_index.tolist() == [4, 5, 6]
-    assert batch.scored_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
+    assert batch.predicted_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
     plain = pack([trajectory, other])
     assert plain.observation_index is None
-    assert plain.scored_index.tolist() == [3, 7, 8, 10]
+    assert plain.predicted_index.tolist() == [3, 7, 8, 10]
 
 
 def test_echo_by_hand():

@@ -306,9 +306,9 @@ def test_a_player_whose_environment_fails_is_paid_for_no_plan(monkeypatch, metho
     break_environment(monkeypatch, 2, raises, method=method, blocking=False)
 
     episode = rollout.make_episode(small_config(reward_density="plan"))
-    conversation = rollout.Conversation(episode, (0,), member=2)
-    conversation.reset("eval")
-    played = rollout.play(conversation, lambda _: rollout.Reply("<answer>Left</answer>"))
+    started = rollout.Rollout(episode, (0,), member=2)
+    started.reset("eval")
+    played = rollout.play(started, lambda _: rollout.Reply("<answer>Left</answer>"))
     assert played.status == "error" and played.score == 0
     assert played.turns[-1].record.error == "OSError: the server is gone"
 

@@ -110,8 +110,8 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
         logprobs_alone = torch.cat([learner.policy(batch, 1.0)[0] for batch in packs])
     for micro_batch_tokens in (640, 100_000):
         config = replace(learner.config, micro_batch_tokens=micro_batch_tokens)
-        (values,) = parallel.score_tokens(learner.critic, kept, config)
-        logprobs, _ = parallel.score_tokens(learner.policy, kept, config, 1.0)
+        (values,) = parallel.forward_sequences(learner.critic, kept, config)
+        logprobs, _ = parallel.forward_sequences(learner.policy, kept, config, 1.0)
         torch.testing.assert_close(values, values_alone, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logprobs, logprobs_alone, rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
@@ -279,9 +279,9 @@ def test_prompt_text_is_not_trained(trained_folder):
 def test_the_loss_moves_probability_towards_advantage(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo", learning_rate=1e-5, batch_size=8)
     kept, experience = collect_and_target(learner)
-    before = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0]
+    before = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)[0]
     train.update(learner, experience)
-    gain = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0] - before
+    gain = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)[0] - before
     assert (gain * experience.advantages).mean() > 0
 
 
@@ -325,7 +325,7 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
         for turn in trajectory.turns:  # an engine that is off
             turn.rollout_logprobs = [logprob - 0.5 for logprob in turn.rollout_logprobs]
     experience = train.compute_advantages(learner, kept)
-    expected, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
+    expected, _ = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)
     assert torch.equal(experience.old_logprobs, expected)
     metrics = train.update(learner, experience)
     assert metrics["logprob_diff_mean"] == pytest.approx(0.5, abs=1e-3)

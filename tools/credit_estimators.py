@@ -94,7 +94,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
     """The critic's value of the state before each turn, (K,): that of the turn's first token."""
     trajectories = [game.trajectory for game in games]
     sequences = split_by_context(trajectories, learner.config)
-    (values,) = parallel.score_tokens(learner.critic, sequences, learner.config)  # (R,)
+    (values,) = parallel.forward_sequences(learner.critic, sequences, learner.config)  # (R,)
     lengths = tokens_per_turn(trajectories)  # (K,)
     starts = np.cumsum([0, *lengths[:-1]])
     return values.cpu().numpy()[starts]

@@ -312,7 +312,7 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
     """Absolute difference of the log-probs of engine and trainer, (R,) nats."""
     config = learner.config
     with torch.no_grad():
-        logprobs, _ = parallel.score_tokens(
+        logprobs, _ = parallel.forward_sequences(
             learner.policy, trajectories, config, config.temperature
         )
     sampled = [logprob for trajectory in trajectories for logprob in trajectory.rollout_logprobs]

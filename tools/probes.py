@@ -12,7 +12,7 @@ import parallel
 from dialogue import Chat
 from engine import make_engine
 from envs import make_env
-from rollout import Conversation, RolloutScheduler, collect, summarize, without_errors
+from rollout import Rollout, RolloutScheduler, collect, summarize, without_errors
 from tools.drills import Drill, score_reading
 
 SEED_PROBE = 13  # purpose number of the random streams
@@ -71,22 +71,20 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
         max_context_tokens=2048,
         reward_density="native",
     )
-    conversations = []
+    rollouts = []
     for i in range(config.eval_size):
         env = make_env(config.env, observation=config.observation)
         row = f"Row {1 + i % env.size}"
         column = f"Column {1 + i // 2 % env.size}"
         questions = ["Where", row, column, env.actions[i % 4]]
         drill = Drill(env, questions, np.random.default_rng(i))
-        conversation = Conversation(drill, (i,))
-        conversation.reset("heldout")
-        conversations.append(conversation)
+        rollout = Rollout(drill, (i,))
+        rollout.reset("heldout")
+        rollouts.append(rollout)
     engine = make_engine(config, model, chat)
-    scheduler = RolloutScheduler(
-        engine, chat, config, conversations, temperature=0.0, noise_seed=(0,)
-    )
+    scheduler = RolloutScheduler(engine, chat, config, rollouts, temperature=0.0, noise_seed=(0,))
     scheduler.run()
-    return score_reading([conversation.trajectory for conversation in conversations])
+    return score_reading([rollout.trajectory for rollout in rollouts])
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:
