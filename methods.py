@@ -1,6 +1,6 @@
-"""Methods that RAGEN does not have, neither in its papers nor in its code, as pure functions.
+"""Methods that neither RAGEN's papers nor its training script have, as pure functions on tensors.
 
-`starpo.py` has RAGEN's own methods; shapes have the same names here. Each function states its
+`starpo.py` has the methods of RAGEN; shapes have the same names here. Each function states its
 equation, its source and what it needs in order to act. A line `if config.x:` of `train.py` uses
 it, and by default none of them acts.
 

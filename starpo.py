@@ -15,6 +15,10 @@ The function `advantages` has these estimators of A_t. gae and bi_level_gae need
     reinforce_plus_plus_baseline  the same, whitened
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
+This file has the methods of RAGEN's papers and of its training script, and `importance_weights`,
+which every run needs, because the engine's log-probs differ from the trainer's. All other methods
+are in `methods.py`.
+
 StarPO-S trains only on the groups with the largest score std, with a larger clip_high and no KL.
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R

@@ -2,7 +2,7 @@
 
 One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
-and the differences from the paper (arXiv 2504.20073).
+and the differences from the paper (arXiv 2504.20073), and `methods.py` has methods of later papers.
 
     torchrun train.py config/frozenlake_ppo.py               # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -278,7 +278,7 @@ class Experience:
     R response tokens, one sequence after the other."""
 
     sequences: list[Trajectory]  # S
-    trajectory_ids: list[int]  # S numbers, ascending: of the trajectory of each sequence
+    trajectory_ids: list[int]  # S; the number of the trajectory of each sequence
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
