@@ -522,7 +522,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 # ---------- float16
 
 
-def gradients_of(learner, kept, experience):
+def gradients_of(learner, experience):
     """The gradients of one mini-batch, as the optimizers see them without clipping."""
     learner.config = replace(learner.config, grad_clip=1e9)
     backward(learner, experience)
@@ -546,12 +546,12 @@ def test_gradients_of_a_scaled_loss_in_float16(trained_folder):
     experience.advantages = (
         experience.advantages * 1e-3
     )  # as if there were a thousand times more tokens
-    expected = gradients_of(exact, kept, experience)
+    expected = gradients_of(exact, experience)
     learner = make_learner(trained_folder, dtype="float16", **settings)
     assert learner.loss_scale == 65536.0 and exact.loss_scale == 1.0
-    scaled = relative_error(gradients_of(learner, kept, experience), expected)
+    scaled = relative_error(gradients_of(learner, experience), expected)
     learner.loss_scale = 1.0
-    unscaled = relative_error(gradients_of(learner, kept, experience), expected)
+    unscaled = relative_error(gradients_of(learner, experience), expected)
     assert scaled < 0.02 and unscaled > 0.2, (scaled, unscaled)
 
 
@@ -601,7 +601,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     assert (other.step, other.bad_steps) == (7, 1)
     assert unchanged(other, state_of(learner))
     for each in (learner, other):  # the next step is the same, so the optimizers agree too
-        train.update(each, kept, copy.deepcopy(experience))
+        train.update(each, copy.deepcopy(experience))
     assert unchanged(other, state_of(learner))
     with Saver(tmp_path, 2) as saver:
         for learner.step in (8, 9):
@@ -637,7 +637,7 @@ def test_an_update_uses_the_learning_rate_of_its_iteration(trained_folder):
         (before,) = learner.policy.model.model.norm.parameters()
         before = parallel.full_tensor(before).clone()
         learner.step = step
-        train.update(learner, *collect_and_target(learner))
+        train.update(learner, collect_and_target(learner)[1])
         (after,) = learner.policy.model.model.norm.parameters()
         largest = (parallel.full_tensor(after) - before).abs().max()
         moved[step, final_lr] = largest.item()
