@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 
 import parallel
-from support.learner import Learner, build_learner
+from learner import Learner, build_learner
 from support.run_folder import read_json, write_atomically
 from tools.credit_estimators import (
     credits_of,

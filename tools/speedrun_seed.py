@@ -24,11 +24,11 @@ import parallel
 from dialogue import Chat
 from engine import make_engine
 from eval import evaluate
+from learner import build_learner
 from model import Policy, load_model
 from rollout import Trajectory
 from support import checkpoint
 from support.checkpoint import Saver, newest
-from support.learner import build_learner
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.run_folder import append_to, read_json, read_rows, write_atomically, write_rows
 from tools.sft import imitate, make_policy, packs_of
