@@ -99,7 +99,7 @@ Penalty = Annotated[float, Legal("between -1000000 and 0", lambda x: -1e6 <= x <
 Cap = Annotated[float, Legal("1 or more", lambda x: x >= 1)]
 DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1)]
 
-# The estimators of `methods.compute_advantages`. A new one needs its name in one of these tuples.
+# The estimators of `train.estimate_advantages`. A new one needs its name in one of these tuples.
 CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 # These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
@@ -352,6 +352,14 @@ class Config:
         If the trainer computes them again, vLLM is not asked for them: they cost it host time for
         each token."""
         return self.engine == "torch" or not self.recompute_old_logprobs
+
+    def trainer_gives_old_logprobs(self) -> bool:
+        """Whether the trainer computes the old log-probs. Otherwise they are the engine's.
+
+        With mask_observations=False, tokens of observations have no log-prob from the engine. With
+        KL in the reward, the engine/trainer mismatch would count as KL."""
+        kl_in_reward = self.kl_coef > 0 and self.kl_in == "reward"
+        return self.recompute_old_logprobs or not self.mask_observations or kl_in_reward
 
 
 @dataclass(frozen=True)

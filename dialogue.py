@@ -12,7 +12,7 @@ encoded again.
 from configurator import Config, UserError
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -152,19 +152,6 @@ class TurnOutcome(NamedTuple):
     state: Hashable = None  # the state in which the reply was given, see `Episode.state`
 
 
-@dataclass
-class Executed:
-    """The result of the executed actions of one reply, summed over the actions."""
-
-    reward: float = 0.0
-    num_actions: int = 0
-    num_effective: int = 0
-    unknown: list[str] = field(default_factory=list)  # actions that the environment refused
-    moves: list[str] = field(default_factory=list)  # what took place; "" for a refused action
-    status: str | None = None  # success or failure if the game is over
-    out_of_actions: bool | None = None  # of a failure: the last action was used
-
-
 class Episode:
     """One dialogue with an environment: builds messages, executes replies, enforces the limits."""
 
@@ -235,10 +222,6 @@ class Episode:
             ) from error
         return key
 
-    def _observe(self) -> str:
-        self.observation = check_text(self.env.observe(), "observe", self.env)
-        return self.observation
-
     def _turn_text(self, observation: str, report: str) -> str:
         """A user message: the report on the last reply, the limits and the observation."""
         left = self.env.actions_left
@@ -255,63 +238,62 @@ class Episode:
         parsed = parse_response(response, think=config.think)
         allowed = min(config.actions_per_turn, self.env.actions_left)
         surplus = len(parsed.actions) - allowed
-        executed = self._execute(parsed.actions[:allowed])
+        record = TurnRecord(actions=parsed.actions[:allowed])
+        status, unknown = self._execute(record)
         self._note_plan_length()
         self.turn_idx += 1
-        status = executed.status
         if self.turn_idx == config.max_turns:
             status = status or "out_of_turns"
 
-        faults = self._faults(parsed, executed, surplus)
-        format_ok = not faults
-        reward = executed.reward + (0.0 if format_ok else config.format_penalty)
+        faults = self._faults(parsed, record, unknown, surplus)
+        record.faults = faults or None
+        record.format_ok = not faults
+        reward = record.env_reward + (0.0 if record.format_ok else config.format_penalty)
         checked, true = check_thought(parsed.thought, facts)
-        record = TurnRecord(
-            actions=parsed.actions[:allowed],
-            num_actions=executed.num_actions,
-            format_ok=format_ok,
-            effective=executed.num_effective / max(executed.num_actions, 1),
-            statements_checked=checked,
-            statements_true=true,
-            env_reward=executed.reward,
-            closing=self._observe() if status else None,
-            moves=self._moves(parsed.actions[:allowed], executed),
-            faults=faults or None,
-            out_of_actions=executed.out_of_actions,
-        )
+        record.statements_checked = checked
+        record.statements_true = true
         user = ""
-        if not status:
+        if status:
+            record.closing = self.observation
+        else:
             report = " ".join([f"Reward {round(reward, 6):g}.", *faults]) + "\n"
-            user = self._turn_text(self._observe(), report)
+            user = self._turn_text(self.observation, report)
         bonus = self._think_bonus(parsed.thought, facts, num_false=checked - true)
         return TurnOutcome(user, reward + bonus, status, record, state)
 
-    def _execute(self, actions: Sequence[str]) -> Executed:
-        executed = Executed()
-        for action in actions:
+    def _execute(self, record: TurnRecord) -> tuple[str | None, list[str]]:
+        """Execute the actions of a record, and note in it what they did.
+
+        Returns: success or failure if the game is over, else None; the actions that the
+            environment refused."""
+        status = None
+        unknown = []
+        moves = []  # what took place; "" for a refused action
+        num_effective = 0
+        for action in record.actions:
             step = self.env.step(action)
             if not isinstance(step, Step):
                 raise UserError(
                     f"{name_of(self.env)}.step returned {show(step)}; expected an envs.Step"
                 )
-            executed.moves.append((step.slipped_to or action) if step.valid else "")
+            self.observation = check_text(step.observation, "observe", self.env)
+            moves.append((step.slipped_to or action) if step.valid else "")
             if not step.valid:
-                executed.unknown.append(action)
+                unknown.append(action)
                 continue
-            executed.reward += float(step.reward)
-            executed.num_actions += 1
-            executed.num_effective += step.effective
+            record.env_reward += float(step.reward)
+            record.num_actions += 1
+            num_effective += step.effective
             if step.terminated or step.truncated:
-                executed.status = "success" if step.success else "failure"
+                status = "success" if step.success else "failure"
                 if not step.success:
-                    executed.out_of_actions = step.truncated
+                    record.out_of_actions = step.truncated
                 break
-        return executed
-
-    def _moves(self, actions: list[str], executed: Executed) -> list[str] | None:
-        """The field `moves` of the record. The actions after the end of the game have no move."""
-        moves = executed.moves + [""] * (len(actions) - len(executed.moves))
-        return moves if moves != actions else None
+        record.effective = num_effective / max(record.num_actions, 1)
+        moves += [""] * (len(record.actions) - len(moves))  # not executed after the end
+        if moves != record.actions:
+            record.moves = moves
+        return status, unknown
 
     def _think_bonus(self, thought: str, facts: list[str], num_false: int) -> float:
         """think_reward * max(0, stated facts - false sentences) / facts.
@@ -321,17 +303,19 @@ class Episode:
         stated = {part.strip() + "." for part in thought.split(".")} & distinct
         return self.config.think_reward * max(0, len(stated) - num_false) / max(1, len(distinct))
 
-    def _faults(self, parsed: Parsed, executed: Executed, surplus: int) -> list[str]:
+    def _faults(
+        self, parsed: Parsed, record: TurnRecord, unknown: list[str], surplus: int
+    ) -> list[str]:
         """Why a reply is not valid, in the sentences that the policy reads; [] for a valid one."""
         notes = []
         if not parsed.well_formed:
             notes.append("The reply was not in the required form.")
-        if executed.unknown:
-            shortened = [" ".join(name.split())[:20] for name in executed.unknown[:3]]
+        if unknown:
+            shortened = [" ".join(name.split())[:20] for name in unknown[:3]]
             notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in shortened) + ".")
         if surplus > 0:
             notes.append(f"Not executed, over the limit: {surplus}.")
-        if executed.num_actions == 0:
+        if record.num_actions == 0:
             notes.append("No action was executed; nothing changed.")
         return notes
 

@@ -236,7 +236,7 @@ class Env:
         return instance
 
     def state_key(self) -> Hashable:
-        """A value that names the present state of the game, for GiGPO (support/methods.py).
+        """A value that names the present state of the game, for GiGPO (methods.py).
 
         With None, the default, the observation names the state.
         """

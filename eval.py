@@ -35,16 +35,16 @@ from engine import Engine, make_engine
 from model import Policy, load_model
 from parallel import (
     collect_all,
+    forward_sequences,
     init_distributed,
     rank,
-    score_tokens,
     shut_down,
     sync_weights,
     world_size,
 )
 from rollout import (
-    Conversation,
     Reply,
+    Rollout,
     Trajectory,
     make_episode,
     play_all,
@@ -142,7 +142,9 @@ def evaluate(
     without_errors(trajectories, config)  # raises for many errors; a few count as failures
     sampled = [trajectory for trajectory in trajectories if trajectory.num_response_tokens]
     sequences = split_by_context(sampled, config)
-    _, entropy = score_tokens(policy, sequences, config, config.eval_temperature or 1.0)  # (R,)
+    _, entropy = forward_sequences(
+        policy, sequences, config, config.eval_temperature or 1.0
+    )  # (R,)
     metrics = score(trajectories)
     metrics["entropy"] = entropy.mean().item()
     return Scores(metrics, trajectories)
@@ -190,13 +192,13 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
 
     The dialogue is that of the policy.
     Raises: UserError if too many environments fail, see `rollout.without_errors`."""
-    conversations = []
+    rollouts = []
     players = []
     for index, member in product(range(config.eval_size), range(samples)):
         rng = np.random.default_rng([SEED_EVAL, index, member])
-        conversations.append(Conversation(make_episode(config), (index,), member=member))
+        rollouts.append(Rollout(make_episode(config), (index,), member=member))
         players.append(ReferencePlayer(player, rng))
-    trajectories = play_all(conversations, players, config.eval_split)
+    trajectories = play_all(rollouts, players, config.eval_split)
     without_errors(trajectories, config)  # raises for many errors; a few count as failures
     return trajectories
 
@@ -208,13 +210,13 @@ class ReferencePlayer:
         self.player = player
         self.rng = rng
 
-    def __call__(self, conversation: Conversation) -> Reply:
-        config = conversation.config
+    def __call__(self, rollout: Rollout) -> Reply:
+        config = rollout.config
         try:
             actions = call_with_timeout(
                 config.step_timeout_s,
                 reference_actions,
-                conversation.episode,
+                rollout.episode,
                 self.player,
                 self.rng,
             )

@@ -74,8 +74,8 @@ class Policy(nn.Module):
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
         # The token before predicts the token. The backward of an index would sort it.
-        states = hidden.index_select(0, batch.scored_index - 1)  # (R, H)
-        targets = batch.ids[batch.scored_index]  # (R,)
+        states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
+        targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
 
 

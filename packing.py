@@ -51,6 +51,10 @@ class TokenSequence(Protocol):
         """One flag for each token: True if the policy sampled it."""
 
     @property
+    def observation_mask(self) -> list[bool]:
+        """One flag for each token: True if the environment wrote it between two responses."""
+
+    @property
     def first_prompt_ids(self) -> list[int]:
         """The tokens before the first response. `ids` begins with them."""
 
@@ -68,8 +72,8 @@ class PackedBatch:
     observation_index: Tensor | None = None
 
     @property
-    def scored_index(self) -> Tensor:
-        """The row indices of the tokens that a policy scores, (R,) or (R + O,)."""
+    def predicted_index(self) -> Tensor:
+        """The row indices of the tokens whose log-probs are computed, (R,) or (R + O,)."""
         if self.observation_index is None:
             return self.response_index
         return torch.cat([self.response_index, self.observation_index])

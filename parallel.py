@@ -342,7 +342,7 @@ def _micro_batches_among(
 
 
 @torch.no_grad()
-def score_tokens(
+def forward_sequences(
     module: nn.Module, trajectories: Sequence[Trajectory], config: Config, *args
 ) -> tuple[Tensor, ...]:
     """Run the policy or the critic on all response tokens, without gradient (collective).

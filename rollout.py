@@ -5,7 +5,7 @@ turns: as soon as one trajectory's turn ends, its environment steps and its next
 The loss mask comes from sampling: the policy sampled `Turn.response_ids` and is trained on them.
 `Turn.prompt_ids` are the tokens around them, which only condition the policy.
 
-A `Conversation` executes every turn. `collect` drives it for a policy, and `play` for players that
+A `Rollout` executes every turn. `collect` drives it for a policy, and `play` for players that
 answer in text: reference players, demonstrations, API models, a human.
 """
 
@@ -186,7 +186,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
     return Episode(environment, config)
 
 
-class Conversation:
+class Rollout:
     """One episode under way: the trajectory so far and the user message that waits for a reply."""
 
     def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
@@ -294,51 +294,49 @@ def rewards_with_density(
     return rewards
 
 
-def play(conversation: Conversation, player: Callable[[Conversation], Reply | None]) -> Trajectory:
-    """Play a started conversation to its end with a player that answers in text.
+def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Trajectory:
+    """Play a started rollout to its end with a player that answers in text.
 
-    Args: player: returns the reply to `conversation.user`, or None if no more tokens fit."""
-    while not conversation.done:
-        reply = Reply("") if conversation.failure else player(conversation)
+    Args: player: returns the reply to `rollout.user`, or None if no more tokens fit."""
+    while not rollout.done:
+        reply = Reply("") if rollout.failure else player(rollout)
         if reply is None:
-            conversation.trajectory.status = "out_of_tokens"
+            rollout.trajectory.status = "out_of_tokens"
             break
         if reply.error:
             outcome = failed_outcome(reply.error)
         else:
-            outcome = conversation.execute(reply.text)
-        conversation.add_turn(reply, outcome)
-    return conversation.finish()
+            outcome = rollout.execute(reply.text)
+        rollout.add_turn(reply, outcome)
+    return rollout.finish()
 
 
-def reset_all(conversations: Sequence[Conversation], split: str) -> None:
-    """Start conversations. The environments that wait do it at the same time."""
+def reset_all(rollouts: Sequence[Rollout], split: str) -> None:
+    """Start rollouts. The environments that wait do it at the same time."""
     for blocking in (False, True):
         resets = [
-            partial(conversation.reset, split)
-            for conversation in conversations
-            if conversation.blocking == blocking
+            partial(rollout.reset, split) for rollout in rollouts if rollout.blocking == blocking
         ]
         call_all(resets, at_once=blocking)
 
 
 def play_all(
-    conversations: Sequence[Conversation],
-    players: Sequence[Callable[[Conversation], Reply | None]],
+    rollouts: Sequence[Rollout],
+    players: Sequence[Callable[[Rollout], Reply | None]],
     split: str,
 ) -> list[Trajectory]:
-    """Play conversations in one environment from start to end, each with a player of its own.
+    """Play rollouts in one environment from start to end, each with a player of its own.
 
     If the environment waits, the games are played at the same time."""
 
-    def play_from_start(conversation: Conversation, player: Callable) -> Trajectory:
-        conversation.reset(split)
-        return play(conversation, player)
+    def play_from_start(rollout: Rollout, player: Callable) -> Trajectory:
+        rollout.reset(split)
+        return play(rollout, player)
 
     games = []
-    for conversation, player in zip(conversations, players, strict=True):
-        games.append(partial(play_from_start, conversation, player))
-    return call_all(games, at_once=conversations[0].blocking)
+    for rollout, player in zip(rollouts, players, strict=True):
+        games.append(partial(play_from_start, rollout, player))
+    return call_all(games, at_once=rollouts[0].blocking)
 
 
 def following_prompt(
@@ -424,7 +422,6 @@ def collect(
     temperature: float,
     noise_seed: Sequence[int],
     on_done: Callable[[], object] = lambda: None,
-    episodes: Sequence[Episode] | None = None,
     envs: Sequence[str] | None = None,
 ) -> list[Trajectory]:
     """Play one episode for each (instance seed, member) in `starts`, all at once.
@@ -434,35 +431,33 @@ def collect(
         noise_seed: seeds the sampling of each response, together with instance seed, member and
             turn. So its noise does not depend on the other episodes in the batch.
         on_done: is called when a trajectory ends.
-        episodes: the episodes to play, by default a new one for each of `envs`.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. One that cannot start, because its
         environment fails or its first prompt does not fit into the context, has the status error
         and one turn without tokens."""
     envs = envs or [config.env] * len(starts)
-    episodes = episodes or [make_episode(config, env) for env in envs]
-    conversations = []
-    for (seed, member), env, episode in zip(starts, envs, episodes, strict=True):
-        conversations.append(Conversation(episode, seed, member=member, env=env))
-    reset_all(conversations, split)
+    rollouts = []
+    for (seed, member), env in zip(starts, envs, strict=True):
+        rollouts.append(Rollout(make_episode(config, env), seed, member=member, env=env))
+    reset_all(rollouts, split)
     scheduler = RolloutScheduler(
-        engine, chat, config, conversations, temperature=temperature, noise_seed=noise_seed
+        engine, chat, config, rollouts, temperature=temperature, noise_seed=noise_seed
     )
     scheduler.run(on_done)
-    return [conversation.finish() for conversation in conversations]
+    return [rollout.finish() for rollout in rollouts]
 
 
 class RolloutScheduler:
-    """Keeps an engine busy with the turns of many conversations.
+    """Keeps an engine busy with the turns of many rollouts.
 
-    The engine knows a conversation by its key, the index in `conversations`."""
+    The engine knows a rollout by its key, the index in `rollouts`."""
 
     def __init__(
         self,
         engine: Engine,
         chat: Chat,
         config: Config,
-        conversations: Sequence[Conversation],
+        rollouts: Sequence[Rollout],
         *,
         temperature: float,
         noise_seed: Sequence[int],
@@ -470,44 +465,46 @@ class RolloutScheduler:
         self.engine = engine
         self.chat = chat
         self.config = config
-        self.conversations = conversations
+        self.rollouts = rollouts
         self.temperature = temperature
         self.noise_seed = noise_seed
-        self.histories: list[list[int]] = []  # every token so far that the engine must see
-        for conversation in conversations:  # it may have turns already
-            self.histories.append([] if config.context_turns else conversation.trajectory.ids)
-        self.prompts: list[list[int]] = [[] for _ in conversations]  # before the pending response
+        # Every token so far that the engine must see.
+        self.histories: list[list[int]] = [[] for _ in rollouts]
+        self.prompts: list[list[int]] = [[] for _ in rollouts]  # before the pending response
 
-    def run(self, on_done: Callable[[], object]) -> None:
-        """Play all conversations from where they are to their ends."""
-        for key, conversation in enumerate(self.conversations):
+    def run(self, on_done: Callable[[], object] = lambda: None) -> None:
+        """Play all rollouts to their ends."""
+        for key, rollout in enumerate(self.rollouts):
             self._request_first_turn(key)
-            if conversation.done:
+            if rollout.done:
                 on_done()
         for sample, text, outcome in self._finished_turns():
             self._record_turn(sample, text, outcome)
-            if self.conversations[sample.key].done:
+            if self.rollouts[sample.key].done:
                 on_done()
 
     def _request_first_turn(self, key: int) -> None:
         """Queue the first turn, or end the trajectory if that turn cannot start."""
-        conversation = self.conversations[key]
-        if not conversation.failure:
-            prompt = conversation.next_prompt(self.chat)
+        rollout = self.rollouts[key]
+        if not rollout.failure:
+            prompt = rollout.next_prompt(self.chat)
             if self._request_turn(key, prompt):
                 return
-            if conversation.trajectory.turns:  # it has turns already
-                conversation.trajectory.status = "out_of_tokens"
-                return
-            conversation.failure = failed_outcome(
+            rollout.failure = failed_outcome(
                 f"the first prompt has {len(prompt)} tokens and max_context_tokens is "
                 f"{self.config.max_context_tokens}; raise it"
             )
-        conversation.add_turn(Reply(""), conversation.failure)
+        rollout.add_turn(Reply(""), rollout.failure)
+
+    def _request_next_turn(self, key: int) -> None:
+        """Queue the next turn, or end the rollout if the context has no room for it."""
+        rollout = self.rollouts[key]
+        if not self._request_turn(key, rollout.next_prompt(self.chat)):
+            rollout.trajectory.status = "out_of_tokens"
 
     def _request_turn(self, key: int, prompt: list[int]) -> bool:
         """Queue the next turn in the engine. Returns: False if the context has no room for it."""
-        trajectory = self.conversations[key].trajectory
+        trajectory = self.rollouts[key].trajectory
         used = len(self.histories[key]) + len(prompt)
         room = min(self.config.max_response_tokens, self.config.max_context_tokens - used)
         if room < 1:
@@ -526,21 +523,19 @@ class RolloutScheduler:
     def _record_turn(self, sample: Sample, text: str, outcome: TurnOutcome) -> None:
         """Record a finished turn and queue the next one."""
         key = sample.key
-        conversation = self.conversations[key]
+        rollout = self.rollouts[key]
         forgets_turns = self.config.context_turns > 0
         self.histories[key] += sample.ids
         reply = Reply(
             text, self.prompts[key], sample.ids, sample.logprobs, cut_by=self._cut_by(sample)
         )
-        conversation.add_turn(reply, outcome)
+        rollout.add_turn(reply, outcome)
         if forgets_turns:  # the next prompt repeats the turns that it needs
             self.engine.release(key)
             self.histories[key] = []
-        if not conversation.done:
-            has_room = self._request_turn(key, conversation.next_prompt(self.chat))
-            if not has_room:
-                conversation.trajectory.status = "out_of_tokens"
-        if conversation.done and not forgets_turns:
+        if not rollout.done:
+            self._request_next_turn(key)
+        if rollout.done and not forgets_turns:
             self.engine.release(key)
 
     def _cut_by(self, sample: Sample) -> str | None:
@@ -553,19 +548,19 @@ class RolloutScheduler:
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
         """Advance the engine until no turn is left. Yield each response, its text and its outcome.
 
-        A blocking environment steps in a thread while the engine decodes other conversations."""
+        A blocking environment steps in a thread while the engine decodes other rollouts."""
         blocking = BlockingSteps()
         while self.engine.busy or blocking.num_pending:
             samples = self.engine.step() if self.engine.busy else []
             for sample in samples:
                 text = self.chat.decode(sample.ids)
-                conversation = self.conversations[sample.key]
+                rollout = self.rollouts[sample.key]
                 if not sample.ids:  # estimators need a token in each turn
                     yield sample, text, failed_outcome("the engine sampled no token")
-                elif conversation.blocking:
-                    blocking.start(conversation, sample, text)
+                elif rollout.blocking:
+                    blocking.start(rollout, sample, text)
                 else:
-                    yield sample, text, conversation.execute(text)
+                    yield sample, text, rollout.execute(text)
             yield from blocking.finished(self.engine)
 
 
@@ -576,10 +571,10 @@ class BlockingSteps:
         self.results: SimpleQueue = SimpleQueue()  # the threads put a Result with the outcome
         self.num_pending = 0
 
-    def start(self, conversation: Conversation, sample: Sample, text: str) -> None:
+    def start(self, rollout: Rollout, sample: Sample, text: str) -> None:
         """Execute a response in a new thread. It ends with a failure after step_timeout_s."""
         self.num_pending += 1
-        start_thread(partial(conversation.execute, text), self.results, key=(sample, text))
+        start_thread(partial(rollout.execute, text), self.results, key=(sample, text))
 
     def finished(self, engine: Engine) -> Iterator[tuple[Sample, str, TurnOutcome]]:
         """Yield the steps that ended. This waits for one only if the engine has nothing to do."""

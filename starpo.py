@@ -15,6 +15,10 @@ The function `advantages` has these estimators of A_t. gae and bi_level_gae need
     reinforce_plus_plus_baseline  the same, whitened
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
+This file has the methods of RAGEN's papers and of its training script, and `importance_weights`,
+which every run needs, because the engine's log-probs differ from the trainer's. All other methods
+are in `methods.py`.
+
 StarPO-S trains only on the groups with the largest score std, with a larger clip_high and no KL.
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
@@ -41,6 +45,8 @@ Differences from the paper and from RAGEN's code:
 
 from configurator import CRITIC_ESTIMATORS
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -51,13 +57,21 @@ ROUNDING = 1e-6  # smaller relative spreads are rounding errors, such as that of
 # ---------- filter
 
 
-def group_stats(scores: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+class GroupStats(NamedTuple):
+    """Statistics of the scores of each group, in reward units."""
+
+    mean: Tensor  # (P,)
+    std: Tensor  # (P,) unbiased; exactly 0 if the scores of a group are equal
+    maximum: Tensor  # (P,)
+
+
+def group_stats(scores: Tensor, group_size: int) -> GroupStats:
     """Mean, unbiased standard deviation and maximum of the scores of each group.
 
     The standard deviation is U(x) of StarPO-S. It is exactly 0 if N = 1, or if the scores of a
     group differ by no more than float rounding.
     Args: scores (B,) finite floats, sums of rewards, group after group; group_size N, divides B.
-    Returns: mean (P,), std (P,), maximum (P,), with the dtype of scores, in reward units.
+    Returns: three tensors (P,) with the dtype of scores.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], maximum.tolist()
     ([1.0, 1.0], [1.414, 0.0], [2.0, 1.0])
@@ -73,7 +87,9 @@ def group_stats(scores: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor
     std = grouped.std(1) if group_size > 1 else torch.zeros_like(mean)  # (P,)
     scale = grouped.abs().amax(1).clamp(min=1.0)  # (P,)
     std = torch.where(std > ROUNDING * scale, std, 0.0)  # (P,)
-    return mean.to(scores.dtype), std.to(scores.dtype), maximum.to(scores.dtype)
+    return GroupStats(
+        mean=mean.to(scores.dtype), std=std.to(scores.dtype), maximum=maximum.to(scores.dtype)
+    )
 
 
 def filter_groups(
@@ -396,7 +412,7 @@ def _pad(x: Tensor, mask: Tensor) -> Tensor:
 # ---------- losses, KL
 
 
-def policy_loss(
+def ppo_loss(
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
@@ -420,7 +436,7 @@ def policy_loss(
         clipped term is smaller), approx_kl (k3 estimate of KL(old || new), nats).
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
     >>> new, old, A = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0])
-    >>> loss, metrics = policy_loss(new, old, A, clip_low=0.25, clip_high=0.5, num_tokens=2)
+    >>> loss, metrics = ppo_loss(new, old, A, clip_low=0.25, clip_high=0.5, num_tokens=2)
     >>> loss.item(), metrics["clipfrac"].item()  # -(1 * 1 + 1.5 * 2) / 2
     (-2.0, 1.0)
     """
@@ -428,7 +444,7 @@ def policy_loss(
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
         raise ValueError(f"clip_low must be in [0, 1], clip_high >= 0, got {clip_low}, {clip_high}")
     advantages = advantages.detach()  # (R,)
-    token_log_ratio = _log_ratio(logprobs, old_logprobs)  # (R,)
+    token_log_ratio = log_ratios(logprobs, old_logprobs)  # (R,)
     ratio = (token_log_ratio if log_ratio is None else log_ratio).exp()  # (R,)
     unclipped = ratio * advantages  # (R,)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages  # (R,)
@@ -445,26 +461,16 @@ def policy_loss(
 
 
 def importance_weights(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    cap: float,
-    floor: float = 0.0,
+    logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float
 ) -> Tensor:
     """Corrects PPO's ratio for the engine's mismatch: min(pi / pi_rollout, cap) / (pi / pi_old).
 
     The engine samples, and its log-probs differ a little from the trainer's. If old_logprobs are
     the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, the
-    weight in the first optimizer step is min(pi_old / pi_rollout, cap). With a floor (IcePop), the
-    weight is 0 where pi / pi_rollout is outside of [floor, cap].
+    weight in the first optimizer step is min(pi_old / pi_rollout, cap).
 
-    IcePop acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip lies
-    inside [0.5, 5], so the mask only drops tokens with A > 0 and a ratio below 0.5, or with A < 0
-    and a ratio above 5. The mask is on pi / pi_rollout as in INTELLECT-3, which has no clip; here
-    PPO's clip stays. Ring-1T masks by pi_old / pi_rollout.
-    Args: all log-probs (R,), nats; cap >= 1; floor in [0, 1]. Returns: (R,), without gradient.
-    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL";
-        IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
+    Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL".
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309
@@ -473,11 +479,8 @@ def importance_weights(
     if cap < 1.0:
         raise ValueError(f"cap must be at least 1, got {cap}")
     logprobs = logprobs.detach()
-    mismatch = _log_ratio(logprobs, rollout_logprobs).exp()  # (R,)
-    weights = mismatch.clamp_max(cap) / _log_ratio(logprobs, old_logprobs).exp()  # (R,)
-    if floor:
-        weights = weights * ((mismatch >= floor) & (mismatch <= cap))
-    return weights
+    mismatch = log_ratios(logprobs, rollout_logprobs).exp()  # (R,)
+    return mismatch.clamp_max(cap) / log_ratios(logprobs, old_logprobs).exp()  # (R,)
 
 
 def token_weights(
@@ -557,7 +560,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     [2.0]
     """
     _check_vectors(logprobs=logprobs, ref_logprobs=ref_logprobs)
-    log_ratio = _log_ratio(logprobs, ref_logprobs)  # (R,)
+    log_ratio = log_ratios(logprobs, ref_logprobs)  # (R,)
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
@@ -592,8 +595,13 @@ def segment_sums(x: Tensor, counts: list[int]) -> Tensor:
     return torch.stack([piece.sum() for piece in x.split(counts)])
 
 
-def _log_ratio(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """log(pi / pi_other), with gradient in pi only, clamped so that its exp stays finite."""
+def log_ratios(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
+    """log(pi / pi_other), clamped so that its exp stays finite; with gradient in pi only.
+
+    Args: both (R,), nats. Returns: (R,), in [-20, 20].
+    >>> log_ratios(torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -99.0])).tolist()
+    [2.0, 20.0]
+    """
     difference = _at_least_float32(logprobs) - _at_least_float32(other_logprobs.detach())
     return bound_log_ratio(difference)
 

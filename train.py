@@ -2,7 +2,7 @@
 
 One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
-and the differences from the paper (arXiv 2504.20073).
+and the differences from the paper (arXiv 2504.20073), and `methods.py` has methods of later papers.
 
     torchrun train.py config/frozenlake_ppo.py               # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -22,6 +22,7 @@ if __name__ == "__main__":
     run_main(read_train)  # answers mistakes before the slow imports
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import product
 
 import numpy as np
@@ -30,39 +31,28 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
+import methods
 import parallel
 import starpo
 from dialogue import Chat
 from engine import Engine, dtype_of_engine
 from eval import evaluate_all
+from learner import Learner, build_learner
 from packing import PackedBatch, pack
 from rollout import (
     Trajectory,
     groups_with_errors,
     split_by_context,
-    summarize,
     unmask,
     without_errors,
 )
-from support import methods
+from starpo import GroupStats
 from support.collapse import measure_collapse
-from support.learner import Learner, build_learner
-from support.metrics import metric_names
 from support.mixtures import mixture_at
 from support.records import note_credit, note_filter
 from support.run import Run, open_run
-from support.targets import (
-    Targets,
-    TrainSample,
-    groups_of,
-    number_tokens,
-    token_rewards,
-    tokens_per_turn,
-    trainer_scores_rollouts,
-    without_void_turns,
-)
 from support.timer import Timer
-from support.training_metrics import explained_variance, rollout_metrics
+from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
 # The seed of each random stream contains its purpose number, so that no two streams are equal.
 SEED_INSTANCES = 31
@@ -96,11 +86,11 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)  # loads the newest checkpoint
     while run.should_continue():
-        row, trajectories = iterate(learner, engine, chat, run.history)
+        metrics, trajectories = iterate(learner, engine, chat, run.history)
         eval_scores = None
-        if run.evaluation_due(row):
+        if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
-        run.add(row, trajectories, eval_scores)
+        run.add(metrics, trajectories, eval_scores)
     if run.is_over() and not run.scores:  # an earlier process made the last iteration
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish()
@@ -120,16 +110,15 @@ def iterate(
         None. `Run.add` fills in the metrics of an evaluation."""
     config = learner.config
 
-    # -- collect
+    # -- collect: P groups of N trajectories
     rollout_timer = Timer()
-    trajectories = collect_rollouts(learner, engine, chat)
+    sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
-    sampled_groups = len(trajectories) // config.group_size
-    num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
-    error_frac = num_errors / len(trajectories)
-    trajectories = without_errors(trajectories, config, config.group_size)
 
-    # -- diagnose, before the update changes the weights; excluded from both timers
+    # -- drop: the groups in which an environment failed
+    trajectories = without_errors(sampled, config, config.group_size)
+
+    # -- diagnose: before the update changes the weights, and in neither timer
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
@@ -140,50 +129,49 @@ def iterate(
     # -- filter: keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
     scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
-    successes = torch.tensor([float(t.success) for t in trajectories])  # (B,)
-    groups = select_groups(config, trajectories, scores)  # (<= P,)
+    stats = starpo.group_stats(scores, config.group_size)  # (P,) each
+    groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(groups, trajectories, config.group_size)
+    kept_fraction = len(groups) / min(config.num_groups, len(stats.mean))
     if not config.mask_observations:
         kept = [unmask(trajectory, chat.end) for trajectory in kept]
+    trained = list(range(len(kept)))  # indices; the others count in the baselines only
+    if config.drop_void:  # SimpleTIR
+        is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)
+        trained = methods.without_void_turns(is_void).tolist()
 
-    # -- advantages and update
-    num_candidates = min(config.num_groups, len(trajectories) // config.group_size)
-    update_metrics = learn(learner, kept, len(groups) / num_candidates)
+    # -- advantages
+    if kept:
+        experience = compute_advantages(learner, kept, kept_fraction)
+        note_credit(kept, experience.advantages, experience.old_values)
+
+    # -- update
+    update_metrics = {}
+    if trained:
+        update_metrics = update(learner, experience.of_trajectories(trained))
+    else:
+        tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
     learner.step += 1
     update_timer.stop()
 
-    row = {
-        **dict.fromkeys(metric_names(config)),  # None: not measured
-        "step": learner.step,
-        "error_frac": error_frac,
-        "kept_groups": len(groups),
-        "kept_trajectories": len(kept),
-        "bad_steps": learner.bad_steps,
-        "sampled_groups": sampled_groups,
-        "rollout_s": rollout_timer.wall_s,
-        "update_s": update_timer.wall_s,
-        "cpu_s": rollout_timer.cpu_s + update_timer.cpu_s,
-        "memory_gib": parallel.peak_memory(learner.device),
-        **summarize(trajectories),
-        **rollout_metrics(scores, successes, config.group_size),
-        **update_metrics,
-        **collapse,
-    }
-    return row, trajectories
+    metrics = iteration_metrics(
+        learner, sampled, trajectories, stats, len(kept), rollout_timer, update_timer
+    )
+    return {**metrics, **update_metrics, **collapse}, trajectories
 
 
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
     """Sample P groups of N trajectories, group after group.
 
-    With dynamic sampling (sampling_rounds > 1), further rounds sample a group for each that has no
-    variance, see `methods.num_missing_groups`. All sampled groups are returned."""
+    With dynamic sampling, further rounds sample a group for each that has no variance. All sampled
+    groups are returned."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
     trajectories = collect_groups(learner, engine, chat, rng, 0, config.num_groups)
-    for _ in range(config.sampling_rounds - 1):
+    for _ in range(config.sampling_rounds - 1):  # dynamic sampling
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
-        _, std, _ = starpo.group_stats(scores, config.group_size)  # (P,)
+        std = starpo.group_stats(scores, config.group_size).std  # (P,)
         std[groups_with_errors(trajectories, config.group_size)] = 0.0  # they are dropped later
         num_missing = methods.num_missing_groups(std, config.num_groups)
         if num_missing == 0:
@@ -228,13 +216,12 @@ def collect_groups(
     )
 
 
-def select_groups(config: Config, trajectories: Sequence[Trajectory], scores: Tensor) -> Tensor:
+def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
     """Choose the groups to train on with `starpo.filter_groups`.
 
-    Args: scores: (B,), group after group, of all rounds of sampling.
+    Args: stats: of the scores of the groups, of all rounds of sampling.
     Returns: indices of groups (<= P,)."""
     size = config.group_size
-    mean, std, _ = starpo.group_stats(scores, size)  # (P,) each
     group_tokens = []
     group_logprobs = []
     for start in range(0, len(trajectories), size):
@@ -243,15 +230,17 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], scores: Te
         group_logprobs.append(sum(lp for member in group for lp in member.rollout_logprobs))
     num_tokens = torch.tensor(group_tokens)  # (P,)
     values = {
-        "reward_std": std,
-        "reward_mean": mean,
+        "reward_std": stats.std,
+        "reward_mean": stats.mean,
         "entropy": -torch.tensor(group_logprobs) / num_tokens,  # estimate from the sampled tokens
         "length": num_tokens / size,
     }
-    candidates = methods.candidate_groups(std, config.num_groups)  # (<= P,)
+    candidates = torch.arange(len(num_tokens))  # (P,)
+    if config.sampling_rounds > 1:  # dynamic sampling
+        candidates = methods.candidate_groups(stats.std, config.num_groups)  # (<= P,)
     chosen = starpo.filter_groups(
         values[config.filter_by][candidates].double(),
-        std[candidates],
+        stats.std[candidates],
         keep=min(config.filter_keep, len(candidates)),  # errors may leave fewer than filter_keep
         strategy=config.filter_strategy,
         smallest=config.filter_smallest,
@@ -270,81 +259,109 @@ def members_of(groups: Tensor, trajectories: Sequence[Trajectory], size: int) ->
     return members
 
 
-def learn(learner: Learner, kept: Sequence[Trajectory], kept_fraction: float) -> dict[str, float]:
-    """Update policy and critic on the kept trajectories. Returns: metrics; {} if none was kept."""
-    iteration = learner.step + 1
-    if not kept:
-        tqdm.write(
-            f"iteration {iteration}: the filter kept no group, because the scores in each group "
-            "are equal; update skipped"
-        )
-        return {}
-    targets = compute_targets(learner, kept, kept_fraction)
-    note_credit(kept, targets.advantages, targets.old_values)
-    trained, targets = without_void_turns(kept, targets, learner.config)
-    if not trained:
-        tqdm.write(f"iteration {iteration}: each kept trajectory has a void turn; update skipped")
-        return {}
-    metrics = update(learner, trained, targets)
-    if not learner.config.engine_gives_logprobs():
-        return {**metrics, "logprob_diff_mean": None, "logprob_diff_max": None}
-    difference = metrics["logprob_diff_mean"]
-    dtypes = (learner.dtype, dtype_of_engine(learner.config, learner.device))
-    if difference > max(MAX_LOGPROB_DIFF[dtype] for dtype in dtypes):
-        tqdm.write(
-            f"warning: the log-probs of engine and trainer differ by {difference:.4f} nats a token"
-        )
-    return metrics
+def skipped_update(iteration: int, num_kept: int) -> str:
+    """The message of an iteration without a trajectory to train on."""
+    reason = "each kept trajectory has a void turn"
+    if num_kept == 0:
+        reason = "the filter kept no group, because the scores in each group are equal"
+    return f"iteration {iteration}: {reason}; update skipped"
 
 
 # ---------- advantages
 
 
-def compute_targets(
+@dataclass
+class Experience:
+    """The kept trajectories as inputs of the model, and what the losses need to know about them.
+
+    A trajectory is one sequence. With context_turns, each of its turns is one. The S sequences have
+    R response tokens, one sequence after the other."""
+
+    sequences: list[Trajectory]  # S
+    trajectory_ids: list[int]  # S; the number of the trajectory of each sequence
+    advantages: Tensor  # (R,) float32
+    old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
+    rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
+    turn_ids: Tensor  # (R,) int64; the number of the turn of each token
+    sequence_ids: Tensor  # (R,) int64; of its sequence, or of its turn with sequence="turn"
+    ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
+    old_values: Tensor | None = None  # (R,) reward units; only with a critic
+    returns: Tensor | None = None  # (R,) reward units; only with a critic
+    weights: Tensor | None = None  # (R,) from `starpo.token_weights`; only in a mini-batch
+
+    def select(self, indices: Sequence[int]) -> "Experience":
+        """Some of the sequences, with the numbers of their response tokens."""
+        chosen = {
+            "sequences": [self.sequences[i] for i in indices],
+            "trajectory_ids": [self.trajectory_ids[i] for i in indices],
+        }
+        lengths = [sequence.num_response_tokens for sequence in self.sequences]
+        for field in fields(Experience):
+            values = getattr(self, field.name)
+            if isinstance(values, Tensor):
+                parts = values.split(lengths)
+                chosen[field.name] = torch.cat([parts[i] for i in indices])
+        return Experience(**chosen)
+
+    def of_trajectories(self, trajectory_ids: Sequence[int]) -> "Experience":
+        """The sequences of some trajectories, in the order of these."""
+        sequences_of: dict[int, list[int]] = {}
+        for index, trajectory_id in enumerate(self.trajectory_ids):
+            sequences_of.setdefault(trajectory_id, []).append(index)
+        return self.select([index for i in trajectory_ids for index in sequences_of[i]])
+
+    def tokens_per_trajectory(self) -> list[int]:
+        """The numbers of response tokens of the trajectories."""
+        counts: dict[int, int] = {}
+        for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
+            num_tokens = counts.get(trajectory_id, 0) + sequence.num_response_tokens
+            counts[trajectory_id] = num_tokens
+        return list(counts.values())
+
+
+def compute_advantages(
     learner: Learner, kept: Sequence[Trajectory], kept_fraction: float = 1.0
-) -> Targets:
+) -> Experience:
     """Compute log-probs, values and advantages before the update.
 
     Args: kept: the members of whole groups; kept_fraction: the fraction of the trajectories that
         the filter kept, for filter_loss_scale."""
     config = learner.config
-    sequences = split_by_context(kept, config)  # their response tokens have the order of `kept`
-    rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
+    sequences = []
+    trajectory_ids = []
+    for trajectory_id, trajectory in enumerate(kept):
+        parts = split_by_context([trajectory], config)
+        sequences += parts
+        trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = number_tokens(tokens_per_turn(kept)).to(learner.device)  # (R,)
-    sequence_ids = number_tokens([sequence.num_response_tokens for sequence in sequences])  # (R,)
+    sequence_ids = turn_ids
+    if config.sequence == "trajectory":
+        lengths = [sequence.num_response_tokens for sequence in sequences]
+        sequence_ids = number_tokens(lengths).to(learner.device)  # (R,)
+
+    rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
     if learner.ref:  # kl_coef > 0
-        ref_logprobs, _ = parallel.score_tokens(
+        ref_logprobs, _ = parallel.forward_sequences(
             learner.ref, sequences, config, config.temperature
         )  # (R,)
     old_values = None
     if learner.critic:  # of one of CRITIC_ESTIMATORS
-        (token_values,) = parallel.score_tokens(learner.critic, sequences, config)  # (R,)
-        old_values = methods.share_values(token_values, turn_ids, config.estimator)  # (R,)
+        (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
+        if config.estimator == "turn_ppo":
+            old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    advantages, returns = methods.compute_advantages(
-        rewards,
-        old_values,
-        tokens_per_turn(kept),
-        [len(trajectory.turns) for trajectory in kept],
-        groups_of(kept, config),
-        [turn.state for trajectory in kept for turn in trajectory.turns],
-        estimator=config.estimator,
-        state_weight=config.state_weight,
-        turn_level=config.turn_level,
-        gamma=config.gamma,
-        lam=config.lam,
-        turn_gamma=config.turn_gamma,
-        turn_lam=config.turn_lam,
-    )
+    advantages, returns = estimate_advantages(config, kept, rewards, old_values)  # (R,) each
     scales = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
-    return Targets(
+    return Experience(
+        sequences=sequences,
+        trajectory_ids=trajectory_ids,
         advantages=advantages.float() * scales[config.filter_loss_scale],
         old_logprobs=old_logprobs,
         rollout_logprobs=rollout_logprobs,
         turn_ids=turn_ids,
-        sequence_ids=turn_ids if config.sequence == "turn" else sequence_ids.to(learner.device),
+        sequence_ids=sequence_ids,
         ref_logprobs=ref_logprobs,
         old_values=old_values,
         returns=returns,
@@ -363,66 +380,143 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    if not trainer_scores_rollouts(config):
+    if not config.trainer_gives_old_logprobs():
         return sampled, sampled
-    old, _ = parallel.score_tokens(learner.policy, sequences, config, config.temperature)  # (R,)
+    old, _ = parallel.forward_sequences(
+        learner.policy, sequences, config, config.temperature
+    )  # (R,)
     return torch.where(sampled.isnan(), old, sampled), old  # NaN: not sampled by the engine
+
+
+def token_rewards(
+    learner: Learner,
+    kept: Sequence[Trajectory],
+    old_logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+) -> Tensor:
+    """Rewards of the response tokens, (R,) float64: a turn's reward sits on its last token."""
+    config = learner.config
+    rewards = torch.tensor(
+        [turn.reward for trajectory in kept for turn in trajectory.turns], dtype=torch.float64
+    )  # (K,)
+    if config.reward_norm != "none":
+        names = [trajectory.env for trajectory in kept]
+        groups = groups_of(kept, config)  # (B,)
+        peers = {  # equal numbers share a mean and a standard deviation
+            "group": groups,
+            "batch": torch.zeros_like(groups),
+            "env": torch.tensor([names.index(name) for name in names]),
+        }
+        num_turns = [len(trajectory.turns) for trajectory in kept]
+        rewards = starpo.normalize_rewards(
+            rewards, num_turns, peers[config.reward_norm_over], config.reward_norm
+        )  # (K,)
+    lengths = torch.tensor(tokens_per_turn(kept))  # (K,)
+    per_token = torch.zeros(int(lengths.sum()), dtype=torch.float64)  # (R,)
+    per_token[lengths.cumsum(0) - 1] = rewards
+    if learner.ref and config.kl_in == "reward":
+        kl = starpo.kl_penalty(old_logprobs, ref_logprobs, config.kl_estimator)  # (R,)
+        per_token -= config.kl_coef * kl.cpu()
+    return per_token.to(learner.device)
+
+
+def estimate_advantages(
+    config: Config, kept: Sequence[Trajectory], rewards: Tensor, values: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Estimate advantages with the estimator that the settings name.
+
+    Args: rewards: (R,) of the response tokens; values: (R,) of the critic, None without one.
+    Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
+    num_tokens = tokens_per_turn(kept)
+    num_turns = [len(trajectory.turns) for trajectory in kept]
+    groups = groups_of(kept, config)  # (B,)
+    turn_discounts = dict(turn_gamma=config.turn_gamma, turn_lam=config.turn_lam)
+    if config.estimator == "turn_ppo":
+        raw, returns = methods.turn_ppo_advantages(
+            rewards, values, num_tokens, num_turns, **turn_discounts
+        )
+        return starpo.whiten(raw), returns
+    advantages, returns = starpo.advantages(
+        rewards,
+        values,
+        num_tokens,
+        num_turns,
+        groups,
+        estimator=config.estimator,
+        turn_level=config.turn_level,
+        gamma=config.gamma,
+        lam=config.lam,
+        **turn_discounts,
+    )
+    if config.state_weight:  # GiGPO
+        state_advantages = methods.gigpo_advantages(
+            rewards,
+            num_tokens,
+            num_turns,
+            groups,
+            [turn.state for trajectory in kept for turn in trajectory.turns],
+            estimator=config.estimator,
+            gamma=config.turn_gamma,
+        )  # (R,)
+        advantages = advantages + config.state_weight * state_advantages
+    return advantages, returns
+
+
+def tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
+    """The numbers of response tokens of all turns."""
+    return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
+
+
+def groups_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
+    """The number of the group of each kept trajectory, (B,). The filter keeps whole groups."""
+    return torch.arange(len(kept)) // config.group_size
+
+
+def number_tokens(lengths: list[int]) -> Tensor:
+    """For each token the index of its piece, (sum of lengths,) int64.
+
+    >>> number_tokens([2, 1]).tolist()
+    [0, 0, 1]
+    """
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
 
 
 # ---------- update
 
 
-def update(learner: Learner, kept: Sequence[Trajectory], targets: Targets) -> dict[str, float]:
+def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics, means over the response tokens of all steps. Gradient norms are means over
-        steps. logprob_diff_* are from the first step, because engine and trainer have the same
-        weights only in its forward pass."""
+    Returns: metrics, see `mean_over_steps`. logprob_diff_* are None without the engine's
+        log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    lengths = [trajectory.num_response_tokens for trajectory in kept]
+    trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))  # each one once
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
-    samples_of = train_samples(kept, targets, config)
     steps = []  # metrics of each optimizer step
     num_tokens = 0  # response tokens of all steps
-    for mini_batch in mini_batches(config, learner.step, len(kept)):
-        samples = [sample for i in mini_batch for sample in samples_of[i]]
-        mini_lengths = [lengths[i] for i in mini_batch]
-        mini_tokens = sum(mini_lengths)
-        weights = starpo.token_weights(mini_lengths, config.aggregation, max_trajectory_tokens)
-        sums = backward(learner, samples, weights.to(learner.device), mini_tokens)
+    for indices in mini_batches(config, learner.step, len(trajectory_ids)):
+        mini_batch = experience.of_trajectories([trajectory_ids[i] for i in indices])
+        weights = starpo.token_weights(
+            mini_batch.tokens_per_trajectory(), config.aggregation, max_trajectory_tokens
+        )  # (R,)
+        mini_batch.weights = weights.to(learner.device)
+        sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         values = {key: value.item() for key, value in sums.items()}
-        values["logprob_diff_mean"] /= mini_tokens
+        values["logprob_diff_mean"] /= len(weights)
         steps.append({**values, **norms})
-        num_tokens += mini_tokens
+        num_tokens += len(weights)
 
-    means = {}
-    for key in steps[0]:
-        if key.startswith("logprob_diff"):
-            means[key] = steps[0][key]
-        elif key.startswith("grad_norm"):
-            means[key] = sum(step[key] for step in steps) / len(steps)
-        else:
-            means[key] = sum(step[key] for step in steps) / num_tokens
+    metrics = {**mean_over_steps(steps, num_tokens), **rates}
     if learner.critic:
-        means["explained_variance"] = explained_variance(targets.old_values, targets.returns)
-    return {**means, **rates}
-
-
-def train_samples(
-    kept: Sequence[Trajectory], targets: Targets, config: Config
-) -> list[list[TrainSample]]:
-    """The training samples of each kept trajectory."""
-    lengths = [sequence.num_response_tokens for sequence in split_by_context(kept, config)]
-    parts = iter(targets.split(lengths))
-    samples_of = []
-    for trajectory in kept:
-        samples = []
-        for sequence in split_by_context([trajectory], config):
-            samples.append(TrainSample(sequence, next(parts)))
-        samples_of.append(samples)
-    return samples_of
+        metrics["explained_variance"] = explained_variance(
+            experience.old_values, experience.returns
+        )
+    if not config.engine_gives_logprobs():
+        return {**metrics, "logprob_diff_mean": None, "logprob_diff_max": None}
+    warn_of_mismatch(learner, metrics["logprob_diff_mean"])
+    return metrics
 
 
 def mini_batches(config: Config, step: int, num_kept: int) -> Iterator[np.ndarray]:
@@ -436,21 +530,17 @@ def mini_batches(config: Config, step: int, num_kept: int) -> Iterator[np.ndarra
             yield order[start : start + config.batch_size]
 
 
-def backward(
-    learner: Learner, samples: Sequence[TrainSample], weights: Tensor, num_tokens: int
-) -> dict[str, Tensor]:
+def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
     Every loss is divided by the tokens of the whole mini-batch, so the split does not change the
     gradients.
 
-    Args: weights: (R,) from `starpo.token_weights`; num_tokens: R, the response tokens of the
-        mini-batch. Returns: metrics, sums over the R tokens; logprob_diff_max is a maximum."""
+    Returns: metrics, sums over the R response tokens; logprob_diff_max is a maximum."""
     config = learner.config
-    weights_of = weights.split([sample.sequence.num_response_tokens for sample in samples])
-    sequences = [sample.sequence for sample in samples]
-    num_observations = sum(sum(sequence.observation_mask) for sequence in sequences)
-    micro_batches = parallel.local_micro_batches(sequences, config.micro_batch_tokens)
+    num_tokens = len(mini_batch.advantages)
+    num_observations = sum(sum(sequence.observation_mask) for sequence in mini_batch.sequences)
+    micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
     for number, (indices, batch_weight) in enumerate(micro_batches):
@@ -458,23 +548,18 @@ def backward(
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
-        batch = pack(
-            [sequences[i] for i in indices],
-            learner.device,
-            observations=config.observation_coef > 0,
+        micro_batch = mini_batch.select(indices)
+        packed = pack(
+            micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
-        targets = Targets.join([samples[i].targets for i in indices])
-        token_weights = torch.cat([weights_of[i] for i in indices])  # (R,)
         # FSDP2 averages gradients over the ranks, and their sum is needed. A micro-batch that only
         # fills up the number of micro-batches of this rank has batch_weight 0.
         scale = batch_weight * parallel.world_size() * learner.loss_scale
-        loss, metrics = policy_loss(
-            learner, batch, targets, token_weights, num_tokens, num_observations
-        )
+        loss, metrics = policy_loss(learner, packed, micro_batch, num_tokens, num_observations)
         (loss * scale).backward()
         if learner.critic:
             # After the policy's backward, so that the activations of only one model are alive.
-            loss, value_metrics = critic_loss(learner, batch, targets, token_weights, num_tokens)
+            loss, value_metrics = critic_loss(learner, packed, micro_batch, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
         largest_diff = torch.maximum(largest_diff, metrics.pop("logprob_diff_max"))
@@ -488,77 +573,101 @@ def backward(
 
 def policy_loss(
     learner: Learner,
-    batch: PackedBatch,
-    targets: Targets,
-    weights: Tensor,
+    packed: PackedBatch,
+    micro_batch: Experience,
     num_tokens: int,
     num_observations: int = 0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped policy loss with entropy bonus and KL, and the cross-entropy on observations.
 
-    Args: batch: one micro-batch with R response tokens; weights: (R,) from `starpo.token_weights`;
-        num_tokens, num_observations: the response tokens and the tokens of observations in the
-        whole mini-batch, the denominators of the losses.
+    Args: packed: the tokens of the micro-batch, which has R response tokens; num_tokens,
+        num_observations: the response tokens and the tokens of observations in the whole
+        mini-batch, the denominators of the losses.
     Returns: loss; metrics, sums over the R tokens."""
     config = learner.config
+    weights = micro_batch.weights  # (R,)
     # R response tokens, then O tokens of observations; O is 0 without ECHO
-    scored, entropy = learner.policy(batch, config.temperature)  # (R + O,), (R + O,)
-    num_response_tokens = len(targets.advantages)
-    logprobs = scored[:num_response_tokens]  # (R,)
-    entropy = entropy[:num_response_tokens]  # (R,)
-    region = methods.trust_region(
-        config,
-        logprobs,
-        targets.old_logprobs,
-        targets.rollout_logprobs,
-        targets.advantages,
-        targets.sequence_ids,
-    )
-    loss, metrics = starpo.policy_loss(
-        logprobs,
-        targets.old_logprobs,
-        targets.advantages,
-        num_tokens=num_tokens,
-        weights=region.weights * weights,
-        clip_low=region.clip_low,
-        clip_high=region.clip_high,
-        dual_clip=config.dual_clip,
-        log_ratio=region.log_ratio,
-    )
-    metrics["masked_frac"] = (region.weights == 0).sum().to(loss.dtype)
-    difference = (logprobs.detach() - targets.rollout_logprobs).abs()  # (R,)
+    all_logprobs, all_entropy = learner.policy(packed, config.temperature)  # (R + O,) each
+    logprobs = all_logprobs[: len(weights)]  # (R,)
+    entropy = all_entropy[: len(weights)]  # (R,)
+    loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
+    difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()
     metrics["logprob_diff_max"] = difference.max()
     loss = loss - config.entropy_coef * (entropy * weights).sum() / num_tokens
-    observation_loss, observation_metrics = methods.echo_loss(
-        scored[num_response_tokens:], config.observation_coef, num_observations, num_tokens
-    )
-    loss = loss + observation_loss
-    metrics.update(observation_metrics)
+    if config.observation_coef:  # ECHO
+        nll = methods.echo_loss(all_logprobs[len(weights) :], num_observations)
+        loss = loss + config.observation_coef * nll
+        metrics["observation_nll"] = nll.detach() * num_tokens
     if learner.ref:
-        kl = starpo.kl_penalty(logprobs, targets.ref_logprobs, config.kl_estimator)  # (R,)
+        kl = starpo.kl_penalty(logprobs, micro_batch.ref_logprobs, config.kl_estimator)  # (R,)
         metrics["kl_ref"] = kl.detach().sum()
         if config.kl_in == "loss":
             loss = loss + config.kl_coef * (kl * weights).sum() / num_tokens
     return loss, metrics
 
 
+def clipped_loss(
+    config: Config, logprobs: Tensor, micro_batch: Experience, num_tokens: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's loss with the ratio, the weights and the clip range that the settings choose.
+
+    Args: logprobs: (R,) nats, with gradient. Returns: those of `starpo.ppo_loss`."""
+    old_logprobs = micro_batch.old_logprobs  # (R,)
+    rollout_logprobs = micro_batch.rollout_logprobs  # (R,)
+    advantages = micro_batch.advantages  # (R,)
+    sequence_ids = micro_batch.sequence_ids  # (R,)
+    clip_low, clip_high = config.clip_low, config.clip_high
+    log_ratio = None  # that of each token
+    weights = starpo.importance_weights(
+        logprobs, old_logprobs, rollout_logprobs, config.importance_cap
+    )  # (R,)
+    if config.importance_floor:  # IcePop
+        weights = weights * methods.icepop_mask(
+            logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
+        )
+    if config.sequence_ratio:  # GSPO
+        log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, sequence_ids)  # (R,)
+        weights = torch.ones_like(weights)
+    if config.sequence_mask:
+        weights = weights * methods.sequence_mask(
+            logprobs, rollout_logprobs, advantages, sequence_ids, config.sequence_mask
+        )
+    if config.tv_bound:  # DPPO-TV
+        weights = weights * methods.tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
+        clip_low, clip_high = 1.0, float("inf")  # ratios from 0 to infinity: no clip
+    loss, metrics = starpo.ppo_loss(
+        logprobs,
+        old_logprobs,
+        advantages,
+        num_tokens=num_tokens,
+        weights=weights * micro_batch.weights,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=config.dual_clip,
+        log_ratio=log_ratio,
+    )
+    metrics["masked_frac"] = (weights == 0).sum().to(loss.dtype)
+    return loss, metrics
+
+
 def critic_loss(
-    learner: Learner, batch: PackedBatch, targets: Targets, weights: Tensor, num_tokens: int
+    learner: Learner, packed: PackedBatch, micro_batch: Experience, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped value loss times value_coef. Args and returns are those of `policy_loss`."""
     config = learner.config
-    token_values = learner.critic(batch)  # (R,)
-    values = methods.share_values(token_values, targets.turn_ids, config.estimator)  # (R,)
+    values = learner.critic(packed)  # (R,)
+    if config.estimator == "turn_ppo":
+        values = methods.turn_ppo_values(values, micro_batch.turn_ids)  # (R,)
     loss, metrics = starpo.value_loss(
         values,
-        targets.old_values,
-        targets.returns,
+        micro_batch.old_values,
+        micro_batch.returns,
         value_clip=config.value_clip,
         num_tokens=num_tokens,
-        weights=weights,
+        weights=micro_batch.weights,
     )
     metrics["vf_loss"] = loss.detach() * num_tokens
     return config.value_coef * loss, metrics
@@ -586,6 +695,15 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     learner.policy.bump_version()
     names = {"policy": "grad_norm", "critic": "grad_norm_critic"}
     return {names[name]: norm.item() for name, norm in norms.items()}
+
+
+def warn_of_mismatch(learner: Learner, difference: float) -> None:
+    """Warn if the log-probs of engine and trainer differ by more than MAX_LOGPROB_DIFF."""
+    dtypes = (learner.dtype, dtype_of_engine(learner.config, learner.device))
+    if difference > max(MAX_LOGPROB_DIFF[dtype] for dtype in dtypes):
+        tqdm.write(
+            f"warning: the log-probs of engine and trainer differ by {difference:.4f} nats a token"
+        )
 
 
 if __name__ == "__main__":

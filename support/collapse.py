@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dialogue import Chat
 from model import Policy
-from parallel import score_tokens
+from parallel import forward_sequences
 from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
@@ -180,7 +180,7 @@ def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) 
         for thought in thoughts:
             turn = Turn(list(prompt_ids), thought.ids, [])
             sequences.append(Trajectory((), 0, [turn]))
-    token_logprobs = score_tokens(policy, sequences, config, config.temperature)[0]
+    token_logprobs = forward_sequences(policy, sequences, config, config.temperature)[0]
 
     lengths = [len(thought.ids) for thought in thoughts]
     sums = segment_sums(token_logprobs.double().cpu(), lengths * len(prompt_rows))  # (J * I,)

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from envs import Env
 from rollout import make_episode
 from support.mixtures import env_specs
-from support.targets import trainer_scores_rollouts
 from support.time_limit import EnvError, call_with_timeout
 from support.unread import Reason, among, sentence
 
@@ -107,7 +106,7 @@ def _one_step(config: Config) -> Iterator[Reason]:
     yield "value_clip", reason
     is_float32 = config.dtype == "float32" or (config.dtype == "auto" and config.device == "cpu")
     engine_agrees = is_float32 and config.engine_dtype in ("auto", "float32")
-    if engine_agrees or trainer_scores_rollouts(config):
+    if engine_agrees or config.trainer_gives_old_logprobs():
         yield "clip_low clip_high dual_clip sequence_ratio", reason
     if engine_agrees or not config.engine_gives_logprobs():
         yield "importance_cap importance_floor sequence_mask tv_bound", reason

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 import parallel
 from eval import progress_bar
+from learner import Learner
 from parallel import rank
 from rollout import Trajectory
 from support import checkpoint, inert, report, settings_history
@@ -22,7 +23,6 @@ from support.checkpoint import Saver
 from support.checksums import changed_logs, find_damage
 from support.echo_trap import classify_regime, early_stop_reason, new_warnings
 from support.idle import idle_summary, idle_warning
-from support.learner import Learner
 from support.log import Log
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.records import write_jsonl, write_samples

@@ -1,34 +1,100 @@
-"""Metrics of an iteration that are computed from tensors: of its rollouts and of the critic."""
+"""The metrics of an iteration: of its rollouts, its optimizer steps and its critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from starpo import ROUNDING, group_stats
+import parallel
+from rollout import Trajectory, summarize
+from starpo import ROUNDING, GroupStats
+from support.metrics import metric_names
+from support.timer import Timer
+
+if TYPE_CHECKING:
+    from learner import Learner
+
+
+def iteration_metrics(
+    learner: Learner,
+    sampled: Sequence[Trajectory],
+    trajectories: Sequence[Trajectory],
+    stats: GroupStats,
+    num_kept: int,
+    rollout_timer: Timer,
+    update_timer: Timer,
+) -> dict:
+    """The metrics of a finished iteration, without those of the update and of an evaluation.
+
+    Args: sampled: all trajectories; trajectories: those of groups without an error; stats: of their
+        groups; num_kept: how many of them the filter kept.
+    Returns: a value for each of `metric_names`. None: not measured."""
+    config = learner.config
+    num_errors = sum(trajectory.status == "error" for trajectory in sampled)
+    successes = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (B,)
+    return {
+        **dict.fromkeys(metric_names(config)),
+        "step": learner.step,
+        "error_frac": num_errors / len(sampled),
+        "kept_groups": num_kept // config.group_size,
+        "kept_trajectories": num_kept,
+        "bad_steps": learner.bad_steps,
+        "sampled_groups": len(sampled) // config.group_size,
+        "rollout_s": rollout_timer.wall_s,
+        "update_s": update_timer.wall_s,
+        "cpu_s": rollout_timer.cpu_s + update_timer.cpu_s,
+        "memory_gib": parallel.peak_memory(learner.device),
+        **summarize(trajectories),
+        **rollout_metrics(stats, successes, config.group_size),
+    }
 
 
 def rollout_metrics(
-    scores: torch.Tensor, successes: torch.Tensor, group_size: int
+    stats: GroupStats, successes: torch.Tensor, group_size: int
 ) -> dict[str, float]:
     """Metrics of learning and collapse. A falling in-group std announces a collapse (2504.20073).
 
-    Args: scores (B,) float, raw, group after group; successes (B,) bool or 0/1; group_size N.
+    Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
+        group_size N.
     Returns: floats: in_group_* (means over groups, in reward units), zero_std_frac (groups without
         variance), success (successful trajectories), pass@N (groups with a success).
-    >>> scores, successes = torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([0, 1, 0, 0])
-    >>> metrics = rollout_metrics(scores, successes, group_size=2)
+    >>> stats = GroupStats(torch.tensor([0.5, 0.0]), torch.tensor([0.7, 0.0]), torch.ones(2))
+    >>> metrics = rollout_metrics(stats, torch.tensor([0, 1, 0, 0]), group_size=2)
     >>> metrics["success"], metrics["pass@2"], metrics["zero_std_frac"]
     (0.25, 0.5, 0.5)
     """
-    _check_same_shape(scores=scores, successes=successes)
-    mean, std, maximum = group_stats(scores, group_size)  # (P,) each
     grouped_successes = successes.double().view(-1, group_size)  # (P, N)
     return {
-        "in_group_reward_mean": mean.mean().item(),
-        "in_group_reward_std": std.mean().item(),
-        "in_group_reward_max": maximum.mean().item(),
-        "zero_std_frac": (std == 0).double().mean().item(),
+        "in_group_reward_mean": stats.mean.mean().item(),
+        "in_group_reward_std": stats.std.mean().item(),
+        "in_group_reward_max": stats.maximum.mean().item(),
+        "zero_std_frac": (stats.std == 0).double().mean().item(),
         "success": grouped_successes.mean().item(),
         f"pass@{group_size}": grouped_successes.amax(1).mean().item(),
     }
+
+
+def mean_over_steps(steps: Sequence[dict[str, float]], num_tokens: int) -> dict[str, float]:
+    """The metrics of all optimizer steps of an iteration.
+
+    Sums over tokens become means over the response tokens of all steps. Gradient norms are means
+    over steps. logprob_diff_* are from the first step, because engine and trainer have the same
+    weights only in its forward pass.
+    >>> steps = [{"entropy": 3.0, "grad_norm": 1.0}, {"entropy": 1.0, "grad_norm": 2.0}]
+    >>> mean_over_steps(steps, num_tokens=8)
+    {'entropy': 0.5, 'grad_norm': 1.5}
+    """
+    means = {}
+    for key in steps[0]:
+        if key.startswith("logprob_diff"):
+            means[key] = steps[0][key]
+        elif key.startswith("grad_norm"):
+            means[key] = sum(step[key] for step in steps) / len(steps)
+        else:
+            means[key] = sum(step[key] for step in steps) / num_tokens
+    return means
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:

@@ -1,13 +1,18 @@
 """Helpers of tests that make single updates: a small learner, its data and its gradients."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import torch
 from shared_fixtures import small_config
 
 import model
+import starpo
 import train
 from dialogue import Chat
 from engine import make_engine
-from support.learner import Learner
+from learner import Learner
+from rollout import Trajectory, Turn
 
 
 def make_learner(start, *, bias=False, **changes):
@@ -30,27 +35,49 @@ def make_learner(start, *, bias=False, **changes):
 
 
 def collect_and_target(learner):
-    """Two groups whose scores differ, and their targets."""
+    """Two groups whose scores differ, and their experience."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    scores = torch.tensor([trajectory.score for trajectory in played], dtype=torch.float64)
-    groups = train.select_groups(learner.config, played, scores)
+    groups = train.select_groups(learner.config, played, stats_of(played))
     assert len(groups) == 2
     kept = [played[4 * group + i] for group in groups.tolist() for i in range(4)]
-    return kept, train.compute_targets(learner, kept)
+    return kept, train.compute_advantages(learner, kept)
 
 
-def backward(learner, kept, targets):
-    """Gradients of these trajectories as one mini-batch, aggregated by the token mean."""
-    groups = train.train_samples(kept, targets, learner.config)
-    samples = [sample for group in groups for sample in group]
-    num_tokens = len(targets.advantages)
-    return train.backward(learner, samples, torch.ones(num_tokens), num_tokens)
+def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None, **settings):
+    """Advantages and returns of trajectories in one group, see `train.estimate_advantages`."""
+    turns = []
+    for index, num_tokens in enumerate(tokens_per_turn):
+        state = states[index] if states else index
+        turns.append(Turn([1], [2] * num_tokens, [0.0] * num_tokens, state=state))
+    kept = []
+    for count in turns_per_trajectory:
+        kept.append(Trajectory((0,), 0, turns[:count]))
+        turns = turns[count:]
+    # not a Config, which refuses a group of one
+    config = SimpleNamespace(**{**vars(small_config()), **settings, "group_size": len(kept)})
+    return train.estimate_advantages(config, kept, rewards, values)
 
 
-def both_losses(learner, batch, targets):
+def stats_of(played, group_size=4):
+    """Statistics of the scores of each group."""
+    scores = torch.tensor([trajectory.score for trajectory in played], dtype=torch.float64)
+    return starpo.group_stats(scores, group_size)
+
+
+def backward(learner, experience):
+    """Gradients of the experience as one mini-batch, aggregated by the token mean."""
+    return train.backward(learner, weighted(experience))
+
+
+def weighted(experience):
+    """The experience as a mini-batch that is aggregated by the token mean."""
+    return replace(experience, weights=torch.ones(len(experience.advantages)))
+
+
+def both_losses(learner, batch, experience):
     """Yields (loss, metrics) of the policy and, with a critic, of the critic. Neither has been
     differentiated."""
-    num_tokens = len(targets.advantages)
-    yield train.policy_loss(learner, batch, targets, torch.ones(num_tokens), num_tokens)
+    num_tokens = len(experience.advantages)
+    yield train.policy_loss(learner, batch, weighted(experience), num_tokens)
     if learner.critic:
-        yield train.critic_loss(learner, batch, targets, torch.ones(num_tokens), num_tokens)
+        yield train.critic_loss(learner, batch, weighted(experience), num_tokens)

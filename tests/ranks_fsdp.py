@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from learners import backward, make_learner
+from learners import backward, make_learner, weighted
 from shared_fixtures import small_config
 
 import model
@@ -45,21 +45,20 @@ def plain(learner, start):
     return SimpleNamespace(config=learner.config, policy=policy, critic=critic, ref=ref)
 
 
-def one_process(single, kept, targets, optimizers):
+def one_process(single, kept, experience, optimizers):
     """One optimizer step of plain modules, one trajectory after the other.
 
     Returns: sums of the metrics, and the gradient norm of each module.
     """
-    lengths = [t.num_response_tokens for t in kept]
-    num_tokens = sum(lengths)
+    num_tokens = sum(t.num_response_tokens for t in kept)
     sums = {}
-    for t, part in zip(kept, targets.split(lengths), strict=True):
+    for index, t in enumerate(kept):
         batch = pack([t])
-        weights = torch.ones(t.num_response_tokens)
-        loss, metrics = train.policy_loss(single, batch, part, weights, num_tokens)
+        part = weighted(experience.select([index]))
+        loss, metrics = train.policy_loss(single, batch, part, num_tokens)
         loss.backward()
         if single.critic:
-            loss, value_metrics = train.critic_loss(single, batch, part, weights, num_tokens)
+            loss, value_metrics = train.critic_loss(single, batch, part, num_tokens)
             loss.backward()
             metrics.update(value_metrics)
         for key, value in metrics.items():
@@ -74,17 +73,16 @@ def one_process(single, kept, targets, optimizers):
     return sums, norms
 
 
-def played_and_targets(learner, count):
-    """The first `count` trajectories of a batch, and their targets."""
+def played_experience(learner, count):
+    """The first `count` trajectories of a batch, and their experience."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
         t.turns[-1].reward += 0.1 * i  # never all the same
-    targets = train.compute_targets(learner, played)
-    wave = torch.sin(torch.arange(len(targets.old_logprobs)))
-    targets.old_logprobs = targets.old_logprobs + 0.1 * wave
-    parts = targets.split([t.num_response_tokens for t in played])
-    return kept, train.Targets.join(parts[:count])
+    experience = train.compute_advantages(learner, played)
+    wave = torch.sin(torch.arange(len(experience.old_logprobs)))
+    experience.old_logprobs = experience.old_logprobs + 0.1 * wave
+    return kept, experience.select(range(count))
 
 
 CASES = {  # trajectories, settings
@@ -103,7 +101,7 @@ CASES = {  # trajectories, settings
 def test_two_ranks_equal_one_process(trained_folder, case):
     count, changes = CASES[case]
     learner = make_learner(trained_folder, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
-    kept, targets = played_and_targets(learner, count)
+    kept, experience = played_experience(learner, count)
     single = plain(learner, trained_folder)
     config = learner.config
     betas = (config.adam_beta1, config.adam_beta2)
@@ -116,8 +114,8 @@ def test_two_ranks_equal_one_process(trained_folder, case):
             torch.optim.AdamW(module.parameters(), lr, betas=betas, weight_decay=0.01)
         )
     for _ in range(3):
-        expected, norms = one_process(single, kept, targets, optimizers)
-        metrics = backward(learner, kept, targets)
+        expected, norms = one_process(single, kept, experience, optimizers)
+        metrics = backward(learner, experience)
         found = train.optimizer_step(learner, metrics)
         num_tokens = sum(t.num_response_tokens for t in kept)
         for key in expected.keys() - {"logprob_diff_max", "clipfrac", "vf_clipfrac"}:
@@ -152,11 +150,11 @@ def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
-        before, _ = parallel.score_tokens(learner.policy, played, learner.config, 1.0)
+        before, _ = parallel.forward_sequences(learner.policy, played, learner.config, 1.0)
         with torch.no_grad():
             for p in learner.policy.parameters():
                 p.to_local().mul_(factor)
-        after, _ = parallel.score_tokens(learner.policy, played, learner.config, 1.0)
+        after, _ = parallel.forward_sequences(learner.policy, played, learner.config, 1.0)
         assert (after - before).abs().max() > 0.1
         single = model.load_model(str(trained_folder))[0]
         with torch.no_grad():
@@ -176,7 +174,9 @@ def test_sharding_keeps_what_is_no_parameter(trained_folder):
 def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    assert parallel.score_tokens(learner.policy, played, learner.config, 1.0)  # a forward first
+    assert parallel.forward_sequences(
+        learner.policy, played, learner.config, 1.0
+    )  # a forward first
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()
@@ -256,7 +256,7 @@ def test_an_engine_with_old_weights_is_refused(trained_folder):
 
 def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monkeypatch):
     learner = make_learner(trained_folder, batch_size=8)
-    kept, targets = played_and_targets(learner, 8)
+    kept, experience = played_experience(learner, 8)
     before = [p.detach().to_local().clone() for p in learner.policy.parameters()]
     policy_loss = train.policy_loss
 
@@ -265,7 +265,7 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monk
         return (loss * float("nan") if rank() == 1 else loss), metrics
 
     monkeypatch.setattr(train, "policy_loss", spoilt)
-    train.optimizer_step(learner, backward(learner, kept, targets))
+    train.optimizer_step(learner, backward(learner, experience))
     assert learner.bad_steps == 1
     for weight, parameter in zip(before, learner.policy.parameters(), strict=True):
         assert torch.equal(weight, parameter.to_local())
@@ -275,8 +275,8 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monk
 def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     folder = all_gather_lists([tmp_path])[0][0]  # the same for both
     learner = make_learner(trained_folder, bias=True, learning_rate=1e-3, lora_rank=lora_rank)
-    kept, targets = played_and_targets(learner, 8)
-    train.optimizer_step(learner, backward(learner, kept, targets))
+    kept, experience = played_experience(learner, 8)
+    train.optimizer_step(learner, backward(learner, experience))
     learner.step = 3
     with checkpoint.Saver(folder, 2) as saver:
         learner.save(saver)
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     for name, weight in saved.items():
         assert torch.equal(weight, loaded[name]) and torch.equal(weight, exported[name]), name
     for each in (learner, other):
-        train.optimizer_step(each, backward(each, kept, targets))
+        train.optimizer_step(each, backward(each, experience))
     for a, b in zip(learner.critic.parameters(), other.critic.parameters(), strict=True):
         assert torch.equal(a.to_local(), b.to_local())
 

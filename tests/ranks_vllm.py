@@ -116,23 +116,22 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
                 **OPTIONS,
             )
             found = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
-            expected, _ = parallel.score_tokens(learner.policy, played, learner.config, temperature)
+            expected, _ = parallel.forward_sequences(
+                learner.policy, played, learner.config, temperature
+            )
             assert (found - expected).abs().max() < 1e-4
             # two blocks of the cache
             assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
         if last is not None:  # an engine with the weights before the update would differ
             trajectories, before = last
-            after, _ = parallel.score_tokens(learner.policy, trajectories, learner.config, 0.5)
+            after, _ = parallel.forward_sequences(learner.policy, trajectories, learner.config, 0.5)
             assert (after - before).abs().max() > 0.05
         last = played, expected
         sampled = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
-        targets = train.Targets(
-            advantages=torch.linspace(-1, 1, len(sampled)),
-            old_logprobs=sampled,
-            rollout_logprobs=sampled,
-        )
-        train.optimizer_step(learner, backward(learner, played, targets))
+        experience = train.compute_advantages(learner, played)
+        experience.advantages = torch.linspace(-1, 1, len(sampled))
+        train.optimizer_step(learner, backward(learner, experience))
 
 
 def test_a_head_that_is_not_named_is_an_error(vllm, policy):

@@ -295,9 +295,9 @@ def test_the_matrix_equals_single_forwards(random_model, chat, played, monkeypat
 
     def spy(policy, sequences, *args):
         scored.extend(sequences)
-        return parallel.score_tokens(policy, sequences, *args)
+        return parallel.forward_sequences(policy, sequences, *args)
 
-    monkeypatch.setattr(collapse, "score_tokens", spy)
+    monkeypatch.setattr(collapse, "forward_sequences", spy)
     policy = Policy(random_model)
     thoughts = [find_thoughts(trajectory, chat)[0] for trajectory in played]
     config = replace(CONFIG, temperature=0.7, micro_batch_tokens=1024)

@@ -28,7 +28,7 @@ from shared_fixtures import small_config
 import envs
 from dialogue import Episode
 from envs import make_env, reserved_instances, reserved_keys, split_spec
-from rollout import Conversation, Reply, make_episode, play
+from rollout import Reply, Rollout, make_episode, play
 from support.arguments import check_envs
 from worlds.gem import local_words, marks, search, with_answer_tags
 from worlds.gymnasium_env import best_actions
@@ -179,9 +179,9 @@ def test_a_seed_is_the_same_game_in_every_order(fake_gem):
 )
 def test_a_game_that_fails_ends_its_trajectory_only(fake_gem, action, message):
     config = small_config(env="gem:game:Many-v0", step_timeout_s=0.2)
-    conversation = Conversation(make_episode(config), (0,))
-    conversation.reset("eval")
-    trajectory = play(conversation, lambda _: Reply(f"<answer>{action}</answer>"))
+    rollout = Rollout(make_episode(config), (0,))
+    rollout.reset("eval")
+    trajectory = play(rollout, lambda _: Reply(f"<answer>{action}</answer>"))
     assert (trajectory.status, trajectory.error) == ("error", message)
 
 

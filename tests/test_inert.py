@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learners import make_learner
+from learners import make_learner, stats_of
 from runs import run
 from shared_fixtures import SMALL_RUN, config_file, small_config
 
@@ -185,10 +185,9 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
     for changes in (settings, settings | {name: value}):
         learner = make_learner(trained_folder, **changes)
         played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-        scores = torch.tensor([trajectory.score for trajectory in played], dtype=torch.float64)
-        groups = train.select_groups(learner.config, played, scores)
+        groups = train.select_groups(learner.config, played, stats_of(played))
         kept = train.members_of(groups, played, 4)
-        advantages.append(train.compute_targets(learner, kept).advantages)
+        advantages.append(train.compute_advantages(learner, kept).advantages)
     assert advantages[0].abs().max() > 0.1
     torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
 

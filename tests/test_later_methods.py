@@ -13,26 +13,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learners import backward, collect_and_target, make_learner
+from learners import backward, collect_and_target, estimate, make_learner, stats_of
 from runs import run, untimed
 from shared_fixtures import config_file, small_config
 from transformers import AutoModelForCausalLM
 
+import methods
 import rollout
 import starpo
 import train
 from dialogue import Chat, TurnRecord
 from envs import make_env
 from packing import pack
-from support import methods
-from support import targets as targets_module
 from support.inert import warn
-from support.targets import Targets, without_void_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("module", [methods, targets_module])
+@pytest.mark.parametrize("module", [methods, train])
 def test_doctests(module):
     results = doctest.testmod(module)
     assert results.attempted > 0 and results.failed == 0
@@ -64,19 +62,16 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
 
 def test_gigpo_by_hand():
     """Two trajectories with the scores 1 and 0. Both start in a, and the first passes b twice."""
-    rewards, groups = torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([0, 0])
+    rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
     # G with gamma 0.5: 0.25 (a), 0.5 (b), 1 (b); 0 (a). Means: a 0.125, b 0.75.
     states = ["a", "b", "b", "a"]
+    batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
-    found, returns = methods.compute_advantages(
-        rewards, None, [1, 1, 1, 1], [3, 1], groups, states, estimator="dr_grpo", **options
-    )
+    found, returns = estimate(*batch, estimator="dr_grpo", **options)
     # score - 0.5, + 2 * (G - mean G)
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
-    found, _ = methods.compute_advantages(
-        rewards, None, [1, 1, 1, 1], [3, 1], groups, states, estimator="grpo", **options
-    )
+    found, _ = estimate(*batch, estimator="grpo", **options)
     # The std of two values is their distance / sqrt(2), so the two terms are +-1/sqrt(2).
     expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -86,8 +81,8 @@ def test_a_state_seen_once_adds_nothing():
     rewards, groups = torch.tensor([0.0, 3.0, 1.0, 5.0]), torch.tensor([0, 0])
     states = ["a", "b", "a", "c"]
     for estimator in ("grpo", "dr_grpo", "rloo"):
-        added = methods.gigpo_state_advantages(
-            rewards, [2, 2], groups, states, estimator=estimator, gamma=1.0
+        added = methods.gigpo_advantages(
+            rewards, [1] * 4, [2, 2], groups, states, estimator=estimator, gamma=1.0
         )
         assert added[1] == added[3] == 0.0 and added[0] < 0.0 < added[2]
 
@@ -95,7 +90,8 @@ def test_a_state_seen_once_adds_nothing():
 def test_equal_states_of_two_groups_are_not_compared():
     rewards, groups = torch.tensor([1.0, 2.0, 7.0, 9.0]), torch.tensor([0, 0, 1, 1])
     options = dict(estimator="dr_grpo", gamma=1.0)
-    found = methods.gigpo_state_advantages(rewards, [1] * 4, groups, ["a"] * 4, **options)
+    ones = [1] * 4
+    found = methods.gigpo_advantages(rewards, ones, ones, groups, ["a"] * 4, **options)
     assert found.tolist() == [-0.5, 0.5, -1.0, 1.0]
 
 
@@ -139,17 +135,11 @@ def slow_gigpo(batch, *, weight, gamma, divide):
 def test_gigpo_equals_a_slow_loop(estimator, seed):
     batch = random_batch(seed)
     rewards = on_last_tokens(batch["rewards"], batch["tokens"])
-    found, _ = methods.compute_advantages(
-        rewards,
-        None,
-        batch["tokens"],
-        batch["turns"],
-        batch["groups"],
-        batch["states"],
-        estimator=estimator,
-        state_weight=0.7,
-        turn_gamma=0.95,
-    )
+    counts = (batch["tokens"], batch["turns"], batch["groups"])
+    trajectories, _ = starpo.advantages(rewards, None, *counts, estimator=estimator)
+    options = dict(estimator=estimator, gamma=0.95)
+    turns = methods.gigpo_advantages(rewards, *counts, batch["states"], **options)
+    found = trajectories + 0.7 * turns
     expected = slow_gigpo(batch, weight=0.7, gamma=0.95, divide=estimator == "grpo")
     assert (found - expected).abs().max() < 1e-6
     assert found.std() > 0.1
@@ -165,10 +155,10 @@ def test_gigpo_is_for_some_estimators(estimator):
 def play(env, *replies, **changes):
     """The trajectory of these replies in the first evaluation instance."""
     config = small_config(env=env, max_turns=len(replies), **changes)
-    conversation = rollout.Conversation(rollout.make_episode(config, env), (0,))
-    conversation.reset("eval")
+    episode = rollout.Rollout(rollout.make_episode(config, env), (0,))
+    episode.reset("eval")
     texts = iter(replies)
-    return rollout.play(conversation, lambda _: rollout.Reply(f"<answer>{next(texts)}</answer>"))
+    return rollout.play(episode, lambda _: rollout.Reply(f"<answer>{next(texts)}</answer>"))
 
 
 def test_a_grid_names_a_turn_by_the_places_of_what_moves():
@@ -216,16 +206,9 @@ def test_turn_ppo_by_hand():
     # turn 2: 4 - 2 = 2. turn 1: 0.5 + 0.5 * 2 - 1 = 0.5, and 0.5 + 0.25 * 2 = 1.
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
-    whitened, same_returns = methods.compute_advantages(
-        rewards,
-        values,
-        [2, 3],
-        [2],
-        torch.tensor([0]),
-        ["a", "b"],
-        estimator="turn_ppo",
-        turn_gamma=0.5,
-        turn_lam=0.5,
+    discounts = dict(turn_gamma=0.5, turn_lam=0.5)
+    whitened, same_returns = estimate(
+        rewards, values, [2, 3], [2], estimator="turn_ppo", **discounts
     )
     torch.testing.assert_close(whitened, (found - 1.6) / found.std())
     assert torch.equal(returns, same_returns)
@@ -279,12 +262,10 @@ def test_turn_ppo_equals_a_slow_loop(seed):
 def test_turn_ppo_trains_one_value_a_turn():
     values = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
     turns = torch.tensor([5, 5, 5, 9])
-    shared = methods.share_values(values, turns, "turn_ppo")
+    shared = methods.turn_ppo_values(values, turns)
     assert shared.tolist() == [1.0, 1.0, 1.0, 4.0]
     shared.sum().backward()
     assert values.grad.tolist() == [3.0, 0.0, 0.0, 1.0]
-    for estimator in ("gae", "bi_level_gae"):
-        assert methods.share_values(values, turns, estimator) is values
 
 
 # ---------- GSPO
@@ -339,7 +320,7 @@ def test_gspo_equals_a_slow_loop(seed):
     log_ratio = methods.gspo_log_ratio(leaf, old, numbers)
     lengths = [len(piece) for piece in pieces_of(numbers)]
     weights = starpo.token_weights(lengths, "seq_mean_token_mean", 10).double()
-    loss, metrics = starpo.policy_loss(
+    loss, metrics = starpo.ppo_loss(
         leaf,
         old,
         advantages,
@@ -387,8 +368,8 @@ def test_gspo_of_sequences_of_one_token_is_ppo():
     numbers = torch.arange(len(new))
     options = dict(clip_low=0.2, clip_high=0.28, num_tokens=len(new))
     log_ratio = methods.gspo_log_ratio(new, old, numbers)
-    found, _ = starpo.policy_loss(new, old, advantages, log_ratio=log_ratio, **options)
-    expected, _ = starpo.policy_loss(new, old, advantages, **options)
+    found, _ = starpo.ppo_loss(new, old, advantages, log_ratio=log_ratio, **options)
+    expected, _ = starpo.ppo_loss(new, old, advantages, **options)
     assert found.item() == expected.item()
 
 
@@ -409,7 +390,8 @@ def test_the_masks_equal_slow_loops(seed):
     assert torch.equal(found, expected)
 
     found = methods.tv_mask(new, engine, advantages, 0.05)
-    ratios = starpo.importance_weights(new, old, engine, cap=1.2, floor=0.9)
+    ratios = starpo.importance_weights(new, old, engine, cap=1.2)
+    ratios = ratios * methods.icepop_mask(new, engine, floor=0.9, cap=1.2)
     for t in range(len(new)):
         p, mu = new[t].exp().item(), engine[t].exp().item()
         is_safe = p - mu <= 0.05 if advantages[t] > 0 else p - mu >= -0.05
@@ -442,32 +424,55 @@ def test_tv_mask_by_hand():
 def test_icepop_by_hand():
     new = torch.tensor([0.1, 0.25, 0.5, 0.9]).log()
     engine = torch.tensor([0.5, 0.5, 0.5, 0.1]).log()  # ratios 0.2, 0.5, 1, 9
-    found = starpo.importance_weights(new, new, engine, cap=5.0, floor=0.4)
-    torch.testing.assert_close(found, torch.tensor([0.0, 0.5, 1.0, 0.0]))
     found = starpo.importance_weights(new, new, engine, cap=5.0)
     torch.testing.assert_close(found, torch.tensor([0.2, 0.5, 1.0, 5.0]))
+    mask = methods.icepop_mask(new, engine, floor=0.4, cap=5.0)
+    assert mask.tolist() == [False, True, True, False]
 
 
-def test_the_trust_region_that_the_settings_choose():
+def test_the_settings_choose_ratio_weights_and_clip_range(monkeypatch):
     new, old, engine, advantages, numbers = random_tokens(1)
-    tensors = (new, old, engine, advantages, numbers)
-    region = methods.trust_region(Config(), *tensors)
-    expected = starpo.importance_weights(new, old, engine, 2.0)
-    assert torch.equal(region.weights, expected)
-    assert region[1:] == (None, 0.2, 0.28)
-    icepop = methods.trust_region(Config(importance_floor=0.9), *tensors)
-    assert torch.equal(icepop.weights, starpo.importance_weights(new, old, engine, 2.0, 0.9))
+    importance = starpo.importance_weights(new, old, engine, 2.0)
+    log_ratio, weights, clip_range = spied_loss(monkeypatch, Config(), seed=1)
+    assert log_ratio is None and torch.equal(weights, importance) and clip_range == (0.2, 0.28)
+    _, weights, _ = spied_loss(monkeypatch, Config(importance_floor=0.9), seed=1)
+    assert torch.equal(weights, importance * methods.icepop_mask(new, engine, 0.9, 2.0))
     config = Config(tv_bound=0.05, sequence_mask=0.98, sequence_ratio=True)
-    region = methods.trust_region(config, *tensors)
+    log_ratio, weights, clip_range = spied_loss(monkeypatch, config, seed=1)
     expected = methods.tv_mask(new, engine, advantages, 0.05)
     expected *= methods.sequence_mask(new, engine, advantages, numbers, 0.98)
-    assert torch.equal(region.weights, expected) and (expected == 0).any()
-    assert torch.equal(region.log_ratio, methods.gspo_log_ratio(new, old, numbers))
-    assert region[2:] == (1.0, float("inf"))
-    loss, metrics = starpo.policy_loss(
+    assert torch.equal(weights, expected) and (expected == 0).any()
+    assert torch.equal(log_ratio, methods.gspo_log_ratio(new, old, numbers))
+    assert clip_range == (1.0, float("inf"))
+    loss, metrics = starpo.ppo_loss(
         new, old, advantages, clip_low=1.0, clip_high=float("inf"), num_tokens=10
     )
     assert metrics["clipfrac"] == 0.0 and torch.isfinite(loss)
+
+
+def spied_loss(monkeypatch, config, seed):
+    """What `train.clipped_loss` gives to `starpo.ppo_loss`: log ratio, weights and clip range."""
+    new, old, engine, advantages, numbers = random_tokens(seed)
+    experience = train.Experience(
+        sequences=[],
+        trajectory_ids=[],
+        advantages=advantages,
+        old_logprobs=old,
+        rollout_logprobs=engine,
+        turn_ids=numbers,
+        sequence_ids=numbers,
+        weights=torch.ones_like(new),
+    )
+    given = {}
+
+    def spy(*args, **options):
+        given.update(options)
+        return torch.tensor(0.0), {}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(starpo, "ppo_loss", spy)
+        train.clipped_loss(config, new, experience, num_tokens=len(new))
+    return given["log_ratio"], given["weights"], (given["clip_low"], given["clip_high"])
 
 
 # ---------- dynamic sampling
@@ -503,15 +508,11 @@ def made_up(*num_actions, start=1):
 
 def test_trajectories_with_a_void_turn_are_not_trained_on():
     kept = [made_up(1, 2), made_up(1, 0), made_up(3)]
-    assert [trajectory.has_void_turn for trajectory in kept] == [False, True, False]
-    numbers = torch.arange(7.0)
-    targets = Targets(advantages=numbers, old_logprobs=numbers, rollout_logprobs=numbers)
-    left, fewer = without_void_turns(kept, targets, Config(drop_void=True))
-    assert left == [kept[0], kept[2]]
-    assert fewer.advantages.tolist() == fewer.old_logprobs.tolist() == [0, 1, 2, 6]
-    assert without_void_turns(kept, targets, Config()) == (kept, targets)
-    only_void = targets.split([3, 3, 1])[1]
-    assert without_void_turns(kept[1:2], only_void, Config(drop_void=True))[0] == []
+    is_void = [trajectory.has_void_turn for trajectory in kept]
+    assert is_void == [False, True, False]
+    assert methods.without_void_turns(torch.tensor(is_void)).tolist() == [0, 2]
+    assert methods.without_void_turns(torch.tensor([True])).tolist() == []
+    assert methods.without_void_turns(torch.zeros(0, dtype=torch.bool)).tolist() == []
 
 
 # ---------- ECHO
@@ -526,21 +527,19 @@ def test_observations_lie_between_replies():
     # pieces 7 7 | 7 1 7 7 7 1 2 | 7 4
     assert batch.ids.tolist() == [7, 7, 7, 1, 7, 7, 7, 1, 2, 7, 4]
     assert batch.observation_index.tolist() == [4, 5, 6]
-    assert batch.scored_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
+    assert batch.predicted_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
     plain = pack([trajectory, other])
     assert plain.observation_index is None
-    assert plain.scored_index.tolist() == [3, 7, 8, 10]
+    assert plain.predicted_index.tolist() == [3, 7, 8, 10]
 
 
 def test_echo_by_hand():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    # Two of the four observation tokens of a mini-batch with 6 response tokens.
-    loss, metrics = methods.echo_loss(logprobs, 0.5, 4, 6)
+    # two of the four observation tokens of a mini-batch
+    loss = methods.echo_loss(logprobs, num_observations=4)
     loss.backward()
-    assert loss.item() == 0.5 * 3 / 4 and logprobs.grad.tolist() == [-0.125, -0.125]
-    assert metrics["observation_nll"].item() == 3 / 4 * 6
-    loss, metrics = methods.echo_loss(torch.zeros(0), 0.0, 0, 6)
-    assert loss.item() == 0.0 and metrics == {}
+    assert loss.item() == 3 / 4 and logprobs.grad.tolist() == [-0.25, -0.25]
+    assert methods.echo_loss(torch.zeros(0), num_observations=0).item() == 0.0
 
 
 # ---------- iterations
@@ -548,7 +547,7 @@ def test_echo_by_hand():
 
 @pytest.fixture(scope="module")
 def played(trained_folder):
-    """A learner on GRPO, its kept trajectories and their targets."""
+    """A learner on GRPO, its kept trajectories and their experience."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -558,11 +557,11 @@ def played(trained_folder):
 
 def gradient_of(played, **changes):
     """The gradient of the policy after one backward with other settings, and the metrics."""
-    learner, kept, targets = played
+    learner, kept, experience = played
     before = learner.config
     learner.config = replace(before, **changes)
     try:
-        sums = backward(learner, kept, targets)
+        sums = backward(learner, experience)
     finally:
         learner.config = before
     gradients = [p.grad.full_tensor().flatten() for p in learner.policy.parameters()]
@@ -585,20 +584,22 @@ def test_masks_without_anything_to_drop_change_no_bit(played):
 def test_gspo_is_ppo_in_the_first_step(played, sequence):
     learner, kept, _ = played
     gradient, _ = gradient_of(played)
-    targets = make_learner_targets(learner, kept, sequence=sequence)
-    nearly, _ = gradient_of((learner, kept, targets), sequence_ratio=True)
+    experience = with_settings(learner, kept, sequence=sequence)
+    nearly, _ = gradient_of((learner, kept, experience), sequence_ratio=True)
     assert (gradient - nearly).abs().max() < 1e-4 * gradient.abs().max()
 
 
 @pytest.mark.parametrize("changes", [dict(sequence_ratio=True), dict(tv_bound=1.0)])
 def test_the_ratio_and_the_clip_reach_the_loss(played, changes):
     """The old log-probs are changed, so that ratios differ and many leave the clip range."""
-    learner, kept, targets = played
-    noise = 0.5 * torch.randn(len(targets.advantages), generator=torch.Generator().manual_seed(0))
+    learner, kept, experience = played
+    noise = 0.5 * torch.randn(
+        len(experience.advantages), generator=torch.Generator().manual_seed(0)
+    )
     moved = replace(
-        targets,
-        old_logprobs=targets.old_logprobs + noise,
-        rollout_logprobs=targets.rollout_logprobs + noise,
+        experience,
+        old_logprobs=experience.old_logprobs + noise,
+        rollout_logprobs=experience.rollout_logprobs + noise,
     )
     plain, plain_metrics = gradient_of((learner, kept, moved), importance_cap=1e6)
     found, metrics = gradient_of((learner, kept, moved), importance_cap=1e6, **changes)
@@ -607,19 +608,25 @@ def test_the_ratio_and_the_clip_reach_the_loss(played, changes):
     assert metrics["clipfrac"] == 0 or "tv_bound" not in changes
 
 
-def test_no_trajectory_with_a_void_turn_is_trained_on(played, monkeypatch):
-    learner, kept, _ = played
-    updated = []
+def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, monkeypatch):
+    learner = make_learner(trained_folder, estimator="grpo", drop_void=True)
+    compared, trained = [], []
 
-    def update(learner, trained, targets):
-        updated.extend(trained)
-        return {"logprob_diff_mean": 0.0}
+    def compute_advantages(learner, kept, kept_fraction):
+        compared.extend(kept)
+        return experience_of(learner, kept, kept_fraction)
 
+    def update(learner, experience):
+        trained.extend(experience.sequences)
+        return {}
+
+    experience_of = train.compute_advantages
+    monkeypatch.setattr(train, "compute_advantages", compute_advantages)
     monkeypatch.setattr(train, "update", update)
-    monkeypatch.setattr(learner, "config", replace(learner.config, drop_void=True))
-    train.learn(learner, kept, kept_fraction=1.0)
-    assert updated == [trajectory for trajectory in kept if not trajectory.has_void_turn]
-    assert 0 < len(updated) < len(kept)
+    train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
+    assert len(compared) == 8  # void trajectories stay in the baselines
+    assert trained == [trajectory for trajectory in compared if not trajectory.has_void_turn]
+    assert 0 < len(trained) < len(compared)
 
 
 def test_the_states_of_turns_reach_gigpo(played):
@@ -634,68 +641,53 @@ def test_the_states_of_turns_reach_gigpo(played):
         groups=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
         states=states,
     )
-    targets = make_learner_targets(learner, kept, state_weight=1.0, turn_gamma=0.9)
+    experience = with_settings(learner, kept, state_weight=1.0, turn_gamma=0.9)
     expected = slow_gigpo(batch, weight=1.0, gamma=0.9, divide=True)
-    torch.testing.assert_close(targets.advantages, expected.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(experience.advantages, expected.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_sequence_is_a_trajectory_or_a_turn(played):
-    learner, kept, targets = played
+    learner, kept, experience = played
     num_turns = sum(len(trajectory.turns) for trajectory in kept)
-    assert len(targets.sequence_ids.unique()) == len(kept) < num_turns
-    assert len(targets.turn_ids.unique()) == num_turns
-    by_turn = make_learner_targets(learner, kept, sequence="turn")
-    assert torch.equal(by_turn.sequence_ids, targets.turn_ids)
-    by_window = make_learner_targets(learner, kept, context_turns=1)
-    assert torch.equal(by_window.sequence_ids, targets.turn_ids)
+    assert len(experience.sequence_ids.unique()) == len(kept) < num_turns
+    assert len(experience.turn_ids.unique()) == num_turns
+    by_turn = with_settings(learner, kept, sequence="turn")
+    assert torch.equal(by_turn.sequence_ids, experience.turn_ids)
+    by_window = with_settings(learner, kept, context_turns=1)
+    assert torch.equal(by_window.sequence_ids, experience.turn_ids)
 
 
-def make_learner_targets(learner, kept, **changes):
+def with_settings(learner, kept, **changes):
     before = learner.config
     learner.config = replace(before, **changes)
     try:
-        return train.compute_targets(learner, kept)
+        return train.compute_advantages(learner, kept)
     finally:
         learner.config = before
 
 
 def test_a_masked_token_has_no_gradient(played):
     """The engine's log-probs are changed so that all bad trajectories are dropped."""
-    learner, kept, targets = played
-    far = replace(targets, rollout_logprobs=targets.rollout_logprobs + 1.0)
+    learner, kept, experience = played
+    far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
     good = replace(far, advantages=far.advantages.clamp(min=0.0))
     options = dict(importance_cap=1e6)
     masked, metrics = gradient_of((learner, kept, far), sequence_mask=0.9, **options)
     expected, _ = gradient_of((learner, kept, good), **options)
     assert torch.allclose(masked, expected, rtol=1e-5, atol=1e-9)
-    assert metrics["masked_frac"] == (targets.advantages < 0).sum().item() > 0
-
-
-def test_gspo_weighs_no_single_token():
-    """Without GSPO, the default cap of 2 weighs a token with pi / pi_engine = e^2 and
-    pi / pi_old = e by 2 / e."""
-    new = torch.tensor([-1.0, -1.0])
-    old = torch.tensor([-2.0, -1.5])
-    engine = torch.tensor([-3.0, -0.5])
-    arguments = (new, old, engine, torch.ones(2), torch.tensor([0, 0]))
-    tokens = methods.trust_region(Config(), *arguments)
-    expected = torch.tensor([2.0 / np.exp(1.0), np.exp(-0.5) / np.exp(0.5)])
-    torch.testing.assert_close(tokens.weights, expected.float())
-    region = methods.trust_region(Config(sequence_ratio=True), *arguments)
-    torch.testing.assert_close(region.weights, torch.ones(2))
-    torch.testing.assert_close(region.log_ratio, torch.tensor([0.75, 0.75]))  # (1 + 0.5) / 2
+    assert metrics["masked_frac"] == (experience.advantages < 0).sum().item() > 0
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
     """The dropped trajectories have no advantage, and their tokens are not in the denominator."""
-    learner, kept, targets = played
+    learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
     assert 0 < void.sum() < len(kept)
-    trained, left = without_void_turns(kept, targets, replace(learner.config, drop_void=True))
-    found, _ = gradient_of((learner, trained, left))
+    left = experience.of_trajectories(methods.without_void_turns(void).tolist())
+    found, _ = gradient_of((learner, kept, left))
     is_void = void.repeat_interleave(lengths)
-    zeroed = replace(targets, advantages=targets.advantages.masked_fill(is_void, 0.0))
+    zeroed = replace(experience, advantages=experience.advantages.masked_fill(is_void, 0.0))
     expected, _ = gradient_of((learner, kept, zeroed))
     expected = expected * len(is_void) / (~is_void).sum()
     assert found.abs().max() > 0
@@ -703,7 +695,7 @@ def test_void_trajectories_leave_the_gradient_of_the_others(played):
 
 
 def test_echo_equals_a_slow_loop(played, trained_folder):
-    learner, kept, targets = played
+    learner, kept, experience = played
     gradient, _ = gradient_of(played)
     both, metrics = gradient_of(played, observation_coef=0.5)
     plain = AutoModelForCausalLM.from_pretrained(trained_folder, dtype=torch.float32)
@@ -720,7 +712,7 @@ def test_echo_equals_a_slow_loop(played, trained_folder):
     expected = torch.cat([weights[name].grad.flatten() for name in names])
     scale = expected.abs().max()
     assert scale > 0 and (both - gradient - expected).abs().max() < 1e-4 * scale
-    nll = metrics["observation_nll"] / len(targets.advantages)
+    nll = metrics["observation_nll"] / len(experience.advantages)
     assert nll == pytest.approx((total / count).item(), rel=1e-5)
 
 
@@ -732,12 +724,12 @@ def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
     first = train.collect_rollouts(once, once.engine, chat)
     found = train.collect_rollouts(more, more.engine, chat)
     assert [t.ids for t in found[: len(first)]] == [t.ids for t in first]
-    scores = torch.tensor([t.score for t in found], dtype=torch.float64)
-    std = scores.view(-1, 4).std(1)
+    stats = stats_of(found)
+    std = stats.std
     num_varied = int((std[:2] > 0).sum())  # in the first round
     assert num_varied < 2 and 2 < len(std) <= 2 + 2 * (2 - num_varied)
     assert len({t.seed for t in found}) == len(found) // 4
-    kept = train.select_groups(replace(more.config, filter_keep=1.0), found, scores).tolist()
+    kept = train.select_groups(replace(more.config, filter_keep=1.0), found, stats).tolist()
     assert kept == methods.candidate_groups(std, 2).tolist()
 
 

@@ -54,8 +54,8 @@ def updated(trained_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)
-    kept, targets = collect_and_target(learner)
-    train.update(learner, kept, targets)
+    kept, experience = collect_and_target(learner)
+    train.update(learner, experience)
     learner.step = 1
     with Saver(folder, 2) as saver:
         learner.save(saver)
@@ -66,8 +66,8 @@ def updated(trained_folder, tmp_path_factory):
 def test_lora_starts_as_the_base(trained_folder):
     learner, plain = (make_learner(trained_folder, lora_rank=rank) for rank in (RANK, 0))
     kept, _ = collect_and_target(learner)
-    found = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
-    expected = parallel.score_tokens(plain.policy, kept, plain.config, 1.0)
+    found = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)
+    expected = parallel.forward_sequences(plain.policy, kept, plain.config, 1.0)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
     merged = dict(parallel.stream_weights(learner.policy))
@@ -79,8 +79,8 @@ def test_lora_starts_as_the_base(trained_folder):
 
 def test_only_adapters_and_value_head_get_gradients(trained_folder):
     learner = make_learner(trained_folder, lora_rank=RANK)
-    kept, targets = collect_and_target(learner)
-    backward(learner, kept, targets)
+    kept, experience = collect_and_target(learner)
+    backward(learner, experience)
     wanted = {
         "policy": {f"model.model.{name}" for name in NAMES},
         "critic": {f"backbone.{name}" for name in NAMES} | {"value_head.weight", "value_head.bias"},
@@ -175,7 +175,7 @@ def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained
 
     learner, kept, folder = updated
     expected = torch.cat(
-        [parallel.score_tokens(learner.policy, [t], learner.config, 1.0)[0] for t in kept]
+        [parallel.forward_sequences(learner.policy, [t], learner.config, 1.0)[0] for t in kept]
     )
     merged = AutoModelForCausalLM.from_pretrained(folder / "policy")
     base = AutoModelForCausalLM.from_pretrained(trained_folder)

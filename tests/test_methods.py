@@ -7,7 +7,7 @@ Run with:  python -m pytest -q tests/test_methods.py
 
 import pytest
 import torch
-from learners import collect_and_target, make_learner
+from learners import collect_and_target, make_learner, stats_of
 from shared_fixtures import SMALL_RUN, small_config
 from transformers import AutoModelForCausalLM
 
@@ -29,7 +29,7 @@ def flatten(gradients):
 class Update:
     """One iteration up to its only optimizer step, whose gradients are kept.
 
-    `prepare(learner)` is called before the targets, `change(targets)` after them."""
+    `prepare(learner)` is called before the experience, `change(experience)` after it."""
 
     def __init__(self, start, prepare=None, change=None, **changes):
         settings = dict(estimator="grpo", batch_size=8, entropy_coef=0.0) | changes
@@ -38,8 +38,8 @@ class Update:
         chat = Chat(learner.tokenizer)
         self.config = learner.config
         self.played = train.collect_rollouts(learner, learner.engine, chat)
-        scores = torch.tensor([trajectory.score for trajectory in self.played]).double()
-        self.groups = train.select_groups(self.config, self.played, scores).tolist()
+        stats = stats_of(self.played)
+        self.groups = train.select_groups(self.config, self.played, stats).tolist()
         self.original = [t for group in self.groups for t in self.members(group)]
         self.kept = self.original
         if not self.config.mask_observations:
@@ -47,12 +47,12 @@ class Update:
         if prepare:
             prepare(learner)
         kept_fraction = len(self.groups) / self.config.num_groups
-        self.targets = train.compute_targets(learner, self.kept, kept_fraction)
+        self.experience = train.compute_advantages(learner, self.kept, kept_fraction)
         if change:
-            change(self.targets)
+            change(self.experience)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(train, "optimizer_step", self.keep_gradients)
-            self.metrics = train.update(learner, self.kept, self.targets)
+            self.metrics = train.update(learner, self.experience)
 
     def keep_gradients(self, learner, metrics):
         weights = learner.policy.model.named_parameters()
@@ -68,7 +68,7 @@ class Update:
 
     def advantages(self):
         """Advantages of tokens, by trajectory and turn."""
-        tokens = iter(self.targets.advantages.tolist())
+        tokens = iter(self.experience.advantages.tolist())
         found = []
         for trajectory in self.kept:
             found.append([[next(tokens) for _ in turn.response_ids] for turn in trajectory.turns])
@@ -155,7 +155,7 @@ def num_tokens(trajectories):
 
 
 def is_whitened(update):
-    return abs(update.targets.advantages.std() - 1) < 1e-3
+    return abs(update.experience.advantages.std() - 1) < 1e-3
 
 
 def trains_critic(update):
@@ -202,7 +202,7 @@ def sees_single_turns(update, neutral):
 
 
 def sees_all_tokens_of_windows(update, neutral):
-    return len(update.targets.advantages) > 2 * num_tokens(update.original)
+    return len(update.experience.advantages) > 2 * num_tokens(update.original)
 
 
 def trains_other_tokens_only(update, neutral):
@@ -238,7 +238,7 @@ METHODS = {
     "gae": (dict(estimator="gae"), lambda u, n: spread(u) > 0 and trains_critic(u)),
     "bi_level_gae": (
         dict(estimator="bi_level_gae", turn_gamma=0.5),
-        lambda u, n: abs(u.targets.advantages.mean()) < 1e-5 and trains_critic(u),
+        lambda u, n: abs(u.experience.advantages.mean()) < 1e-5 and trains_critic(u),
     ),
     "dr_grpo": (
         dict(estimator="dr_grpo"),
@@ -279,11 +279,11 @@ METHODS = {
     ),
     "seq_mean_token_sum": (
         dict(aggregation="seq_mean_token_sum"),
-        lambda u, n: same_gradient(u, n, len(u.targets.advantages) / 8),
+        lambda u, n: same_gradient(u, n, len(u.experience.advantages) / 8),
     ),
     "constant": (
         dict(aggregation="constant"),
-        lambda u, n: same_gradient(u, n, len(u.targets.advantages) / 8 / 36),
+        lambda u, n: same_gradient(u, n, len(u.experience.advantages) / 8 / 36),
     ),
     # filters
     "count": (dict(filter_strategy="count", filter_keep=2), same_gradient),
@@ -330,8 +330,8 @@ METHODS = {
 def test_every_method_makes_the_update_that_it_names(trained_folder, neutral, method):
     settings, holds = METHODS[method]
     update = Update(trained_folder, **settings)
-    for values in vars(update.targets).values():
-        assert values is None or torch.isfinite(values).all()
+    for values in vars(update.experience).values():
+        assert not isinstance(values, torch.Tensor) or torch.isfinite(values).all()
     assert update.metrics["logprob_diff_max"] < 1e-3 and update.metrics["approx_kl"] < 1e-6
     assert update.gradient.norm() > 1e-4
     assert holds(update, neutral)
@@ -353,7 +353,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
     changes = dict(kl_coef=0.1, kl_in="reward", kl_estimator=kl_estimator)
     estimator = "reinforce_plus_plus"
     update = Update(trained_folder, perturb_reference, estimator=estimator, **changes)
-    difference = (update.targets.old_logprobs - update.targets.ref_logprobs).double()
+    difference = (update.experience.old_logprobs - update.experience.ref_logprobs).double()
     kl = {
         "k1": difference,
         "k2": difference**2 / 2,
@@ -368,7 +368,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
     parts = paid.split([trajectory.num_response_tokens for trajectory in update.kept])
     to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
     expected = (to_go - to_go.mean()) / to_go.std()
-    advantages = update.targets.advantages.double()
+    advantages = update.experience.advantages.double()
     torch.testing.assert_close(advantages, expected, rtol=1e-4, atol=1e-4)
     assert same(update.gradient, update.plain_gradient())  # the loss has no KL term
     assert update.metrics["kl_ref"] == pytest.approx(kl.mean().item(), rel=1e-3)
@@ -386,18 +386,18 @@ def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
             turn.reward = 0.0
             logprobs = turn.rollout_logprobs
             turn.rollout_logprobs = [lp + 1e-3 * (i % 2) for i, lp in enumerate(logprobs)]
-    targets = train.compute_targets(learner, kept)
-    assert torch.equal(targets.old_logprobs, targets.ref_logprobs)
-    assert targets.advantages.abs().max() == 0.0
+    experience = train.compute_advantages(learner, kept)
+    assert torch.equal(experience.old_logprobs, experience.ref_logprobs)
+    assert experience.advantages.abs().max() == 0.0
 
 
 @pytest.mark.parametrize("kl_estimator", ["k2", "k3"])
 def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
     update = Update(trained_folder, perturb_reference, kl_coef=0.1, kl_estimator=kl_estimator)
-    assert torch.equal(update.targets.advantages, neutral.targets.advantages)
-    difference = update.targets.old_logprobs - update.targets.ref_logprobs
+    assert torch.equal(update.experience.advantages, neutral.experience.advantages)
+    difference = update.experience.old_logprobs - update.experience.ref_logprobs
     derivative = difference if kl_estimator == "k2" else 1 - (-difference).exp()
-    update.targets.advantages -= 0.1 * derivative
+    update.experience.advantages -= 0.1 * derivative
     assert same(update.gradient, update.plain_gradient())
     assert not same_gradient(update, neutral)
 
@@ -408,13 +408,13 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
     """All ratios are e^2 = 7.4: good tokens are clipped, bad ones only by a dual clip below 7.4."""
 
-    def move_away(targets):
-        targets.old_logprobs = targets.old_logprobs - 2.0
+    def move_away(experience):
+        experience.old_logprobs = experience.old_logprobs - 2.0
 
     single = Update(trained_folder, change=move_away, dual_clip=0.0)
     loose = Update(trained_folder, change=move_away, dual_clip=8.0)
     tight = Update(trained_folder, change=move_away, dual_clip=3.0)
-    single.targets.advantages.clamp_(max=0.0)
+    single.experience.advantages.clamp_(max=0.0)
     assert same(single.gradient, single.plain_gradient()) and single.gradient.norm() > 1e-3
     assert torch.equal(loose.gradient, single.gradient)
     assert tight.gradient.abs().max() == 0.0

@@ -12,7 +12,7 @@ import pytest
 from shared_fixtures import small_config
 
 from envs import make_env, split_options
-from rollout import Conversation, Reply, make_episode, play
+from rollout import Reply, Rollout, make_episode, play
 from support import mixtures, quotes
 from support.arguments import split_models
 from support.mixtures import env_specs, mixture_at, specs_that_run_programs
@@ -71,9 +71,9 @@ def test_a_quoted_environment_is_played(own):
     assert mixture_at(f"bandit @5 > {spec}", 5) == {spec: 1.0}
     assert specs_that_run_programs(f"bandit + {spec} @7 > bandit") == [spec]
     config = small_config(env=spec)
-    conversation = Conversation(make_episode(config), (0,))
-    conversation.reset("eval")
-    trajectory = play(conversation, lambda _: Reply("<answer>left</answer>"))
+    rollout = Rollout(make_episode(config), (0,))
+    rollout.reset("eval")
+    trajectory = play(rollout, lambda _: Reply("<answer>left</answer>"))
     assert trajectory.turns[0].observation.endswith("5 doors.")
     assert trajectory.env == spec
     assert env_specs(trajectory.env) == (spec,)

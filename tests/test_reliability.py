@@ -308,9 +308,9 @@ def test_a_player_whose_environment_fails_is_paid_for_no_plan(monkeypatch, metho
     break_environment(monkeypatch, 2, raises, method=method, blocking=False)
 
     episode = rollout.make_episode(small_config(reward_density="plan"))
-    conversation = rollout.Conversation(episode, (0,), member=2)
-    conversation.reset("eval")
-    played = rollout.play(conversation, lambda _: rollout.Reply("<answer>Left</answer>"))
+    started = rollout.Rollout(episode, (0,), member=2)
+    started.reset("eval")
+    played = rollout.play(started, lambda _: rollout.Reply("<answer>Left</answer>"))
     assert played.status == "error" and played.score == 0
     assert played.turns[-1].record.error == "OSError: the server is gone"
 
@@ -336,7 +336,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     kept_fractions = []
     make_episode = rollout.make_episode
     select_groups = train.select_groups
-    compute_targets = train.compute_targets
+    compute_advantages = train.compute_advantages
 
     def some_fail(config, env=""):
         episode = make_episode(config, env)
@@ -345,17 +345,17 @@ def test_groups_with_errors_are_left_out_of_the_update(
             monkeypatch.setattr(episode, "step", lambda text: raises(None))
         return episode
 
-    def spy_on_filter(config, trajectories, scores):
+    def spy_on_filter(config, trajectories, stats):
         filtered.extend(trajectories)
-        return select_groups(config, trajectories, scores)
+        return select_groups(config, trajectories, stats)
 
-    def spy_on_targets(learner, kept, kept_fraction):
+    def spy_on_advantages(learner, kept, kept_fraction):
         kept_fractions.append(kept_fraction)
-        return compute_targets(learner, kept, kept_fraction)
+        return compute_advantages(learner, kept, kept_fraction)
 
     monkeypatch.setattr(rollout, "make_episode", some_fail)
     monkeypatch.setattr(train, "select_groups", spy_on_filter)
-    monkeypatch.setattr(train, "compute_targets", spy_on_targets)
+    monkeypatch.setattr(train, "compute_advantages", spy_on_advantages)
     (row,) = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
     assert kept_fractions == [4 / 12]  # of the groups that the filter saw
     # half of three groups, rounded down

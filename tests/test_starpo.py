@@ -5,7 +5,12 @@ They need a CPU and a few seconds.
     python -m pytest -q tests/test_starpo.py
 """
 
-from configurator import CHOICES, CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS
+from configurator import (
+    CHOICES,
+    CRITIC_ESTIMATORS,
+    GROUP_BASELINE_ESTIMATORS,
+    STATE_ESTIMATORS,
+)
 
 import doctest
 import inspect
@@ -15,9 +20,10 @@ import warnings
 
 import pytest
 import torch
+from learners import estimate as estimate_turns
 
 import starpo
-from support import methods, training_metrics
+from support import training_metrics
 from support.training_metrics import explained_variance, rollout_metrics
 
 NAN, INF = float("nan"), float("inf")
@@ -47,9 +53,9 @@ def test_doctests():
     results = doctest.testmod(starpo)
     assert results.attempted > 0
     assert results.failed == 0
-    public = [
-        f for name, f in vars(starpo).items() if inspect.isfunction(f) and not name.startswith("_")
-    ]
+    functions = [f for f in vars(starpo).values() if inspect.isfunction(f)]
+    own = [f for f in functions if f.__module__ == "starpo"]
+    public = [f for f in own if not f.__name__.startswith("_")]
     assert len(public) == 16
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
     results = doctest.testmod(training_metrics)
@@ -96,7 +102,8 @@ def test_float_noise_is_no_variance(dtype):
     options = dict(estimator="reinforce_plus_plus_baseline")
     found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
     assert found.tolist() == [0.0] * 4
-    assert rollout_metrics(scores, torch.zeros(4), 2)["zero_std_frac"] == 1.0
+    stats = starpo.group_stats(scores, 2)
+    assert rollout_metrics(stats, torch.zeros(4), 2)["zero_std_frac"] == 1.0
 
 
 def test_small_true_variance_survives():
@@ -732,14 +739,12 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 @pytest.mark.parametrize("estimator", CHOICES["estimator"])
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
     """One-token trajectories: values of 0 and a whitened return give no advantage either."""
-    for scores, groups in ((doubles(2, 2, 2), [0, 0, 0]), (doubles(2), [0])):
+    for scores in (doubles(2, 2, 2), doubles(2)):
         values = torch.zeros_like(scores) if estimator in CRITIC_ESTIMATORS else None
         ones = [1] * len(scores)
         for turn_level in {False, estimator in GROUP_BASELINE_ESTIMATORS}:
             options = dict(estimator=estimator, turn_level=turn_level)
-            found, _ = methods.compute_advantages(
-                scores, values, ones, ones, torch.tensor(groups), groups, **options
-            )
+            found, _ = estimate_turns(scores, values, ones, ones, **options)
             assert found.tolist() == [0.0] * len(scores)
 
 
@@ -763,7 +768,7 @@ CLIP_CASES = [
 def test_policy_clip_by_hand(ratio, A, term, grad, clipped):
     old = doubles(-1.5)
     logprobs = (old + math.log(ratio)).requires_grad_()
-    loss, metrics = starpo.policy_loss(
+    loss, metrics = starpo.ppo_loss(
         logprobs, old, doubles(A), clip_low=0.2, clip_high=0.28, num_tokens=1
     )
     loss.backward()
@@ -786,7 +791,7 @@ def clip_batch():
 def test_policy_loss_sums_tokens_over_the_given_denominator():
     old, new, advantages, terms, grads, clipped = clip_batch()
     logprobs = new.clone().requires_grad_()
-    loss, metrics = starpo.policy_loss(
+    loss, metrics = starpo.ppo_loss(
         logprobs, old, advantages, clip_low=0.2, clip_high=0.28, num_tokens=100
     )
     loss.backward()
@@ -800,11 +805,11 @@ def test_policy_loss_of_micro_batches_adds_up():
     old, new, advantages, _, _, _ = clip_batch()
     whole = new.clone().requires_grad_()
     args = dict(clip_low=0.2, clip_high=0.28, num_tokens=8)
-    loss, metrics = starpo.policy_loss(whole, old, advantages, **args)
+    loss, metrics = starpo.ppo_loss(whole, old, advantages, **args)
     loss.backward()
     parts, total, sums = new.clone().requires_grad_(), 0.0, {"clipfrac": 0.0, "approx_kl": 0.0}
     for piece in (slice(0, 1), slice(1, 6), slice(6, 6), slice(6, 8)):  # uneven, one empty
-        part_loss, part_metrics = starpo.policy_loss(
+        part_loss, part_metrics = starpo.ppo_loss(
             parts[piece], old[piece], advantages[piece], **args
         )
         part_loss.backward()
@@ -831,7 +836,7 @@ def test_dual_clip_by_hand(ratio, A, term, grad):
     old = doubles(-2)
     logprobs = (old + math.log(ratio)).requires_grad_()
     options = dict(clip_low=0.2, clip_high=0.28, num_tokens=1, dual_clip=3.0)
-    loss, metrics = starpo.policy_loss(logprobs, old, doubles(A), **options)
+    loss, metrics = starpo.ppo_loss(logprobs, old, doubles(A), **options)
     loss.backward()
     assert loss.item() == pytest.approx(-term, abs=1e-12)
     assert logprobs.grad.item() == pytest.approx(-grad, abs=1e-12)
@@ -844,7 +849,7 @@ def test_weights_multiply_the_terms_and_get_no_gradient():
         torch.arange(8.0, dtype=torch.float64).requires_grad_(),
     )
     options = dict(clip_low=0.2, clip_high=0.28, num_tokens=8, weights=weights)
-    loss, _ = starpo.policy_loss(logprobs, old, advantages, **options)
+    loss, _ = starpo.ppo_loss(logprobs, old, advantages, **options)
     loss.backward()
     close(loss.detach(), -(terms * torch.arange(8)).sum() / 8)
     close(logprobs.grad, -grads * torch.arange(8) / 8)
@@ -854,7 +859,7 @@ def test_weights_multiply_the_terms_and_get_no_gradient():
 def test_policy_loss_survives_absurd_ratios_and_half_precision():
     logprobs = torch.tensor([0.0, -500.0]).bfloat16().requires_grad_()
     old = torch.tensor([-500.0, 0.0])
-    loss, metrics = starpo.policy_loss(
+    loss, metrics = starpo.ppo_loss(
         logprobs, old, doubles(-1, 1).float(), clip_low=0.2, clip_high=0.28, num_tokens=2
     )
     loss.backward()
@@ -889,11 +894,11 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
     new, options = old + 0.1 * new, dict(clip_low=0.2, clip_high=0.28, num_tokens=12)
     weights = starpo.token_weights(lengths, aggregation, 6)
     whole = new.clone().requires_grad_()
-    loss, _ = starpo.policy_loss(whole, old, advantages, weights=weights, **options)
+    loss, _ = starpo.ppo_loss(whole, old, advantages, weights=weights, **options)
     loss.backward()
     losses, _ = zip(
         *(
-            starpo.policy_loss(*token, **options | dict(num_tokens=1, clip_low=0.2))
+            starpo.ppo_loss(*token, **options | dict(num_tokens=1, clip_low=0.2))
             for token in zip(*(x.split(1) for x in (new, old, advantages)), strict=True)
         ),
         strict=True,
@@ -908,7 +913,7 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
     close(loss.detach(), expected, tol=1e-6)
     pieces, total = new.clone().requires_grad_(), 0.0
     for piece in (slice(0, 1), slice(1, 8), slice(8, 12)):  # trajectories 0; 1, 2; 3
-        part, _ = starpo.policy_loss(
+        part, _ = starpo.ppo_loss(
             pieces[piece], old[piece], advantages[piece], weights=weights[piece], **options
         )
         part.backward()
@@ -1072,7 +1077,8 @@ def test_explained_variance():
 def test_rollout_metrics_by_hand():
     # groups (0, 2), (1, 1), (3, 7): means 1, 1, 5; std sqrt(2), 0, sqrt(8); max 2, 1, 7
     successes = torch.tensor([False, True, False, False, True, True])
-    assert rollout_metrics(doubles(0, 2, 1, 1, 3, 7), successes, 2) == pytest.approx(
+    stats = starpo.group_stats(doubles(0, 2, 1, 1, 3, 7), 2)
+    assert rollout_metrics(stats, successes, 2) == pytest.approx(
         {
             "in_group_reward_mean": 7 / 3,
             "in_group_reward_std": 3 * math.sqrt(2) / 3,
@@ -1085,7 +1091,8 @@ def test_rollout_metrics_by_hand():
 
 
 def test_rollout_metrics_of_single_rollouts():
-    metrics = rollout_metrics(doubles(0, 2), torch.tensor([0.0, 1.0]), 1)
+    stats = starpo.group_stats(doubles(0, 2), 1)
+    metrics = rollout_metrics(stats, torch.tensor([0.0, 1.0]), 1)
     assert metrics["pass@1"] == metrics["success"] == 0.5
     assert metrics["in_group_reward_std"] == 0.0
 
@@ -1106,15 +1113,19 @@ def test_inputs_stay_unmodified():
         values = y if estimator in CRITIC_ESTIMATORS else None
         turn_level = estimator in GROUP_BASELINE_ESTIMATORS
         options = dict(estimator=estimator, turn_level=turn_level, turn_gamma=0.5)
-        methods.compute_advantages(x, values, [1, 1, 2, 2], [2, 2], groups, [0, 1, 0, 1], **options)
+        state_weight = 0.5 * (estimator in STATE_ESTIMATORS)
+        states = [0, 1, 0, 1]
+        estimate_turns(
+            x, values, [1, 1, 2, 2], [2, 2], states, state_weight=state_weight, **options
+        )
     starpo.gae(x, y, lengths, 0.9, 0.9)
     starpo.whiten(x)
-    starpo.policy_loss(x, y, z, clip_low=0.2, clip_high=0.2, num_tokens=6)
+    starpo.ppo_loss(x, y, z, clip_low=0.2, clip_high=0.2, num_tokens=6)
     starpo.value_loss(x, y, z, value_clip=0.2, num_tokens=6)
     for estimator in ("k1", "k2", "k3"):
         starpo.kl_penalty(x, y, estimator)
     explained_variance(x, y)
-    rollout_metrics(x, y > 0, 2)
+    rollout_metrics(starpo.group_stats(x, 2), y > 0, 2)
     assert all(torch.equal(now, then) for now, then in zip((x, y, z), before, strict=True))
     assert lengths == [2, 4] and groups.tolist() == [0, 0]
 
@@ -1144,17 +1155,16 @@ ERRORS = [
     (lambda: starpo.gae(TWO, TWO, [1, 2], 1.0, 1.0), "must be >= 0 and sum to 2, got [1, 2]"),
     (lambda: starpo.gae(TWO, TWO, [3, -1], 1.0, 1.0), "must be >= 0 and sum to 2, got [3, -1]"),
     (lambda: starpo.whiten(torch.zeros(2, 2)), "{'x': (2, 2)}"),
-    (lambda: starpo.policy_loss(TWO, TWO, ONE, **PPO), "'advantages': (1,)"),
-    (lambda: starpo.policy_loss(TWO, TWO, TWO, **PPO | {"num_tokens": 0}), ">= 1, got 0"),
-    (lambda: starpo.policy_loss(TWO, TWO, TWO, **PPO | {"clip_low": 1.2}), "got 1.2, 0.2"),
-    (lambda: starpo.policy_loss(TWO, TWO, TWO, **PPO | {"clip_high": -0.1}), "got 0.2, -0.1"),
+    (lambda: starpo.ppo_loss(TWO, TWO, ONE, **PPO), "'advantages': (1,)"),
+    (lambda: starpo.ppo_loss(TWO, TWO, TWO, **PPO | {"num_tokens": 0}), ">= 1, got 0"),
+    (lambda: starpo.ppo_loss(TWO, TWO, TWO, **PPO | {"clip_low": 1.2}), "got 1.2, 0.2"),
+    (lambda: starpo.ppo_loss(TWO, TWO, TWO, **PPO | {"clip_high": -0.1}), "got 0.2, -0.1"),
     (lambda: starpo.value_loss(TWO, ONE, TWO, **VALUE), "'old_values': (1,)"),
     (lambda: starpo.value_loss(TWO, TWO, TWO, **VALUE | {"value_clip": 0.0}), "> 0, got 0.0"),
     (lambda: starpo.value_loss(TWO, TWO, TWO, **VALUE | {"num_tokens": -1}), ">= 1, got -1"),
     (lambda: starpo.kl_penalty(TWO, TWO, "kl"), "'k1', 'k2' or 'k3', got 'kl'"),
     (lambda: starpo.kl_penalty(TWO, ONE, "k1"), "'ref_logprobs': (1,)"),
     (lambda: explained_variance(TWO, ONE), "'returns': (1,)"),
-    (lambda: rollout_metrics(TWO, ONE, 1), "'successes': (1,)"),
 ]
 
 
@@ -1195,7 +1205,7 @@ def test_importance_weights_truncate_the_gradient():
     weights = starpo.importance_weights(new, old, old, 2.0)
     assert not weights.requires_grad
     options = dict(clip_low=0.2, clip_high=0.28, num_tokens=1)
-    starpo.policy_loss(new, old, advantages, weights=weights, **options)[0].backward()
+    starpo.ppo_loss(new, old, advantages, weights=weights, **options)[0].backward()
     close(new.grad, [2.0, math.exp(0.1)], tol=1e-6)
 
 

@@ -36,14 +36,13 @@ FLOORS = (
     " support.time_limit support.model_folder support.web support.checksums"
     " support.settings_history support.unread"
     " worlds.planners worlds.sokoban_rooms",
-    "grids dialogue model engines.* worlds.* support.metrics support.mixtures support.methods",
+    "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",
     "engine rollout parallel",
-    "support.records support.scores support.checkpoint support.learner support.process"
+    "support.records support.scores support.checkpoint support.process"
     " support.collapse support.log support.board support.wandb_log support.seeds"
-    " support.arguments support.inert support.training_metrics support.chat_server"
-    " support.targets support.first_turn",
-    "eval",
-    "support.report support.run",
+    " support.arguments support.inert support.chat_server support.first_turn",
+    "eval learner",
+    "support.report support.run support.training_metrics",
     "train tools.plotting.*",
     "tools.viewer.*",
     "tools.*",

@@ -508,13 +508,13 @@ def test_lines_of_iterations_are_aligned():
 
 @pytest.mark.slow
 def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, capsys, monkeypatch):
-    compute_targets = train.compute_targets
+    compute_advantages = train.compute_advantages
 
     def drifted(*args):
-        targets = compute_targets(*args)
-        return replace(targets, rollout_logprobs=targets.rollout_logprobs - 0.01)
+        experience = compute_advantages(*args)
+        return replace(experience, rollout_logprobs=experience.rollout_logprobs - 0.01)
 
-    monkeypatch.setattr(train, "compute_targets", drifted)
+    monkeypatch.setattr(train, "compute_advantages", drifted)
     rows = run(tmp_path / "out", trained_folder, num_iterations=1)
     assert rows[0]["logprob_diff_mean"] == pytest.approx(0.01, abs=1e-4)
     message = "warning: the log-probs of engine and trainer differ by 0.0100 nats a token"
@@ -532,12 +532,12 @@ def test_a_run_of_bad_steps_stops_and_leaves_the_checkpoint(trained_folder, tmp_
     settings = dict(batch_size=8, max_bad_steps=2, save_every=1)
     run(out_dir, trained_folder, num_iterations=1, **settings)
     before = weights_of(out_dir / "checkpoint-000001")
-    policy_loss = starpo.policy_loss
+    policy_loss = starpo.ppo_loss
 
     def spoilt(*args, **options):
         return policy_loss(*args, **options)[0] * math.nan, {}
 
-    monkeypatch.setattr(starpo, "policy_loss", spoilt)
+    monkeypatch.setattr(starpo, "ppo_loss", spoilt)
     message = r"not finite in 2 optimizer steps in a row \(iteration 3\)"
     with pytest.raises(ValueError, match=message):
         run(out_dir, trained_folder, num_iterations=9, **settings)

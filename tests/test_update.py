@@ -1,4 +1,4 @@
-"""Tests of one iteration of train.py on a CPU: targets, losses, gradients, bad steps, checkpoints.
+"""Tests of one iteration of train.py on a CPU: advantages, losses, gradients, checkpoints.
 
 python -m pytest -q tests/test_update.py
 """
@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from learners import backward, both_losses, collect_and_target, make_learner
+from learners import backward, both_losses, collect_and_target, make_learner, weighted
 from torch._dynamo.utils import counters
 
 import model
@@ -25,7 +25,7 @@ from support.records import trajectory_record
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
 
-# ---------- targets
+# ---------- advantages
 
 
 def small_trajectory(rewards, lengths):
@@ -40,24 +40,24 @@ def test_targets_by_hand(trained_folder):
     kept = [small_trajectory([-0.1, 1.0], [2, 1]), small_trajectory([0.0], [2])]
     old = [-0.5, -1.0, -0.5, -0.5, -1.0]
 
-    targets = train.compute_targets(make_learner(trained_folder), kept)
-    assert targets.ref_logprobs is None
-    assert targets.rollout_logprobs.tolist() == targets.old_logprobs.tolist() == old
-    assert targets.old_values.tolist() == [0.0] * 5
+    experience = train.compute_advantages(make_learner(trained_folder), kept)
+    assert experience.ref_logprobs is None
+    assert experience.rollout_logprobs.tolist() == experience.old_logprobs.tolist() == old
+    assert experience.old_values.tolist() == [0.0] * 5
     # With gamma = lam = 1 and values of 0, a return is the reward still to come. The returns have
     # mean 0.56 and unbiased variance 0.271333...
-    torch.testing.assert_close(targets.returns, torch.tensor([0.9, 0.9, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(experience.returns, torch.tensor([0.9, 0.9, 1.0, 0.0, 0.0]))
     spread = math.sqrt((2 * 0.34**2 + 0.44**2 + 2 * 0.56**2) / 4)
     expected = torch.tensor([0.34, 0.34, 0.44, -0.56, -0.56]) / spread
-    torch.testing.assert_close(targets.advantages, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(experience.advantages, expected, rtol=1e-5, atol=1e-6)
 
     learner = make_learner(trained_folder, estimator="grpo", group_size=2, batch_size=2)
-    targets = train.compute_targets(learner, kept)
-    assert targets.ref_logprobs is targets.old_values is targets.returns is None
-    assert targets.rollout_logprobs.tolist() == targets.old_logprobs.tolist() == old
+    experience = train.compute_advantages(learner, kept)
+    assert experience.ref_logprobs is experience.old_values is experience.returns is None
+    assert experience.rollout_logprobs.tolist() == experience.old_logprobs.tolist() == old
     # The mean is 0.45 and the unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2).
     expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / math.sqrt(2)
-    torch.testing.assert_close(targets.advantages, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(experience.advantages, expected, rtol=1e-5, atol=1e-5)
 
 
 NEUTRAL = dict(
@@ -82,8 +82,8 @@ NEUTRAL = dict(
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder, estimator):
     learner = make_learner(trained_folder, bias=True, estimator=estimator, **NEUTRAL)
-    kept, targets = collect_and_target(learner)
-    assert targets.old_logprobs.tolist() == targets.rollout_logprobs.tolist()
+    kept, experience = collect_and_target(learner)
+    assert experience.old_logprobs.tolist() == experience.rollout_logprobs.tolist()
     expected = []
     for i, trajectory in enumerate(kept):
         group = kept[i // 4 * 4 : i // 4 * 4 + 4]
@@ -94,15 +94,15 @@ def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder
             expected += [to_go if estimator == "gae" else relative] * len(turn.response_ids)
     expected = torch.tensor(expected)
     if estimator == "gae":  # the rewards to come less the value, whitened
-        torch.testing.assert_close(targets.returns, expected, rtol=1e-5, atol=1e-5)
-        expected = expected - targets.old_values
+        torch.testing.assert_close(experience.returns, expected, rtol=1e-5, atol=1e-5)
+        expected = expected - experience.old_values
         expected = (expected - expected.mean()) / expected.std()
-    torch.testing.assert_close(targets.advantages, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(experience.advantages, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
     learner = make_learner(trained_folder, bias=True)
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     assert len({len(trajectory.ids) for trajectory in kept}) > 1
     with torch.no_grad():
         packs = [pack([trajectory]) for trajectory in kept]
@@ -110,13 +110,13 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
         logprobs_alone = torch.cat([learner.policy(batch, 1.0)[0] for batch in packs])
     for micro_batch_tokens in (640, 100_000):
         config = replace(learner.config, micro_batch_tokens=micro_batch_tokens)
-        (values,) = parallel.score_tokens(learner.critic, kept, config)
-        logprobs, _ = parallel.score_tokens(learner.policy, kept, config, 1.0)
+        (values,) = parallel.forward_sequences(learner.critic, kept, config)
+        logprobs, _ = parallel.forward_sequences(learner.policy, kept, config, 1.0)
         torch.testing.assert_close(values, values_alone, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logprobs, logprobs_alone, rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
         # These are the sampler's.
-        torch.testing.assert_close(logprobs, targets.old_logprobs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logprobs, experience.old_logprobs, rtol=1e-4, atol=1e-4)
 
 
 # ---------- the update
@@ -125,11 +125,11 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
 def captured_update(start, monkeypatch, **changes):
     """One update. Returns its metrics and the gradients of each optimizer step."""
     learner = make_learner(start, bias=True, **changes)
-    kept, targets = collect_and_target(learner)
-    if targets.ref_logprobs is not None:
-        targets.ref_logprobs = targets.ref_logprobs - 0.3  # a reference that differs
-    wave = torch.sin(torch.arange(len(targets.old_logprobs)))
-    targets.old_logprobs = targets.old_logprobs + 0.1 * wave
+    kept, experience = collect_and_target(learner)
+    if experience.ref_logprobs is not None:
+        experience.ref_logprobs = experience.ref_logprobs - 0.3  # a reference that differs
+    wave = torch.sin(torch.arange(len(experience.old_logprobs)))
+    experience.old_logprobs = experience.old_logprobs + 0.1 * wave
     steps = []
     optimizer_step = train.optimizer_step
 
@@ -140,7 +140,7 @@ def captured_update(start, monkeypatch, **changes):
         return optimizer_step(learner, metrics)
 
     monkeypatch.setattr(train, "optimizer_step", spy)
-    metrics = train.update(learner, kept, targets)
+    metrics = train.update(learner, experience)
     monkeypatch.undo()
     return metrics, steps
 
@@ -182,28 +182,33 @@ def trajectories_in(batch):
 
 def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatch):
     learner = make_learner(trained_folder, num_epochs=3)
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     packs = []
     policy_loss = train.policy_loss
 
-    def spy(learner, batch, targets, weights, num_tokens, num_observations):
-        packs.append((batch, num_tokens, targets))
-        return policy_loss(learner, batch, targets, weights, num_tokens, num_observations)
+    def spy(learner, batch, micro_batch, num_tokens, num_observations):
+        packs.append((batch, num_tokens, micro_batch))
+        return policy_loss(learner, batch, micro_batch, num_tokens, num_observations)
 
     monkeypatch.setattr(train, "policy_loss", spy)
-    train.update(learner, kept, targets)
+    train.update(learner, experience)
     numbers = {tuple(trajectory.ids): i for i, trajectory in enumerate(kept)}
     assert len(numbers) == 8 and len(packs) == 3 * 2
     lengths = [trajectory.num_response_tokens for trajectory in kept]
-    pieces = targets.split(lengths)
+    pieces = [experience.select([i]) for i in range(len(kept))]
     orders = []
-    for batch, num_tokens, batch_targets in packs:
+    for batch, num_tokens, micro_batch in packs:
         chosen = [numbers[ids] for ids in trajectories_in(batch)]
         assert num_tokens == sum(lengths[i] for i in chosen)
-        for field in fields(train.Targets):  # targets belong to the trajectories of the pack
-            value = getattr(batch_targets, field.name)
+        assert micro_batch.weights.tolist() == [1.0] * num_tokens  # token_mean
+        for field in fields(train.Experience):  # the numbers of the trajectories of the pack
+            value = getattr(micro_batch, field.name)
             expected = [getattr(pieces[i], field.name) for i in chosen]
-            if value is None:
+            if field.name == "weights":
+                continue
+            if isinstance(value, list):
+                assert value == [part for [part] in expected]
+            elif value is None:
                 assert expected == [None] * len(chosen)
             else:
                 assert torch.equal(value, torch.cat(expected))
@@ -220,7 +225,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
     token."""
     coefficients = dict(kl_coef=0.1, entropy_coef=0.1)
     learner = make_learner(trained_folder, bias=True, estimator=estimator, **coefficients)
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     hidden = []
     packed_hidden = model.packed_hidden
 
@@ -231,7 +236,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 
     monkeypatch.setattr(model, "packed_hidden", spy)
     batch = pack(kept)
-    for loss, _ in both_losses(learner, batch, targets):
+    for loss, _ in both_losses(learner, batch, experience):
         loss.backward()
     turns = [turn for trajectory in kept for turn in trajectory.turns]
     sampled = [token for turn in turns for token in turn.response_ids]
@@ -246,19 +251,19 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 
 
 def test_prompt_text_is_not_trained(trained_folder):
-    """The loss does not read prompt tokens as targets. They count only by what they do to the
+    """The loss does not read prompt tokens as experience. They count only by what they do to the
     states of the sampled tokens."""
     learner = make_learner(trained_folder, estimator="grpo")
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     # This policy is not sharded, so its parts can be used alone.
     learner.policy = model.Policy(model.load_model(str(trained_folder))[0])
     batch = pack(kept)
     weight = learner.policy.model.lm_head.weight
     untied = torch.nn.Parameter(weight.detach().clone())
     learner.policy.model.lm_head.weight = untied
-    targets.advantages = torch.ones_like(targets.advantages)
+    experience.advantages = torch.ones_like(experience.advantages)
     learner.config = replace(learner.config, entropy_coef=0.0)
-    for loss, _ in both_losses(learner, batch, targets):
+    for loss, _ in both_losses(learner, batch, experience):
         loss.backward()
     # By hand at ratio 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
     with torch.no_grad():
@@ -273,11 +278,11 @@ def test_prompt_text_is_not_trained(trained_folder):
 
 def test_the_loss_moves_probability_towards_advantage(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo", learning_rate=1e-5, batch_size=8)
-    kept, targets = collect_and_target(learner)
-    before = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0]
-    train.update(learner, kept, targets)
-    gain = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)[0] - before
-    assert (gain * targets.advantages).mean() > 0
+    kept, experience = collect_and_target(learner)
+    before = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)[0]
+    train.update(learner, experience)
+    gain = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)[0] - before
+    assert (gain * experience.advantages).mean() > 0
 
 
 def compile_without_compiler(monkeypatch):
@@ -319,10 +324,10 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     for trajectory in kept:
         for turn in trajectory.turns:  # an engine that is off
             turn.rollout_logprobs = [logprob - 0.5 for logprob in turn.rollout_logprobs]
-    targets = train.compute_targets(learner, kept)
-    expected, _ = parallel.score_tokens(learner.policy, kept, learner.config, 1.0)
-    assert torch.equal(targets.old_logprobs, expected)
-    metrics = train.update(learner, kept, targets)
+    experience = train.compute_advantages(learner, kept)
+    expected, _ = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)
+    assert torch.equal(experience.old_logprobs, expected)
+    metrics = train.update(learner, experience)
     assert metrics["logprob_diff_mean"] == pytest.approx(0.5, abs=1e-3)
     assert metrics["logprob_diff_max"] == pytest.approx(0.5, abs=1e-2)
 
@@ -335,7 +340,7 @@ def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_
     assert {weight.dtype for weight in learner.engine.model.parameters()} == {expected}
     assert learner.dtype == torch.float32
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    metrics = train.update(learner, kept, train.compute_targets(learner, kept))
+    metrics = train.update(learner, train.compute_advantages(learner, kept))
     assert low <= metrics["logprob_diff_mean"] < high
 
 
@@ -344,8 +349,8 @@ def test_epsilon_of_adam_damps_small_gradients(trained_folder):
     learning_rate * g / (abs(g) + adam_eps)."""
     sizes = dict(learning_rate=1e-3, adam_eps=0.01, weight_decay=0.0, grad_clip=1e9)
     learner = make_learner(trained_folder, **sizes)
-    kept, targets = collect_and_target(learner)
-    metrics = backward(learner, kept, targets)
+    kept, experience = collect_and_target(learner)
+    metrics = backward(learner, experience)
     head = learner.policy.model.lm_head.weight
     before = head.detach().full_tensor().clone()
     gradient = head.grad.full_tensor().clone()
@@ -359,16 +364,16 @@ def test_epsilon_of_adam_damps_small_gradients(trained_folder):
 def test_vllm_is_not_asked_for_what_the_trainer_computes(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    known = train.compute_targets(learner, kept)
+    known = train.compute_advantages(learner, kept)
     for trajectory in kept:
         for turn in trajectory.turns:  # what VLLMEngine returns
             turn.rollout_logprobs = [math.nan] * len(turn.response_ids)
     learner.config = replace(learner.config, engine="vllm")
     assert not learner.config.engine_gives_logprobs()
-    targets = train.compute_targets(learner, kept)
-    assert torch.equal(targets.rollout_logprobs, targets.old_logprobs)
-    assert torch.equal(targets.old_logprobs, known.old_logprobs)
-    metrics = train.learn(learner, kept, 1.0)
+    experience = train.compute_advantages(learner, kept)
+    assert torch.equal(experience.rollout_logprobs, experience.old_logprobs)
+    assert torch.equal(experience.old_logprobs, known.old_logprobs)
+    metrics = train.update(learner, experience)
     assert metrics["logprob_diff_mean"] is metrics["logprob_diff_max"] is None
     assert metrics["grad_norm"] > 0
     record = trajectory_record(kept[0], learner.tokenizer)
@@ -377,11 +382,10 @@ def test_vllm_is_not_asked_for_what_the_trainer_computes(trained_folder):
 
 def test_the_entropy_bonus_lowers_the_loss(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo", entropy_coef=0.5)
-    kept, targets = collect_and_target(learner)
-    num_tokens = len(targets.advantages)
-    targets.advantages = torch.zeros(num_tokens)  # leaves the bonus alone
-    weights = torch.ones(num_tokens)
-    loss, metrics = train.policy_loss(learner, pack(kept), targets, weights, num_tokens)
+    kept, experience = collect_and_target(learner)
+    num_tokens = len(experience.advantages)
+    experience.advantages = torch.zeros(num_tokens)  # leaves the bonus alone
+    loss, metrics = train.policy_loss(learner, pack(kept), weighted(experience), num_tokens)
     mean_entropy = metrics["entropy"].item() / num_tokens
     assert mean_entropy > 0.01
     assert loss.item() == pytest.approx(-0.5 * mean_entropy, rel=1e-5)
@@ -392,9 +396,9 @@ def test_aggregation_weighs_the_value_loss(trained_folder):
     losses = {}
     for aggregation in ("token_mean", "seq_mean_token_sum"):
         learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)
-        kept, targets = collect_and_target(learner)
-        losses[aggregation] = train.update(learner, kept, targets)["vf_loss"]
-    mean_tokens = len(targets.advantages) / 8
+        kept, experience = collect_and_target(learner)
+        losses[aggregation] = train.update(learner, experience)["vf_loss"]
+    mean_tokens = len(experience.advantages) / 8
     assert mean_tokens > 2
     expected = losses["token_mean"] * mean_tokens
     assert losses["seq_mean_token_sum"] == pytest.approx(expected, rel=1e-5)
@@ -402,16 +406,17 @@ def test_aggregation_weighs_the_value_loss(trained_folder):
 
 def test_metrics_are_means_over_the_tokens_of_all_steps(trained_folder, monkeypatch):
     learner = make_learner(trained_folder)
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     sums, backward = [], train.backward
 
-    def spy(learner, samples, weights, num_tokens):
-        metrics = backward(learner, samples, weights, num_tokens)
+    def spy(learner, mini_batch):
+        metrics = backward(learner, mini_batch)
+        num_tokens = len(mini_batch.advantages)
         sums.append((metrics["entropy"].item(), metrics["vf_loss"].item(), num_tokens))
         return metrics
 
     monkeypatch.setattr(train, "backward", spy)
-    metrics = train.update(learner, kept, targets)
+    metrics = train.update(learner, experience)
     entropies, value_losses, num_tokens = zip(*sums, strict=True)
     assert len(sums) == 2 and num_tokens[0] != num_tokens[1]
     assert metrics["entropy"] == pytest.approx(sum(entropies) / sum(num_tokens))
@@ -465,7 +470,7 @@ def unchanged(learner, before):
 
 def spoil(where, learner, monkeypatch):
     """Makes the loss NaN, or one gradient of the policy or the critic infinite."""
-    policy_loss, backward = starpo.policy_loss, train.backward
+    policy_loss, backward = starpo.ppo_loss, train.backward
 
     def spoilt_loss(*args, **options):
         return policy_loss(*args, **options)[0] * math.nan, {}
@@ -476,7 +481,7 @@ def spoil(where, learner, monkeypatch):
         return metrics
 
     if where == "loss":
-        monkeypatch.setattr(starpo, "policy_loss", spoilt_loss)
+        monkeypatch.setattr(starpo, "ppo_loss", spoilt_loss)
         return
     norm = learner.policy.model.model.norm
     module = norm if where == "policy gradient" else learner.critic.value_head
@@ -488,18 +493,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     trained_folder, monkeypatch, where, capsys
 ):
     learner = make_learner(trained_folder, batch_size=8, max_bad_steps=3)
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     before = state_of(learner)
     capsys.readouterr()
     spoil(where, learner, monkeypatch)
     message = "iteration 1: the loss or the gradient is not finite; optimizer step skipped\n"
     for count in (1, 2):
-        train.update(learner, kept, targets)
+        train.update(learner, experience)
         assert capsys.readouterr().out == message
         assert learner.bad_steps == count and unchanged(learner, before)
         assert all(p.grad is None for p in learner.policy.parameters())  # the next step starts new
     with pytest.raises(ValueError) as error:
-        train.update(learner, kept, targets)
+        train.update(learner, experience)
     assert str(error.value) == (
         "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); "
         "lower learning_rate or critic_lr, and start with another --out_dir"
@@ -510,17 +515,17 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     monkeypatch.undo()
     for optimizer in learner.optimizers.values():
         optimizer.zero_grad()
-    train.update(learner, kept, targets)
+    train.update(learner, experience)
     assert learner.bad_steps == 0 and not unchanged(learner, before)  # only steps in a row count
 
 
 # ---------- float16
 
 
-def gradients_of(learner, kept, targets):
+def gradients_of(learner, experience):
     """The gradients of one mini-batch, as the optimizers see them without clipping."""
     learner.config = replace(learner.config, grad_clip=1e9)
-    backward(learner, kept, targets)
+    backward(learner, experience)
     learner.clip_gradients()
     found = []
     for module in learner.modules.values():
@@ -537,24 +542,26 @@ def relative_error(found, expected):
 def test_gradients_of_a_scaled_loss_in_float16(trained_folder):
     settings = dict(estimator="grpo", entropy_coef=0.0)
     exact = make_learner(trained_folder, **settings)
-    kept, targets = collect_and_target(exact)
-    targets.advantages = targets.advantages * 1e-3  # as if there were a thousand times more tokens
-    expected = gradients_of(exact, kept, targets)
+    kept, experience = collect_and_target(exact)
+    experience.advantages = (
+        experience.advantages * 1e-3
+    )  # as if there were a thousand times more tokens
+    expected = gradients_of(exact, experience)
     learner = make_learner(trained_folder, dtype="float16", **settings)
     assert learner.loss_scale == 65536.0 and exact.loss_scale == 1.0
-    scaled = relative_error(gradients_of(learner, kept, targets), expected)
+    scaled = relative_error(gradients_of(learner, experience), expected)
     learner.loss_scale = 1.0
-    unscaled = relative_error(gradients_of(learner, kept, targets), expected)
+    unscaled = relative_error(gradients_of(learner, experience), expected)
     assert scaled < 0.02 and unscaled > 0.2, (scaled, unscaled)
 
 
 def test_an_overflow_in_float16_halves_the_loss_scale(trained_folder, tmp_path, capsys):
     learner = make_learner(trained_folder, batch_size=8, dtype="float16", max_bad_steps=1)
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     before = state_of(learner)
     learner.loss_scale = 2.0**40
     capsys.readouterr()
-    train.update(learner, kept, targets)
+    train.update(learner, experience)
     assert learner.loss_scale == 2.0**39 and learner.bad_steps == 0 and unchanged(learner, before)
     assert capsys.readouterr().out == (
         "iteration 1: the gradient is too large for float16; optimizer step skipped and loss "
@@ -566,15 +573,15 @@ def test_an_overflow_in_float16_halves_the_loss_scale(trained_folder, tmp_path, 
     other.load(tmp_path / "checkpoint-000000")
     assert other.loss_scale == 2.0**39
     while unchanged(learner, before):
-        train.update(learner, kept, targets)
+        train.update(learner, experience)
     assert 1 < learner.loss_scale < 2.0**39 and learner.bad_steps == 0
 
 
 def test_a_loss_that_is_not_finite_keeps_the_loss_scale(trained_folder, monkeypatch):
     learner = make_learner(trained_folder, batch_size=8, dtype="float16", max_bad_steps=2)
-    kept, targets = collect_and_target(learner)
+    kept, experience = collect_and_target(learner)
     spoil("loss", learner, monkeypatch)
-    train.update(learner, kept, targets)
+    train.update(learner, experience)
     assert learner.loss_scale == 65536.0 and learner.bad_steps == 1
 
 
@@ -583,8 +590,8 @@ def test_a_loss_that_is_not_finite_keeps_the_loss_scale(trained_folder, monkeypa
 
 def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     learner = make_learner(trained_folder, bias=True)
-    kept, targets = collect_and_target(learner)
-    train.update(learner, kept, targets)
+    kept, experience = collect_and_target(learner)
+    train.update(learner, experience)
     learner.step = 7
     learner.bad_steps = 1
     with Saver(tmp_path, 2) as saver:
@@ -594,7 +601,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
     assert (other.step, other.bad_steps) == (7, 1)
     assert unchanged(other, state_of(learner))
     for each in (learner, other):  # the next step is the same, so the optimizers agree too
-        train.update(each, kept, copy.deepcopy(targets))
+        train.update(each, copy.deepcopy(experience))
     assert unchanged(other, state_of(learner))
     with Saver(tmp_path, 2) as saver:
         for learner.step in (8, 9):
@@ -630,7 +637,7 @@ def test_an_update_uses_the_learning_rate_of_its_iteration(trained_folder):
         (before,) = learner.policy.model.model.norm.parameters()
         before = parallel.full_tensor(before).clone()
         learner.step = step
-        train.update(learner, *collect_and_target(learner))
+        train.update(learner, collect_and_target(learner)[1])
         (after,) = learner.policy.model.model.norm.parameters()
         largest = (parallel.full_tensor(after) - before).abs().max()
         moved[step, final_lr] = largest.item()

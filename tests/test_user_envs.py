@@ -15,7 +15,7 @@ import pytest
 import envs
 from dialogue import missing_method, reference_actions
 from envs import make_env
-from rollout import Conversation, Reply, make_episode, play
+from rollout import Reply, Rollout, make_episode, play
 from support.mixtures import mixture_at
 
 OWN = """
@@ -210,14 +210,14 @@ def played(path, before, after, **settings):
     assert before in text
     path.write_text("import sys\nimport numpy as np\n" + text.replace(before, after))
     config = Config(env=f"{path}:Guess", **settings)
-    conversation = Conversation(make_episode(config), (0,))
-    conversation.reset("eval")
+    rollout = Rollout(make_episode(config), (0,))
+    rollout.reset("eval")
 
-    def player(conversation):
-        (action,) = reference_actions(conversation.episode, "optimal", np.random.default_rng(0))
+    def player(rollout):
+        (action,) = reference_actions(rollout.episode, "optimal", np.random.default_rng(0))
         return Reply(f"<think>A fact.</think><answer>{action}</answer>")
 
-    return play(conversation, player)
+    return play(rollout, player)
 
 
 @pytest.mark.parametrize(

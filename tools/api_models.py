@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from eval import SEED_EVAL, model_rows, player_rows, progress_bar, report_rows
-from rollout import Conversation, Reply, Trajectory, make_episode, play
+from rollout import Reply, Rollout, Trajectory, make_episode, play
 from support.chat_server import request_reply
 from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score
@@ -55,9 +55,9 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
 
     def play_one(start: tuple[int, int]) -> Trajectory:
         index, member = start
-        conversation = Conversation(make_episode(config), (index,), member=member)
-        conversation.reset(config.eval_split)
-        return play(conversation, player)
+        rollout = Rollout(make_episode(config), (index,), member=member)
+        rollout.reset(config.eval_split)
+        return play(rollout, player)
 
     starts = list(product(range(config.eval_size), range(samples)))
     played = map_in_threads(play_one, starts, config.max_running)
@@ -76,21 +76,21 @@ def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) ->
 
 
 class APIPlayer:
-    """Answers a conversation with a model behind a server."""
+    """Answers a rollout with a model behind a server."""
 
     def __init__(self, url: str, name: str):
         self.url = url
         self.name = name
         self.has_reported = False  # whether a fault of the server was printed
 
-    def __call__(self, conversation: Conversation) -> Reply:
-        config = conversation.config
-        trajectory = conversation.trajectory
+    def __call__(self, rollout: Rollout) -> Reply:
+        config = rollout.config
+        trajectory = rollout.trajectory
         path = (SEED_EVAL, *trajectory.seed, trajectory.member, len(trajectory.turns))
         seed = int(np.random.SeedSequence(path).generate_state(1)[0] >> 1)
         body = {
             "model": self.name,
-            "messages": messages_of(conversation),
+            "messages": messages_of(rollout),
             "seed": seed,
             "max_tokens": config.max_response_tokens,
             "temperature": config.eval_temperature,
@@ -104,16 +104,16 @@ class APIPlayer:
             tqdm.write(sentence, file=sys.stderr)
 
 
-def messages_of(conversation: Conversation) -> list[dict[str, str]]:
+def messages_of(rollout: Rollout) -> list[dict[str, str]]:
     """The dialogue so far; with context_turns, only the turns that the policy would see."""
-    trajectory = conversation.trajectory
-    context_turns = conversation.config.context_turns
+    trajectory = rollout.trajectory
+    context_turns = rollout.config.context_turns
     first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0
     messages = [{"role": "system", "content": trajectory.system}]
     for turn in trajectory.turns[first:]:
         messages.append({"role": "user", "content": turn.observation})
         messages.append({"role": "assistant", "content": turn.text})
-    messages.append({"role": "user", "content": conversation.user})
+    messages.append({"role": "user", "content": rollout.user})
     return messages
 
 

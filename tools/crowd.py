@@ -22,7 +22,7 @@ import numpy as np
 
 from dialogue import Episode, format_response
 from grids import FrozenLake, Grid, Sokoban
-from rollout import Conversation, Reply, make_episode, play
+from rollout import Reply, Rollout, make_episode, play
 from support.statistics import rate_interval
 from support.unread import print_unread
 from worlds.planners import lake_neighbour, sokoban_move
@@ -142,9 +142,9 @@ def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
     wins = np.zeros((config.eval_size, samples))
     for index, member in product(range(config.eval_size), range(samples)):
         rng = np.random.default_rng([SEED_CROWD, index, member])
-        conversation = Conversation(make_episode(config), (index,), member=member)
-        conversation.reset(config.eval_split)
-        wins[index, member] = play(conversation, CrowdPlayer(player, rng)).success
+        rollout = Rollout(make_episode(config), (index,), member=member)
+        rollout.reset(config.eval_split)
+        wins[index, member] = play(rollout, CrowdPlayer(player, rng)).success
     return wins.mean(axis=1)[None]
 
 
@@ -155,10 +155,10 @@ class CrowdPlayer:
         self.player = player
         self.rng = rng
 
-    def __call__(self, conversation: Conversation) -> Reply:
-        episode = conversation.episode
+    def __call__(self, rollout: Rollout) -> Reply:
+        episode = rollout.episode
         actions = turn_actions(self.player, episode, self.rng)
-        return Reply(format_response("", actions, think=conversation.config.think))
+        return Reply(format_response("", actions, think=rollout.config.think))
 
 
 def main(argv: list[str]) -> None:

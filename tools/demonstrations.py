@@ -20,7 +20,7 @@ import numpy as np
 from dialogue import Chat, Episode, TurnRecord, check_actions, check_uses, format_response
 from envs import Env
 from grids import Grid
-from rollout import Conversation, Reply, Trajectory, Turn, following_prompt, make_episode, play
+from rollout import Reply, Rollout, Trajectory, Turn, following_prompt, make_episode, play
 from support.run_folder import read_text, replace_file
 from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
@@ -30,15 +30,15 @@ COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more:
 
 
 def recite(
-    chat: Chat, conversation: Conversation, write_reply: Callable[[], str], config: Config
+    chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play an opened conversation with scripted replies, encoded like those of a policy.
+    """Play an opened rollout with scripted replies, encoded like those of a policy.
 
     Raises: UserError if the environment fails."""
 
-    def player(conversation: Conversation) -> Reply | None:
-        prompt = conversation.next_prompt(chat)
-        trajectory = conversation.trajectory
+    def player(rollout: Rollout) -> Reply | None:
+        prompt = rollout.next_prompt(chat)
+        trajectory = rollout.trajectory
         # With context_turns, the prompt already contains the earlier turns that the reply sees.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
@@ -49,7 +49,7 @@ def recite(
             return Reply("", error=str(error))
         return Reply(text, prompt_ids=prompt, response_ids=[*chat.encode(text), chat.end])
 
-    trajectory = play(conversation, player)
+    trajectory = play(rollout, player)
     if trajectory.error:
         raise UserError(f"a demonstration in {trajectory.env} failed: {trajectory.error}")
     return trajectory
@@ -71,8 +71,8 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
     check_player(episode.env, config.sft_player)
-    conversation = Conversation(episode, path)
-    conversation.reset("train")
+    rollout = Rollout(episode, path)
+    rollout.reset("train")
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
     # numpy gives the seeds [a, b] and [a, b, 0] the same stream. The 1 keeps this stream apart from
@@ -86,7 +86,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     def write_reply() -> str:
         return call_with_timeout(config.step_timeout_s, write)
 
-    trajectory = recite(chat, conversation, write_reply, config)
+    trajectory = recite(chat, rollout, write_reply, config)
     return cut_to_context(trajectory, config)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dialogue import check_uses, format_response, missing_method, reference_actions
 from envs import Env
-from rollout import Conversation, Reply, make_episode, play
+from rollout import Reply, Rollout, make_episode, play
 from support.mixtures import env_specs
 from support.time_limit import EnvError, call_with_timeout
 from support.unread import print_unread
@@ -26,17 +26,17 @@ MAX_SHOWN = 100_000  # characters of a message
 def main(argv: list[str]) -> None:
     config, player, sources = parse_command(argv)
     print_unread("tools.play", config, sources)
-    conversation = Conversation(make_episode(config), (config.seed,))
+    rollout = Rollout(make_episode(config), (config.seed,))
     answer = ask_human
     if player:
-        check_uses(conversation.episode.env, player)
+        check_uses(rollout.episode.env, player)
         answer = ScriptedPlayer(player, np.random.default_rng(config.seed))
-    conversation.reset("train")
-    if conversation.failure:
-        error = conversation.failure.record.error
+    rollout.reset("train")
+    if rollout.failure:
+        error = rollout.failure.record.error
         raise UserError(f"env={config.env!r} could not start: {error}")
-    show(conversation.trajectory.system)
-    trajectory = play(conversation, answer)
+    show(rollout.trajectory.system)
+    trajectory = play(rollout, answer)
     if trajectory.error:
         raise UserError(f"env={config.env!r} failed: {trajectory.error}")
     if trajectory.status == "out_of_tokens":  # `ask_human` had no more input
@@ -79,11 +79,11 @@ def show(text: str) -> None:
 # ---------- players
 
 
-def ask_human(conversation: Conversation) -> Reply | None:
+def ask_human(rollout: Rollout) -> Reply | None:
     """Read a reply from the terminal. Returns: None at the end of the input."""
-    config = conversation.config
-    env = conversation.episode.env
-    show(f"\n{conversation.user}")
+    config = rollout.config
+    env = rollout.episode.env
+    show(f"\n{rollout.user}")
     while True:
         try:
             text = input("> ")
@@ -123,21 +123,19 @@ class ScriptedPlayer:
         self.player = player
         self.rng = rng
 
-    def __call__(self, conversation: Conversation) -> Reply:
+    def __call__(self, rollout: Rollout) -> Reply:
         try:
-            text = call_with_timeout(
-                conversation.config.step_timeout_s, self.write_reply, conversation
-            )
+            text = call_with_timeout(rollout.config.step_timeout_s, self.write_reply, rollout)
         except EnvError as error:
             return Reply("", error=str(error))
-        show(f"\n{conversation.user}\n> {text}")
+        show(f"\n{rollout.user}\n> {text}")
         return Reply(text)
 
-    def write_reply(self, conversation: Conversation) -> str:
-        episode = conversation.episode
+    def write_reply(self, rollout: Rollout) -> str:
+        episode = rollout.episode
         actions = reference_actions(episode, self.player, self.rng)
         thought = " ".join(episode.statements())
-        return format_response(thought, actions, think=conversation.config.think)
+        return format_response(thought, actions, think=rollout.config.think)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from eval import reference_settings, report_rows
-from rollout import Conversation, Reply, Trajectory, make_episode, play
+from rollout import Reply, Rollout, Trajectory, make_episode, play
 from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
 from support.watchdog import is_time_out
@@ -124,11 +124,11 @@ def replay(config: Config, record: dict) -> Trajectory:
     """Play one recorded trajectory again."""
     settings = reference_settings(config).get(record["policy"], config)
     settings = replace(settings, env=record["env"])
-    conversation = Conversation(make_episode(settings), record["seed"], member=record["member"])
-    conversation.reset(settings.eval_split)
+    rollout = Rollout(make_episode(settings), record["seed"], member=record["member"])
+    rollout.reset(settings.eval_split)
 
-    def recorded_reply(conversation: Conversation) -> Reply | None:
-        turn_idx = len(conversation.trajectory.turns)
+    def recorded_reply(rollout: Rollout) -> Reply | None:
+        turn_idx = len(rollout.trajectory.turns)
         if turn_idx == len(record["turns"]):
             return None
         turn = record["turns"][turn_idx]
@@ -140,7 +140,7 @@ def replay(config: Config, record: dict) -> Trajectory:
             cut_by=turn.get("cut_by"),
         )
 
-    return play(conversation, recorded_reply)
+    return play(rollout, recorded_reply)
 
 
 if __name__ == "__main__":

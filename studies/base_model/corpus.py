@@ -30,7 +30,7 @@ import numpy as np
 from dialogue import Chat, Episode, format_response
 from envs import Env, make_env, reserved_keys
 from grids import Sokoban
-from rollout import Conversation, Trajectory
+from rollout import Rollout, Trajectory
 from studies.base_model.drills import Drill, draw_questions
 from support.unread import print_unread
 from tools.crowd import crowd_reply, draw_player
@@ -113,9 +113,9 @@ def documents(
             env.num_actions = 0
             if not drills and rng.random() < FEW_ACTIONS:
                 env.num_actions = int(rng.integers(env.max_actions))
-            conversation = Conversation(episode, path)
-            conversation.open(*episode.open(observation))
-            trajectory = recite(chat, conversation, write_reply, config)
+            rollout = Rollout(episode, path)
+            rollout.open(*episode.open(observation))
+            trajectory = recite(chat, rollout, write_reply, config)
             yield Document(kind, trajectory)
             num_tokens += len(trajectory.ids)
 

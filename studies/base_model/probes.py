@@ -12,7 +12,7 @@ import parallel
 from dialogue import Chat
 from engine import make_engine
 from envs import make_env
-from rollout import collect
+from rollout import Rollout, RolloutScheduler
 from studies.base_model.drills import Drill, score_reading
 from tools.probes import probe
 
@@ -36,24 +36,20 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
         max_context_tokens=2048,
         reward_density="native",
     )
-    drills = []
+    rollouts = []
     for i in range(config.eval_size):
         env = make_env(config.env, observation=config.observation)
         row = f"Row {1 + i % env.size}"
         column = f"Column {1 + i // 2 % env.size}"
         questions = ["Where", row, column, env.actions[i % 4]]
-        drills.append(Drill(env, questions, np.random.default_rng(i)))
-    trajectories = collect(
-        make_engine(config, model, chat),
-        chat,
-        config,
-        [((i,), 0) for i in range(config.eval_size)],
-        split="heldout",
-        temperature=0.0,
-        noise_seed=(0,),
-        episodes=drills,
-    )
-    return score_reading(trajectories)
+        drill = Drill(env, questions, np.random.default_rng(i))
+        rollout = Rollout(drill, (i,))
+        rollout.reset("heldout")
+        rollouts.append(rollout)
+    engine = make_engine(config, model, chat)
+    scheduler = RolloutScheduler(engine, chat, config, rollouts, temperature=0.0, noise_seed=(0,))
+    scheduler.run()
+    return score_reading([rollout.trajectory for rollout in rollouts])
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:

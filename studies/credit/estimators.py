@@ -16,10 +16,10 @@ import torch
 import parallel
 import starpo
 import train
+from learner import Learner
 from rollout import Trajectory, rewards_with_density, split_by_context
 from studies.credit.play import RecordedGame
-from support.learner import Learner
-from support.targets import tokens_per_turn
+from train import tokens_per_turn
 
 # Settings of each estimator. They replace those of the run.
 ESTIMATORS: dict[str, dict] = {
@@ -76,7 +76,7 @@ def estimators_of(learner: Learner) -> dict[str, dict]:
 def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
     """The credit that an estimator assigns to each turn of a batch of games, (K,).
 
-    The advantages are those of `train.compute_targets`, with the critic of the learner."""
+    The advantages are those of `train.compute_advantages`, with the critic of the learner."""
     config = replace(learner.config, **{**NEUTRAL, **settings})
     variant = copy.copy(learner)
     variant.config = config
@@ -84,7 +84,7 @@ def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) 
     if config.estimator not in CRITIC_ESTIMATORS:
         variant.critic = None
     trajectories = [shaped(game, config.reward_density) for game in games]
-    advantages = train.compute_targets(variant, trajectories).advantages  # (R,)
+    advantages = train.compute_advantages(variant, trajectories).advantages  # (R,)
     lengths = tokens_per_turn(trajectories)  # (K,)
     sums = starpo.segment_sums(advantages.double().cpu(), lengths)  # (K,)
     return (sums / torch.tensor(lengths)).numpy()
@@ -94,7 +94,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
     """The critic's value of the state before each turn, (K,): that of the turn's first token."""
     trajectories = [game.trajectory for game in games]
     sequences = split_by_context(trajectories, learner.config)
-    (values,) = parallel.score_tokens(learner.critic, sequences, learner.config)  # (R,)
+    (values,) = parallel.forward_sequences(learner.critic, sequences, learner.config)  # (R,)
     lengths = tokens_per_turn(trajectories)  # (K,)
     starts = np.cumsum([0, *lengths[:-1]])
     return values.cpu().numpy()[starts]

@@ -33,6 +33,7 @@ from pathlib import Path
 import numpy as np
 
 import parallel
+from learner import Learner, build_learner
 from studies.credit.estimators import (
     credits_of,
     credits_of_alternatives,
@@ -42,7 +43,6 @@ from studies.credit.estimators import (
 from studies.credit.optimal import optimal_advantages, planner_rewards, shuffle_within_games
 from studies.credit.play import Player, RecordedGame, monte_carlo, play_groups
 from studies.credit.report import write_report
-from support.learner import Learner, build_learner
 from support.run_folder import read_json, write_atomically
 
 SEED_SHUFFLE = 65  # purpose number of the random stream

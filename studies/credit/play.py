@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dialogue import Chat, Episode
-from rollout import Conversation, Reply, RolloutScheduler, Trajectory, make_episode
+from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 
 if TYPE_CHECKING:  # torch takes seconds to import, and only models need it
     from engine import Engine
@@ -31,8 +31,8 @@ SEED_BEFORE = 63  # continuations from the state before a turn
 SEED_REPLY = 64  # continuations that begin with the turn's own reply
 
 
-class RecordedGame(Conversation):
-    """A conversation that keeps a copy of its episode before every turn."""
+class RecordedGame(Rollout):
+    """A rollout that keeps a copy of its episode before every turn."""
 
     def __init__(self, episode: Episode, seed: Sequence[int], *, member: int = 0, env: str = ""):
         super().__init__(episode, seed, member=member, env=env)
@@ -110,7 +110,7 @@ class Player:
     def play(self, games: Sequence[RecordedGame], noise_seed: Sequence[int]) -> None:
         """Play games from where they are to their ends, all at once."""
         under_way = [game for game in games if not game.done]
-        scheduler = RolloutScheduler(
+        scheduler = ContinuingScheduler(
             self.engine,
             self.chat,
             self.config,
@@ -118,7 +118,20 @@ class Player:
             temperature=self.config.temperature,
             noise_seed=noise_seed,
         )
-        scheduler.run(lambda: None)
+        scheduler.run()
+
+
+class ContinuingScheduler(RolloutScheduler):
+    """Plays games from where they are, not only from their starts."""
+
+    def _request_first_turn(self, key: int) -> None:
+        trajectory = self.rollouts[key].trajectory
+        if not trajectory.turns:
+            super()._request_first_turn(key)
+            return
+        if not self.config.context_turns:
+            self.histories[key] = trajectory.ids
+        self._request_next_turn(key)
 
 
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:

@@ -8,6 +8,7 @@ from configurator import Config, load_config
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -18,11 +19,11 @@ import packing
 import parallel
 import train
 from engine import Engine, make_engine
+from learner import Learner
 from model import chunked_logprobs, pick_dtype
 from packing import PackedBatch, PackedLayout, pack
 from rollout import Trajectory, Turn
 from studies.speed.random_model import QWEN, build_random
-from support.learner import Learner
 
 PEAK_FLOPS = 989e12  # FLOP/s in bfloat16 of one H100 or H200, dense
 REPEATS = 3  # after one to warm up
@@ -104,7 +105,7 @@ class UpdateCase(NamedTuple):
         learner = Learner(config, model, None, device, dtype)
         trajectories = workload(sizes, sizes.later_tokens[self.work])
         with attention_kernel(self.kernel):
-            seconds = median_seconds(lambda: train.learn(learner, trajectories, 1.0), device)
+            seconds = median_seconds(partial(train_once, learner, trajectories), device)
         flop = 0.0
         num_tokens = 0
         for indices, _ in parallel.local_micro_batches(trajectories, config.micro_batch_tokens):
@@ -145,6 +146,11 @@ class UpdateCase(NamedTuple):
         if self.estimator == "gae":
             flop += 4 / 3 * flop_of(batch, shape, num_body, 0)
         return flop
+
+
+def train_once(learner: Learner, trajectories: list[Trajectory]) -> None:
+    """Compute advantages and take the optimizer steps of one iteration."""
+    train.update(learner, train.compute_advantages(learner, trajectories))
 
 
 def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:

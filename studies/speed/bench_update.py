@@ -17,7 +17,7 @@ from engine import make_engine
 from model import Policy, load_model
 from packing import micro_batches, pack
 from rollout import Trajectory, collect
-from starpo import policy_loss
+from starpo import ppo_loss
 from studies.speed.bench_measure import RANDOM_MODEL, STARTS, Rows, check, compare, is_installed
 from studies.speed.bench_rollout import DrawnLengths
 
@@ -100,7 +100,7 @@ class Batch:
         """The clipped policy loss of a micro-batch, divided by the tokens of the whole batch."""
         lengths = [trajectory.num_response_tokens for trajectory in self.part(indices)]
         advantages = self.advantages[indices].repeat_interleave(torch.tensor(lengths))  # (R,)
-        loss, *_ = policy_loss(
+        loss, *_ = ppo_loss(
             logprobs,
             self.old_logprobs(indices),
             advantages,

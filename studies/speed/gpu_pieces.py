@@ -21,7 +21,9 @@ import torch.distributed as dist
 from huggingface_hub import try_to_load_from_cache
 
 import parallel
+import starpo
 import train
+from learner import Learner, build_learner
 from model import load_model, pick_dtype
 from rollout import Trajectory
 from studies.speed import bench_gpu
@@ -29,7 +31,6 @@ from studies.speed.bench_gpu import UpdateCase, seconds_of, sizes_for
 from studies.speed.gpu_report import DEFAULTS, MAX_PROCESS_S, PIECES, Results
 from studies.speed.random_model import build_random, save_random
 from support.checkpoint import Saver
-from support.learner import Learner, build_learner
 
 Values = dict[str, float | str]
 Case = Callable[[], Values]
@@ -261,9 +262,11 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
     scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
-    groups = train.select_groups(config, trajectories, scores)
+    stats = starpo.group_stats(scores, config.group_size)  # (P,) each
+    groups = train.select_groups(config, trajectories, stats)
     kept = train.members_of(groups, trajectories, config.group_size)
-    metrics = train.learn(learner, kept, len(kept) / len(trajectories))
+    kept_fraction = len(kept) / len(trajectories)
+    metrics = train.update(learner, train.compute_advantages(learner, kept, kept_fraction))
     return trajectories, kept, metrics
 
 
@@ -278,7 +281,8 @@ def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Valu
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
     difference = engine_difference(learner, trajectories)
-    metrics = train.learn(learner, kept, len(kept) / len(expected))
+    kept_fraction = len(kept) / len(expected)
+    metrics = train.update(learner, train.compute_advantages(learner, kept, kept_fraction))
     pairs = zip(trajectories, expected, strict=True)
     num_same = sum(here.ids == there.ids for here, there in pairs)
     limit = train.MAX_LOGPROB_DIFF[learner.dtype]
@@ -308,7 +312,7 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
     """Absolute difference of the log-probs of engine and trainer, (R,) nats."""
     config = learner.config
     with torch.no_grad():
-        logprobs, _ = parallel.score_tokens(
+        logprobs, _ = parallel.forward_sequences(
             learner.policy, trajectories, config, config.temperature
         )
     sampled = [logprob for trajectory in trajectories for logprob in trajectory.rollout_logprobs]
@@ -339,7 +343,7 @@ def restart_of(config: Config, device: torch.device) -> Values:
     vocabulary = model.config.vocab_size
     sizes = sizes._replace(shape={"vocab_size": vocabulary}, num_groups=2)
     trajectories = bench_gpu.workload(sizes, later_tokens)
-    train.learn(learner, trajectories, 1.0)
+    train.update(learner, train.compute_advantages(learner, trajectories))
     learner.step += 1
     on_device = torch.ones((), device=device)
     dist.all_reduce(on_device)

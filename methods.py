@@ -1,27 +1,24 @@
-"""Methods that are in neither of RAGEN's papers, as pure functions on tensors.
+"""Methods that neither RAGEN's papers nor its training script have, as pure functions on tensors.
 
-The methods of these papers are in `starpo.py`; shapes have the same names here.
-Each function states its equation, its source and what it needs in order to act. The functions
-`compute_advantages`, `share_values` and `trust_region` choose by the settings. With the default
-settings no method of this file changes anything.
+`starpo.py` has the methods of RAGEN; shapes have the same names here. Each function states its
+equation, its source and what it needs in order to act. A line `if config.x:` of `train.py` uses
+it, and by default none of them acts.
 
+    dynamic sampling  samples more groups in place of those without variance (DAPO)
+    SimpleTIR         leaves out trajectories with a turn that executed no action
     GiGPO             adds a comparison between the turns of a group that start in the same state
     Turn-PPO          PPO in which a turn is one action: one value and one step of GAE a turn
-    dynamic sampling  samples more groups in place of those without variance (DAPO)
     GSPO              clips the geometric mean of the ratios of a sequence, not each ratio
+    IcePop            drops tokens whose ratio to the engine is outside of an interval
     sequence mask     drops sequences with A < 0 that the policy has moved away from
     DPPO-TV           drops tokens whose probability has changed too much, in place of the clip
     ECHO              adds a cross-entropy on the observations between replies
 
-IcePop is `starpo.importance_weights` with a floor, and SimpleTIR is in support/targets.py. A
-sequence is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn is
-a sequence.
+A sequence is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
+is a sequence.
 """
 
-from configurator import Config
-
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,7 +52,7 @@ def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
     """Dynamic sampling: the groups that the filter sees, (<= num_groups,) int64, ascending.
 
     They are the first num_groups with variance. If there are fewer, the first without variance
-    fill up. Without further rounds of sampling they are all groups.
+    fill up.
     >>> candidate_groups(torch.tensor([0.5, 0.0, 0.0, 0.7]), num_groups=3).tolist()
     [0, 1, 3]
     """
@@ -64,73 +61,29 @@ def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
     return ranked[:num_groups].sort().values
 
 
+def without_void_turns(has_void_turn: Tensor) -> Tensor:
+    """SimpleTIR: the indices of the trajectories in which each turn executed an action, (<= B,).
+
+    A turn without an action that the environment took is void. In the paper, a turn is void if it
+    has neither code nor an answer; code that fails is not void, and a void turn ends the game. Here
+    the game goes on. The other trajectories are not trained on, but they stay in the baselines of
+    their groups, because the advantages are computed from all of them.
+
+    Acts if a kept trajectory has a void turn (metric `void_frac`).
+    Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
+    Source: SimpleTIR, arXiv 2509.02479: the loss mask of its code, which leaves rewards alone.
+    >>> without_void_turns(torch.tensor([False, True, False])).tolist()
+    [0, 2]
+    """
+    return (~has_void_turn).nonzero()[:, 0]
+
+
 # ---------- advantages
 
 
-def compute_advantages(
+def gigpo_advantages(
     rewards: Tensor,
-    values: Tensor | None,
     tokens_per_turn: list[int],
-    turns_per_trajectory: list[int],
-    groups: Tensor,
-    states: Sequence[Hashable],
-    *,
-    estimator: str,
-    state_weight: float = 0.0,
-    turn_level: bool = False,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    turn_gamma: float = 1.0,
-    turn_lam: float = 1.0,
-) -> tuple[Tensor, Tensor | None]:
-    """The advantages of `starpo.advantages`, of Turn-PPO, and the addition of GiGPO.
-
-    Args: states, K keys, of the state in which each turn starts; state_weight, the weight w of
-        GiGPO, 0 for none; all others as for `starpo.advantages`.
-    Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
-    Raises: ValueError if an estimator with a critic gets no values."""
-    if estimator == "turn_ppo":
-        if values is None:
-            raise ValueError(f"estimator {estimator!r} needs the values of a critic")
-        raw, returns = turn_ppo_advantages(
-            rewards,
-            values,
-            tokens_per_turn,
-            turns_per_trajectory,
-            turn_gamma=turn_gamma,
-            turn_lam=turn_lam,
-        )
-        return starpo.whiten(raw), returns
-    result, returns = starpo.advantages(
-        rewards,
-        values,
-        tokens_per_turn,
-        turns_per_trajectory,
-        groups,
-        estimator=estimator,
-        turn_level=turn_level,
-        gamma=gamma,
-        lam=lam,
-        turn_gamma=turn_gamma,
-        turn_lam=turn_lam,
-    )
-    if state_weight:
-        turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
-        compared = gigpo_state_advantages(
-            turn_rewards,
-            turns_per_trajectory,
-            groups,
-            states,
-            estimator=estimator,
-            gamma=turn_gamma,
-        )  # (K,)
-        added = compared.repeat_interleave(torch.tensor(tokens_per_turn))  # (R,)
-        result = result + state_weight * added.to(result.device)
-    return result, returns
-
-
-def gigpo_state_advantages(
-    turn_rewards: Tensor,
     turns_per_trajectory: list[int],
     groups: Tensor,
     states: Sequence[Hashable],
@@ -144,29 +97,31 @@ def gigpo_state_advantages(
     over all n turns of the group that start in the state of turn k, also those of one trajectory. F
     is their standard deviation + 1e-6 (estimator "grpo"), 1 ("dr_grpo") or (n - 1) / n ("rloo"). A
     state that is seen once adds 0. GiGPO adds w A_k to the advantage from the scores of
-    trajectories, which has the same F.
+    trajectories, which has the same F. All tokens of a turn share its A_k.
 
     The paper's code averages the scores of a group over turns, so longer trajectories count more.
     Here each trajectory counts once, as in equation 3 of the paper. The keys of our environments do
     not contain the turns that are left, so turns with different budgets are compared.
 
     Acts on all first turns, because a group has one start, and on later turns that meet in a state.
-    Args: turn_rewards (K,) float; groups (B,) int64; states, K keys that are equal for equal states
-        of one game; estimator, see `starpo.group_advantages`.
-    Returns: (K,), with the dtype of turn_rewards.
+    Args: states, K keys of the states in which the turns start, equal for equal states of one game;
+        estimator, see `starpo.group_advantages`; the others as for `starpo.advantages`.
+    Returns: (R,), with the dtype of rewards.
     Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
     >>> rewards, groups = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
     >>> options = dict(estimator="dr_grpo", gamma=0.5)
-    >>> gigpo_state_advantages(rewards, [2, 1], groups, ["a", "b", "a"], **options).tolist()
+    >>> gigpo_advantages(rewards, [1, 1, 1], [2, 1], groups, ["a", "b", "a"], **options).tolist()
     [0.25, 0.0, -0.25]
     """
+    turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
     group_of_turn = groups.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
     numbers: dict[tuple, int] = {}  # (group, state) -> number
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
         state_groups.append(numbers.setdefault(key, len(numbers)))  # a new key has the next number
-    return starpo.group_advantages(returns, torch.tensor(state_groups), estimator)
+    compared = starpo.group_advantages(returns, torch.tensor(state_groups), estimator)  # (K,)
+    return compared.repeat_interleave(torch.tensor(tokens_per_turn)).to(rewards.device)
 
 
 def turn_ppo_advantages(
@@ -190,7 +145,7 @@ def turn_ppo_advantages(
     With one turn, all its tokens have the advantage R - V at its first token. turn_gamma and
     turn_lam act if trajectories have several turns. With mask_observations=False, the first token
     of a turn is that of the observation before it. A turn without tokens is no step.
-    Args, returns: as for `compute_advantages`, not whitened.
+    Args, returns: as for `starpo.advantages`, not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
     >>> discounts = dict(turn_gamma=0.5, turn_lam=1.0)
@@ -209,65 +164,24 @@ def turn_ppo_advantages(
     return raw.repeat_interleave(lengths), returns.repeat_interleave(lengths)
 
 
-def share_values(values: Tensor, turns: Tensor | None, estimator: str) -> Tensor:
-    """The values that the estimator uses: with Turn-PPO, all tokens of a turn share the first.
+def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
+    """Turn-PPO: all tokens of a turn share the value at its first token.
 
     So a turn of L tokens counts L times in the value loss, as it does in the policy loss. Only the
     value at its first token has a gradient.
-    Args: values (R,), of tokens, may have a gradient; turns (R,) int64, the number of the turn of
-        each token; other estimators than "turn_ppo" do not need it. Returns: (R,).
-    >>> share_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7]), "turn_ppo").tolist()
+    Args: values (R,), of tokens, may have a gradient; turn_ids (R,) int64, the number of the turn
+        of each token. Returns: (R,).
+    >>> turn_ppo_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7])).tolist()
     [1.0, 1.0, 3.0]
     """
-    if estimator != "turn_ppo":
-        return values
     _, turn_of_token, lengths = torch.unique_consecutive(
-        turns, return_inverse=True, return_counts=True
+        turn_ids, return_inverse=True, return_counts=True
     )
     turn_starts = lengths.cumsum(0) - lengths  # (K,)
     return values[turn_starts[turn_of_token]]
 
 
 # ---------- losses
-
-
-class TrustRegion(NamedTuple):
-    """What limits the policy loss, for `starpo.policy_loss`."""
-
-    weights: Tensor  # (R,) factors of the objective, without gradient; 0 drops a token
-    log_ratio: Tensor | None  # (R,) of a sequence (GSPO), with gradient; None: of each token
-    clip_low: float
-    clip_high: float
-
-
-def trust_region(
-    config: Config,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    sequences: Tensor | None,
-) -> TrustRegion:
-    """The importance weights, masks, ratio and clip range that the settings choose.
-
-    Args: logprobs (R,) nats, with gradient; sequences (R,) int64, `Targets.sequence_ids`, only for
-        sequence_ratio and sequence_mask; the others (R,), as in `support.targets.Targets`."""
-    weights = starpo.importance_weights(
-        logprobs, old_logprobs, rollout_logprobs, config.importance_cap, config.importance_floor
-    )  # (R,)
-    log_ratio = None
-    clip_low, clip_high = config.clip_low, config.clip_high
-    if config.sequence_ratio:
-        log_ratio = gspo_log_ratio(logprobs, old_logprobs, sequences)  # (R,)
-        weights = torch.ones_like(weights)  # GSPO weighs no single token
-    if config.sequence_mask:
-        weights = weights * sequence_mask(
-            logprobs, rollout_logprobs, advantages, sequences, config.sequence_mask
-        )
-    if config.tv_bound:
-        weights = weights * tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
-        clip_low, clip_high = 1.0, float("inf")  # ratios from 0 to infinity: no clip
-    return TrustRegion(weights, log_ratio, clip_low, clip_high)
 
 
 def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) -> Tensor:
@@ -277,8 +191,8 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     of a sequence. This is the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients: a
     token has the value s and the gradient s * grad log pi(y_t). The gradient is that of the
     sequence form if sequences are trajectories, all advantages of a trajectory are equal, and the
-    loss averages over its tokens first (aggregation="seq_mean_token_mean"). `trust_region` uses no
-    ratio pi / pi_engine of single tokens beside it.
+    loss averages over its tokens first (aggregation="seq_mean_token_mean"). GSPO weighs no single
+    token, so `starpo.importance_weights` is not used beside it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is 1 if the trainer
     has computed the old log-probs, or in float32. In bfloat16 the mismatch with the engine may
@@ -296,6 +210,23 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     mean = _sequence_means(difference, sequences)  # (R,)
     log_ratio = mean + (logprobs - logprobs.detach())  # value of mean, gradient of logprobs
     return starpo.bound_log_ratio(log_ratio)
+
+
+def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
+    """IcePop: False for tokens whose ratio pi / pi_rollout is outside of [floor, cap], else True.
+
+    Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip lies inside
+    [0.5, 5], so the mask only drops tokens with A > 0 and a ratio below 0.5, or with A < 0 and a
+    ratio above 5. The mask is on pi / pi_rollout as in INTELLECT-3, which has no clip; here PPO's
+    clip stays. Ring-1T masks by pi_old / pi_rollout.
+    Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
+    Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
+    >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
+    >>> icepop_mask(new, engine, floor=0.5, cap=5.0).tolist()
+    [True, False]
+    """
+    ratio = starpo.log_ratios(logprobs.detach(), rollout_logprobs).exp()  # (R,)
+    return (ratio >= floor) & (ratio <= cap)
 
 
 def sequence_mask(
@@ -351,10 +282,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     return 1.0 - (too_far_up | too_far_down).to(change.dtype)
 
 
-def echo_loss(
-    logprobs: Tensor, coef: float, num_observations: int, num_tokens: int
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """ECHO: coef * the mean cross-entropy of the tokens that the environment wrote between replies.
+def echo_loss(logprobs: Tensor, num_observations: int) -> Tensor:
+    """ECHO: the mean cross-entropy of the tokens that the environment wrote between replies.
 
     The policy learns to predict what its actions lead to. The chat format's marks around an
     observation, the reported reward and the counter of turns count, too; the first prompt does not.
@@ -364,18 +293,13 @@ def echo_loss(
 
     Acts if trajectories have several turns and each trajectory is one sequence (no context_turns).
     Args: logprobs (O,) nats, of a micro-batch, at the sampling temperature, with gradient;
-        num_observations and num_tokens, the tokens of observations and of responses in the whole
-        mini-batch.
-    Returns: loss, scalar; metrics, {} if coef is 0: observation_nll, the mean times num_tokens,
-        because metrics are sums that are divided by num_tokens later.
-    Source: ECHO, arXiv 2605.24517 (coef 0.1 in prime-rl).
-    >>> loss, metrics = echo_loss(torch.tensor([-1.0, -3.0]), 0.1, 2, 5)
-    >>> round(loss.item(), 6), metrics["observation_nll"].item()
-    (0.2, 10.0)
+        num_observations, the tokens of observations in the whole mini-batch, so that the losses of
+        micro-batches add up. Returns: scalar, nats.
+    Source: ECHO, arXiv 2605.24517 (with the factor 0.1 in prime-rl).
+    >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observations=4).item()
+    1.0
     """
-    mean = -logprobs.sum() / max(1, num_observations)
-    metrics = {"observation_nll": mean.detach() * num_tokens} if coef else {}
-    return coef * mean, metrics
+    return -logprobs.sum() / max(1, num_observations)
 
 
 def _sequence_means(x: Tensor, sequences: Tensor) -> Tensor:
