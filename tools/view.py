@@ -24,7 +24,7 @@ from tools.viewer.curves import draw_curves, draw_warning_panel
 from tools.viewer.data import STAGES, load_runs
 from tools.viewer.gif import draw_gif
 
-PAGE = Path(__file__).with_name("page")  # the folder of the page's parts
+PAGE = Path(__file__).parent / "viewer" / "page"  # the folder of the page's parts
 TEMPLATE = PAGE / "page.html"
 STYLE = "{{style}}"  # placeholders in the template
 DATA = "{{data}}"

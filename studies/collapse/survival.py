@@ -25,20 +25,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
 from studies.experiments import FIGURES
 from studies.reproduce import rows_of
+from studies.signs import FIRST, Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
 from tools.plotting import tables
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
 
-DROP = 0.2  # a collapse is a fall of success by this much
 TOLERANCE = 0.05  # a run that is alive ends at most this far below the best of the StarPO run
-WINDOW = 3  # iterations; a level is the median over this many
-FIRST = 5  # iterations of the first level
 STARPO = "frozenlake StarPO"  # the method that others are compared with
 RATE = "2e-3"  # the learning rate of the survival curves
 FAMILIES = {  # how names of methods begin -> name in the picture; the first match counts
@@ -53,19 +50,6 @@ FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # that a sign may have
 
 FOLDER = Path("studies/collapse")
 Row = dict  # of a run, see studies/runs.py
-
-
-class Sign(NamedTuple):
-    """A metric that rises or falls by a factor."""
-
-    metric: str
-    rises: bool
-    factor: float
-
-    def __str__(self) -> str:
-        if self.rises:
-            return f"{self.metric} above {self.factor:g} times its first level"
-        return f"{self.metric} below 1 / {self.factor:g} of its first level"
 
 
 @dataclass
@@ -105,30 +89,6 @@ class Verdict:
 # ---------- the definitions
 
 
-def collapse_iteration(row: Row) -> int | None:
-    """The iteration of the evaluation with which a run collapses; None if it does not."""
-    successes = tables.series(row)["eval_success"]  # iteration -> success, with iteration 0
-    iterations = sorted(successes)
-    start = None  # of the low evaluations up to now
-    best = 0.0
-    for iteration in iterations:
-        best = max(best, successes[iteration])
-        is_low = best - successes[iteration] >= DROP - 1e-9  # 0.7 - 0.5 is below 0.2 by rounding
-        if not is_low:
-            start = None
-        elif start is None:
-            start = iteration
-    return None if start is None or start == iterations[-1] else start
-
-
-def last_good_evaluation(row: Row) -> int:
-    """The iteration of the last evaluation before the collapse, 0 for that of the start.
-
-    The run must collapse."""
-    iterations = sorted(tables.series(row)["eval_success"])
-    return iterations[iterations.index(collapse_iteration(row)) - 1]
-
-
 def num_updates(row: Row) -> int:
     """The iterations whose update had something to learn from.
 
@@ -151,31 +111,6 @@ def is_alive(row: Row, starpo: Row) -> bool:
     ends_well = successes[max(successes)] >= best_of_starpo - TOLERANCE
     has_enough_updates = num_updates(row) >= num_updates(starpo)
     return collapse_iteration(row) is None and has_enough_updates and ends_well
-
-
-def beginnings(row: Row, sign: Sign) -> list[int]:
-    """The iterations at which a sign begins."""
-    values = row["series"][sign.metric]
-    known = [value for value in values[:FIRST] if value is not None]
-    first = median(known) if known else 0.0
-    if first <= 0:
-        return []
-    found = []
-    was_shown = False
-    for iteration in range(FIRST + WINDOW, len(values) + 1):
-        window = [value for value in values[iteration - WINDOW : iteration] if value is not None]
-        is_shown = bool(window) and has_left(first, median(window), sign)
-        if is_shown and not was_shown:
-            found.append(iteration)
-        was_shown = is_shown
-    return found
-
-
-def has_left(first: float, now: float, sign: Sign) -> bool:
-    """Whether a level has left the first level in the direction of the sign, by its factor."""
-    if sign.rises:
-        return now > sign.factor * first
-    return now * sign.factor < first
 
 
 # ---------- signs

@@ -11,10 +11,10 @@ from configurator import UserError, run_main
 from collections.abc import Sequence
 from pathlib import Path
 
-from studies.collapse.survival import Sign, beginnings, collapse_iteration, last_good_evaluation
 from studies.experiments import FIGURES
 from studies.real_model.pictures import draw_traps
 from studies.reproduce import rows_of
+from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
 from tools.plotting import tables
 
