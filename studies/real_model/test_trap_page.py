@@ -1,0 +1,90 @@
+"""Tests of the page about the Echo Trap and of the command that shows it.
+
+python -m pytest -q studies/real_model/test_trap_page.py
+"""
+
+from configurator import UserError, load_config
+
+import json
+
+import pytest
+
+from studies.experiments import FIGURES, settings_of
+from studies.real_model import echo_trap, page, replies
+from support.arguments import read_sft, read_train
+
+
+def row_of(successes, lengths, seed=0):
+    """A row with evaluations every five iterations, and reply lengths of each iteration."""
+    flat = [0.4] * len(lengths)
+    series = dict.fromkeys(("success", "reward", "in_group_reward_std", "entropy"), flat)
+    return {
+        "settings": {"seed": seed},
+        "iterations": len(lengths),
+        "cpu_s_per_iteration": 41.4,
+        "curve": {str(5 * (i + 1)): value for i, value in enumerate(successes[1:])},
+        "successes": {"bandit": {"start": [1, 0]}},
+        "series": {**series, "grad_norm": flat, "response_length": lengths},
+    }
+
+
+# Success is 0.5 at the start, 1.0 at iteration 5 and low from iteration 15 on.
+LENGTHS = [20] * 7 + [40] * 13
+COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
+
+
+def test_a_run_in_one_line():
+    *_, line = page.run_lines({"bandit StarPO": [COLLAPSED]})
+    assert line == "| StarPO | 0 | 50 | 100 at 5 | 15 | 20 at 20 | 41 |"
+
+
+def test_a_sign_is_early_late_or_false():
+    longer = page.SIGNS["replies grow by half"]
+    # The median of iterations 7, 8 and 9 is 40, twice the first level; the collapse is at 15.
+    assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
+    late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)  # begins at 13, after 10
+    assert page.sign_cell(late, longer) == "13: late"
+    healthy = row_of([0.5, 1.0, 0.9, 1.0, 1.0], LENGTHS)
+    assert page.sign_cell(healthy, longer) == "9: false"
+    assert page.sign_cell(healthy, page.SIGNS["entropy doubles"]) == "never"
+
+
+def test_moments_of_a_run():
+    rows = {1: {"success": 0.5}, 5: {"success": 0.9}, 10: {"success": 0.9}, 15: {"success": 0.0}}
+    assert replies.moments([1, 5, 10, 15], rows) == (1, 5, 15)
+
+
+def test_replies_come_from_different_groups():
+    assert replies.spread_out(list("abcdefgh"), 4) == ["a", "c", "e", "g"]
+    assert replies.spread_out(["a", "b"], 4) == ["a", "b"]
+
+
+def test_replies_of_a_run(tmp_path):
+    metrics = [{"step": step, "success": step / 2, "response_length": 9.6} for step in (1, 2)]
+    records = [{"step": step, "turns": [{"response": f"<think>\n{step}"}]} for step in (1, 2)]
+    for name, rows in (("metrics", metrics), ("trajectories", records)):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    text = replies.replies_page({"StarPO": tmp_path})
+    assert "start, iteration 1: 50 % success, 10 tokens a reply\n```\n<think> 1\n```" in text
+    assert "best, iteration 2: 100 % success, 10 tokens a reply\n```\n<think> 2\n```" in text
+
+
+def test_the_steps_are_commands_that_fit_into_45_minutes():
+    fetch, cold_start, starpo, starpo_s = echo_trap.steps()
+    assert sum(step.minutes for step in echo_trap.steps()) <= 45
+    assert fetch.words == ("-m", "tools.smollm2")
+    config, _, _ = load_config(list(starpo.words[1:]))
+    experiment = settings_of(FIGURES["echo_trap"].curves["bandit StarPO"], "smollm2", 0)
+    differs = {key for key in vars(config) if getattr(config, key) != getattr(experiment, key)}
+    assert differs == {"num_iterations", "model", "out_dir"}
+    other, _, _ = load_config(list(starpo_s.words[1:]))
+    differs = {key for key in vars(config) if getattr(config, key) != getattr(other, key)}
+    assert differs == {"filter_keep", "clip_high", "batch_size", "out_dir"}
+    assert cold_start.words[:2] == ("-m", "tools.sft")
+
+
+def test_a_missing_model_is_one_sentence():
+    for read, words in ((read_sft, ["--sft_steps=15"]), (read_train, [])):
+        with pytest.raises(UserError, match="out/smollm2"):
+            read([*echo_trap.CONFIGS, *words, "--out_dir=out/a_run"])
