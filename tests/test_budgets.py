@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from shared_fixtures import small_config
+from shared_fixtures import small_config, small_sft_config
 
 import parallel
 import train
@@ -293,7 +293,7 @@ def test_a_cut_reply_is_learnt_without_an_end(chat, tmp_path):
     record = {"seed": [1], "status": "out_of_tokens", "system": "S", "turns": turns}
     file = tmp_path / "demos.jsonl"
     file.write_text(json.dumps(record) + "\n")
-    (demo,) = demonstrations.read_demonstrations(str(file), chat, small_config())
+    (demo,) = demonstrations.read_demonstrations(str(file), chat, small_sft_config())
     assert demo.turns[0].response_ids == list(chat.encode("<answer>Le"))
     assert demo.turns[1].prompt_ids[0] == chat.end  # the prompt closes the message
     assert demo.turns[1].response_ids == [*chat.encode("<answer>Up</answer>"), chat.end]

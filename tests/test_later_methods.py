@@ -358,7 +358,7 @@ def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
     for is_sequence in (False, True):
         new = torch.tensor([-11.0, -9.0, -22.0], requires_grad=True)
         log_ratio = methods.gspo_log_ratio(new, old, numbers) if is_sequence else None
-        loss, _ = starpo.policy_loss(new, old, torch.ones(3), log_ratio=log_ratio, **options)
+        loss, _ = starpo.ppo_loss(new, old, torch.ones(3), log_ratio=log_ratio, **options)
         loss.backward()
         torch.testing.assert_close(new.grad, torch.tensor([-(math.e**19), 0.0, 0.0]))
 

@@ -6,6 +6,7 @@ Run with:  python -m pytest -q tests/test_readme.py
 from configurator import FIELD_TYPES, Config, SftConfig, load_config
 
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -261,12 +262,16 @@ def test_readme_is_short():
 
 
 def test_every_setting_is_read():
-    """A setting that no other file reads is a dead key."""
+    """A setting that neither another file nor a public method of the settings reads is dead."""
     paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
     own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)
+    for name, method in inspect.getmembers(SftConfig, inspect.isfunction):
+        if not name.startswith("_"):
+            code += inspect.getsource(method)
     for field in fields(SftConfig):
-        assert re.search(rf"\bconfig\.{field.name}\b", code), f"{field.name} is never read"
+        is_read = re.search(rf"\b(config|self)\.{field.name}\b", code)
+        assert is_read, f"{field.name} is never read"
 
 
 @each_command

@@ -56,7 +56,7 @@ def test_doctests():
     functions = [f for f in vars(starpo).values() if inspect.isfunction(f)]
     own = [f for f in functions if f.__module__ == "starpo"]
     public = [f for f in own if not f.__name__.startswith("_")]
-    assert len(public) == 16
+    assert len(public) == 18
     assert [f.__name__ for f in public if ">>>" not in f.__doc__] == []
     results = doctest.testmod(training_metrics)
     assert results.attempted > 0 and results.failed == 0

@@ -47,8 +47,9 @@ FLOORS = (
     "tools.viewer.*",
     "tools.*",
     "studies.*",
+    "studies.base_model.*",
     "studies.papers.* studies.credit.* studies.collapse.* studies.imitation.* studies.speed.*"
-    " studies.base_model.* studies.real_model.* examples.*",
+    " studies.real_model.* examples.*",
 )
 # Other modules leave train.py alone. These measure its functions.
 MEASURE_TRAIN = (
@@ -68,7 +69,7 @@ THIRD_PARTY = {
     "rollout": {"numpy", "torch"},
     "model": {"peft", "safetensors", "tokenizers", "torch", "transformers"},
     "engine": {"torch", "transformers"},
-    "engines": {"numpy", "torch", "transformers", "vllm"},
+    "engines": {"numpy", "torch", "tqdm", "transformers", "vllm"},
     "parallel": {"torch"},
     "worlds": {
         "alfworld",
