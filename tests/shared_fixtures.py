@@ -135,7 +135,12 @@ def trained_folder(tmp_path_factory, tokenizer):
         patch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
         built = tiny_model.build_tiny(0, "2x64")[0]
     config = small_sft_config(
-        sft_lr=2e-2, sft_muon_lr=0.02, sft_batch_size=8, sft_actions=2, sft_steps=30
+        sft_lr=2e-2,
+        sft_muon_lr=0.02,
+        sft_batch_size=8,
+        sft_actions=2,
+        sft_steps=30,
+        weight_decay=0.0,
     )
     chat = Chat(tokenizer)
     demos = [demonstrations.demonstration(config, chat, i) for i in range(128)]
