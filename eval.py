@@ -28,16 +28,15 @@ from dataclasses import replace
 from itertools import chain, product
 
 import numpy as np
-from tqdm import tqdm
 
-from dialogue import Chat, format_response, reference_actions
+from dialogue import Chat, format_response, missing_method, reference_actions
 from engine import Engine, make_engine
+from envs import make_env
 from model import Policy, load_model
 from parallel import (
     collect_all,
     forward_sequences,
     init_distributed,
-    rank,
     shut_down,
     sync_weights,
     world_size,
@@ -51,6 +50,7 @@ from rollout import (
     split_by_context,
     without_errors,
 )
+from support.log import progress_bar
 from support.scores import Row, ScoreReport, Scores, score
 from support.time_limit import EnvError, call_with_timeout
 from support.unread import print_unread
@@ -150,13 +150,16 @@ def evaluate(
     return Scores(metrics, trajectories)
 
 
-def progress_bar(**options) -> tqdm:
-    """A progress bar on the terminal of rank 0. Log files get no bar."""
-    disable = True if rank() else None  # None: tqdm shows the bar only on a terminal
-    return tqdm(mininterval=1, disable=disable, **options)
-
-
 # ---------- reference players
+
+
+def reference_scores(config: Config) -> dict[str, dict[str, Scores]]:
+    """The scores of all reference players in each scored environment: environment -> row."""
+    scores = {}
+    for env in scored_envs(config):
+        players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
+        scores[env] = reference_rows(replace(config, env=env), players)
+    return scores
 
 
 def reference_rows(

@@ -36,7 +36,7 @@ import parallel
 import starpo
 from dialogue import Chat
 from engine import Engine, dtype_of_engine
-from eval import evaluate_all
+from eval import evaluate_all, reference_scores
 from learner import Learner, build_learner
 from packing import PackedBatch, pack
 from rollout import (
@@ -93,7 +93,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         run.add(metrics, trajectories, eval_scores)
     if run.is_over() and not run.scores:  # an earlier process made the last iteration
         run.scores = evaluate_all(config, engine, chat, learner.policy)
-    run.finish()
+    run.finish(reference_scores)
     parallel.shut_down(engine)
 
 

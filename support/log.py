@@ -14,12 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
+from tqdm import tqdm
+
+from parallel import rank
 from rollout import Trajectory
 from support.metrics import metric_groups
 from support.records import transcript
 from support.run_folder import append_to, write_rows
 
 SHOWN_SAMPLES = 4  # trajectories of an iteration in the tab TEXT; all are in trajectories.jsonl
+
+
+def progress_bar(**options) -> tqdm:
+    """A progress bar on the terminal of rank 0. Log files get no bar."""
+    disable = True if rank() else None  # None: tqdm shows the bar only on a terminal
+    return tqdm(mininterval=1, disable=disable, **options)
 
 
 class Log:

@@ -6,13 +6,9 @@ import json
 import math
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
-from dialogue import missing_method
-from envs import make_env
-from eval import reference_rows
-from support.arguments import PLAYERS, scored_envs
+from support.arguments import scored_envs
 from support.budgets import budget_note
 from support.mixtures import specs_that_run_programs
 from support.records import write_jsonl
@@ -97,18 +93,22 @@ def describe_step(row: dict, num_iterations: int, left_s: float) -> str:
 # ---------- at the end
 
 
-def write_report(config: Config, stages: dict[str, dict[str, Scores]], tokenizer) -> None:
+def write_report(
+    config: Config,
+    stages: dict[str, dict[str, Scores]],
+    references: dict[str, dict[str, Scores]],
+    tokenizer,
+) -> None:
     """Write eval_final.jsonl, scores.json and scores.md, and print the table.
 
-    The scores include those of the reference players.
-    Args: stages: "start" or "after RL" -> environment -> scores of the policy."""
+    Args: stages: "start" or "after RL" -> environment -> scores of the policy; references:
+        environment -> reference player -> scores."""
     out_dir = Path(config.out_dir)
     write_jsonl(out_dir / "eval_final.jsonl", stages["after RL"], tokenizer)
     texts = []
     successes = {}
     for env in stages["start"]:
-        players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
-        rows = reference_rows(replace(config, env=env), players)
+        rows = dict(references[env])
         for stage, scores in stages.items():
             rows[stage] = scores[env]
         prompts = f"{config.eval_size} fixed prompts ({config.eval_split})"

@@ -6,14 +6,13 @@ import errno
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
 
 import parallel
-from eval import progress_bar
 from learner import Learner
 from parallel import rank
 from rollout import Trajectory
@@ -23,7 +22,7 @@ from support.checkpoint import Saver
 from support.checksums import changed_logs, find_damage
 from support.echo_trap import classify_regime, early_stop_reason, new_warnings
 from support.idle import idle_summary, idle_warning
-from support.log import Log
+from support.log import Log, progress_bar
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.records import write_jsonl, write_samples
 from support.run_folder import (
@@ -232,8 +231,10 @@ class Run:
         """Whether the run is complete. Otherwise a signal interrupted it."""
         return self._is_over(self.history)
 
-    def finish(self) -> None:
-        """Write the policy and the report, or say that the run was interrupted."""
+    def finish(self, play_references: Callable[[Config], dict[str, dict[str, Scores]]]) -> None:
+        """Write the policy and the report, or say that the run was interrupted.
+
+        Args: play_references: gives the scores of the reference players for the report."""
         self.bar.close()
         self.saver.wait()
         step = self.learner.step
@@ -249,7 +250,8 @@ class Run:
         self._export("policy")
         if rank() == 0:
             stages = {"start": self.start_scores, "after RL": self.scores}
-            report.write_report(self.config, stages, self.learner.tokenizer)
+            references = play_references(self.config)
+            report.write_report(self.config, stages, references, self.learner.tokenizer)
             self.log.close()
         for sentence in self.damage:
             print(sentence, flush=True)

@@ -41,8 +41,9 @@ FLOORS = (
     "support.records support.scores support.checkpoint support.process"
     " support.collapse support.log support.board support.wandb_log support.seeds"
     " support.arguments support.inert support.chat_server support.first_turn",
-    "eval learner",
+    "learner",
     "support.report support.run support.training_metrics",
+    "eval",
     "train tools.plotting.*",
     "tools.viewer.*",
     "tools.*",

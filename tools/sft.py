@@ -39,11 +39,11 @@ from tqdm import tqdm
 
 import parallel
 from dialogue import Chat
-from eval import progress_bar
 from model import Policy, add_lora, load_model, pick_dtype
 from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
 from support.checkpoint import Saver, export, newest, trainable_parameters
+from support.log import progress_bar
 from support.process import lock_folder
 from support.run_folder import read_json, save_config, write_rows
 from support.unread import print_unread
