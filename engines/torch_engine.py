@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 
 from engines.sample import Sample, Seed, failure_reason
 from packing import to_device
+from support import available
 from support.precision import product_in_float32
 
 # The part of the free memory that the cache may take. Gradients, moments and activations follow.
@@ -326,19 +326,12 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 def free_memory(device: torch.device) -> int:
     """Bytes of memory that are free on a device.
 
-    The ranks of a machine share its memory, so each of them counts its part. Where the system does
-    not say how much is free (macOS), it is all of the memory.
+    The ranks of a machine share its memory, so each of them counts its part.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
-    lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.exists() else []
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            memory = 1024 * int(line.split()[1])
-    return memory // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return available.free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class _CacheLayout:

@@ -6,7 +6,6 @@ These checks need no torch, so they answer at once.
 from configurator import Config, UserError
 
 import importlib.util
-import math
 import os
 import platform
 import re
@@ -77,13 +76,13 @@ def check_driver(cuda_version: str | None) -> None:
         )
 
 
-def free_memory() -> float:
+def free_memory() -> int:
     """Bytes of memory that this process can still take without swapping.
 
-    The smallest of what the machine, the container (cgroup v2) and `ulimit -v` leave. A limit that
-    the system does not tell counts as infinite, so on macOS only `ulimit -v` counts.
+    The smallest of what the machine, the container (cgroup v2) and `ulimit -v` leave. Where the
+    system does not say how much is free (macOS), it is all of the memory.
     """
-    limits = [math.inf]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMORY_FILE.is_file():
         found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY_FILE.read_text(encoding="utf-8"))
         limits += [int(found[1]) * 1024] if found else []
