@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from support.quotes import split_unquoted, unquote
-from support.watchdog import EnvError, Item, limit_items
+from support.time_limit import EnvError, Item, limit_items
 
 # train: drawn anew for every seed; eval: 256 fixed prompts that results report;
 # heldout: 256 other fixed prompts, for choosing settings

@@ -1,11 +1,196 @@
-"""A call of an environment's code, which may raise anything or never return."""
+"""Time limits for calls of an environment's code, which may raise anything or never return.
+
+In the main thread, a watchdog thread sends a signal when the time is over, and the handler of the
+signal raises TimeUp. The signal is not SIGALRM, so an environment may use an alarm of its own.
+Python cannot interrupt any other thread. There the call runs in one more thread, which is given up
+when the time is over.
+"""
 
 from configurator import describe_error
 
-from collections.abc import Callable
-from typing import Any
+import faulthandler
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
-from support.watchdog import EnvError, TimeUp, limit_time
+from support.threads import start_thread
+
+REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
+LAST_RESORT_S = 10.0  # seconds from the time limit until the process ends
+CHUNK_S = 0.5  # seconds that fast items may take together, see `limit_items`
+STDERR = 2  # file descriptor
+TIME_OUT = "no answer within"  # how the error of a time limit begins
+RING = signal.SIGURG  # signal of the watchdog; a process without a handler ignores it
+# Handlers that an environment may not change for the rest of the run.
+SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+Item = TypeVar("Item")
+
+
+class EnvError(Exception):
+    """An environment raised an error or exceeded the time limit."""
+
+
+class TimeUp(BaseException):
+    """The time is over. It is no Exception, so that "except Exception" does not catch it."""
+
+
+def time_out(limit_s: float) -> str:
+    """The error of a call that exceeded its time limit."""
+    return f"{TIME_OUT} {limit_s:g} s"
+
+
+def is_time_out(error: str | None) -> bool:
+    """Whether the error of a trajectory is one of `time_out`."""
+    return error is not None and error.startswith(TIME_OUT)
+
+
+def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
+    """Call a function with a time limit. Such calls may be nested.
+
+    Args: args, options: the arguments of `call`. Returns: its result.
+    Raises: EnvError if the call exceeds the limit, or what the call raises."""
+    if threading.current_thread() is not threading.main_thread():
+        return _call_in_thread(limit_s, call, *args, **options)
+    limit = TimeLimit(limit_s)
+    try:
+        with limit:
+            return call(*args, **options)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if not limit.has_rung:
+            raise
+        raise EnvError(time_out(limit_s)) from error
+    finally:
+        limit.stop()  # again: the signal may arrive before the first line of __exit__
+
+
+def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the items of an iterator, each of which may take `limit_s` seconds.
+
+    Fast items come in batches of CHUNK_S seconds, because a limit costs more than they do.
+    Raises: EnvError if an item exceeds the limit, or what the iterator raises."""
+
+    def next_items() -> list:
+        ends_at = time.monotonic() + CHUNK_S
+        batch = []
+        for item in items:
+            batch.append(item)
+            if time.monotonic() > ends_at:
+                break
+        return batch
+
+    while batch := limit_time(limit_s, next_items):
+        yield from batch
+
+
+def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
+    """Call a function in a new thread, which is given up after `limit_s` seconds."""
+    results: SimpleQueue = SimpleQueue()
+    start_thread(partial(call, *args, **options), results)
+    try:
+        return results.get(timeout=limit_s).get()
+    except Empty:
+        raise EnvError(time_out(limit_s)) from None
+
+
+class TimeLimit:
+    """A context in the main thread that raises TimeUp after `limit_s` seconds, again and again.
+
+    Code may catch TimeUp, or hang where Python cannot interrupt it. Then, after LAST_RESORT_S more
+    seconds, the process prints where it hangs and ends with exit code 1."""
+
+    active: list["TimeLimit"] = []  # those of nested calls, the outermost first
+
+    def __init__(self, limit_s: float):
+        self.limit_s = limit_s
+        self.ends_at = time.monotonic() + limit_s
+        self.rings_at = self.ends_at  # when the watchdog sends its next signal
+        self.has_rung = False
+        self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def __enter__(self) -> None:
+        TimeLimit.active.append(self)
+        self._arm_last_resort(self.limit_s)
+        signal.signal(RING, _raise_time_up)
+        watchdog.look_at(self.rings_at)
+
+    def _arm_last_resort(self, left_s: float) -> None:
+        faulthandler.dump_traceback_later(left_s + LAST_RESORT_S, exit=True, file=STDERR)
+
+    def __exit__(self, kind: type | None, *_) -> None:
+        self.stop()
+        if self.has_rung and kind is None:  # the code caught TimeUp and returned late
+            raise TimeUp
+
+    def stop(self) -> None:
+        """End the limit, and an alarm that the code has set. A second call does nothing."""
+        if self not in TimeLimit.active:
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self.handlers.items():
+            if handler is not None:  # None: a handler that is not Python
+                signal.signal(number, handler)
+        faulthandler.cancel_dump_traceback_later()
+        TimeLimit.active.remove(self)
+        if TimeLimit.active:
+            outer = TimeLimit.active[-1]
+            outer._arm_last_resort(max(0.0, outer.ends_at - time.monotonic()))
+
+
+def _raise_time_up(*_) -> None:
+    """The handler of RING. It does nothing if the signal arrives after the call has ended."""
+    if any(limit.has_rung for limit in TimeLimit.active):
+        raise TimeUp
+
+
+class Watchdog:
+    """A thread that sends RING to the main thread whenever an active time limit is over.
+
+    It takes no lock, because the handler of a signal may leave the main thread's code anywhere."""
+
+    def __init__(self):
+        self.thread: threading.Thread | None = None
+        self.calls: SimpleQueue = SimpleQueue()  # an entry wakes the thread
+        self.wakes_at = math.inf
+
+    def look_at(self, moment: float) -> None:
+        """Make the thread look at the time limits at this moment of time.monotonic()."""
+        if self.thread is None or not self.thread.is_alive():  # in a forked process it is dead
+            self.wakes_at = math.inf
+            self.thread = threading.Thread(target=self._run, daemon=True)
+            self.thread.start()
+        if moment < self.wakes_at:
+            self.calls.put(None)
+
+    def _run(self) -> None:
+        while True:
+            self.wakes_at = math.inf  # a limit that begins from here on wakes the thread
+            limits = list(TimeLimit.active)
+            self._ring(limits)
+            self.wakes_at = min((limit.rings_at for limit in limits), default=math.inf)
+            wait_s = max(0.0, self.wakes_at - time.monotonic())
+            with suppress(Empty):
+                self.calls.get(timeout=wait_s if limits else None)
+
+    def _ring(self, limits: list[TimeLimit]) -> None:
+        now = time.monotonic()
+        over = [limit for limit in limits if limit.rings_at <= now]
+        for limit in over:
+            limit.has_rung = True
+            limit.rings_at = now + REPEAT_S
+        if over:
+            signal.pthread_kill(threading.main_thread().ident, RING)
+
+
+watchdog = Watchdog()
 
 
 def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:

@@ -30,10 +30,11 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data ta
 
 # A module imports from lower floors, and from modules of its own package on its own floor.
 FLOORS = (
-    "configurator packing support.statistics support.timer support.echo_trap support.precision"
-    " support.idle support.quotes support.threads support.budgets support.watchdog",
+    "configurator packing support.statistics support.echo_trap support.precision"
+    " support.idle support.quotes support.threads support.budgets",
+    "support.time_limit",
     "envs starpo support.run_folder support.shapes support.available support.families"
-    " support.time_limit support.model_folder support.web support.checksums"
+    " support.model_folder support.web support.checksums"
     " support.settings_history support.unread"
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",

@@ -1,5 +1,5 @@
 """
-Tests of support/time_limit.py and support/watchdog.py: code that hangs or raises anything.
+Tests of support/time_limit.py: code that hangs or raises anything.
 
     python -m pytest -q tests/test_time_limit.py
 """
@@ -14,10 +14,9 @@ from functools import partial
 
 import pytest
 
-from support import threads, watchdog
+from support import threads, time_limit
 from support.threads import call_all
-from support.time_limit import call_with_timeout
-from support.watchdog import EnvError
+from support.time_limit import EnvError, call_with_timeout
 
 
 class NoMessage(Exception):
@@ -81,7 +80,7 @@ def catches_twice():
 
 @pytest.mark.parametrize("hang", [catches_exceptions, catches_twice])
 def test_the_alarm_rings_again(monkeypatch, hang):
-    monkeypatch.setattr(watchdog, "REPEAT_S", 0.1)
+    monkeypatch.setattr(time_limit, "REPEAT_S", 0.1)
     with pytest.raises(EnvError, match=r"^no answer within 0.1 s$"):
         call_with_timeout(0.1, hang)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -89,13 +88,13 @@ def test_the_alarm_rings_again(monkeypatch, hang):
 
 def test_handlers_of_signals_are_restored():
     def changes_handlers():
-        for number in watchdog.SIGNALS:
+        for number in time_limit.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.alarm(1)
 
-    before = [signal.getsignal(number) for number in watchdog.SIGNALS]
+    before = [signal.getsignal(number) for number in time_limit.SIGNALS]
     call_with_timeout(5.0, changes_handlers)
-    assert [signal.getsignal(number) for number in watchdog.SIGNALS] == before
+    assert [signal.getsignal(number) for number in time_limit.SIGNALS] == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -149,7 +148,7 @@ def test_the_outer_limit_ends_an_inner_call():
 
     with pytest.raises(EnvError, match=r"^no answer within 0.1 s$"):
         call_with_timeout(0.1, waits_long)
-    assert not watchdog.TimeLimit.active
+    assert not time_limit.TimeLimit.active
 
 
 def test_a_thread_has_the_limit_too():
@@ -170,7 +169,7 @@ def test_a_thread_has_the_limit_too():
 
 
 def test_each_item_has_a_limit_of_its_own(monkeypatch):
-    monkeypatch.setattr(watchdog, "CHUNK_S", 0.0)
+    monkeypatch.setattr(time_limit, "CHUNK_S", 0.0)
 
     def items():
         for number in range(3):
@@ -180,10 +179,10 @@ def test_each_item_has_a_limit_of_its_own(monkeypatch):
 
     got = []
     with pytest.raises(EnvError, match=r"^no answer within 0.5 s$"):
-        for item in watchdog.limit_items(0.5, items()):
+        for item in time_limit.limit_items(0.5, items()):
             got.append(item)
     assert got == [0, 1, 2]
-    assert list(watchdog.limit_items(5.0, iter("abc"))) == ["a", "b", "c"]
+    assert list(time_limit.limit_items(5.0, iter("abc"))) == ["a", "b", "c"]
 
 
 # ---------- calls that wait
@@ -218,7 +217,7 @@ def test_an_error_of_one_call_is_raised(at_once):
 
 SCRIPT = """
 import signal, time
-from support import watchdog
+from support import time_limit
 from support.time_limit import call_with_timeout
 
 def forever():
@@ -231,7 +230,7 @@ def forever():
 def cannot_be_interrupted():
     HANG
 
-watchdog.REPEAT_S = watchdog.LAST_RESORT_S = 0.1
+time_limit.REPEAT_S = time_limit.LAST_RESORT_S = 0.1
 call_with_timeout(0.1, cannot_be_interrupted)
 print("went on")
 """
@@ -240,7 +239,7 @@ print("went on")
 @pytest.mark.parametrize(
     "hang",
     [
-        "signal.signal(watchdog.RING, signal.SIG_IGN); time.sleep(20)",
+        "signal.signal(time_limit.RING, signal.SIG_IGN); time.sleep(20)",
         "sum(range(10**15))",  # it lets no signal handler run
         "forever()",
     ],

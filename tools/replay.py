@@ -23,7 +23,7 @@ from eval import reference_settings, report_rows
 from rollout import Reply, Rollout, Trajectory, make_episode, play
 from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
-from support.watchdog import is_time_out
+from support.time_limit import is_time_out
 
 RECORD = {  # what a line must hold, see support/shapes.py
     "env": str,
