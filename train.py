@@ -19,7 +19,7 @@ from configurator import Config, run_main
 from support.arguments import read_train
 
 if __name__ == "__main__":
-    run_main(read_train)  # answers mistakes before the slow imports
+    run_main(read_train)  # answers mistakes before the slow imports; the last line runs `main`
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -81,7 +81,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     """Train until the run is over or interrupted. `run` writes metrics, checkpoints and reports."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # The starting model is evaluated again after a restart: that is cheaper than to store it.
+    # Before `run.start` loads the weights of a checkpoint: the starting model is evaluated again
+    # after a restart, because that is cheaper than to store its games.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)  # loads the newest checkpoint
     while run.should_continue():
@@ -121,9 +122,7 @@ def iterate(
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
-        collapse = measure_collapse(
-            learner.policy, trajectories, chat, config, rng=rng, history=history
-        )
+        collapse = measure_collapse(learner.policy, trajectories, chat, config, rng, history)
 
     # -- filter: keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
@@ -131,22 +130,25 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(groups, trajectories, config.group_size)
-    kept_fraction = len(groups) / min(config.num_groups, len(stats.mean))
+    num_candidates = min(config.num_groups, len(stats.mean))  # errors may leave fewer
+    kept_fraction = len(groups) / num_candidates
+
+    # -- RAGEN v1's mask; SimpleTIR
     if not config.mask_observations:
         kept = [unmask(trajectory, chat.end) for trajectory in kept]
     trained = list(range(len(kept)))  # indices; the others count in the baselines only
-    if config.drop_void:  # SimpleTIR
+    if config.drop_void:
         is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)
         trained = methods.without_void_turns(is_void).tolist()
 
     # -- advantages
     if kept:
-        experience = compute_advantages(learner, kept, kept_fraction)
-        note_credit(kept, experience.advantages, experience.old_values)
+        experience = build_experience(learner, kept, kept_fraction)
+        note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
 
     # -- update
     update_metrics = {}
-    if trained:
+    if trained:  # empty if nothing was kept
         update_metrics = update(learner, experience.of_trajectories(trained))
     else:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
@@ -318,13 +320,13 @@ class Experience:
         return list(counts.values())
 
 
-def compute_advantages(
+def build_experience(
     learner: Learner, kept: Sequence[Trajectory], kept_fraction: float = 1.0
 ) -> Experience:
-    """Compute log-probs, values and advantages before the update.
+    """Compute what the update needs: log-probs, values, rewards and advantages.
 
-    Args: kept: the members of whole groups; kept_fraction: the fraction of the trajectories that
-        the filter kept, for filter_loss_scale."""
+    Args: kept: the members of whole groups; kept_fraction: the fraction of the groups that the
+        filter kept, for filter_loss_scale."""
     config = learner.config
     sequences = []
     trajectory_ids = []
@@ -582,7 +584,7 @@ def policy_loss(
     Args: packed: the tokens of the micro-batch, which has R response tokens; num_tokens,
         num_observations: the response tokens and the tokens of observations in the whole
         mini-batch, the denominators of the losses.
-    Returns: loss; metrics, sums over the R tokens."""
+    Returns: loss; metrics, sums over the R tokens: `mean_over_steps` divides them by num_tokens."""
     config = learner.config
     weights = micro_batch.weights  # (R,)
     # R response tokens, then O tokens of observations; O is 0 without ECHO
@@ -619,17 +621,18 @@ def clipped_loss(
     advantages = micro_batch.advantages  # (R,)
     sequence_ids = micro_batch.sequence_ids  # (R,)
     clip_low, clip_high = config.clip_low, config.clip_high
-    log_ratio = None  # that of each token
-    weights = starpo.importance_weights(
-        logprobs, old_logprobs, rollout_logprobs, config.importance_cap
-    )  # (R,)
-    if config.importance_floor:  # IcePop
-        weights = weights * methods.icepop_mask(
-            logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
-        )
-    if config.sequence_ratio:  # GSPO
+    if config.sequence_ratio:  # GSPO weighs no single token
         log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, sequence_ids)  # (R,)
-        weights = torch.ones_like(weights)
+        weights = torch.ones_like(old_logprobs)  # (R,)
+    else:
+        log_ratio = None  # that of each token
+        weights = starpo.importance_weights(
+            logprobs, old_logprobs, rollout_logprobs, config.importance_cap
+        )  # (R,)
+        if config.importance_floor:  # IcePop
+            weights = weights * methods.icepop_mask(
+                logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
+            )
     if config.sequence_mask:
         weights = weights * methods.sequence_mask(
             logprobs, rollout_logprobs, advantages, sequence_ids, config.sequence_mask

@@ -2,7 +2,8 @@
 
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
-python train.py config/frozenlake_grpo.py config/models/tiny.py --env=examples/my_env.py:Doors
+python train.py config/frozenlake_grpo.py config/models/tiny.py --env=examples/my_env.py:Doors \\
+    --out_dir=out/doors
 """
 
 from envs import Env, Move

@@ -406,11 +406,11 @@ FIGURES = {
         files="collapse/collapse_runs",
     ),
     "echo_trap": Figure(
-        "SmolLM2-135M on the bandit: StarPO collapses, and what delays it",
+        "SmolLM2-135M on the bandit: StarPO, StarPO-S and what lies between them",
         TRAINING + EVALUATION + COLLAPSE_SIGNS + ("response_length",),
         echo_trap(),
         scale="smollm2",
-        files="real_model/echo_trap",
+        files="real_model/echo_trap_runs",
     ),
     "table2": Figure(
         "N responses to each of 128/N prompts (N=1: no filter)",

@@ -39,7 +39,6 @@ def measure_collapse(
     trajectories: Sequence[Trajectory],
     chat: Chat,
     config: Config,
-    *,
     rng: np.random.Generator,
     history: Sequence[dict],
 ) -> dict[str, float]:

@@ -40,7 +40,7 @@ def collect_and_target(learner):
     groups = train.select_groups(learner.config, played, stats_of(played))
     assert len(groups) == 2
     kept = [played[4 * group + i] for group in groups.tolist() for i in range(4)]
-    return kept, train.compute_advantages(learner, kept)
+    return kept, train.build_experience(learner, kept)
 
 
 def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None, **settings):

@@ -79,7 +79,7 @@ def played_experience(learner, count):
     kept = played[:count]
     for i, t in enumerate(played):
         t.turns[-1].reward += 0.1 * i  # never all the same
-    experience = train.compute_advantages(learner, played)
+    experience = train.build_experience(learner, played)
     wave = torch.sin(torch.arange(len(experience.old_logprobs)))
     experience.old_logprobs = experience.old_logprobs + 0.1 * wave
     return kept, experience.select(range(count))

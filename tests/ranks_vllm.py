@@ -129,7 +129,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
             assert (after - before).abs().max() > 0.05
         last = played, expected
         sampled = torch.tensor([lp for t in played for lp in t.rollout_logprobs])
-        experience = train.compute_advantages(learner, played)
+        experience = train.build_experience(learner, played)
         experience.advantages = torch.linspace(-1, 1, len(sampled))
         train.optimizer_step(learner, backward(learner, experience))
 

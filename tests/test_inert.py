@@ -187,7 +187,7 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
         played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
         groups = train.select_groups(learner.config, played, stats_of(played))
         kept = train.members_of(groups, played, 4)
-        advantages.append(train.compute_advantages(learner, kept).advantages)
+        advantages.append(train.build_experience(learner, kept).advantages)
     assert advantages[0].abs().max() > 0.1
     torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
 

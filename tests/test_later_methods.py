@@ -612,7 +612,7 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
     learner = make_learner(trained_folder, estimator="grpo", drop_void=True)
     compared, trained = [], []
 
-    def compute_advantages(learner, kept, kept_fraction):
+    def build_experience(learner, kept, kept_fraction):
         compared.extend(kept)
         return experience_of(learner, kept, kept_fraction)
 
@@ -620,8 +620,8 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
         trained.extend(experience.sequences)
         return {}
 
-    experience_of = train.compute_advantages
-    monkeypatch.setattr(train, "compute_advantages", compute_advantages)
+    experience_of = train.build_experience
+    monkeypatch.setattr(train, "build_experience", build_experience)
     monkeypatch.setattr(train, "update", update)
     train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
     assert len(compared) == 8  # void trajectories stay in the baselines
@@ -661,7 +661,7 @@ def with_settings(learner, kept, **changes):
     before = learner.config
     learner.config = replace(before, **changes)
     try:
-        return train.compute_advantages(learner, kept)
+        return train.build_experience(learner, kept)
     finally:
         learner.config = before
 

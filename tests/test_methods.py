@@ -47,7 +47,7 @@ class Update:
         if prepare:
             prepare(learner)
         kept_fraction = len(self.groups) / self.config.num_groups
-        self.experience = train.compute_advantages(learner, self.kept, kept_fraction)
+        self.experience = train.build_experience(learner, self.kept, kept_fraction)
         if change:
             change(self.experience)
         with pytest.MonkeyPatch.context() as patch:
@@ -386,7 +386,7 @@ def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
             turn.reward = 0.0
             logprobs = turn.rollout_logprobs
             turn.rollout_logprobs = [lp + 1e-3 * (i % 2) for i, lp in enumerate(logprobs)]
-    experience = train.compute_advantages(learner, kept)
+    experience = train.build_experience(learner, kept)
     assert torch.equal(experience.old_logprobs, experience.ref_logprobs)
     assert experience.advantages.abs().max() == 0.0
 

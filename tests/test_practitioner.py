@@ -63,7 +63,7 @@ from engine import make_engine
 from envs import Env, make_env
 from model import Policy
 from tools.demonstrations import demonstration
-from train import compute_advantages
+from train import build_experience
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"(\w+): (test_\w+)", __doc__)
@@ -182,7 +182,7 @@ def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
     assert ("out_of_tokens" in {trajectory.status for trajectory in played}) == (limit == 300)
     learner = SimpleNamespace(config=config, device=torch.device("cpu"), ref=None, critic=None)
     lengths = [trajectory.num_response_tokens for trajectory in played]
-    advantages = compute_advantages(learner, played).advantages.split(lengths)
+    advantages = build_experience(learner, played).advantages.split(lengths)
     for i, (trajectory, found) in enumerate(zip(played, advantages, strict=True)):
         group = played[i // 4 * 4 : i // 4 * 4 + 4]
         others = [member.score for member in group if member is not trajectory]

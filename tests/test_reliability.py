@@ -336,7 +336,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     kept_fractions = []
     make_episode = rollout.make_episode
     select_groups = train.select_groups
-    compute_advantages = train.compute_advantages
+    build_experience = train.build_experience
 
     def some_fail(config, env=""):
         episode = make_episode(config, env)
@@ -351,11 +351,11 @@ def test_groups_with_errors_are_left_out_of_the_update(
 
     def spy_on_advantages(learner, kept, kept_fraction):
         kept_fractions.append(kept_fraction)
-        return compute_advantages(learner, kept, kept_fraction)
+        return build_experience(learner, kept, kept_fraction)
 
     monkeypatch.setattr(rollout, "make_episode", some_fail)
     monkeypatch.setattr(train, "select_groups", spy_on_filter)
-    monkeypatch.setattr(train, "compute_advantages", spy_on_advantages)
+    monkeypatch.setattr(train, "build_experience", spy_on_advantages)
     (row,) = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
     assert kept_fractions == [4 / 12]  # of the groups that the filter saw
     # half of three groups, rounded down

@@ -508,13 +508,13 @@ def test_lines_of_iterations_are_aligned():
 
 @pytest.mark.slow
 def test_a_drift_between_engine_and_trainer_is_said(trained_folder, tmp_path, capsys, monkeypatch):
-    compute_advantages = train.compute_advantages
+    build_experience = train.build_experience
 
     def drifted(*args):
-        experience = compute_advantages(*args)
+        experience = build_experience(*args)
         return replace(experience, rollout_logprobs=experience.rollout_logprobs - 0.01)
 
-    monkeypatch.setattr(train, "compute_advantages", drifted)
+    monkeypatch.setattr(train, "build_experience", drifted)
     rows = run(tmp_path / "out", trained_folder, num_iterations=1)
     assert rows[0]["logprob_diff_mean"] == pytest.approx(0.01, abs=1e-4)
     message = "warning: the log-probs of engine and trainer differ by 0.0100 nats a token"

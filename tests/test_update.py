@@ -40,7 +40,7 @@ def test_targets_by_hand(trained_folder):
     kept = [small_trajectory([-0.1, 1.0], [2, 1]), small_trajectory([0.0], [2])]
     old = [-0.5, -1.0, -0.5, -0.5, -1.0]
 
-    experience = train.compute_advantages(make_learner(trained_folder), kept)
+    experience = train.build_experience(make_learner(trained_folder), kept)
     assert experience.ref_logprobs is None
     assert experience.rollout_logprobs.tolist() == experience.old_logprobs.tolist() == old
     assert experience.old_values.tolist() == [0.0] * 5
@@ -52,7 +52,7 @@ def test_targets_by_hand(trained_folder):
     torch.testing.assert_close(experience.advantages, expected, rtol=1e-5, atol=1e-6)
 
     learner = make_learner(trained_folder, estimator="grpo", group_size=2, batch_size=2)
-    experience = train.compute_advantages(learner, kept)
+    experience = train.build_experience(learner, kept)
     assert experience.ref_logprobs is experience.old_values is experience.returns is None
     assert experience.rollout_logprobs.tolist() == experience.old_logprobs.tolist() == old
     # The mean is 0.45 and the unbiased std sqrt(2 * 0.45^2) = 0.9 / sqrt(2).
@@ -324,7 +324,7 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     for trajectory in kept:
         for turn in trajectory.turns:  # an engine that is off
             turn.rollout_logprobs = [logprob - 0.5 for logprob in turn.rollout_logprobs]
-    experience = train.compute_advantages(learner, kept)
+    experience = train.build_experience(learner, kept)
     expected, _ = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)
     assert torch.equal(experience.old_logprobs, expected)
     metrics = train.update(learner, experience)
@@ -340,7 +340,7 @@ def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_
     assert {weight.dtype for weight in learner.engine.model.parameters()} == {expected}
     assert learner.dtype == torch.float32
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    metrics = train.update(learner, train.compute_advantages(learner, kept))
+    metrics = train.update(learner, train.build_experience(learner, kept))
     assert low <= metrics["logprob_diff_mean"] < high
 
 
@@ -364,13 +364,13 @@ def test_epsilon_of_adam_damps_small_gradients(trained_folder):
 def test_vllm_is_not_asked_for_what_the_trainer_computes(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
-    known = train.compute_advantages(learner, kept)
+    known = train.build_experience(learner, kept)
     for trajectory in kept:
         for turn in trajectory.turns:  # what VLLMEngine returns
             turn.rollout_logprobs = [math.nan] * len(turn.response_ids)
     learner.config = replace(learner.config, engine="vllm")
     assert not learner.config.engine_gives_logprobs()
-    experience = train.compute_advantages(learner, kept)
+    experience = train.build_experience(learner, kept)
     assert torch.equal(experience.rollout_logprobs, experience.old_logprobs)
     assert torch.equal(experience.old_logprobs, known.old_logprobs)
     metrics = train.update(learner, experience)

@@ -89,7 +89,7 @@ class Countdown(Env):
     def greedy(self) -> str:
         """The numbers in the order shown, with the signs + and - that come closest to the target.
 
-        Ties: the order of `itertools.product`, + before -.
+        On a tie, take the first in the order of `itertools.product`, + before -.
         """
         template = " {} ".join(map(str, self.numbers))
         sign_choices = product("+-", repeat=len(self.numbers) - 1)

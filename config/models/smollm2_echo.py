@@ -1,5 +1,5 @@
 # Overlay for bandit_grpo.py or bandit_ppo.py and smollm2.py: half of the paper's groups, no filter,
-# and one optimizer step an iteration. StarPO learns within ten iterations and collapses later.
+# and one optimizer step an iteration (studies/real_model/README.md).
 # Example:
 #   python train.py config/bandit_grpo.py config/models/smollm2.py config/models/smollm2_echo.py
 

@@ -63,7 +63,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """This process's documents of a step. A pack is one forward and backward pass."""
+    """The documents that this rank trains on in one step. A pack is one forward and backward."""
     progress = step / config.sft_steps
     packs = []
     for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):

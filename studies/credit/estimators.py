@@ -76,7 +76,7 @@ def estimators_of(learner: Learner) -> dict[str, dict]:
 def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
     """The credit that an estimator assigns to each turn of a batch of games, (K,).
 
-    The advantages are those of `train.compute_advantages`, with the critic of the learner."""
+    The advantages are those of `train.build_experience`, with the critic of the learner."""
     config = replace(learner.config, **{**NEUTRAL, **settings})
     variant = copy.copy(learner)
     variant.config = config
@@ -84,7 +84,7 @@ def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) 
     if config.estimator not in CRITIC_ESTIMATORS:
         variant.critic = None
     trajectories = [shaped(game, config.reward_density) for game in games]
-    advantages = train.compute_advantages(variant, trajectories).advantages  # (R,)
+    advantages = train.build_experience(variant, trajectories).advantages  # (R,)
     lengths = tokens_per_turn(trajectories)  # (K,)
     sums = starpo.segment_sums(advantages.double().cpu(), lengths)  # (K,)
     return (sums / torch.tensor(lengths)).numpy()

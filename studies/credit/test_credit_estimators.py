@@ -102,7 +102,7 @@ def test_credits_are_those_that_train_would_use(played, name):
     settings = ESTIMATORS[name]
     learner, games, _ = played(**settings)
     trajectories = [game.trajectory for game in games]  # played with the density of the settings
-    experience = train.compute_advantages(learner, trajectories)
+    experience = train.build_experience(learner, trajectories)
     lengths = train.tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
     if "reward_density" in settings:  # the microscope plays with native rewards and shapes later
@@ -113,7 +113,7 @@ def test_credits_are_those_that_train_would_use(played, name):
         assert shaped_scores == pytest.approx(finished)
         learner, games = native_learner, native_games
         trajectories = [shaped(game, density) for game in games]
-        experience = train.compute_advantages(learner, trajectories)
+        experience = train.build_experience(learner, trajectories)
         expected = [part.mean() for part in experience.advantages.double().split(lengths)]
     found = credits_of(learner, games, settings)
     np.testing.assert_allclose(found, torch.stack(expected).numpy(), rtol=1e-5, atol=1e-6)
@@ -125,7 +125,7 @@ def test_critic_estimators_need_a_critic(played):
     assert "GRPO" in names and "GAE" not in names
     learner, games, _ = played("gae")
     assert estimators_of(learner).keys() == ESTIMATORS.keys()
-    values = train.compute_advantages(learner, [game.trajectory for game in games]).old_values
+    values = train.build_experience(learner, [game.trajectory for game in games]).old_values
     lengths = train.tokens_per_turn([game.trajectory for game in games])
     first = [part[0].item() for part in values.split(lengths)]
     assert critic_values(learner, games).tolist() == pytest.approx(first, abs=1e-5)

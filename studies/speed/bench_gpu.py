@@ -150,7 +150,7 @@ class UpdateCase(NamedTuple):
 
 def train_once(learner: Learner, trajectories: list[Trajectory]) -> None:
     """Compute advantages and take the optimizer steps of one iteration."""
-    train.update(learner, train.compute_advantages(learner, trajectories))
+    train.update(learner, train.build_experience(learner, trajectories))
 
 
 def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:

@@ -266,7 +266,7 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
     groups = train.select_groups(config, trajectories, stats)
     kept = train.members_of(groups, trajectories, config.group_size)
     kept_fraction = len(kept) / len(trajectories)
-    metrics = train.update(learner, train.compute_advantages(learner, kept, kept_fraction))
+    metrics = train.update(learner, train.build_experience(learner, kept, kept_fraction))
     return trajectories, kept, metrics
 
 
@@ -282,7 +282,7 @@ def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Valu
     trajectories = train.collect_rollouts(learner, engine, chat)
     difference = engine_difference(learner, trajectories)
     kept_fraction = len(kept) / len(expected)
-    metrics = train.update(learner, train.compute_advantages(learner, kept, kept_fraction))
+    metrics = train.update(learner, train.build_experience(learner, kept, kept_fraction))
     pairs = zip(trajectories, expected, strict=True)
     num_same = sum(here.ids == there.ids for here, there in pairs)
     limit = train.MAX_LOGPROB_DIFF[learner.dtype]
@@ -343,7 +343,7 @@ def restart_of(config: Config, device: torch.device) -> Values:
     vocabulary = model.config.vocab_size
     sizes = sizes._replace(shape={"vocab_size": vocabulary}, num_groups=2)
     trajectories = bench_gpu.workload(sizes, later_tokens)
-    train.update(learner, train.compute_advantages(learner, trajectories))
+    train.update(learner, train.build_experience(learner, trajectories))
     learner.step += 1
     on_device = torch.ones((), device=device)
     dist.all_reduce(on_device)
