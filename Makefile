@@ -71,6 +71,7 @@ help:
 	@echo "python -m studies.credit.measure          estimators against the true advantage"
 	@echo "python -m studies.credit.page             do estimators with better credit learn faster?"
 	@echo "python -m studies.credit.regret           which choices lose against optimal play?"
+	@echo "python -m studies.base_model.pretrain     train the tiny model in base/ anew"
 	@echo "python -m studies.speed.bench             speed and memory on a CPU"
 	@echo "python -m studies.speed.gpu_report        speed and memory on a GPU"
 

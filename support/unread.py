@@ -23,7 +23,7 @@ SCORING = f"""{GAME} {REWARDS} {SAMPLING} num_threads max_error_frac micro_batch
 SUPERVISED = """model seed out_dir eval_every save_every keep_checkpoints device num_threads dtype
     max_context_tokens micro_batch_tokens weight_decay grad_clip"""
 IMITATION = f"""{GAME} {SUPERVISED} {" ".join(SFT_FIELDS)} lora_rank engine_dtype context_turns
-    max_running eval_size eval_temperature"""
+    max_running max_error_frac eval_size eval_temperature"""
 DOCUMENTS = "seed sft_planners micro_batch_tokens max_context_tokens step_timeout_s"
 READ_BY = {  # command -> the settings that change its result
     "eval.py": SCORING,

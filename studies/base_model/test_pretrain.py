@@ -75,7 +75,8 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
 
 
 def test_two_processes_train_like_one(whole_run, tmp_path):
-    code = "from tools import sft; sft.base_report = lambda *_: {}; sft.run_main(pretrain.main)"
+    code = "from studies.base_model import pretrain; pretrain.base_report = lambda *_: {}; "
+    code += "pretrain.run_main(pretrain.main)"
     flags = ["--standalone", "--no_python", "--nproc_per_node=2"]
     launch = [sys.executable, "-m", "torch.distributed.run", *flags]
     command = [*launch, sys.executable, "-c", code, *PRETRAINING, f"--out_dir={tmp_path}/two"]
