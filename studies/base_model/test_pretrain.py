@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from model import load_model
 from rollout import Trajectory, Turn
 from studies.base_model import corpus, drills, pretrain, probes, tiny_model
 from studies.base_model.drills import DrillRecord
+from support.checkpoint import Saver
 from support.process import lock_folder
 
 pytestmark = pytest.mark.slow
@@ -72,6 +74,30 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
     assert whole[0]["loss"] > whole[1]["loss"]
     for row, other in zip(whole, cut, strict=True):
         assert (row["tokens"], row["loss"]) == (other["tokens"], other["loss"])
+
+
+def test_no_model_is_written_during_a_checkpoint(tmp_path, monkeypatch):
+    """A probe after three steps finds the checkpoint of two steps in progress."""
+    writing = []
+    write = Saver._write
+
+    def slow_write(*arguments):
+        writing.append("checkpoint")
+        time.sleep(1)
+        write(*arguments)
+        writing.pop()
+
+    written = []
+
+    def note(folder, *_):
+        assert writing == []
+        written.append(folder.name)
+
+    monkeypatch.setattr(pretrain, "base_report", lambda *_: {})
+    monkeypatch.setattr(Saver, "_write", slow_write)
+    monkeypatch.setattr(pretrain, "export", note)
+    pretrain.main([*PRETRAINING, f"--out_dir={tmp_path}/run"])
+    assert written == ["model-3", "model-6", "model"]
 
 
 def test_two_processes_train_like_one(whole_run, tmp_path):
