@@ -38,7 +38,7 @@ from tools import api_models, replay
 pytestmark = pytest.mark.slow
 
 ROOT = Path(evaluation.__file__).parent
-LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
+LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/models/tiny.py"]
 GOOD = "<answer>Right || Down</answer>"
 
 

@@ -35,7 +35,7 @@ from tools import replay
 pytestmark = pytest.mark.slow
 
 ROOT = Path(evaluation.__file__).parent
-LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
+LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/models/tiny.py"]
 CLOSED_LOOP = [f"{player}, closed loop" for player in ("random", "greedy", "optimal")]
 
 
@@ -280,6 +280,7 @@ def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
     assert [len(part) for part in tokens] == [3, 3]
     assert record == {
         "env": "",
+        "split": "",
         "seed": (0,),
         "member": 0,
         "status": "success",

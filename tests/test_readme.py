@@ -196,7 +196,7 @@ def test_there_are_commands():
 def desk(tmp_path_factory):
     """An empty folder with the files that commands name. Commands find what earlier ones wrote."""
     folder = tmp_path_factory.mktemp("desk")
-    for name in ("config", "docs", "worlds"):
+    for name in ("config", "docs", "examples", "worlds"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     (folder / "out").mkdir()
     for name in ("A", "A_s1", "B"):  # any runs

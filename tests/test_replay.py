@@ -22,7 +22,7 @@ from tools import replay
 pytestmark = pytest.mark.slow
 
 ROOT = Path(evaluation.__file__).parent
-LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/tiny.py"]
+LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/models/tiny.py"]
 
 
 def test_a_record_of_two_environments_and_players_is_repeated(tmp_path, capsys):
