@@ -40,12 +40,16 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
             axes.set_title(panel.title)
             if panel.scale == 100:
                 percent_axis(axes)
+                axes.set_ylabel("")
             for name, runs in curves.items():
                 for run in runs:
                     draw_metric(axes, panel, run, looks[name])
         for axes in axes_of_panels:
             axes.set_xlabel("iteration")
-        legend = {f"{name}, {len(runs)} seeds": looks[name] for name, runs in curves.items()}
+        legend = {}
+        for name, runs in curves.items():
+            seeds = "one seed" if len(runs) == 1 else f"{len(runs)} seeds"
+            legend[f"{name}, {seeds}"] = looks[name]
         draw_legend(figure, legend)
 
 
