@@ -119,7 +119,7 @@ def rounded_logits() -> Iterator[None]:
     """Engine and trainer round the logits to their type, as a plain product does."""
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        return (a @ b).float()
+        return (a @ b.to(a.dtype)).float()  # the engine's head is in float32 on a CPU
 
     with (
         patch("model.product_in_float32", product),
