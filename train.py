@@ -51,7 +51,8 @@ from support.collapse import measure_collapse
 from support.mixtures import mixture_at
 from support.records import note_credit, note_filter
 from support.run import Run, open_run
-from support.training_metrics import Timer, explained_variance, iteration_metrics, mean_over_steps
+from support.timer import Timer
+from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
 # The seed of each random stream contains its purpose number, so that no two streams are equal.
 SEED_INSTANCES = 31

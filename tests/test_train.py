@@ -23,7 +23,7 @@ import model
 import parallel
 import starpo
 import train
-from support import available, log, report, training_metrics
+from support import available, log, report, timer
 from support.metrics import metric_groups
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -358,7 +358,7 @@ def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monk
 
     monkeypatch.setattr(train, "collect_rollouts", timed(train.collect_rollouts, 1.0))
     monkeypatch.setattr(train, "measure_collapse", timed(train.measure_collapse, 50.0))
-    monkeypatch.setattr(training_metrics.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(timer.time, "process_time", lambda: clock[0])
     rows = run(tmp_path / "out", trained_folder, num_iterations=2, collapse_every=2, think=True)
     assert [row["cpu_s"] for row in rows] == [1.0, 1.0]
     assert clock == [52.0]

@@ -11,7 +11,6 @@ environments have no time limit in them. The server limits the context, not max_
 from configurator import Config, UserError, run_main
 
 from support.arguments import Job, read_api_models, scored_envs
-from support.log import progress_bar
 
 if __name__ == "__main__":
     run_main(read_api_models)  # answers mistakes before the slow imports
@@ -27,6 +26,7 @@ from tqdm import tqdm
 from eval import SEED_EVAL, model_rows, player_rows, report_rows
 from rollout import Reply, Rollout, Trajectory, make_episode, play
 from support.chat_server import request_reply
+from support.log import progress_bar
 from support.quotes import split_unquoted, unquote
 from support.scores import Row, Scores, score
 from support.threads import map_in_threads

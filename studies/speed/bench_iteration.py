@@ -13,7 +13,7 @@ from rollout import make_episode
 from studies.speed.bench_measure import Rows, check, compare, is_installed
 from studies.speed.bench_update import make_trl_trainer
 from support.run_folder import read_rows
-from support.training_metrics import Timer
+from support.timer import Timer
 
 OUT_DIR = "out/bench_run"
 BANDIT = ("config/bandit_grpo.py", "config/models/tiny.py")

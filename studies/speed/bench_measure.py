@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from support.training_metrics import Timer
+from support.timer import Timer
 
 RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 # 8 instances with 16 members each: seed of the instance, and number of the member
