@@ -1,4 +1,4 @@
-"""Wall time and CPU time. This file imports no torch, as the command line of the bench must not."""
+"""Wall time and CPU time. This file does not import torch, so that command lines stay fast."""
 
 import time
 
