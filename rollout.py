@@ -21,16 +21,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from dialogue import (
-    Chat,
-    Episode,
-    TurnOutcome,
-    TurnRecord,
-    check_uses,
-    cut_fault,
-    shape_rewards,
-)
-from envs import make_env, reserved_keys, user_code
+from dialogue import Chat, Episode, TurnOutcome, TurnRecord, cut_fault, shape_rewards
+from envs import check_uses, make_env, reserved_keys, user_code
 from support.mixtures import env_specs
 from support.threads import call_all, start_thread
 from support.time_limit import EnvError, call_with_timeout

@@ -39,6 +39,7 @@ FLOORS = (
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",
     "engine rollout parallel",
+    "players",
     "support.records support.scores support.checkpoint support.process"
     " support.collapse support.log support.board support.wandb_log support.seeds"
     " support.arguments support.inert support.chat_server support.first_turn",
@@ -69,6 +70,7 @@ THIRD_PARTY = {
     "dialogue": {"numpy"},
     "starpo": {"torch"},
     "rollout": {"numpy", "torch"},
+    "players": {"numpy"},
     "model": {"peft", "safetensors", "tokenizers", "torch", "transformers"},
     "engine": {"torch", "transformers"},
     "engines": {"numpy", "torch", "tqdm", "transformers", "vllm"},
