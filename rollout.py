@@ -476,17 +476,18 @@ class RolloutScheduler:
                 on_done()
 
     def _request_first_turn(self, key: int) -> None:
-        """Queue the first turn, or end the trajectory if that turn cannot start."""
+        """Queue the first turn, or end the trajectory with an error if it cannot start."""
         rollout = self.rollouts[key]
-        if not rollout.failure:
-            prompt = rollout.next_prompt(self.chat)
-            if self._request_turn(key, prompt):
-                return
-            rollout.failure = failed_outcome(
+        if rollout.failure:
+            rollout.add_turn(Reply(""), rollout.failure)
+            return
+        prompt = rollout.next_prompt(self.chat)
+        if not self._request_turn(key, prompt):
+            failure = failed_outcome(
                 f"the first prompt has {len(prompt)} tokens and max_context_tokens is "
                 f"{self.config.max_context_tokens}; raise it"
             )
-        rollout.add_turn(Reply(""), rollout.failure)
+            rollout.add_turn(Reply(""), failure)
 
     def _request_next_turn(self, key: int) -> None:
         """Queue the next turn, or end the rollout if the context has no room for it."""
