@@ -26,6 +26,18 @@ SIGNS = {
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
 SHOWN = ("bandit StarPO", "bandit StarPO-S")  # the methods in the picture
+LOST = 0.5  # below this share of valid replies, a run has lost the form
+LAST = 5  # iterations in which a run must have lost it, at least
+HEADINGS = (
+    "method",
+    "seed",
+    "start %",
+    "best %",
+    "collapses at",
+    "loses the form at",
+    "end %",
+    "CPU-s/iteration",
+)
 Row = dict  # of a run, see studies/runs.py
 
 
@@ -68,20 +80,52 @@ def run_lines(curves: dict[str, list[Row]]) -> list[str]:
         for row in rows:
             successes = tables.series(row)["eval_success"]  # iteration -> success
             best = max(successes, key=lambda iteration: successes[iteration])
-            collapse = collapse_iteration(row)
             lines.append(
                 [
                     name.removeprefix("bandit "),
                     str(row["settings"]["seed"]),
                     f"{100 * successes[0]:.0f}",
                     f"{100 * successes[best]:.0f} at {best}",
-                    str(collapse) if collapse else "no",
+                    str(collapse_iteration(row) or "no"),
+                    form_cell(row),
                     f"{100 * successes[max(successes)]:.0f} at {max(successes)}",
                     f"{row['cpu_s_per_iteration']:.0f}",
                 ]
             )
-    headings = ["method", "seed", "start %", "best %", "collapses at", "end %", "CPU-s/iteration"]
-    return tables.markdown(headings, lines)
+    return tables.markdown(HEADINGS, lines)
+
+
+def form_cell(row: Row) -> str:
+    """Since which iteration a run has lost the form of replies."""
+    if "valid_frac" not in row["series"]:
+        return "not recorded"
+    return str(form_loss(row) or "no")
+
+
+def form_loss(row: Row) -> int | None:
+    """The first of the last iterations in which fewer than half of the replies were valid.
+
+    Returns: None if these are fewer than five, or if the row does not know its valid replies."""
+    valid = row["series"].get("valid_frac", [])
+    num_lost = 0
+    for fraction in reversed(valid):
+        if fraction >= LOST:
+            break
+        num_lost += 1
+    return len(valid) - num_lost + 1 if num_lost >= LAST else None
+
+
+def fall_of(row: Row) -> int | None:
+    """The iteration of the collapse or of the loss of the form, whichever is first."""
+    falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
+    return min(falls, default=None)
+
+
+def last_good_iteration(row: Row) -> int:
+    """The last evaluation before a collapse, or the last iteration before the loss of the form."""
+    if fall_of(row) == form_loss(row):
+        return form_loss(row) - 1
+    return last_good_evaluation(row)
 
 
 def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
@@ -95,16 +139,16 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """When a sign begins, and what it is worth: its lead over the collapse, late, or false."""
+    """When a sign begins, and what it is worth: its lead over the fall, late, or false."""
     begun = beginnings(row, sign)
-    collapse = collapse_iteration(row)
+    fall = fall_of(row)
     if not begun:
         return "never"
-    if collapse is None:
+    if fall is None:
         return f"{shown_list(begun)}: false"
-    if begun[0] > last_good_evaluation(row):
+    if begun[0] > last_good_iteration(row):
         return f"{begun[0]}: late"
-    return f"{begun[0]}: {collapse - begun[0]} before"
+    return f"{begun[0]}: {fall - begun[0]} before"
 
 
 def shown_list(iterations: Sequence[int]) -> str:

@@ -35,7 +35,20 @@ COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 
 def test_a_run_in_one_line():
     *_, line = page.run_lines({"bandit StarPO": [COLLAPSED]})
-    assert line == "| StarPO | 0 | 50 | 100 at 5 | 15 | 20 at 20 | 41 |"
+    assert line == "| StarPO | 0 | 50 | 100 at 5 | 15 | not recorded | 20 at 20 | 41 |"
+
+
+def test_a_run_loses_the_form_of_replies():
+    """Success stays at 100 %. From iteration 14 on, a quarter of the replies is valid."""
+    valid = [1.0] * 10 + [0.25, 0.25] + [0.5] + [0.25] * 7
+    row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
+    row["series"]["valid_frac"] = valid
+    *_, line = page.run_lines({"bandit StarPO": [row]})
+    assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
+    # The median of iterations 10, 11 and 12 is 60.
+    assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
+    row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4  # four iterations are too few
+    assert page.form_loss(row) is None
 
 
 def test_a_sign_is_early_late_or_false():
