@@ -37,7 +37,7 @@ def update(config: Config, repeats: int) -> Rows:
     """
     model, tokenizer = load_model(config.model)
     policy = Policy(model)
-    plain = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")
+    plain = load_plain(config.model)
     batch = Batch(collect_shortened(config, model, Chat(tokenizer)))
     packs = micro_batches(batch.trajectories, config.micro_batch_tokens)
     padded_parts = torch.arange(len(batch.trajectories)).view(-1, PADDED_BATCH).tolist()
@@ -64,6 +64,15 @@ def update(config: Config, repeats: int) -> Rows:
     operations = sum(num_operations(model, pack(batch.part(part))) for part in packs)
     print_share_of_peak(operations, rows["packed"]["cpu_s"][0])
     return rows
+
+
+def load_plain(folder: str) -> PreTrainedModel:
+    """A model of transformers that trains the embedding of the padding token, as ours does.
+
+    In the untrained model this is the token that ends a message."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    model.get_input_embeddings().padding_idx = None
+    return model
 
 
 def collect_shortened(config: Config, model: PreTrainedModel, chat: Chat) -> list[Trajectory]:
@@ -231,7 +240,7 @@ def make_trl_trainer(config: Config, prompt, **options):
         max_completion_length=config.max_response_tokens,
         **options,
     )
-    model = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")
+    model = load_plain(config.model)
     table = InMemoryTable.from_pydict({"prompt": [prompt] * 512})
     prompts = Dataset(table, fingerprint="the same")
     num_sampled: list[int] = []

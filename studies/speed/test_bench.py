@@ -91,6 +91,16 @@ def test_packed_and_padded_updates_agree_and_are_reported(trained_folder, monkey
     assert capsys.readouterr().out.count("| CPU time ") == 2
 
 
+@pytest.mark.slow
+def test_the_update_of_the_untrained_model(monkeypatch, capsys):
+    """Its padding token ends messages, so the variants agree only if all of them train it."""
+    monkeypatch.setattr(bench_update, "is_installed", lambda package: False)
+    bench.main(["update", "--repeats=1", "--num_groups=1", "--group_size=8", "--batch_size=2"])
+    printed = capsys.readouterr().out
+    assert printed.count("| CPU time ") == 2
+    assert "of the peak of" in printed
+
+
 def test_operations_of_an_update():
     """Width 2, one hidden layer of 3, a vocabulary of 5; 7 tokens, 4 of them sampled."""
     model = torch.nn.Module()
