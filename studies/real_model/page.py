@@ -38,10 +38,11 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-PAIRS = {  # environment -> the pairs of jobs of an evaluation
-    "bandit:pair=jobs": "trained",
-    "bandit:pair=jobs_test": "other jobs",
-    "bandit:pair=trader": "reversed",
+PAIRS = {  # environment -> the arms of an evaluation, the better one second
+    "bandit:pair=engineer": "Engineer, Teacher",
+    "bandit:pair=trader": "Trader, Librarian",
+    "bandit:pair=jobs": "the twelve pairs",
+    "bandit:pair=jobs_test": "eight other pairs",
 }
 Row = dict  # of a run, see studies/runs.py
 
@@ -179,7 +180,7 @@ def job_lines(curves: dict[str, list[Row]]) -> list[str]:
                     tables.difference(end, start),
                 ]
             )
-    headings = ["replies", "pairs", "seeds", "cold start %", "after RL %", "RL - cold start"]
+    headings = ["trained on", "arms", "seeds", "cold start %", "after RL %", "RL - cold start"]
     return tables.markdown(headings, lines)
 
 

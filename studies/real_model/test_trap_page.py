@@ -70,9 +70,9 @@ def test_the_jobs_before_and_after_rl():
     }
     rows = [row_of([0.5, 0.5], [20] * 5, seed) | {"successes": successes} for seed in (0, 1)]
     *_, trained, reverse = page.job_lines({"bandit with thoughts": rows})
-    assert trained.startswith("| with thoughts | trained | 0, 1 | 50.0 [")
+    assert trained.startswith("| with thoughts | the twelve pairs | 0, 1 | 50.0 [")
     assert "| 75.0 [" in trained and "| 25.0 [" in trained
-    assert reverse.startswith("| with thoughts | reversed | 0, 1 | 50.0 [")
+    assert reverse.startswith("| with thoughts | Trader, Librarian | 0, 1 | 50.0 [")
     assert "| 0.0 [0.0, " in reverse and "| -50.0 [" in reverse
 
 
