@@ -249,7 +249,7 @@ def echo_trap() -> dict[str, Curve]:
         "StarPO, PPO": {"estimator": "gae"},
         "StarPO-S, PPO": {**starpo_s, "estimator": "gae"},
     }
-    at_high_rate = {"learning_rate": 8e-5, "num_iterations": 25}
+    at_high_rate = {"learning_rate": 8e-5, "num_iterations": 15}
     settings = {name: {**at_high_rate, **changes} for name, changes in variants.items()}
     settings["StarPO at 2e-5"] = {}
     settings["StarPO-S at 2e-5"] = starpo_s
