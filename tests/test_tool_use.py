@@ -349,7 +349,7 @@ GOOD = '{"name": "mug", "price": 9}'
 @pytest.mark.parametrize(
     "lines, sentence",
     [
-        (["{"], ":1: Expecting property name"),
+        ([GOOD, '{"name": 1 2}'], ":2: Expecting ',' delimiter at column 12"),
         ([GOOD, "", "[1]"], ":3: expected a JSON object"),
         ([GOOD, '{"price": 9}'], ":2: name must be a printable text of at most 80 characters, got"),
         ([GOOD, '{"name": "Mug"}'], ":2: the name 'Mug' is on an earlier line, too"),

@@ -7,7 +7,7 @@ A line of such a file is one of these objects:
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
 """
 
-from configurator import UserError, printable
+from configurator import UserError, describe_line_error, printable
 
 import errno
 import json
@@ -88,7 +88,7 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
         try:
             row = read_row(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: {error}") from error
+            raise UserError(f"{path}:{number}: {describe_line_error(error)}") from error
         if isinstance(row, Question):
             questions.append(row)
         elif row.name.casefold() in documents:
