@@ -34,8 +34,6 @@ READ_BY = {  # command -> the settings that change its result
     "studies.base_model.corpus": DOCUMENTS,
     "studies.base_model.pretrain": f"""{SUPERVISED} {DOCUMENTS}
         sft_steps sft_batch_size sft_lr sft_muon_lr""",
-    "studies.credit.measure": f"""{GAME} {SAMPLING} seed num_threads num_groups group_size
-        temperature micro_batch_tokens lora_rank estimator max_error_frac""",
     "studies.credit.regret": f"{GAME} {REWARDS} {SAMPLING} seed num_groups group_size temperature",
     "tools.replay": f"{GAME} {REWARDS} device num_threads eval_env eval_split eval_temperature",
     "tools.sft": IMITATION,
