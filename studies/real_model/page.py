@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from studies.experiments import FIGURES
-from studies.real_model.pictures import draw_traps
+from studies.real_model.pictures import IN_SHORT, draw_traps
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
@@ -56,6 +56,7 @@ def main(argv: list[str]) -> None:
     if not finished:
         raise UserError("no run is finished; start them: python -m studies.reproduce echo_trap")
     draw_traps(FOLDER / "echo_trap.png", shown_runs(finished))
+    draw_traps(Path("docs/echo_trap.png"), shown_runs(finished), IN_SHORT, columns=3)
     page = FOLDER / "README.md"
     jobs = rows_of(FIGURES["jobs"].curves, "smollm2")
     contents = {
