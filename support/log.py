@@ -3,7 +3,8 @@
     tensorboard --logdir out
 
 The tab SCALARS shows the metrics in the groups of support/metrics.py. HPARAMS compares the settings
-of runs. TEXT shows the settings of a run and sampled trajectories. support/wandb_log.py sends the same to Weights & Biases.
+of runs. TEXT shows the settings of a run and sampled trajectories. support/wandb_log.py sends the
+same to Weights & Biases.
 """
 
 from configurator import Config

@@ -84,13 +84,13 @@ def test_tags_name_each_group_once(tmp_path):
 
 
 def test_settings_are_a_table_of_text(tmp_path):
-    config = replace(CONFIG, env="path/`my`|env.py:Doors", learning_rate=3e-4)
+    config = replace(CONFIG, out_dir="out/`my`|run", learning_rate=3e-4)
     Log(tmp_path, [a_row(1)], config)
     ((step, text),) = texts(tmp_path, "settings")
     assert step == 2  # the first iteration of this process
     lines = text.split("\n")
     assert lines[:2] == ["| setting | value |", "|---|---|"]
-    assert {"| env | `path/'my'/env.py:Doors` |", "| learning_rate | `0.0003` |"} <= set(lines)
+    assert {"| out_dir | `out/'my'/run` |", "| learning_rate | `0.0003` |"} <= set(lines)
     assert len(lines) == 2 + len(vars(config))
 
 

@@ -193,7 +193,7 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     runs.append(write_run(tmp_path / "b", [0.8], estimator="grpo"))
     path = tmp_path / "curves.png"
     view_curves.draw_curves(runs, path)
-    assert Image.open(path).size == (1440, 920)
+    assert Image.open(path).size == (1440, 960)
     (axes,) = drawn
     curves = lines_of(axes)[:5]  # the rest connects labels
     assert curves[3] == ([2], [pytest.approx(50)])
@@ -233,7 +233,7 @@ def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     assert lines_of(axes)[0][1] == [50, 50]
     assert lines_of(axes)[1] == ([0, 2, 4], [0, 50, 100])
     assert texts_of(axes) == ["optimal play 50", "_a$x$ 100 (1 seed)"]
-    assert axes.get_title(loc="left") == "FrozenLake: 10 fixed prompts"
+    assert axes.get_title(loc="left") == "FrozenLake: success on 10 fixed prompts"
     assert axes.get_xlabel() == "iteration"
     (legend,) = axes.figure.legends
     entries = [text.get_text() for text in legend.get_texts()]
@@ -258,9 +258,9 @@ def test_plots_are_written_as_png_and_pdf(tmp_path, capsys):
 @pytest.mark.parametrize(
     "env, wanted",
     [
-        ("sokoban:size=6,boxes=1", "Sokoban (size 6, boxes 1): 256 fixed prompts"),
-        ("games/my_env.py:Doors,num_doors=3", "Doors (num doors 3): 256 fixed prompts"),
-        ("bandit", "Bandit: 256 fixed prompts"),
+        ("sokoban:size=6,boxes=1", "Sokoban: success on 256 fixed prompts\nsize 6, boxes 1"),
+        ("my_env.py:My_Doors,num=3", "My_Doors: success on 256 fixed prompts\nnum 3"),
+        ("bandit", "Bandit: success on 256 fixed prompts"),
     ],
 )
 def test_titles_are_words(env, wanted):

@@ -7,9 +7,9 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The file is written into the folder of the first run, a plot as PNG and as PDF. The page is one HTML file that a browser
-opens from disk; it loads nothing from the network. Its address names the trajectory, the turn and
-the filters, so that a link to it shows the same.
+The file is written into the folder of the first run, a plot as PNG and as PDF. The page is one HTML
+file that a browser opens from disk; it loads nothing from the network. Its address names the
+trajectory, the turn and the filters, so that a link to it shows the same.
 """
 
 from configurator import UserError, run_main

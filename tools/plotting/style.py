@@ -152,6 +152,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
     A thin line connects the end of a line and its label. Call it when the limits of the y axis are
     final.
     """
+    axes.figure.draw_without_rendering()  # the layout says how high the axes are
     labels = sorted(labels, key=lambda label: label.height)
     bottom, top = axes.get_ylim()
     box = axes.get_position()

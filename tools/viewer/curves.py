@@ -4,7 +4,6 @@ from configurator import UserError, printable
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -32,8 +31,7 @@ from tools.plotting.style import (
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 LONGEST_NAME_AT_LINE = 24  # characters
-LONGEST_TITLE = 180
-LINE = 66  # characters in a line of the title
+LEGEND_LINE = 0.4  # inches
 MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
 SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
 BAND_ALPHA = 0.15
@@ -55,7 +53,10 @@ def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     Long names of arms are in the legend, because at the curves they would take their place.
 
     Args: paths: files to write, PNG or PDF."""
-    with picture(*paths, width=7.2, height=4.6) as figure:
+    looks = {}
+    if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
+        looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}
+    with picture(*paths, width=7.2, height=4.8 + LEGEND_LINE * len(looks)) as figure:
         axes = figure.subplots()
         percent_axis(axes)
         axes.set_xlabel("iteration")
@@ -68,31 +69,31 @@ def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
             axes.set_title(title_of(min(envs), num_prompts), parse_math=False)
         labels = draw_players(axes, players)
         of_arms = [draw_arm(axes, arm, look_of(i)) for i, arm in enumerate(arms)]
-        looks = {}
-        if max(len(arm.name) for arm in arms) <= LONGEST_NAME_AT_LINE:
+        if not looks:
             named = zip(arms, of_arms, strict=True)
             of_arms = [label._replace(text=f"{arm.name} {label.text}") for arm, label in named]
-        else:
-            looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}
         draw_legend(figure, looks, signs=signs_of(arms, bool(players)))
         label_lines(axes, labels + of_arms)
 
 
 def title_of(env: str, num_prompts: int) -> str:
-    """What the curves show, in words.
+    """What the curves show, in words: a line for the environment, and one for its options.
 
-    >>> title_of("frozenlake:size=4,success_rate=0.8", 256)
-    'FrozenLake (size 4, success rate 0.8): 256 fixed prompts'
+    >>> print(title_of("frozenlake:size=4,success_rate=0.8", 256))
+    FrozenLake: success on 256 fixed prompts
+    size 4, success rate 0.8
     """
     name, _, options = env.partition(":")
     words = [word.replace("_", " ").replace("=", " ") for word in options.split(",") if word]
     if name.endswith(".py"):  # a file of a user: the first word is the name of the class
-        title = words.pop(0)
+        title = options.split(",")[0]
+        words = words[1:]
     else:
         title = ENVS.get(name, name).rpartition(":")[2]
+    title = printable(title, limit=LONGEST_NAME)
+    lines = [f"{title}: success on {num_prompts} fixed prompts"]
     if words:
-        title += f" ({', '.join(words)})"
-    lines = wrap(f"{printable(title, limit=LONGEST_TITLE)}: {num_prompts} fixed prompts", LINE)
+        lines.append(printable(", ".join(words), limit=LONGEST_NAME))
     return "\n".join(lines)
 
 
