@@ -138,5 +138,5 @@ def draw_update(axes: Axes) -> None:
     axes.plot([UPDATE + 6] * 2, [middle - 4.2, line_y], color=TRAINED, linewidth=1.8)
     axes.annotate("", (SCORE - 2, line_y), (UPDATE + 6.1, line_y), arrowprops=arrow)
     axes.text(SCORE + 5, 0.4, "new weights play the next iteration", fontsize=9, color=TRAINED)
-    note = "of GRPO; in PPO a critic\nhelps to give each token one"
+    note = "This is GRPO. PPO gives each\ntoken its own, with a critic."
     axes.text(ADVANTAGE, middle - 8, note, fontsize=8.5, color=GRAY, va="center")

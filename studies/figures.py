@@ -50,7 +50,13 @@ REFERENCES = {  # row of a world -> label of its line
     PLAYERS["random, closed loop"]: "random actions",
 }
 BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}  # row -> name, colour
-SEED = {"marker": "o", "color": "white", "markeredgecolor": "black", "markersize": 5, "linewidth": 0}
+SEED = {
+    "marker": "o",
+    "color": "white",
+    "markeredgecolor": "black",
+    "markersize": 5,
+    "linewidth": 0,
+}
 SIGNS = {
     "95 % interval over prompts and seeds": Line2D([], [], color="black", linewidth=1.4),
     "single seed": Line2D([], [], **SEED),
