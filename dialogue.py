@@ -14,11 +14,11 @@ from configurator import Config, UserError
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from envs import Env, Step, name_of, show
+from envs import Env, Step, check_text, name_of, show
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
@@ -83,34 +83,6 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     sentences = [part.strip() + "." for part in thought.split(".") if part.strip()]
     checkable = [sentence for sentence in sentences if sentence[:-1].split()[0] in subjects]
     return len(checkable), sum(sentence in facts for sentence in checkable)
-
-
-# ---------- checks of what an environment returns
-
-
-def check_text(value: Any, method: str, env: Env) -> str:
-    """Return the value that a method returned. Raises: UserError unless it is text in UTF-8."""
-    if not isinstance(value, str):
-        raise UserError(f"{name_of(env)}.{method} returned {show(value)}; expected a text")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{name_of(env)}.{method} returned a text with the lone surrogate "
-            f"{value[error.start]!r}; expected characters that UTF-8 can encode"
-        ) from error
-    return value
-
-
-def check_actions(value: Any, player: str, env: Env) -> list[str]:
-    """Return the actions that a player chose. Raises: UserError unless they are a list of texts."""
-    is_list = isinstance(value, (list, tuple))
-    if not is_list or not all(isinstance(action, str) for action in value):
-        raise UserError(
-            f"the {player} player of {name_of(env)} returned {show(value)}; "
-            "expected a list of action texts"
-        )
-    return list(value)
 
 
 # ---------- the episode
@@ -318,52 +290,6 @@ class Episode:
         if record.num_actions == 0:
             notes.append("No action was executed; nothing changed.")
         return notes
-
-
-def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
-    """The actions that a reference player chooses in the present state.
-
-    `optimal` chooses the best plan of at most `actions_per_turn` actions, or the action of `greedy`
-    if no plan exists. `greedy` and `random` choose one action."""
-    env = episode.env
-    actions = []
-    if player == "random":
-        actions = env.random(1, rng)
-    elif player == "optimal":
-        turns_left = episode.config.max_turns - episode.turn_idx
-        actions = env.plan(episode.config.actions_per_turn, turns_left)
-    return check_actions(actions or [env.greedy()], player, env)
-
-
-def check_uses(env: Env, *uses: str) -> None:
-    """Raises: UserError if the class of the environment lacks a method that a use needs."""
-    for use in uses:
-        missing = missing_method(env, use)
-        if missing:
-            raise UserError(
-                f"{use!r} needs {missing}, which {name_of(env)} does not define "
-                f"(env={env.spec!r}); docs/environments.md says what to define"
-            )
-
-
-def missing_method(env: Env, use: str) -> str:
-    """The method that the class of the environment lacks for a use; '' if none.
-
-    Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
-    kind = type(env)
-    has_plan = kind.plan is not Env.plan
-    if use == "optimal" and not has_plan:
-        return "plan"
-    if use == "greedy" and not has_plan and kind.greedy is Env.greedy:
-        return "greedy or plan"
-    if use == "demonstrations" and not has_plan and kind.demonstrate is Env.demonstrate:
-        return "demonstrate or plan"
-    if use == "reward_density=plan" and not has_plan and kind.optimal_length is Env.optimal_length:
-        return "optimal_length or plan"
-    reads_text = kind._read is not Env._read and not env.actions
-    if use == "random" and reads_text and kind.random is Env.random:
-        return "random or actions"
-    return ""
 
 
 # ---------- reward density

@@ -460,6 +460,62 @@ def show(value: Any) -> str:
     return printable(repr(value), limit=100)
 
 
+def check_uses(env: Env, *uses: str) -> None:
+    """Raises: UserError if the class of the environment lacks a method that a use needs."""
+    for use in uses:
+        missing = missing_method(env, use)
+        if missing:
+            raise UserError(
+                f"{use!r} needs {missing}, which {name_of(env)} does not define "
+                f"(env={env.spec!r}); docs/environments.md says what to define"
+            )
+
+
+def missing_method(env: Env, use: str) -> str:
+    """The method that the class of the environment lacks for a use; '' if none.
+
+    Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
+    kind = type(env)
+    has_plan = kind.plan is not Env.plan
+    if use == "optimal" and not has_plan:
+        return "plan"
+    if use == "greedy" and not has_plan and kind.greedy is Env.greedy:
+        return "greedy or plan"
+    if use == "demonstrations" and not has_plan and kind.demonstrate is Env.demonstrate:
+        return "demonstrate or plan"
+    if use == "reward_density=plan" and not has_plan and kind.optimal_length is Env.optimal_length:
+        return "optimal_length or plan"
+    reads_text = kind._read is not Env._read and not env.actions
+    if use == "random" and reads_text and kind.random is Env.random:
+        return "random or actions"
+    return ""
+
+
+def check_text(value: Any, method: str, env: Env) -> str:
+    """Return the value that a method returned. Raises: UserError unless it is text in UTF-8."""
+    if not isinstance(value, str):
+        raise UserError(f"{name_of(env)}.{method} returned {show(value)}; expected a text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{name_of(env)}.{method} returned a text with the lone surrogate "
+            f"{value[error.start]!r}; expected characters that UTF-8 can encode"
+        ) from error
+    return value
+
+
+def check_actions(value: Any, player: str, env: Env) -> list[str]:
+    """Return the actions that a player chose. Raises: UserError unless they are a list of texts."""
+    is_list = isinstance(value, (list, tuple))
+    if not is_list or not all(isinstance(action, str) for action in value):
+        raise UserError(
+            f"the {player} player of {name_of(env)} returned {show(value)}; "
+            "expected a list of action texts"
+        )
+    return list(value)
+
+
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
     """The options in 'key=value,key=value', checked against their defaults."""
     options = {}

@@ -29,9 +29,9 @@ from itertools import chain, product
 
 import numpy as np
 
-from dialogue import Chat, format_response, missing_method, reference_actions
+from dialogue import Chat
 from engine import Engine, make_engine
-from envs import make_env
+from envs import make_env, missing_method
 from model import Policy, load_model
 from parallel import (
     collect_all,
@@ -41,8 +41,8 @@ from parallel import (
     sync_weights,
     world_size,
 )
+from players import ReferencePlayer
 from rollout import (
-    Reply,
     Rollout,
     Trajectory,
     make_episode,
@@ -52,7 +52,6 @@ from rollout import (
 )
 from support.log import progress_bar
 from support.scores import Row, ScoreReport, Scores, score
-from support.time_limit import EnvError, call_with_timeout
 from support.unread import print_unread
 
 SEED_EVAL = 21  # purpose number of the random streams
@@ -204,28 +203,6 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
     trajectories = play_all(rollouts, players, config.eval_split)
     without_errors(trajectories, config)  # raises for many errors; a few count as failures
     return trajectories
-
-
-class ReferencePlayer:
-    """A player for `rollout.play` that replies with `dialogue.reference_actions`."""
-
-    def __init__(self, player: str, rng: np.random.Generator):
-        self.player = player
-        self.rng = rng
-
-    def __call__(self, rollout: Rollout) -> Reply:
-        config = rollout.config
-        try:
-            actions = call_with_timeout(
-                config.step_timeout_s,
-                reference_actions,
-                rollout.episode,
-                self.player,
-                self.rng,
-            )
-        except EnvError as error:
-            return Reply("", error=str(error))
-        return Reply(format_response("", actions, think=config.think))
 
 
 if __name__ == "__main__":

@@ -21,16 +21,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from dialogue import (
-    Chat,
-    Episode,
-    TurnOutcome,
-    TurnRecord,
-    check_uses,
-    cut_fault,
-    shape_rewards,
-)
-from envs import make_env, reserved_keys, user_code
+from dialogue import Chat, Episode, TurnOutcome, TurnRecord, cut_fault, shape_rewards
+from envs import check_uses, make_env, reserved_keys, user_code
 from support.mixtures import env_specs
 from support.threads import call_all, start_thread
 from support.time_limit import EnvError, call_with_timeout
@@ -484,17 +476,18 @@ class RolloutScheduler:
                 on_done()
 
     def _request_first_turn(self, key: int) -> None:
-        """Queue the first turn, or end the trajectory if that turn cannot start."""
+        """Queue the first turn, or end the trajectory with an error if it cannot start."""
         rollout = self.rollouts[key]
-        if not rollout.failure:
-            prompt = rollout.next_prompt(self.chat)
-            if self._request_turn(key, prompt):
-                return
-            rollout.failure = failed_outcome(
+        if rollout.failure:
+            rollout.add_turn(Reply(""), rollout.failure)
+            return
+        prompt = rollout.next_prompt(self.chat)
+        if not self._request_turn(key, prompt):
+            failure = failed_outcome(
                 f"the first prompt has {len(prompt)} tokens and max_context_tokens is "
                 f"{self.config.max_context_tokens}; raise it"
             )
-        rollout.add_turn(Reply(""), rollout.failure)
+            rollout.add_turn(Reply(""), failure)
 
     def _request_next_turn(self, key: int) -> None:
         """Queue the next turn, or end the rollout if the context has no room for it."""

@@ -1,10 +1,11 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
 `fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
-arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model.
-`echo_trap` is one with SmolLM2-135M. A figure has curves. A curve is a training run with several
-seeds. Curves of one figure differ only in the settings that their labels name. A command leaves out
-settings that equal the defaults, so a run that two figures share has the same name in both.
+arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
+`echo_trap` and `jobs` those with SmolLM2-135M. A figure has curves. A curve is a training run with
+several seeds. Curves of one figure differ only in the settings that their labels name. A command
+leaves out settings that equal the defaults, so a run that two figures share has the same name in
+both.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
@@ -234,7 +235,8 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 def echo_trap() -> dict[str, Curve]:
     """StarPO, StarPO-S and what lies between them, on the bandit from one cold start.
 
-    The cold start teaches the form of replies: 120 games of a player that chooses a random arm."""
+    The cold start teaches the form of replies: 120 games of a player that chooses a random arm. The
+    learning rate is four times that of the overlay, at which StarPO is stable."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -247,10 +249,25 @@ def echo_trap() -> dict[str, Curve]:
         "StarPO, PPO": {"estimator": "gae"},
         "StarPO-S, PPO": {**starpo_s, "estimator": "gae"},
     }
+    at_high_rate = {"learning_rate": 8e-5, "num_iterations": 30}
+    settings = {name: {**at_high_rate, **changes} for name, changes in variants.items()}
+    settings["StarPO at 2e-5"] = {}
+    settings["StarPO-S at 2e-5"] = starpo_s
     curves = {}
-    for name, overrides in variants.items():
-        trained = Curve((), overrides, sft=ECHO_COLD_START, overlays=("smollm2_echo",))
+    for name, overrides in settings.items():
+        trained = Curve((), overrides, sft=ECHO_COLD_START, overlays=("smollm2_bandit",))
         curves[f"bandit {name}"] = trained
+    return curves
+
+
+def jobs() -> dict[str, Curve]:
+    """The bandit on pairs of jobs, with and without thoughts, each from its own cold start."""
+    curves = {}
+    for label, think in (("with thoughts", True), ("without thoughts", False)):
+        cold_start = curve("bandit_grpo", "bandit_jobs", think=think, sft_steps=15, eval_size=64)
+        settings = {"num_iterations": 30, "eval_every": 10}
+        trained = Curve((), settings, sft=cold_start, overlays=("smollm2_bandit",))
+        curves[f"bandit {label}"] = trained
     return curves
 
 
@@ -411,6 +428,13 @@ FIGURES = {
         echo_trap(),
         scale="smollm2",
         files="real_model/echo_trap_runs",
+    ),
+    "jobs": Figure(
+        "SmolLM2-135M on pairs of jobs, with and without thoughts",
+        TRAINING + EVALUATION,
+        jobs(),
+        scale="smollm2",
+        files="real_model/jobs",
     ),
     "table2": Figure(
         "N responses to each of 128/N prompts (N=1: no filter)",

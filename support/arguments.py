@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product, takewhile
 from pathlib import Path
 
-from dialogue import check_uses
-from envs import make_env
+from envs import check_uses, make_env
 from rollout import make_episode
 from support.available import check_installed, check_wandb, find_model
 from support.chat_server import check_server

@@ -13,8 +13,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from dialogue import missing_method
-from envs import EVAL_SEED, Env, make_env, show
+from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 

@@ -17,11 +17,16 @@ from learner import Learner
 from parallel import rank
 from rollout import Trajectory
 from support import checkpoint, inert, report, settings_history
-from support.budgets import BUDGET_METRICS, budget_summary, budget_warning
+from support.advice import (
+    BUDGET_METRICS,
+    budget_summary,
+    budget_warning,
+    idle_summary,
+    idle_warning,
+)
 from support.checkpoint import Saver
 from support.checksums import changed_logs, find_damage
 from support.echo_trap import classify_regime, early_stop_reason, new_warnings
-from support.idle import idle_summary, idle_warning
 from support.log import Log, progress_bar
 from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.records import write_jsonl, write_samples

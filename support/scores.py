@@ -13,7 +13,7 @@ import numpy as np
 
 from parallel import rank
 from rollout import Trajectory, summarize
-from support.budgets import budget_note
+from support.advice import budget_note
 from support.records import write_jsonl
 from support.run_folder import write_atomically
 from support.seeds import pool_seeds
@@ -107,7 +107,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """A line for each row whose games or replies a budget of tokens ended, see support/budgets.py.
+    """A line for each row whose games or replies a budget of tokens ended, see support/advice.py.
 
     Returns: the lines, "" for none."""
     lines = []

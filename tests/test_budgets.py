@@ -20,10 +20,9 @@ from dialogue import Episode, TurnRecord
 from engine import Sample
 from envs import make_env, reserved_instances
 from rollout import Trajectory, Turn, collect, summarize, without_errors
-from support import budgets
-from support.budgets import budget_note, budget_summary, budget_warning
+from support import advice
+from support.advice import budget_note, budget_summary, budget_warning, idle_summary
 from support.chat_server import read_reply
-from support.idle import idle_summary
 from support.records import trajectory_record, transcript
 from support.scores import Scores, budget_notes, score
 from tools import demonstrations, replay
@@ -76,7 +75,7 @@ def made_up(status, *turns, out_of_actions=None):
 
 
 def test_doctests():
-    results = doctest.testmod(budgets)
+    results = doctest.testmod(advice)
     assert results.attempted > 0 and results.failed == 0
 
 

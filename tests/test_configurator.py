@@ -39,9 +39,9 @@ ENVS = {  # that are not named like the file
     "cliff_walking": "gymnasium",
 }
 OVERLAYS = """
-    all_text bandit_transfer bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
+    all_text bandit_jobs bandit_transfer bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
     frozenlake_det frozenlake_v1 gigpo gspo hubs icepop lora mixture online_5 quest_transfer qwen3
-    reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn smollm2 smollm2_echo
+    reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn smollm2 smollm2_bandit
     sokoban_large sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_best
     tiny_collapse tiny_new_game tiny_text top_p turn_ppo
 """.split()

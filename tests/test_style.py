@@ -31,7 +31,7 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data ta
 # A module imports from lower floors, and from modules of its own package on its own floor.
 FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap support.precision"
-    " support.idle support.quotes support.threads support.budgets",
+    " support.advice support.quotes support.threads",
     "support.time_limit",
     "envs starpo support.run_folder support.shapes support.available support.families"
     " support.model_folder support.web support.checksums"
@@ -39,6 +39,7 @@ FLOORS = (
     " worlds.planners worlds.sokoban_rooms",
     "grids dialogue model engines.* worlds.* support.metrics support.mixtures methods",
     "engine rollout parallel",
+    "players",
     "support.records support.scores support.checkpoint support.process"
     " support.collapse support.log support.board support.wandb_log support.seeds"
     " support.arguments support.inert support.chat_server support.first_turn",
@@ -70,6 +71,7 @@ THIRD_PARTY = {
     "dialogue": {"numpy"},
     "starpo": {"torch"},
     "rollout": {"numpy", "torch"},
+    "players": {"numpy"},
     "model": {"peft", "safetensors", "tokenizers", "torch", "transformers"},
     "engine": {"torch", "transformers"},
     "engines": {"numpy", "torch", "tqdm", "transformers", "vllm"},

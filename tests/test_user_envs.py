@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import envs
-from dialogue import missing_method, reference_actions
-from envs import make_env
+from envs import make_env, missing_method
+from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
 from support.mixtures import mixture_at
 

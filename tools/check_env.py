@@ -33,12 +33,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dialogue import Episode, check_text, check_thought, missing_method
+from dialogue import Episode, check_thought
 from envs import (
     Env,
     Step,
+    check_text,
     draw_instance,
     make_env,
+    missing_method,
     reserved_instances,
     show,
 )

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dialogue import Chat, Episode, TurnRecord, check_actions, check_uses, format_response
-from envs import Env
+from dialogue import Chat, Episode, TurnRecord, format_response
+from envs import Env, check_actions, check_uses
 from grids import Grid
 from rollout import Reply, Rollout, Trajectory, Turn, following_prompt, make_episode, play
 from support.run_folder import read_text, replace_file

@@ -12,8 +12,9 @@ from configurator import Config, UserError, load_config, printable, run_main
 
 import numpy as np
 
-from dialogue import check_uses, format_response, missing_method, reference_actions
-from envs import Env
+from dialogue import format_response
+from envs import Env, check_uses, missing_method
+from players import reference_actions
 from rollout import Reply, Rollout, make_episode, play
 from support.mixtures import env_specs
 from support.time_limit import EnvError, call_with_timeout

@@ -24,7 +24,8 @@ OUT = Path("out/echo_trap")
 MODEL = Path("out/smollm2")
 COLD_START = OUT / "cold_start"
 RUNS = {"StarPO": OUT / "starpo", "StarPO-S": OUT / "starpo_s"}
-ITERATIONS = 45  # fewer than in the experiment, so that the command takes 40 CPU-minutes
+ITERATIONS = 30
+LEARNING_RATE = 8e-5  # that of the experiment; at the overlay's 2e-5 StarPO is stable
 CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
 STARPO_S = ("--filter_keep=0.25", "--clip_high=0.28", "--batch_size=16")
 
@@ -44,8 +45,9 @@ def steps() -> list[Step]:
     train = (
         "train.py",
         *CONFIGS,
-        "config/models/smollm2_echo.py",
+        "config/models/smollm2_bandit.py",
         f"--num_iterations={ITERATIONS}",
+        f"--learning_rate={LEARNING_RATE}",
         f"--model={COLD_START}/model",
     )
     starpo = (*train, f"--out_dir={RUNS['StarPO']}")

@@ -77,7 +77,7 @@ def test_the_steps_are_commands_that_fit_into_45_minutes():
     config, _, _ = load_config(list(starpo.words[1:]))
     experiment = settings_of(FIGURES["echo_trap"].curves["bandit StarPO"], "smollm2", 0)
     differs = {key for key in vars(config) if getattr(config, key) != getattr(experiment, key)}
-    assert differs == {"num_iterations", "model", "out_dir"}
+    assert differs == {"model", "out_dir"}
     other, _, _ = load_config(list(starpo_s.words[1:]))
     differs = {key for key in vars(config) if getattr(config, key) != getattr(other, key)}
     assert differs == {"filter_keep", "clip_high", "batch_size", "out_dir"}

@@ -1,7 +1,7 @@
 # Overlay for bandit_grpo.py or bandit_ppo.py and smollm2.py: half of the paper's groups, no filter,
 # and one optimizer step an iteration (studies/real_model/README.md).
 # Example:
-#   python train.py config/bandit_grpo.py config/models/smollm2.py config/models/smollm2_echo.py
+#   python train.py config/bandit_grpo.py config/models/smollm2.py config/models/smollm2_bandit.py
 
 num_groups = 4
 group_size = 16

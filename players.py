@@ -1,0 +1,49 @@
+"""Reference players: scripted players that are scored on the same games as a policy.
+
+`random` draws an action, `greedy` takes the action that looks best, and `optimal` follows the plan
+of the environment. They reply under the limits of the policy, in the form that the prompt asks for.
+"""
+
+import numpy as np
+
+from dialogue import Episode, format_response
+from envs import check_actions
+from rollout import Reply, Rollout
+from support.time_limit import EnvError, call_with_timeout
+
+
+class ReferencePlayer:
+    """A player for `rollout.play` that replies with `reference_actions`."""
+
+    def __init__(self, player: str, rng: np.random.Generator):
+        self.player = player
+        self.rng = rng
+
+    def __call__(self, rollout: Rollout) -> Reply:
+        config = rollout.config
+        try:
+            actions = call_with_timeout(
+                config.step_timeout_s,
+                reference_actions,
+                rollout.episode,
+                self.player,
+                self.rng,
+            )
+        except EnvError as error:
+            return Reply("", error=str(error))
+        return Reply(format_response("", actions, think=config.think))
+
+
+def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
+    """The actions that a reference player chooses in the present state.
+
+    `optimal` chooses the best plan of at most `actions_per_turn` actions, or the action of `greedy`
+    if no plan exists. `greedy` and `random` choose one action."""
+    env = episode.env
+    actions = []
+    if player == "random":
+        actions = env.random(1, rng)
+    elif player == "optimal":
+        turns_left = episode.config.max_turns - episode.turn_idx
+        actions = env.plan(episode.config.actions_per_turn, turns_left)
+    return check_actions(actions or [env.greedy()], player, env)

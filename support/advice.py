@@ -1,0 +1,116 @@
+"""What a run tells its user: replies and games that a budget of tokens ended, idle iterations.
+
+An end by a budget looks like bad behaviour: a reply that was cut off has no valid form, and a game
+without room for another reply is not won. An iteration is idle if the filter kept no group, so that
+nothing was updated. The functions keep no state, so a continued run says the same as one without an
+interruption.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+BUDGET_LIMIT = 0.1  # from this fraction of the replies or games on, a sentence names the budget
+LAST_ROWS = 10  # iterations that the summary at the end of a run describes
+# The metrics that `budget_note` reads. Old rows of metrics.jsonl lack them.
+BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
+IDLE_LIMIT = 10  # iterations in a row without an update, after which a run says so
+SOLVED = 0.9  # from this success rate on, scores are equal because nearly all games are won
+UNREADABLE = 0.5  # below this fraction of valid replies, their form is the problem
+
+
+# ---------- budgets of tokens
+
+
+def budget_note(metrics: dict) -> str:
+    """What the budgets of tokens ended, and what to do; "" if that is less than BUDGET_LIMIT.
+
+    Args: metrics: those of `rollout.summarize`, or a row of metrics.jsonl.
+    >>> budget_note({"cut_frac": 1.0, "cut_by_context_frac": 0.0, "out_of_tokens_frac": 0.0})
+    '100% of the replies were cut off at max_response_tokens: raise it, or teach shorter replies \
+with tools.sft'
+    """
+    cut, cut_by_context, out_of_tokens = (metrics.get(key) or 0.0 for key in BUDGET_METRICS)
+    cut_at_limit = cut - cut_by_context
+    notes = []
+    if cut_at_limit >= BUDGET_LIMIT:
+        notes.append(
+            f"{cut_at_limit:.0%} of the replies were cut off at max_response_tokens: raise it, or "
+            "teach shorter replies with tools.sft"
+        )
+    if max(cut_by_context, out_of_tokens) >= BUDGET_LIMIT:
+        notes.append(
+            f"the context was full at the end of {out_of_tokens:.0%} of the games and cut off "
+            f"{cut_by_context:.0%} of the replies below max_response_tokens: raise "
+            "max_context_tokens, or set context_turns"
+        )
+    return "; ".join(notes)
+
+
+def budget_warning(history: Sequence[dict]) -> str:
+    """The note of the last iteration if it is the first one with a note; "" otherwise."""
+    if any(budget_note(row) for row in history[:-1]):
+        return ""
+    return budget_note(history[-1])
+
+
+def budget_summary(history: Sequence[dict]) -> str:
+    """The note of the last LAST_ROWS iterations together; "" if there is none."""
+    note = budget_note(mean_budgets(history[-LAST_ROWS:]))
+    return f"in the last iterations, {note}" if note else ""
+
+
+def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
+    """The means of BUDGET_METRICS over rows of metrics.jsonl; 0 where no row knows them."""
+    means = {}
+    for key in BUDGET_METRICS:
+        known = [row[key] for row in rows if row.get(key) is not None]
+        means[key] = fmean(known) if known else 0.0
+    return means
+
+
+# ---------- idle iterations
+
+
+def idle_warning(history: Sequence[dict]) -> str | None:
+    """The sentence after exactly IDLE_LIMIT idle iterations in a row; None otherwise."""
+    num_idle = 0  # at the end of the history
+    for row in reversed(history):
+        if row["kept_groups"]:
+            break
+        num_idle += 1
+    return _describe(history) if num_idle == IDLE_LIMIT else None
+
+
+def idle_summary(history: Sequence[dict]) -> str | None:
+    """The sentence at the end of a run with no update, or with IDLE_LIMIT idle iterations."""
+    num_idle = sum(not row["kept_groups"] for row in history)
+    if num_idle and (num_idle == len(history) or num_idle >= IDLE_LIMIT):
+        return _describe(history)
+    return None
+
+
+def _describe(history: Sequence[dict]) -> str:
+    """How many iterations updated the policy, why the others did not, and what to do."""
+    idle = [row for row in history if not row["kept_groups"]]
+    num_updates = len(history) - len(idle)
+    valid = fmean(row["valid_frac"] for row in idle)
+    success = fmean(row["success"] for row in idle)
+    sentence = (
+        f"{num_updates} of {len(history)} iterations updated the policy; in the other {len(idle)} "
+        "the filter kept no group, because all scores in each group were equal "
+        f"(replies valid in {valid:.0%}, success in {success:.0%})"
+    )
+    if success >= SOLVED:
+        return f"{sentence}; the task is solved, so stop or give a harder --env"
+    budgets = mean_budgets(idle)
+    note = budget_note(budgets)
+    if note:  # a budget may be why replies are not valid and games not won
+        num_others = 1 - valid - budgets["cut_frac"]
+        form = "; then teach the form of the replies with tools.sft"
+        return f"{sentence}; {note}{form if num_others >= UNREADABLE else ''}"
+    if valid < UNREADABLE:
+        return f"{sentence}; teach the form of the replies with tools.sft first"
+    return (
+        f"{sentence}; give another --temperature, a larger --group_size or an easier --env, or "
+        "train with tools.sft first"
+    )
