@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
 # settings that change what is written and not what is learned; they do not identify a run
 ONLY_WRITING = ("num_samples",)
-SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS)  # a row keeps these metrics of every iteration
+# a row keeps these metrics of every iteration; older rows lack valid_frac
+SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 
 
 def finished_rows() -> dict[Config, dict]:

@@ -3,6 +3,7 @@ those of single updates in learners.py."""
 
 import os
 import pathlib
+import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
@@ -15,6 +16,8 @@ import torch
 
 # Modules that take seconds to import are imported inside the fixtures.
 torch.set_num_threads(1)  # a sum has one order of additions, and other processes get the other core
+# A shell lets the jobs in its background ignore Ctrl-C, which some tests send to their processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Answers have a few tokens and there are three turns: a trajectory has about 320 tokens.
 SMALL_RUN = dict(

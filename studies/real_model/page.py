@@ -1,7 +1,7 @@
-"""Write the tables and the picture of README.md from the finished runs of the experiment echo_trap.
+"""Write the tables and the picture of README.md from the finished runs with SmolLM2-135M.
 
-    python -m studies.reproduce echo_trap     # the runs
-    python -m studies.real_model.page         # seconds
+    python -m studies.reproduce echo_trap jobs     # the runs
+    python -m studies.real_model.page              # seconds
 
 README.md has the definitions. They were fixed before the runs.
 """
@@ -26,6 +26,24 @@ SIGNS = {
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
 SHOWN = ("bandit StarPO", "bandit StarPO-S")  # the methods in the picture
+LOST = 0.5  # below this share of valid replies, a run has lost the form
+LAST = 5  # iterations in which a run must have lost it, at least
+HEADINGS = (
+    "method",
+    "seed",
+    "start %",
+    "best %",
+    "collapses at",
+    "loses the form at",
+    "end %",
+    "CPU-s/iteration",
+)
+PAIRS = {  # environment -> the arms of an evaluation, the better one second
+    "bandit:pair=engineer": "Engineer, Teacher",
+    "bandit:pair=trader": "Trader, Librarian",
+    "bandit:pair=jobs": "the twelve pairs",
+    "bandit:pair=jobs_test": "eight other pairs",
+}
 Row = dict  # of a run, see studies/runs.py
 
 
@@ -39,8 +57,14 @@ def main(argv: list[str]) -> None:
         raise UserError("no run is finished; start them: python -m studies.reproduce echo_trap")
     draw_traps(FOLDER / "echo_trap.png", shown_runs(finished))
     page = FOLDER / "README.md"
-    contents = {"runs": "\n".join(run_lines(finished)), "signs": "\n".join(sign_lines(finished))}
-    write_atomically(page, tables.fill(page.read_text(), contents))
+    jobs = rows_of(FIGURES["jobs"].curves, "smollm2")
+    contents = {
+        "runs": run_lines(finished),
+        "signs": sign_lines(finished),
+        "jobs": job_lines({name: rows for name, rows in jobs.items() if rows}),
+    }
+    texts = {name: "\n".join(lines) for name, lines in contents.items()}
+    write_atomically(page, tables.fill(page.read_text(), texts))
     print(page.read_text())
 
 
@@ -68,20 +92,52 @@ def run_lines(curves: dict[str, list[Row]]) -> list[str]:
         for row in rows:
             successes = tables.series(row)["eval_success"]  # iteration -> success
             best = max(successes, key=lambda iteration: successes[iteration])
-            collapse = collapse_iteration(row)
             lines.append(
                 [
                     name.removeprefix("bandit "),
                     str(row["settings"]["seed"]),
                     f"{100 * successes[0]:.0f}",
                     f"{100 * successes[best]:.0f} at {best}",
-                    str(collapse) if collapse else "no",
+                    str(collapse_iteration(row) or "no"),
+                    form_cell(row),
                     f"{100 * successes[max(successes)]:.0f} at {max(successes)}",
                     f"{row['cpu_s_per_iteration']:.0f}",
                 ]
             )
-    headings = ["method", "seed", "start %", "best %", "collapses at", "end %", "CPU-s/iteration"]
-    return tables.markdown(headings, lines)
+    return tables.markdown(HEADINGS, lines)
+
+
+def form_cell(row: Row) -> str:
+    """Since which iteration a run has lost the form of replies."""
+    if "valid_frac" not in row["series"]:
+        return "not recorded"
+    return str(form_loss(row) or "no")
+
+
+def form_loss(row: Row) -> int | None:
+    """The first of the last iterations in which fewer than half of the replies were valid.
+
+    Returns: None if these are fewer than five, or if the row does not know its valid replies."""
+    valid = row["series"].get("valid_frac", [])
+    num_lost = 0
+    for fraction in reversed(valid):
+        if fraction >= LOST:
+            break
+        num_lost += 1
+    return len(valid) - num_lost + 1 if num_lost >= LAST else None
+
+
+def fall_of(row: Row) -> int | None:
+    """The iteration of the collapse or of the loss of the form, whichever is first."""
+    falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
+    return min(falls, default=None)
+
+
+def last_good_iteration(row: Row) -> int:
+    """The last evaluation before a collapse, or the last iteration before the loss of the form."""
+    if fall_of(row) == form_loss(row):
+        return form_loss(row) - 1
+    return last_good_evaluation(row)
 
 
 def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
@@ -95,16 +151,37 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """When a sign begins, and what it is worth: its lead over the collapse, late, or false."""
+    """When a sign begins, and what it is worth: its lead over the fall, late, or false."""
     begun = beginnings(row, sign)
-    collapse = collapse_iteration(row)
+    fall = fall_of(row)
     if not begun:
         return "never"
-    if collapse is None:
+    if fall is None:
         return f"{shown_list(begun)}: false"
-    if begun[0] > last_good_evaluation(row):
+    if begun[0] > last_good_iteration(row):
         return f"{begun[0]}: late"
-    return f"{begun[0]}: {collapse - begun[0]} before"
+    return f"{begun[0]}: {fall - begun[0]} before"
+
+
+def job_lines(curves: dict[str, list[Row]]) -> list[str]:
+    """The table of the jobs: success before and after RL on each kind of pairs, over the seeds."""
+    lines = []
+    for name, rows in curves.items():
+        seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
+        for env, wins in tables.wins_by_env(rows).items():
+            start, end = wins["start"], wins["after RL"]  # (S, n) each
+            lines.append(
+                [
+                    name.removeprefix("bandit "),
+                    PAIRS[env],
+                    seeds,
+                    tables.rate(start),
+                    tables.rate(end),
+                    tables.difference(end, start),
+                ]
+            )
+    headings = ["trained on", "arms", "seeds", "cold start %", "after RL %", "RL - cold start"]
+    return tables.markdown(headings, lines)
 
 
 def shown_list(iterations: Sequence[int]) -> str:

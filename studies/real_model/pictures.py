@@ -21,6 +21,7 @@ class Panel(NamedTuple):
 
 PANELS = (
     Panel("success", "success in training, %", 100),
+    Panel("valid_frac", "replies in the required form, %", 100),
     Panel("in_group_reward_std", "spread of rewards in a group"),
     Panel("entropy", "entropy, nats a token"),
     Panel("grad_norm", "gradient norm before clipping"),
@@ -34,8 +35,9 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
 
     Args: curves: method -> one run for each seed."""
     looks = {name: look_of(index) for index, name in enumerate(curves)}
-    with picture(path, width=9.5, height=5.4) as figure:
-        axes_of_panels = figure.subplots(2, 3, sharex=True).flat
+    with picture(path, width=11, height=5.4) as figure:
+        *axes_of_panels, empty = figure.subplots(2, 4, sharex=True).flat
+        empty.set_axis_off()
         for axes, panel in zip(axes_of_panels, PANELS, strict=True):
             axes.set_title(panel.title)
             if panel.scale == 100:

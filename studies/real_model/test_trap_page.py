@@ -35,7 +35,20 @@ COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 
 def test_a_run_in_one_line():
     *_, line = page.run_lines({"bandit StarPO": [COLLAPSED]})
-    assert line == "| StarPO | 0 | 50 | 100 at 5 | 15 | 20 at 20 | 41 |"
+    assert line == "| StarPO | 0 | 50 | 100 at 5 | 15 | not recorded | 20 at 20 | 41 |"
+
+
+def test_a_run_loses_the_form_of_replies():
+    """Success stays at 100 %. From iteration 14 on, a quarter of the replies is valid."""
+    valid = [1.0] * 10 + [0.25, 0.25] + [0.5] + [0.25] * 7
+    row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
+    row["series"]["valid_frac"] = valid
+    *_, line = page.run_lines({"bandit StarPO": [row]})
+    assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
+    # The median of iterations 10, 11 and 12 is 60.
+    assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
+    row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4  # four iterations are too few
+    assert page.form_loss(row) is None
 
 
 def test_a_sign_is_early_late_or_false():
@@ -47,6 +60,20 @@ def test_a_sign_is_early_late_or_false():
     healthy = row_of([0.5, 1.0, 0.9, 1.0, 1.0], LENGTHS)
     assert page.sign_cell(healthy, longer) == "9: false"
     assert page.sign_cell(healthy, page.SIGNS["entropy doubles"]) == "never"
+
+
+def test_the_jobs_before_and_after_rl():
+    """Two seeds, four games of each kind of pairs."""
+    successes = {
+        "bandit:pair=jobs": {"start": [1, 0, 1, 0], "after RL": [1, 1, 1, 0]},
+        "bandit:pair=trader": {"start": [0, 1, 0, 1], "after RL": [0, 0, 0, 0]},
+    }
+    rows = [row_of([0.5, 0.5], [20] * 5, seed) | {"successes": successes} for seed in (0, 1)]
+    *_, trained, reverse = page.job_lines({"bandit with thoughts": rows})
+    assert trained.startswith("| with thoughts | the twelve pairs | 0, 1 | 50.0 [")
+    assert "| 75.0 [" in trained and "| 25.0 [" in trained
+    assert reverse.startswith("| with thoughts | Trader, Librarian | 0, 1 | 50.0 [")
+    assert "| 0.0 [0.0, " in reverse and "| -50.0 [" in reverse
 
 
 def test_moments_of_a_run():

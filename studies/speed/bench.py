@@ -7,19 +7,24 @@
     python -m studies.speed.bench precision   # log-probs of engine and trainer, in three types
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
-The settings are those of config/frozenlake_grpo.py and config/models/tiny.py. --key=value overrides
-them.
---repeats=N sets the number of measurements (5), --json=PATH writes them to a file. The variants run
-in turn, once to warm up and then N times. A table shows median, smallest and largest value. Compare
-CPU times, because wall time says little on a shared machine. rollout, update and iteration also
-check that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl)
-take part if they are installed. `python -m studies.speed.gpu_report` measures on a GPU.
+The settings are those of config/frozenlake_grpo.py and config/models/tiny.py, those of `iteration`
+of config/bandit_grpo.py. Config files and --key=value override them:
+
+    python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
+
+rollout and update take an untrained model of 4 layers unless another one is given. --repeats=N
+sets the number of measurements (5), --json=PATH writes them to a file. The variants run in turn,
+once to warm up and then N times. A table shows median, smallest and largest value. Compare CPU
+times, because wall time says little on a shared machine. rollout, update and iteration also check
+that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl) take
+part if they are installed. `python -m studies.speed.gpu_report` measures on a GPU.
 """
 
 from configurator import Config, UserError, load_config, run_main
 
 import importlib
 import json
+from dataclasses import replace
 
 from studies.speed.bench_measure import RANDOM_MODEL
 from support.arguments import check_envs
@@ -35,12 +40,14 @@ BENCHMARKS = {  # name of a benchmark -> the module with the function of this na
     "precision": "studies.speed.bench_precision",
     "scale": "studies.speed.bench_iteration",
 }
-SETTINGS = (
+LAKE = (
     "config/frozenlake_grpo.py",
     "config/models/tiny.py",
     "--max_response_tokens=100",
     "--max_context_tokens=1600",
 )
+BANDIT = ("config/bandit_grpo.py", "config/models/tiny.py", "--batch_size=128")
+UNTRAINED = ("rollout", "update")  # these take an untrained model in the place of base/
 OPTIONS = {
     "repeats": 5,
     "json": "",  # file for the measurements
@@ -56,9 +63,10 @@ def main(argv: list[str]) -> None:
     from studies.base_model.tiny_model import build_tiny
 
     parallel.init_distributed(config)
-    random_model, tokenizer = build_tiny(config.seed, "4x96")
-    random_model.save_pretrained(RANDOM_MODEL)
-    tokenizer.save_pretrained(RANDOM_MODEL)
+    if config.model == RANDOM_MODEL:
+        random_model, tokenizer = build_tiny(config.seed, "4x96")
+        random_model.save_pretrained(RANDOM_MODEL)
+        tokenizer.save_pretrained(RANDOM_MODEL)
     benchmark = getattr(importlib.import_module(BENCHMARKS[name]), name)
     rows = benchmark(config, options["repeats"])
     if options["json"]:
@@ -72,9 +80,13 @@ def read_arguments(argv: list[str]) -> tuple[str, Config, dict]:
         given = argv[0] if argv else "nothing"
         raise UserError(f"give one of {', '.join(BENCHMARKS)}; got {given}")
     name, *settings = argv
-    config, options, _ = load_config([*SETTINGS, *settings], extra=OPTIONS)
+    files = BANDIT if name == "iteration" else LAKE
+    config, options, _ = load_config([*files, *settings], extra=OPTIONS)
     check_envs(config, mixture_at(config.env, 0))
-    find_model(config.model)
+    is_default = config.model == "tiny"
+    config = replace(config, model=find_model(config.model))
+    if name in UNTRAINED and is_default:
+        config = replace(config, model=RANDOM_MODEL)
     if options["repeats"] < 1:
         raise UserError(f"repeats must be 1 or more, got {options['repeats']}")
     if options["json"]:

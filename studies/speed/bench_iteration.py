@@ -1,10 +1,11 @@
 """Benchmarks of whole iterations of train.py: against TRL's trainer, and at growing sizes."""
 
-from configurator import Config, UserError, load_config
+from configurator import Config, UserError
 
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from support.run_folder import read_rows
 from support.timer import Timer
 
 OUT_DIR = "out/bench_run"
-BANDIT = ("config/bandit_grpo.py", "config/models/tiny.py")
 TRL_ITERATIONS = 4
 
 
@@ -24,17 +24,18 @@ TRL_ITERATIONS = 4
 
 
 def iteration(config: Config, repeats: int) -> Rows:
-    """128 replies of the base model to one of two Bandit prompts, then one step on all of them.
+    """Replies of a model to one of two Bandit prompts, then one step on all of them.
 
     A measurement of ours is the median of three iterations after one to warm up, one of TRL's the
     mean of four. Both sides have the same policy, and the lengths of its replies agree within
     sampling error.
     """
+    num_replies = config.num_groups * config.group_size
     num_sampled: list[float] = []  # tokens of our iterations
 
     def ours() -> dict[str, float]:
-        row = run_training(*BANDIT, "--batch_size=128")
-        num_sampled.append(128 * row["response_length"])
+        row = run_training(*changes_of(config))
+        num_sampled.append(num_replies * row["response_length"])
         return {
             "cpu_s": row["cpu_s"],
             "wall_s": row["wall_s"],
@@ -44,9 +45,9 @@ def iteration(config: Config, repeats: int) -> Rows:
     variants = {"ours": ours}
     if is_installed("trl"):
         trainer, trl_sampled = make_trl_trainer(
-            config.model,
-            bandit_prompt(),
-            per_device_train_batch_size=128,
+            config,
+            bandit_prompt(config),
+            per_device_train_batch_size=num_replies,
             max_steps=TRL_ITERATIONS,
         )
 
@@ -61,8 +62,16 @@ def iteration(config: Config, repeats: int) -> Rows:
     return compare(variants, repeats)
 
 
-def bandit_prompt() -> list[dict[str, str]]:
-    config, _, _ = load_config(list(BANDIT))
+def changes_of(config: Config) -> list[str]:
+    """The settings that are not the defaults, as on a command line."""
+    changes = []
+    for key, value in asdict(config).items():
+        if value != getattr(Config, key):
+            changes.append(f"--{key}={value}")
+    return changes
+
+
+def bandit_prompt(config: Config) -> list[dict[str, str]]:
     system, user = make_episode(config).reset((0,))
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 

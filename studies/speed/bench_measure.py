@@ -1,6 +1,6 @@
 """Code that the benchmarks share: settings, interleaved repeats and the table of medians."""
 
-from configurator import UserError
+from configurator import Config, UserError
 
 import importlib.util
 from collections.abc import Callable
@@ -10,12 +10,19 @@ import numpy as np
 from support.timer import Timer
 
 RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
-# 8 instances with 16 members each: seed of the instance, and number of the member
-STARTS = [((71, i // 16), i % 16) for i in range(128)]
 
 Counts = dict[str, float]
 Run = Callable[[], Counts]  # does the work once and returns counts, such as sampled tokens
 Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smallest, largest]
+
+
+def starts(config: Config) -> list[tuple[tuple[int, int], int]]:
+    """Seed of the instance and number of the member, for the groups of the settings."""
+    return [
+        ((71, group), member)
+        for group in range(config.num_groups)
+        for member in range(config.group_size)
+    ]
 
 
 def is_installed(package: str) -> bool:

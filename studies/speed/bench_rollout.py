@@ -17,20 +17,20 @@ from dialogue import Chat
 from engine import Sample, make_engine
 from model import Policy, load_model
 from rollout import collect
-from studies.speed.bench_measure import RANDOM_MODEL, STARTS, Rows, check, compare, is_installed
+from studies.speed.bench_measure import Rows, check, compare, is_installed, starts
 
 CACHE_KEPT = "Hugging Face, cache kept over turns"
 HISTORY_PREFILLED = "Hugging Face, history prefilled every turn"
 
 
 def rollout(config: Config, repeats: int) -> Rows:
-    """128 multi-turn trajectories with every engine.
+    """Multi-turn trajectories with every engine, as many as an iteration has.
 
     Sampling is greedy, so that all engines sample the same tokens. Members of a group still
     differ, because the transitions of the environment are random.
     """
-    model, tokenizer = load_model(RANDOM_MODEL)
-    hf_model = AutoModelForCausalLM.from_pretrained(RANDOM_MODEL, attn_implementation="sdpa")
+    model, tokenizer = load_model(config.model)
+    hf_model = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")
     chat = Chat(tokenizer)
     engines = make_engines(config, model, chat)
     played: dict[str, list[list[int]]] = {}
@@ -42,7 +42,7 @@ def rollout(config: Config, repeats: int) -> Rows:
             DrawnLengths(engine),
             chat,
             config,
-            STARTS,
+            starts(config),
             split="train",
             temperature=0.0,
             noise_seed=(0,),

@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from dialogue import Chat
 from engine import make_engine
 from model import Policy, load_model
-from packing import micro_batches, pack
+from packing import PackedBatch, micro_batches, pack
 from rollout import Trajectory, collect
 from starpo import ppo_loss
-from studies.speed.bench_measure import RANDOM_MODEL, STARTS, Rows, check, compare, is_installed
+from studies.speed.bench_measure import Rows, check, compare, is_installed, starts
 from studies.speed.bench_rollout import DrawnLengths
+from support.timer import Timer
 
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28
@@ -30,13 +31,13 @@ Part = Sequence[Trajectory]  # a micro-batch
 
 
 def update(config: Config, repeats: int) -> Rows:
-    """Forward and backward on 32 trajectories of 2 groups, which end after 1 to 5 turns.
+    """Forward and backward on up to 32 trajectories, which end after 1 to 5 turns.
 
     Loss and gradient norm of all variants must agree before anything is timed.
     """
-    model, tokenizer = load_model(RANDOM_MODEL)
+    model, tokenizer = load_model(config.model)
     policy = Policy(model)
-    plain = AutoModelForCausalLM.from_pretrained(RANDOM_MODEL, attn_implementation="sdpa")
+    plain = load_plain(config.model)
     batch = Batch(collect_shortened(config, model, Chat(tokenizer)))
     packs = micro_batches(batch.trajectories, config.micro_batch_tokens)
     padded_parts = torch.arange(len(batch.trajectories)).view(-1, PADDED_BATCH).tolist()
@@ -54,12 +55,24 @@ def update(config: Config, repeats: int) -> Rows:
         "padded": partial(forward_backward, plain, padded_parts, padded_loss),
     }
     if is_installed("trl"):
-        trainer, _ = make_trl_trainer(RANDOM_MODEL, "a", per_device_train_batch_size=16)
+        trainer, _ = make_trl_trainer(config, "a", per_device_train_batch_size=config.group_size)
         variants["TRL's GRPO loss, padded"] = partial(
             forward_backward, trainer.model, padded_parts, partial(trl_loss, trainer, batch)
         )
     check_results({name: run() for name, run in variants.items()})
-    return compare(variants, repeats)
+    rows = compare(variants, repeats)
+    operations = sum(num_operations(model, pack(batch.part(part))) for part in packs)
+    print_share_of_peak(operations, rows["packed"]["cpu_s"][0])
+    return rows
+
+
+def load_plain(folder: str) -> PreTrainedModel:
+    """A model of transformers that trains the embedding of the padding token, as ours does.
+
+    In the untrained model this is the token that ends a message."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    model.get_input_embeddings().padding_idx = None
+    return model
 
 
 def collect_shortened(config: Config, model: PreTrainedModel, chat: Chat) -> list[Trajectory]:
@@ -67,7 +80,7 @@ def collect_shortened(config: Config, model: PreTrainedModel, chat: Chat) -> lis
         DrawnLengths(make_engine(config, model, chat)),
         chat,
         config,
-        STARTS[:32],
+        starts(config)[:32],
         split="train",
         temperature=1.0,
         noise_seed=(0,),
@@ -133,6 +146,44 @@ def check_results(results: dict[str, dict[str, float]]) -> None:
         check(max(loss_error, norm_error) < TOLERANCE, str(results))
 
 
+# ---------- share of the peak
+
+
+def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
+    """Operations of the matrix products with weights, forward and backward; without attention.
+
+    A product with a weight costs two operations a token forward and four backward. The embedding is
+    a lookup. The head sees sampled tokens only."""
+    head = model.get_output_embeddings().weight.numel()
+    embeddings = {id(model.get_output_embeddings().weight), id(model.get_input_embeddings().weight)}
+    body = sum(weight.numel() for weight in model.parameters() if id(weight) not in embeddings)
+    return 6 * (body * packed.ids.numel() + head * packed.response_index.numel())
+
+
+def print_share_of_peak(operations: int, cpu_s: float) -> None:
+    """Compare the packed update with a large product of float32 matrices on the same machine."""
+    peak = measure_peak()
+    share = operations / cpu_s / peak
+    print(
+        f"packed: {operations / 1e9:.0f} billion operations of matrix products with weights, "
+        f"{share:.0%} of the peak of {peak / 1e9:.0f} billion a CPU second"
+    )
+
+
+def measure_peak() -> float:
+    """Operations per CPU second of products of float32 matrices, the best of five."""
+    rows, width = 1024, 1536
+    a = torch.randn(rows, width)
+    b = torch.randn(width, width)
+    best = 0.0
+    for _ in range(5):
+        timer = Timer()
+        a @ b
+        timer.stop()
+        best = max(best, 2 * rows * width * width / timer.cpu_s)
+    return best
+
+
 # ---------- padded batches
 
 
@@ -161,7 +212,7 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 # ---------- TRL
 
 
-def make_trl_trainer(folder: str, prompt, **options):
+def make_trl_trainer(config: Config, prompt, **options):
     """TRL's GRPOTrainer with our settings. Rewards depend only on the position in the group.
 
     Returns:
@@ -185,20 +236,20 @@ def make_trl_trainer(folder: str, prompt, **options):
         epsilon=CLIP_LOW,
         epsilon_high=CLIP_HIGH,
         learning_rate=1e-6,
-        num_generations=16,
-        max_completion_length=64,
+        num_generations=config.group_size,
+        max_completion_length=config.max_response_tokens,
         **options,
     )
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    model = load_plain(config.model)
     table = InMemoryTable.from_pydict({"prompt": [prompt] * 512})
     prompts = Dataset(table, fingerprint="the same")
     num_sampled: list[int] = []
 
     def reward(completions, completion_ids, **_) -> list[float]:
         num_sampled.append(sum(len(ids) for ids in completion_ids))
-        return [float(i % 16) for i in range(len(completions))]
+        return [float(i % config.group_size) for i in range(len(completions))]
 
-    _, tokenizer = load_model(folder)
+    _, tokenizer = load_model(config.model)
     trainer = GRPOTrainer(model, reward, trl_config, prompts, processing_class=tokenizer)
     trainer.current_gradient_accumulation_steps = 1  # otherwise train() sets it
     return trainer, num_sampled

@@ -3,7 +3,10 @@
 python -m pytest -q studies/speed/test_bench.py
 """
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from shared_fixtures import small_config
 from transformers import AutoModelForCausalLM
 
@@ -78,13 +81,35 @@ def test_a_barrier_changes_no_token_and_needs_more_steps(trained_folder):
 
 @pytest.mark.slow
 def test_packed_and_padded_updates_agree_and_are_reported(trained_folder, monkeypatch, capsys):
-    monkeypatch.setattr(bench_update, "RANDOM_MODEL", str(trained_folder))
     monkeypatch.setattr(bench_update, "is_installed", lambda package: False)
     # update() refuses to time variants that differ
-    rows = bench_update.update(small_config(max_context_tokens=900), 1)
+    rows = bench_update.update(
+        small_config(max_context_tokens=900, model=str(trained_folder), num_groups=4), 1
+    )
     assert list(rows) == ["packed", "padded"]
     assert rows["packed"]["loss"][0] == pytest.approx(rows["padded"]["loss"][0], abs=1e-5)
     assert capsys.readouterr().out.count("| CPU time ") == 2
+
+
+@pytest.mark.slow
+def test_the_update_of_the_untrained_model(monkeypatch, capsys):
+    """Its padding token ends messages, so the variants agree only if all of them train it."""
+    monkeypatch.setattr(bench_update, "is_installed", lambda package: False)
+    bench.main(["update", "--repeats=1", "--num_groups=1", "--group_size=8", "--batch_size=2"])
+    printed = capsys.readouterr().out
+    assert printed.count("| CPU time ") == 2
+    assert "of the peak of" in printed
+
+
+def test_operations_of_an_update():
+    """Width 2, one hidden layer of 3, a vocabulary of 5; 7 tokens, 4 of them sampled."""
+    model = torch.nn.Module()
+    model.embed = torch.nn.Embedding(5, 2)
+    model.up = torch.nn.Linear(2, 3, bias=False)
+    model.get_input_embeddings = lambda: model.embed
+    model.get_output_embeddings = lambda: model.embed
+    packed = SimpleNamespace(ids=torch.zeros(7), response_index=torch.zeros(4))
+    assert bench_update.num_operations(model, packed) == 6 * (6 * 7 + 10 * 4)
 
 
 def test_variants_that_differ_are_not_timed():
@@ -158,8 +183,8 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
     monkeypatch.setattr(bench_iteration, "run_training", run_training)
     monkeypatch.setattr(bench_iteration, "is_installed", lambda package: False)
     rows = bench_iteration.iteration(small_config(), 2)
-    assert rows["ours"]["sampled tokens"] == [2560.0] * 3
-    assert rows["ours"]["cpu_s"] == [8 * 5**1.5] * 3
+    assert rows["ours"]["sampled tokens"] == [2 * 4 * 20.0] * 3
+    assert rows["ours"]["cpu_s"] == [2 * 3**1.5] * 3
     rows = bench_iteration.scale(small_config(), 1)
     assert rows["exponent of trajectories"] == pytest.approx(1.0)
     assert rows["exponent of turns"] == pytest.approx(1.5)  # against the turns that were played
@@ -170,7 +195,7 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
 @pytest.mark.slow
 def test_what_is_read_of_a_run_is_what_it_logged():
     sizes = ("--num_groups=2", "--group_size=2", "--batch_size=2")
-    row = bench_iteration.run_training(*bench_iteration.BANDIT, *sizes, iterations=3)
+    row = bench_iteration.run_training(*bench.BANDIT, *sizes, iterations=3)
     logged = read_rows(bench_iteration.Path("out/bench_run/metrics.jsonl"), 3)
     assert [row["step"] for row in logged] == [1, 2, 3]
     _, second, third = logged
