@@ -78,9 +78,9 @@ def draw_group(axes: Axes, group: Group) -> None:
         draw_trajectory(axes, y, num_turns, opacity, is_first=member == 0 and is_kept)
         axes.text(SCORE + 3, y, str(score), fontsize=10, va="center", alpha=opacity)
         if is_kept:
-            advantage = (score - scores.mean()) / scores.std()
+            advantage = (score - scores.mean()) / scores.std(ddof=1)
             color = GOOD if advantage > 0 else BAD
-            draw_block(axes, ADVANTAGE, y, 6, f"{advantage:+.0f}", color, "white")
+            draw_block(axes, ADVANTAGE, y, 6, f"{advantage:+.2f}", color, "white")
     verdict = "varies:\nkeep" if is_kept else "all equal:\ndrop"
     axes.text(
         FILTER + 0.5, middle, verdict, fontsize=10, va="center", color=GOOD if is_kept else BAD
@@ -129,7 +129,7 @@ def draw_key(axes: Axes) -> None:
 def draw_update(axes: Axes) -> None:
     """The box of the update, and the arrow from it back to the first step."""
     middle = GROUPS[0].y - 1.5 * ROW
-    text = "blue tokens get\nmore likely at +1,\nless likely at -1"
+    text = "blue tokens get more\nlikely at +0.87, and\nless likely at -0.87"
     box = {"boxstyle": "round,pad=0.5", "facecolor": "#eaf2f8", "edgecolor": TRAINED}
     axes.text(UPDATE, middle, text, fontsize=9, va="center", bbox=box)
     arrow = {"arrowstyle": "-|>", "color": TRAINED, "linewidth": 1.8}
