@@ -443,7 +443,7 @@ def spied_loss(monkeypatch, config, seed):
         rollout_logprobs=engine,
         turn_ids=numbers,
         segment_ids=numbers,
-        weights=torch.ones_like(new),
+        token_weights=torch.ones_like(new),
     )
     given = {}
 
