@@ -49,7 +49,7 @@ help:
 	@echo "make check-torch211  the fast tests and small measurements with torch 2.11, the oldest that works"
 	@echo "make test-extras  install TextWorld and ALFWorld, test them and the sandbox (needs cmake, C++)"
 	@echo "make test-hubs    install GEM, reasoning-gym and gymnasium, test them, and play 67 of their games"
-	@echo "make test-smollm2 fetch SmolLM2-135M-Instruct and test training with it (5 min)"
+	@echo "make test-smollm2 fetch SmolLM2-135M-Instruct and test training with it (4 CPU-minutes)"
 	@echo "make soak         kill a tiny run 100 times and compare it with an undisturbed run (15 min)"
 	@echo "make vllm         install vLLM for CPUs (Linux), for --engine=vllm without a GPU"
 	@echo "make clean        remove .venv and caches, keep out/"

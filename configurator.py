@@ -9,6 +9,7 @@ an error, in a file and on the command line.
 import ast
 import difflib
 import errno
+import importlib.util
 import inspect
 import io
 import json
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 ERROR_LIMIT = 2000  # characters of an error message on the terminal
+CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 
 
 class UserError(ValueError):
@@ -72,6 +74,21 @@ def describe_error(error: BaseException) -> str:
         return printable(message)
     name = type(error).__name__
     return printable(f"{name}: {message}" if message else name)
+
+
+def describe_line_error(error: Exception) -> str:
+    """Describe what is wrong with one line of a file. For bad JSON it names the column.
+
+    The message of json names line 1 as well, which is not the line of the file.
+    >>> try:
+    ...     json.loads('{"a" 1}')
+    ... except ValueError as error:
+    ...     describe_line_error(error)
+    "Expecting ':' delimiter at column 6"
+    """
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return str(error)
 
 
 # ---------- types of settings
@@ -319,20 +336,33 @@ class Config:
             names = ", ".join(STATE_ESTIMATORS)
             raise UserError(f"state_weight is for estimators {names}; got {self.estimator!r}")
         normalizes_groups = self.reward_norm != "none" and self.reward_norm_over == "group"
-        compares = has_group_baseline or normalizes_groups or self.sampling_rounds > 1
-        if self.group_size == 1 and compares:
-            raise UserError("group_size=1 leaves no other member to compare scores with")
+        cure = ""
+        if has_group_baseline:
+            cure = f"an estimator other than {self.estimator!r}, such as --estimator=gae"
+        elif normalizes_groups:
+            cure = "--reward_norm_over=batch"
+        elif self.sampling_rounds > 1:
+            cure = "--sampling_rounds=1"
+        if self.group_size == 1 and cure:
+            raise UserError(
+                "group_size=1 leaves no other member to compare scores with; use --group_size=2 or "
+                f"more, or {cure}"
+            )
 
     def _check_batch_size(self) -> None:
         kept = self.most_kept()
         unfiltered = self.filter_strategy == "fraction" and self.filter_keep == 1
         if self.group_size == 1 and not (unfiltered or self.filter_zero_std):
-            kept = 0  # a group of one has no variance
+            raise UserError(
+                "group_size=1 gives groups without variance, and the filter drops them all; use "
+                "--group_size=2 or more, or --filter_keep=1.0 with --filter_strategy=fraction, "
+                "which keeps all groups"
+            )
         if self.batch_size > kept:
             raise UserError(
                 f"batch_size ({self.batch_size}) is more than the {kept} trajectories kept "
                 f"(filter_keep {self.filter_keep} of num_groups {self.num_groups}, "
-                f"group_size {self.group_size})"
+                f"group_size {self.group_size}); use --batch_size={kept} or less, or keep more"
             )
 
     def most_kept(self) -> int:
@@ -474,7 +504,7 @@ def load_config(
     sources = dict.fromkeys(own_types, "default")
     values: dict[str, Any] = asdict(base) if base else {}
     files = []
-    for arg in argv:
+    for position, arg in enumerate(argv):
         if arg.startswith("--") and "=" in arg:
             key, value = read_option(arg, known)
             if key in extra_types:
@@ -489,7 +519,7 @@ def load_config(
                     values[key] = value
                     sources[key] = arg
         else:
-            raise _wrong_argument(arg, known)
+            raise _wrong_argument(arg, argv[position + 1 :], known)
     config = kind(**values)
     out_dir = config.out_dir or f"out/{Path(files[0]).stem if files else 'default'}"
     names_out_dir = config.out_dir and sources["out_dir"] == "command line"
@@ -498,13 +528,17 @@ def load_config(
     return replace(config, out_dir=out_dir), extras, sources
 
 
-def _wrong_argument(arg: str, types_by_key: dict[str, type]) -> UserError:
+def _wrong_argument(arg: str, following: list[str], types_by_key: dict[str, type]) -> UserError:
+    """The error for an argument of no legal form. Args: following: the arguments behind it."""
     is_missing = "/" in arg and not Path(arg).exists()
     hint = "; nor is there such a folder" if is_missing else ""
-    example = f"{arg}=True" if types_by_key.get(arg[2:]) is bool else "--seed=1"
+    example = "such as --seed=1"
+    if types_by_key.get(arg[2:]) is bool:
+        example = f"such as {arg}=True"
+    if arg.startswith("--") and following and not following[0].startswith("--"):  # --seed 1
+        example = f"with an equals sign: {arg}={following[0]}"
     return UserError(
-        f"argument {arg!r} is neither a config/name.py file nor --key=value, "
-        f"such as {example}{hint}"
+        f"argument {arg!r} is neither a config/name.py file nor --key=value, {example}{hint}"
     )
 
 
@@ -518,7 +552,12 @@ def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
 def read_config_file(path: str) -> dict[str, Any]:
     """Run a config file and return the settings that it assigns."""
     if not Path(path).is_file():
-        raise UserError(f"config file {path} does not exist")
+        paths_by_name = {found.name: found for found in CONFIG_FOLDER.glob("**/*.py")}
+        name = Path(path).name
+        near = [name] if name in paths_by_name else difflib.get_close_matches(name, paths_by_name)
+        places = [str(paths_by_name[key].relative_to(CONFIG_FOLDER.parent)) for key in near]
+        hint = f"did you mean {' or '.join(places)}?" if near else "no file in config/ is similar"
+        raise UserError(f"config file {path} does not exist: {hint}")
     names: dict[str, Any] = {"__file__": path, "__name__": "config"}
     try:
         exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), names)
@@ -583,7 +622,7 @@ def help_text(doc: str, kind: type[Config] = Config) -> str:
     Args: doc: the docstring of the script; kind: the class of its settings.
     Returns: the docstring, then each setting with its default and the comment in this file.
     """
-    classes = [Config] if kind is Config else [Config, kind]
+    classes = [Config] if kind is Config else [kind, Config]  # the script's own settings first
     source = "".join(inspect.getsource(part) for part in classes)
     lines = [doc.strip(), "", "Settings and their defaults:"]
     comment_above = ""
@@ -594,7 +633,7 @@ def help_text(doc: str, kind: type[Config] = Config) -> str:
         if group:
             lines += ["", f"{group[1]}:"]
         elif comment:
-            comment_above = comment[1]
+            comment_above = f"{comment_above} {comment[1]}".strip()
         elif field:
             key, default, comment_behind = field.groups()
             notes = [comment_behind or comment_above]
@@ -667,13 +706,46 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
         raise UserError(f"{error.filename!r} is too long for the name of a file") from error
 
 
-# Every script imports this file first, so --help answers before the slow imports.
-if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
+def setting_help(key: str, kind: type[Config] = Config) -> str:
+    """The line of one setting in `help_text`. Raises: UserError for an unknown setting."""
+    lookup_type(key, {field.name: FIELD_TYPES[field.name] for field in fields(kind)}, "--help")
+    lines = help_text("", kind).splitlines()
+    return next(line.strip() for line in lines if line.startswith(f"  --{key}="))
+
+
+def print_help(argument: str) -> None:
+    """Print the help of the script that runs. Args: argument: --help, or --help=KEY."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` ends it without a traceback
     accept_all_characters()
-    _doc = sys.modules["__main__"].__doc__ or ""
-    _name = Path(sys.argv[0]).stem
-    _kind = SftConfig if _name in ("sft", "pretrain") else Config
-    _has_settings = _name not in ("view", "compare", "envs", "smollm2")
-    print(help_text(_doc, _kind) if _has_settings else _doc.strip())
+    doc = sys.modules["__main__"].__doc__ or ""
+    name = Path(sys.argv[0]).stem
+    kind = SftConfig if name in ("sft", "pretrain", "corpus") else Config
+    has_settings = name not in ("view", "compare", "envs", "smollm2")
+    if not has_settings:
+        print(doc.strip())
+    elif "=" in argument:
+        print(setting_help(argument.partition("=")[2], kind))
+    else:
+        print(help_text(doc, kind))
+
+
+def check_activated() -> None:
+    """End the process with one sentence if this Python lacks the packages of the project."""
+    if importlib.util.find_spec("numpy") is not None:
+        return
+    print(
+        f"error: {sys.executable} does not have the packages of this project; run "
+        "`source .venv/bin/activate` first (`make train` creates .venv), or "
+        "`pip install -r requirements-cpu.txt`",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+
+# Every script imports this file first, so --help answers before the slow imports. Without the
+# packages, the next import would end with a traceback.
+_help = [word for word in sys.argv[1:] if word in ("-h", "--help") or word.startswith("--help=")]
+if _help:
+    run_main(lambda _: print_help(_help[0]))
     sys.exit()
+check_activated()

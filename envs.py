@@ -521,9 +521,10 @@ def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) ->
     options = {}
     for key, value in split_options(text).items():
         if key not in defaults:
-            near = difflib.get_close_matches(key, defaults, n=3) or list(defaults)
-            known = ", ".join(near) or "no options"
-            hint = "; put a value with a comma in quotes" if not value else ""
+            known = ", ".join(defaults) or "no options"
+            near = difflib.get_close_matches(key, defaults, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            hint += "; put a value with a comma in quotes" if not value else ""
             raise UserError(f"unknown option {key!r} in env={spec!r}; {name} has {known}{hint}")
         wanted = type(defaults[key])
         options[key] = check_type(key, parse_text(value, wanted), wanted, f"env={spec!r}")

@@ -2,8 +2,16 @@
 
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
-python train.py config/frozenlake_grpo.py config/models/tiny.py --env=examples/my_env.py:Doors \\
-    --out_dir=out/doors
+
+The tiny model must first learn the words of a new game from demonstrations (1 CPU-minute). RL
+continues from there (minutes):
+
+python -m tools.sft config/frozenlake_grpo.py config/models/tiny.py \\
+    config/models/tiny_new_game.py --env=examples/my_env.py:Doors \\
+    --sft_steps=50 --out_dir=out/doors_sft
+python train.py config/frozenlake_grpo.py config/models/tiny.py \\
+    config/models/tiny_new_game.py --env=examples/my_env.py:Doors \\
+    --model=out/doors_sft/model --num_iterations=20 --out_dir=out/doors
 """
 
 from envs import Env, Move

@@ -2,17 +2,17 @@
 
     make figures        # or: python -m studies.figures
 
-- docs/flagship.png: the points of docs/flagship.csv and the players of
-  studies/imitation/rows/. studies/imitation/README.md has the commands that make them.
+- docs/flagship.png: the rows of studies/imitation/rows/. studies/imitation/README.md has the
+  commands that make them.
+- docs/algorithm.png: one iteration, see studies/diagram.py.
 - docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, and its page in Chromium. This is
   the run of `make train`. If it is missing, it is trained first, which takes 6 CPU-minutes.
 
 Needs playwright (requirements/dev.txt) and Chromium.
 """
 
-from configurator import Config, UserError, run_main
+from configurator import UserError, run_main
 
-import csv
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,13 +21,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
+from studies.diagram import draw_algorithm
+from studies.imitation.comparison import BASE, PLAYERS, rates_of
 from studies.photograph import open_browser, photograph
-from support.run_folder import read_json
-from tools.plotting.arms import Arm, Evaluation, TrainedRun
-from tools.plotting.style import Label, draw_player, label_lines, percent_axis, picture
+from support.statistics import rate_interval
+from tools.plotting.style import (
+    COLORS,
+    Label,
+    draw_legend,
+    draw_player,
+    label_lines,
+    percent_axis,
+    picture,
+)
 from tools.view import write_page
-from tools.viewer.curves import draw_curves_of_arms
 from tools.viewer.data import load_runs
 from tools.viewer.gif import draw_gif
 
@@ -35,12 +44,22 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 DOCS = Path("docs")
-POINTS = DOCS / "flagship.csv"
-PLAYERS = Path("studies/imitation/rows/frozenlake-players_s0.json")
-REFERENCES = {  # row of PLAYERS -> label of its line
-    "optimal under the limits of the policy": "optimal play",
-    "greedy, ten turns of one action": "greedy player",
-    "random, ten turns of one action": "random actions",
+WORLDS = {"sokoban": "Sokoban, 6x6 rooms", "frozenlake": "FrozenLake, slippery"}
+REFERENCES = {  # row of a world -> label of its line
+    PLAYERS["optimal, 5 a turn"]: "optimal play",
+    PLAYERS["random, closed loop"]: "random actions",
+}
+BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}  # row -> name, colour
+SEED = {
+    "marker": "o",
+    "color": "white",
+    "markeredgecolor": "black",
+    "markersize": 5,
+    "linewidth": 0,
+}
+SIGNS = {
+    "95 % interval over prompts and seeds": Line2D([], [], color="black", linewidth=1.4),
+    "single seed": Line2D([], [], **SEED),
 }
 RUN = Path("out/frozenlake_ppo")
 TRAIN = (
@@ -60,6 +79,7 @@ def main(argv: list[str]) -> None:
         browser = open_browser(started)  # a missing one is an error before anything is written
         train()
         draw_flagship(DOCS / "flagship.png")
+        draw_algorithm(DOCS / "algorithm.png")
         draw_run(browser, RUN, DOCS / "agent.gif", DOCS / "view.png")
         browser.close()
 
@@ -73,42 +93,55 @@ def train() -> None:
         raise UserError(f"the run {RUN} is not finished; see the message above")
 
 
-# ---------- the learning curve
+# ---------- success before and after RL
 
 
 def draw_flagship(path: Path) -> None:
-    """Draw the learning curve of PPO on slippery FrozenLake, and the reference players."""
-    with picture(path, width=6.4, height=4.0) as figure:
-        axes = figure.subplots()
-        axes.set_title("Slippery FrozenLake, 256 fixed prompts")
-        percent_axis(axes)
-        labels = draw_references(axes)
-        labels += draw_curves_of_arms(axes, [read_flagship()])
-        label_lines(axes, labels)
+    """Draw success before and after RL in two environments, and the reference players."""
+    with picture(path, width=8.6, height=4.2) as figure:
+        panels = figure.subplots(1, len(WORLDS))
+        panel_labels = []
+        for axes, (world, title) in zip(panels, WORLDS.items(), strict=True):
+            rates = {row: wins for row, (wins, _) in rates_of(world).items()}  # (S, n)
+            cpu_s = rates_of(world)["PPO"][1][0]
+            axes.set_title(f"{title}\n{cpu_s / 60:.0f} CPU-minutes of RL")
+            percent_axis(axes)
+            axes.set_ylabel("games won, %")
+            draw_bars(axes, rates)
+            panel_labels.append((axes, draw_references(axes, rates)))
+        draw_legend(figure, {}, signs=SIGNS)
+        for axes, labels in panel_labels:
+            label_lines(axes, labels)
     print(f"wrote {path}")
 
 
-def read_flagship() -> Arm:
-    """The runs of POINTS, as tools/compare.py wrote them."""
-    runs: dict[int, TrainedRun] = {}
-    with POINTS.open(newline="") as file:
-        for point in csv.DictReader(file):
-            seed = int(point["seed"])
-            if seed not in runs:
-                runs[seed] = TrainedRun(Path(point["run"]), Config(seed=seed), "unknown", {}, {})
-            numbers = (float(point[name]) for name in Evaluation._fields)
-            runs[seed].evaluations[int(point["iteration"])] = Evaluation(*numbers)
-    return Arm("RL (PPO)", list(runs.values()))
+def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
+    """Draw a bar for each row of BARS, its 95 % interval, and a dot for each seed.
+
+    Args: rates: row -> share of won games, (S, n)."""
+    for place, (row, (_, color)) in enumerate(BARS.items()):
+        wins = 100 * rates[row]
+        mean = wins.mean()
+        low, high = rate_interval(rates[row])
+        axes.bar(place, mean, width=0.6, color=color)
+        ends = [[mean - 100 * low], [100 * high - mean]]
+        axes.errorbar(place, mean, yerr=ends, color="black", linewidth=1.4, capsize=4)
+        seeds = wins.mean(1)
+        if len(seeds) > 1:
+            places = np.full(len(seeds), place + 0.15)
+            axes.plot(places, seeds, **SEED)
+        axes.text(place, 4, f"{mean:.1f}", color="white", weight="bold", ha="center", fontsize=12)
+    axes.set_xticks(range(len(BARS)), [name for name, _ in BARS.values()])
+    axes.set_xlim(-0.6, len(BARS) - 0.4)
 
 
-def draw_references(axes: Axes) -> list[Label]:
+def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
     """Draw the lines of the reference players. Returns: their labels."""
-    row = read_json(PLAYERS, {"samples": int, "wins": {str: [int]}})
     labels = []
-    for name, label in REFERENCES.items():
-        success = 100 * float(np.mean(row["wins"][name])) / row["samples"]
+    for row, label in REFERENCES.items():
+        success = 100 * float(rates[row].mean())
         draw_player(axes, success)
-        labels.append(Label(success, f"{label} {success:.0f}"))
+        labels.append(Label(success, f"{label} {success:.1f}"))
     return labels
 
 

@@ -5,17 +5,18 @@ python -m pytest -q studies/test_figures.py
 
 from configurator import UserError
 
-import csv
 import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from test_view import LAKE, record, to_lines, turn_record
 
-from studies import figures
+from studies import diagram, figures
+from studies.imitation import comparison
 from tools.viewer import data as view_data
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,54 +24,87 @@ START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
 
 
 @pytest.fixture
-def axes(monkeypatch, tmp_path):
-    """The axes of the learning curve in README, drawn into another file."""
+def panels(monkeypatch, tmp_path):
+    """The panels of the first picture in README by their titles, drawn into another file."""
     drawn = []
     original = Figure.subplots
 
     def subplots(self, *args, **options):
-        drawn.append(original(self, *args, **options))
-        return drawn[-1]
+        axes = original(self, *args, **options)
+        drawn.extend(np.ravel(axes))
+        return axes
 
     monkeypatch.setattr(Figure, "subplots", subplots)
     figures.draw_flagship(tmp_path / "flagship.png")
-    assert Image.open(tmp_path / "flagship.png").size == (1280, 800)
-    return drawn[0]
+    assert Image.open(tmp_path / "flagship.png").size == (1720, 840)
+    return {axes.get_title(loc="left"): axes for axes in drawn}
 
 
-def test_the_curve_is_the_mean_of_the_recorded_seeds(axes):
-    with (ROOT / "docs/flagship.csv").open() as file:
-        points = list(csv.DictReader(file))
-    means = []
-    for iteration in ("0", "20", "40", "60", "80", "100"):
-        rates = [float(p["success"]) for p in points if p["iteration"] == iteration]
-        assert len(rates) == 3
-        means.append(100 * sum(rates) / 3)
-    curve = max(axes.get_lines(), key=lambda line: line.get_linewidth())
-    assert list(curve.get_xdata()) == [0, 20, 40, 60, 80, 100]
-    assert list(curve.get_ydata()) == pytest.approx(means)
-    assert axes.get_xlabel().startswith("iteration")
-    assert axes.get_ylabel() == "fixed prompts solved, %"
-
-
-def test_the_labels_are_the_numbers_of_the_table_in_readme(axes):
-    labels = [text.get_text() for text in axes.texts]  # from below
-    assert labels == [
-        "random actions 23",
-        "greedy player 72",
-        "RL (PPO) 80 (3 seeds)",
-        "optimal play 91",
-    ]
+def table_in_readme():
+    """Row -> the cells of Sokoban and of FrozenLake, such as "37.5 [32.7, 42.5]"."""
     table = {}
     for line in (ROOT / "README.md").read_text().splitlines():
         cells = [cell.strip(" *") for cell in line.split("|")]
         if len(cells) == 5 and "[" in cells[2]:
-            table[cells[1].partition(":")[0]] = round(float(cells[2].split()[0]))
-    assert table["random actions"] == 23
-    assert (
-        table["after RL (PPO, all groups kept)"] == 80
-        and table["optimal play under the same limits"] == 91
-    )
+            table[cells[1]] = cells[2:4]
+    return table
+
+
+def test_the_picture_shows_the_numbers_of_the_table_in_readme(panels):
+    table = table_in_readme()
+    assert len(table) == 4
+    # 471 and 370 CPU seconds in studies/imitation/table.md
+    sokoban, lake = panels
+    assert sokoban == "Sokoban, 6x6 rooms\n8 CPU-minutes of RL"
+    assert lake == "FrozenLake, slippery\n6 CPU-minutes of RL"
+    for column, axes in enumerate(panels.values()):
+        before, after = table["base model, before RL"], table["after RL (PPO, all groups kept)"]
+        random, optimal = table["random actions"], table["optimal play under the same limits"]
+        success = [cells[column].split()[0] for cells in (before, after, random, optimal)]
+        assert [text.get_text() for text in axes.texts] == [
+            success[0],
+            success[1],
+            f"random actions {success[2]}",
+            f"optimal play {success[3]}",
+        ]
+        heights = [f"{bar.get_height():.1f}" for bar in axes.patches]
+        assert heights == success[:2]
+        for bar, cells in zip(axes.collections, (before, after), strict=True):
+            ((_, low), (_, high)) = bar.get_segments()[0]
+            assert f"[{low:.1f}, {high:.1f}]" in cells[column]
+        assert axes.get_ylabel() == "games won, %"
+
+
+def test_the_dots_are_the_seeds_that_readme_names(panels):
+    readme = (ROOT / "README.md").read_text()
+    for axes in panels.values():
+        (dots,) = [line for line in axes.get_lines() if len(line.get_ydata()) == 3]
+        assert ", ".join(f"{seed:.1f}" for seed in dots.get_ydata()) in readme
+
+
+def test_readme_shows_the_numbers_that_its_command_prints():
+    printed = comparison.recorded("sokoban"), comparison.recorded("frozenlake")
+    for cells in table_in_readme().values():
+        for cell, text in zip(cells, printed, strict=True):
+            assert f"| {cell} " in text
+
+
+def test_the_commands_and_the_picture_come_first():
+    first = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
+    assert "docs/flagship.png" in first and "torchrun --standalone train.py" in first
+    assert "make train " in first and "make view " in first
+
+
+def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tmp_path):
+    """Scores 1, 0, 0, 1 have mean 1/2 and standard deviation 1/2. Equal scores are dropped."""
+    drawn = []
+    monkeypatch.setattr(diagram, "draw_heads", drawn.append)
+    diagram.draw_algorithm(tmp_path / "algorithm.png")
+    texts = [text.get_text() for text in drawn[0].texts]
+    advantages = [text for text in texts if text in ("+1", "-1")]
+    assert advantages == ["+1", "-1", "-1", "+1"]
+    assert texts.count("varies:\nkeep") == texts.count("all equal:\ndrop") == 1
+    assert Image.open(tmp_path / "algorithm.png").size == (2000, 920)
 
 
 # ---------- the pictures of a run

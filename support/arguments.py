@@ -5,7 +5,14 @@ within a second, and in its `main`. The functions check all that needs no torch:
 environments, the folders of models and runs. All raise UserError for what is wrong.
 """
 
-from configurator import Config, SftConfig, UserError, load_config, read_option
+from configurator import (
+    CONFIG_FOLDER,
+    Config,
+    SftConfig,
+    UserError,
+    load_config,
+    read_option,
+)
 
 import shlex
 from collections.abc import Iterable
@@ -45,6 +52,7 @@ OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has
 
 def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
     """The command line of train.py. Returns: as `load_config`."""
+    check_not_empty(argv)
     config, options, sources = load_config(argv, extra={"take_config": False})
     check_installed(config)
     check_wandb(config.wandb)
@@ -52,6 +60,16 @@ def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
     find_model(config.model)
     check_out_dir(config, accept_changes=options["take_config"], flag="--take_config=True")
     return config, options, sources
+
+
+def check_not_empty(argv: list[str]) -> None:
+    """Raises: UserError that lists the config files if no argument is given."""
+    if not argv:
+        names = ", ".join(sorted(path.stem for path in CONFIG_FOLDER.glob("*.py")))
+        raise UserError(
+            "give a file config/NAME.py, and on a laptop config/models/tiny.py, too; NAME is one "
+            f"of {names}; --help lists all settings"
+        )
 
 
 def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
@@ -138,6 +156,7 @@ def read_eval(argv: list[str]) -> Job:
         option = arg.split("=")[0]
         if option in OTHER_COMMANDS:
             raise UserError(f"{arg} is an option of another command: {OTHER_COMMANDS[option]}")
+    check_not_empty(argv)
     job = read_scoring(argv, SCORING_OPTIONS, "eval.py")
     _check_against(job)
     return job

@@ -13,6 +13,8 @@ import resource
 import sys
 from pathlib import Path
 
+from support.model_folder import read_description
+
 BASE = Path(__file__).resolve().parent.parent / "base"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # CUDA version -> oldest release of the driver (NVIDIA's table of minor version compatibility)
@@ -104,7 +106,7 @@ def find_model(name: str) -> str:
 
     Args: name: "tiny", a folder, or a name on the hub. What looks like a folder is never looked up
         on the hub.
-    Raises: UserError if a folder does not exist, or holds no model.
+    Raises: UserError if a folder does not exist, or holds no model of a supported type.
     """
     if name == "tiny":
         return str(BASE)
@@ -118,6 +120,7 @@ def find_model(name: str) -> str:
             raise UserError(
                 f"model={folder!r} is the folder of a run; give its model, {folder}/{inner}"
             )
+    read_description(Path(folder))
     return folder
 
 

@@ -1,6 +1,6 @@
 """TensorBoard's event file of a run."""
 
-from configurator import Config
+from configurator import Config, printable
 
 import os
 import time
@@ -12,6 +12,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import hparams, scalar, text
 
+LONGEST_VALUE = 1000  # characters of a setting in the tab TEXT
+
 
 class Board:
     """An event file of TensorBoard.
@@ -21,7 +23,7 @@ class Board:
 
     Args:
         first_step: events of older files from this step on are forgotten.
-        config: the settings for the tab HPARAMS."""
+        config: the settings for the tabs HPARAMS and TEXT."""
 
     def __init__(self, folder: Path, first_step: int, config: Config):
         name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
@@ -35,8 +37,10 @@ class Board:
             Event(step=first_step, file_version="brain.Event:2"),
             Event(step=first_step, session_log=SessionLog(status=SessionLog.START)),
         ]
-        for summary in hparams(asdict(config), {"eval/eval_success": 0.0}):
+        for summary in hparams(asdict(config), {"eval/success": 0.0}):
             events.append(Event(summary=summary))
+        settings = text("settings", settings_table(config))
+        events.append(Event(step=first_step, summary=settings))
         self._write_events(events)
 
     def write(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
@@ -59,3 +63,14 @@ class Board:
     def _end(self, error: OSError) -> None:
         print(f"TensorBoard gets no more data ({error}); metrics.jsonl has all metrics", flush=True)
         self.file = None
+
+
+def settings_table(config: Config) -> str:
+    """All settings as a table in Markdown.
+
+    Values are code in it, so that nothing in them is interpreted."""
+    lines = ["| setting | value |", "|---|---|"]
+    for name, value in asdict(config).items():
+        shown = printable(str(value), limit=LONGEST_VALUE).replace("`", "'").replace("|", "/")
+        lines.append(f"| {name} | `{shown}` |")
+    return "\n".join(lines)

@@ -35,7 +35,8 @@ def check_server(url: str) -> None:
         if not urlsplit(url).hostname:
             raise ValueError("it names no host")
         address = f"{url.rstrip('/')}/models"
-        exchange("GET", address, headers=request_headers(), time_limit_s=PROBE_S)
+        status, answer = exchange("GET", address, headers=request_headers(), time_limit_s=PROBE_S)
+        check_key(address, status, answer)
     except UserError:
         raise
     except TimeoutError as error:
@@ -54,7 +55,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     It tries again after errors that may be temporary: no connection, timeouts, 5xx, 408, 429 and
     malformed replies. It calls `on_fault` with each such error in words.
     Returns: a reply with as many tokens as the server counted: the whole text, then empty ones. If
-        all attempts fail, a reply with an error."""
+        all attempts fail, a reply with an error.
+    Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()
     fault = ""
@@ -64,9 +66,12 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
             status, answer = exchange(
                 "POST", address, body=content, headers=request_headers(), time_limit_s=TIMEOUT_S
             )
+            check_key(address, status, answer)
             if status == 200:
                 return read_reply(answer, body["max_tokens"])
-            fault = f"HTTP status {status}: {answer[:300].decode(errors='replace')}"
+            fault = describe_answer(status, answer)
+        except UserError:
+            raise
         except (
             OSError,
             HTTPException,
@@ -91,6 +96,20 @@ def request_headers() -> dict[str, str]:
     if not key.isascii() or not key.isprintable():
         raise UserError("OPENAI_API_KEY must be printable ASCII text without line breaks")
     return {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+
+
+def check_key(address: str, status: int, answer: bytes) -> None:
+    """Raises: UserError if the server answers that the key is missing or wrong."""
+    if status == 401:
+        state = "holds another one" if "OPENAI_API_KEY" in os.environ else "is not set"
+        raise UserError(
+            f"{address} wants a key, and the environment variable OPENAI_API_KEY {state} "
+            f"({describe_answer(status, answer)})"
+        )
+
+
+def describe_answer(status: int, answer: bytes) -> str:
+    return f"HTTP status {status}: {answer[:300].decode(errors='replace')}"
 
 
 def read_reply(answer: bytes, max_tokens: int) -> Reply:

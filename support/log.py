@@ -2,8 +2,9 @@
 
     tensorboard --logdir out
 
-The tab SCALARS shows the metrics in the groups of support/metrics.py. HPARAMS shows the settings,
-and TEXT sampled trajectories. support/wandb_log.py sends the same to Weights & Biases.
+The tab SCALARS shows the metrics in the groups of support/metrics.py. HPARAMS compares the settings
+of runs. TEXT shows the settings of a run and sampled trajectories. support/wandb_log.py sends the
+same to Weights & Biases.
 """
 
 from configurator import Config
@@ -77,17 +78,26 @@ class Log:
         for name, value in row.items():
             if name == "step" or value is None:
                 continue
-            group = self.groups[name]
+            tag = tag_of(name, self.groups[name])
             if isinstance(value, str):
-                texts[f"{group}/{name}"] = value
+                texts[tag] = value
             else:
-                scalars[f"{group}/{name}"] = value
+                scalars[tag] = value
         step = int(row["step"])
         if self.wandb:
             self.wandb.write(step, scalars, texts, samples)
         for i, trajectory in enumerate(samples[:SHOWN_SAMPLES]):
             texts[f"trajectories/{i}"] = preformatted(transcript(trajectory))
         self.board.write(step, scalars, texts)
+
+
+def tag_of(name: str, group: str) -> str:
+    """The name of a metric in TensorBoard and W&B.
+
+    >>> tag_of("reward", "rollout"), tag_of("eval_success", "eval")
+    ('rollout/reward', 'eval/success')
+    """
+    return f"{group}/{name.removeprefix(f'{group}_')}"
 
 
 def preformatted(text: str) -> str:

@@ -50,9 +50,9 @@ def download(name: str) -> str:
         )
     except Exception as error:  # the hub's client has no common class for its errors
         raise UserError(
-            f"model={name!r} is no folder, and could not be downloaded ({summary(error)}). "
-            "Give a folder with --model=PATH, or add config/models/tiny.py to run with the tiny "
-            "model of this project."
+            f"model={name!r} could not be downloaded from the Hugging Face hub; give a folder with "
+            "--model=PATH, or add config/models/tiny.py to run with the tiny model of this project "
+            f"({summary(error)})"
         ) from error
 
 
@@ -72,8 +72,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             f"{given} is damaged ({damage}); restore it, or remove its checksums.json if you "
             "changed it yourself"
         )
-    described = _read_object(folder / "config.json", given)
-    check_model_type(str(folder), str(described.get("model_type")))
+    described = read_description(folder)
     if (folder / "adapter_config.json").exists():  # transformers would load the model it names
         raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
     _check_numbers(described, given)
@@ -90,6 +89,13 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "config.json"
         )
     return shapes
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The config.json of a model. Raises: UserError for another file or type of model."""
+    described = _read_object(folder / "config.json", f"model={str(folder)!r}")
+    check_model_type(str(folder), str(described.get("model_type")))
+    return described
 
 
 def _read_object(path: Path, given: str) -> dict[str, Any]:

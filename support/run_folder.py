@@ -65,6 +65,7 @@ OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard"
 
 # the advice in errors about a full or read-only disk
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
+COMPARISONS = Path("out/comparisons")  # of tools.compare
 PARTIAL = ".partial"  # how the name of a file ends until it is complete
 
 
@@ -295,14 +296,14 @@ def append_to(path: Path) -> IO[str]:
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before the work that makes its content.
 
-    It creates an empty file in the same folder and removes it. The folder out/, which a fresh copy
-    of the repository does not have, is made.
+    It creates an empty file in the same folder and removes it. The folders out/ and COMPARISONS,
+    which a fresh copy of the repository does not have, are made.
     Raises: UserError if it cannot be written.
     """
     path = Path(path)
     try:
-        if path.parent == Path("out"):
-            path.parent.mkdir(exist_ok=True)
+        if path.parent in (Path("out"), COMPARISONS):
+            path.parent.mkdir(parents=True, exist_ok=True)
         if not path.parent.is_dir():
             raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
         if path.is_dir():

@@ -65,6 +65,27 @@ def rate_interval(wins: ndarray) -> Interval:
     return _add_seeds(wins, rate - low, high - rate, lowest=0.0)
 
 
+def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
+    """`rate_interval` of S seeds if only their rates are known, with one game a prompt.
+
+    It assumes that a seed solves all prompts that a seed with a lower rate solves. No other
+    assumption gives a wider interval.
+
+    Args:
+        rates: (..., S) success rates.
+
+    Returns:
+        The ends (...), between 0 and 1.
+
+    >>> low, high = interval_of_rates(np.array([0.8]), num_prompts=10)  # Wilson's, as for one seed
+    >>> round(float(low), 3), round(float(high), 3)
+    (0.49, 0.943)
+    """
+    num_solved = np.rint(rates * num_prompts)  # (..., S)
+    wins = np.arange(num_prompts) < num_solved[..., None]  # (..., S, n)
+    return rate_interval(wins)
+
+
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 

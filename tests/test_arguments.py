@@ -5,6 +5,7 @@ Run with:  python -m pytest -q tests/test_arguments.py
 
 from configurator import UserError
 
+import ast
 import os
 import re
 import subprocess
@@ -13,10 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from support.arguments import read_eval, read_random_model, read_sft, read_train
+from support.arguments import (
+    CREDIT_OPTIONS,
+    SCORING_OPTIONS,
+    read_eval,
+    read_random_model,
+    read_sft,
+    read_train,
+)
 from support.available import BASE, find_model
 from support.run_folder import check_writable
 
+ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
 COMMANDS = {  # command -> arguments that are right
     "train.py": LAKE,
@@ -139,6 +148,42 @@ def test_supervised_learning_has_a_folder_of_its_own(arguments, folder):
 def test_what_supervised_learning_cannot_do_is_refused():
     with pytest.raises(UserError, match="computes in float32 or bfloat16, got dtype='float16'"):
         read_sft([*LAKE, "--sft_steps=1", "--dtype=float16"])
+
+
+@pytest.mark.parametrize("command", ["train.py", "eval.py"])
+def test_without_arguments_the_files_are_listed(run_without_torch, command):
+    done = run_without_torch(command)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    names = "bandit_grpo, bandit_ppo, cliff_walking_grpo, countdown_grpo"
+    assert f"NAME is one of {names}" in done.stderr and "asking the" not in done.stderr
+
+
+@pytest.mark.parametrize("command", MODELS)
+def test_a_wrong_type_of_model_comes_before_the_settings(run_without_torch, command, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    done = run_without_torch(command, *COMMANDS[command], f"--model={tmp_path}")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"model={str(tmp_path)!r} is of type 'gpt2'; expected one of qwen2" in done.stderr
+
+
+OWN_OPTIONS = {  # script -> options that are no settings
+    "train": ["take_config"],
+    "eval": SCORING_OPTIONS,
+    "tools.api_models": [*SCORING_OPTIONS, "api_base", "api_model"],
+    "tools.replay": ["record", "against", "json", "jsonl"],
+    "tools.sft": ["export"],
+    "tools.crowd": ["samples"],
+    "tools.play": ["expert", "random"],
+    "studies.credit.measure": CREDIT_OPTIONS,
+}
+
+
+@pytest.mark.parametrize("script", OWN_OPTIONS)
+def test_the_help_of_a_script_begins_with_its_own_options(script):
+    path = Path(ROOT, f"{script.replace('.', '/')}.py")
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    for option in OWN_OPTIONS[script]:
+        assert f"--{option}" in doc, option
 
 
 def test_a_missing_record_is_said_at_once(run_without_torch):

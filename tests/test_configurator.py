@@ -160,6 +160,26 @@ def test_unknown_key_in_a_file_names_the_file(tmp_path):
     assert f"unknown key 'learing_rate' from {path}: did you mean learning_rate" in str(error.value)
 
 
+def test_a_misspelt_file_has_a_suggestion():
+    def sentence(path):
+        with pytest.raises(UserError) as error:
+            load(path)
+        return str(error.value)
+
+    start = "config file config/frozenlake_grop.py does not exist: did you mean "
+    assert sentence("config/frozenlake_grop.py").startswith(f"{start}config/frozenlake_grpo.py or")
+    moved = "config file config/tiny.py does not exist: did you mean config/models/tiny.py?"
+    assert sentence("config/tiny.py") == moved
+    assert sentence("zzz.py") == "config file zzz.py does not exist: no file in config/ is similar"
+
+
+def test_a_blank_in_place_of_the_equals_sign():
+    with pytest.raises(UserError, match="with an equals sign: --learning_rate=1e-4$"):
+        load("--learning_rate", "1e-4")
+    with pytest.raises(UserError, match="such as --think=True$"):
+        load("--think", "--seed=1")
+
+
 def test_up_to_three_near_names():
     with pytest.raises(ValueError) as error:
         load("--max_turn=1")
@@ -403,7 +423,8 @@ def test_what_would_teach_nothing_is_refused(arguments, message):
 
 
 def test_a_group_of_one_is_never_kept():
-    with pytest.raises(ValueError, match=r"batch_size \(1\) is more than the 0 trajectories kept"):
+    message = "groups without variance, and the filter drops them all; use --group_size=2 or more"
+    with pytest.raises(ValueError, match=message):
         load("--group_size=1", "--batch_size=1")
     assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
     assert load("--group_size=1", "--batch_size=1", "--filter_zero_std=True").group_size == 1
@@ -514,6 +535,38 @@ def test_every_field_has_a_comment_and_is_in_the_help():
         assert f"\n{group}:\n" in text
 
 
+def test_the_help_of_one_setting():
+    line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
+    assert configurator.setting_help("lam") == line
+    # two lines of comment
+    assert configurator.setting_help("max_error_frac").endswith(
+        "before the run stops; one group may always do so, unless this is 0"
+    )
+    with pytest.raises(UserError, match="unknown key 'lamb' from --help: did you mean lam?"):
+        configurator.setting_help("lamb")
+    with pytest.raises(UserError, match="sft_lr from --help is a setting of tools.sft"):
+        configurator.setting_help("sft_lr")
+    assert configurator.setting_help("sft_lr", SftConfig).startswith("--sft_lr=1e-5  # 0 or more")
+
+
+def test_a_script_prints_the_help_of_one_setting(tmp_path):
+    done = run_script(tmp_path, "--help=lam")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn\n"
+    done = run_script(tmp_path, "--help=sead")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown key 'sead' from --help: did you mean seed?\n"
+
+
+def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_path):
+    """-S and -I leave out the folders of installed packages."""
+    run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import configurator"
+    command = [sys.executable, "-I", "-S", "-c", run]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "does not have the packages of this project; run `source .venv/bin/act" in done.stderr
+
+
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
     """A file may assign them for both commands; each takes its own."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
@@ -537,7 +590,7 @@ def test_the_help_of_tools_sft_shows_its_settings():
     text = help_text("What the script does.", SftConfig)
     for field in fields(SftConfig):
         assert text.count(f"  --{field.name}=") == 1
-    assert "\nsupervised learning:\n" in text
+    assert "Settings and their defaults:\n\nsupervised learning:\n" in text  # its own come first
     assert "sft_" not in help_text("What the script does.")
 
 

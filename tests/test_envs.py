@@ -202,7 +202,10 @@ def test_shipped_tokenizer_is_built_again(tokenizer):
         ("zzz", ["unknown environment 'zzz'", "bandit, frozenlake, sokoban"]),
         (
             "frozenlake:sucess_rate=1",
-            ["unknown option 'sucess_rate'", "frozenlake has success_rate"],
+            [
+                "unknown option 'sucess_rate'",
+                "frozenlake has size, frozen_prob, success_rate; did you mean success_rate?",
+            ],
         ),
         ("bandit:size=4", ["unknown option 'size'", "bandit has pair"]),
         ("sokoban:size=big", ["size wants int", "got 'big' (str)"]),

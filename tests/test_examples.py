@@ -5,8 +5,11 @@ test_readme.py runs the commands of the page.
     python -m pytest -q tests/test_examples.py
 """
 
+import ast
+import importlib
 from pathlib import Path
 
+import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import make_env
@@ -31,6 +34,40 @@ def test_the_template_works():
     assert step.observation == "The prize is behind one of door 1 to 5."
     assert env.statements() == ["Doors left 5."] and env.plan(1, 1) == ["door 3"]
     assert not env.step("door 7").effective
+
+
+def commands_of_the_template():
+    """The commands in its docstring, as lists: the module of a script, then its arguments."""
+    doc = ast.get_docstring(ast.parse(TEMPLATE.read_text(encoding="utf-8")))
+    commands = []
+    for line in doc.replace("\\\n", " ").splitlines():
+        if line.startswith("python "):
+            words = line.replace("python -m ", "").replace("python train.py", "train").split()
+            commands.append(words)
+    return commands
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_template_work_as_they_stand(tmp_path, monkeypatch, capsys):
+    """Each reads what the one before it wrote. SFT and RL are shortened."""
+    for name in ("config", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name, target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda _: "door 4")
+    small = ["--eval_size=2"]
+    shorter = {
+        "tools.check_env": [],
+        "tools.play": [],
+        "tools.sft": [*small, "--sft_steps=1"],
+        "train": [*small, "--num_iterations=1", "--num_groups=2", "--batch_size=16"],
+    }
+    commands = commands_of_the_template()
+    assert [script for script, *_ in commands] == list(shorter)
+    for script, *arguments in commands:
+        importlib.import_module(script).main([*arguments, *shorter[script]])
+        out = capsys.readouterr().out
+        assert ("warning: only 0 % of the replies are valid" in out) == (script == "tools.sft")
+    assert (tmp_path / "out/doors/policy/config.json").is_file()
 
 
 def test_gymnasium_takes_the_game():

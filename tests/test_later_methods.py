@@ -471,7 +471,8 @@ def test_missing_groups_and_candidates_by_hand():
 
 
 def test_a_group_of_one_cannot_wait_for_variance():
-    with pytest.raises(UserError, match="group_size=1 leaves no other member"):
+    cure = "use --group_size=2 or more, or --sampling_rounds=1"
+    with pytest.raises(UserError, match=f"group_size=1 leaves no other member.*; {cure}"):
         Config(group_size=1, sampling_rounds=2, filter_keep=1.0, batch_size=8)
 
 

@@ -4,8 +4,10 @@ Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also after a
     python -m pytest -q tests/test_log.py
 """
 
+import doctest
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from shared_fixtures import small_config
@@ -15,7 +17,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 import train
 from dialogue import TurnRecord
 from rollout import Trajectory, Turn
-from support.log import Log
+from support import log as log_module
+from support.log import Log, tag_of
 from support.metrics import metric_groups, metric_names
 from support.run_folder import load_saved, read_rows
 
@@ -70,6 +73,25 @@ def test_a_row_has_the_metrics_of_the_list(tmp_path):
     assert read_rows(tmp_path / "metrics.jsonl") == []
     log.write(row)
     assert read_rows(tmp_path / "metrics.jsonl") == [row]
+
+
+def test_tags_name_each_group_once(tmp_path):
+    Log(tmp_path, [], CONFIG).write(a_row(1, reward=0.5, eval_success=0.25, rollout_s=2.0))
+    tags = events_of(tmp_path).Tags()["scalars"]
+    assert tags == ["rollout/reward", "eval/success", "cost/rollout_s"]
+    results = doctest.testmod(log_module)
+    assert results.attempted > 0 and results.failed == 0
+
+
+def test_settings_are_a_table_of_text(tmp_path):
+    config = replace(CONFIG, out_dir="out/`my`|run", learning_rate=3e-4)
+    Log(tmp_path, [a_row(1)], config)
+    ((step, text),) = texts(tmp_path, "settings")
+    assert step == 2  # the first iteration of this process
+    lines = text.split("\n")
+    assert lines[:2] == ["| setting | value |", "|---|---|"]
+    assert {"| out_dir | `out/'my'/run` |", "| learning_rate | `0.0003` |"} <= set(lines)
+    assert len(lines) == 2 + len(vars(config))
 
 
 def test_text_of_trajectories_is_not_interpreted(tmp_path):
@@ -176,7 +198,7 @@ def test_event_files_hold_the_rows_of_metrics(continued):
     for row in rows:
         for name, value in row.items():
             if name != "step" and isinstance(value, (int, float)):
-                wanted.setdefault(f"{groups[name]}/{name}", []).append((row["step"], value))
+                wanted.setdefault(tag_of(name, groups[name]), []).append((row["step"], value))
     for tag, values in wanted.items():
         found = points(events, tag)
         assert [step for step, _ in found] == [step for step, _ in values], tag
@@ -185,8 +207,8 @@ def test_event_files_hold_the_rows_of_metrics(continued):
     assert len(events.Tags()["scalars"]) == len(wanted)
     shown = {tag.split("/")[0] for tag in wanted}
     assert shown == {"rollout", "update", "eval", "cost"}  # collapse was not measured
-    assert {"rollout/reward", "update/entropy", "eval/eval_success", "cost/cpu_s"} <= wanted.keys()
-    assert [step for step, _ in wanted["eval/eval_success"]] == [2, 4]
+    assert {"rollout/reward", "update/entropy", "eval/success", "cost/cpu_s"} <= wanted.keys()
+    assert [step for step, _ in wanted["eval/success"]] == [2, 4]
 
 
 @pytest.mark.slow

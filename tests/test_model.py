@@ -609,10 +609,9 @@ def test_hub_name_without_network(monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)
-    assert text.startswith(f"model={name!r} is no folder, and could not be downloaded (")
-    assert text.endswith(
-        "Give a folder with --model=PATH, or add config/models/tiny.py to run with the tiny model "
-        "of this project."
+    assert text.startswith(
+        f"model={name!r} could not be downloaded from the Hugging Face hub; give a folder with "
+        "--model=PATH, or add config/models/tiny.py to run with the tiny model of this project ("
     )
     assert capsys.readouterr().err == f"model={name!r}: asking the Hugging Face hub\n"
 

@@ -14,26 +14,34 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from support.run_folder import save_config
-from support.statistics import wilson_interval
+from support.statistics import rate_interval, wilson_interval
+from tools import view
 from tools.plotting import plots
 from tools.plotting import style as plot_style
 from tools.plotting.style import look_of
 from tools.viewer import curves as view_curves
 
-SUCCESSES = {  # of four prompts; the policies of the rows below differ in "curve" alone
+SUCCESSES = {  # of four prompts
     "start": [1, 0, 0, 0],
     "after RL": [1, 1, 0, 0],
-    "optimal, closed loop": [1, 1, 1, 0],
-    "optimal, 1 a turn": [1, 1, 1, 0],
+    "optimal, closed loop": [1, 1, 1, 1],
+    "optimal, 1 a turn": [1, 1, 0, 0],
+    "optimal, 5 a turn": [1, 1, 1, 0],
     "greedy, closed loop": [1, 1, 0, 0],
     "random, closed loop": [0, 0, 0, 0],
 }
+LIMITS = {"max_turns": 2, "actions_per_turn": 5, "actions_per_traj": 10}
+
+
+def solved(rate):
+    """The first of four prompts are solved."""
+    return [int(i < 4 * rate) for i in range(4)]
 
 
 def row_by_hand(rate, reward, warning):
     return {
-        "settings": {"num_epochs": 5},
-        "successes": {"lake": SUCCESSES},
+        "settings": {"num_epochs": 5, **LIMITS},
+        "successes": {"lake": SUCCESSES | {"after RL": solved(rate)}},
         "curve": {"2": rate},
         "series": {"reward": reward},
         "first_warning": warning,
@@ -71,18 +79,44 @@ def test_a_curve_is_the_mean_of_its_seeds():
     assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))  # smallest and largest seed
     axes = draw("eval_success", ROWS)
     assert lines_of(axes)[0] == ([0, 10], [25, 75])
-    assert {(10, 50), (10, 100)} <= set(corners_of(axes))
     axes = draw("eval_success", ROWS[1:])
     low, high = wilson_interval(4, 4)  # one seed solves all four prompts
-    assert {(10, 100 * low), (10, 100 * high)} <= set(corners_of(axes))
+    heights = [height for passes, height in corners_of(axes) if passes == 10]
+    assert (min(heights), max(heights)) == pytest.approx((100 * low, 100 * high))
+
+
+def test_the_band_of_evaluations_is_the_interval_of_the_tables():
+    corners = np.array(corners_of(draw("eval_success", ROWS)))
+    for passes, wins in ((0, [[1, 0, 0, 0]] * 2), (10, [[1, 1, 0, 0], [1, 1, 1, 1]])):
+        heights = corners[corners[:, 0] == passes, 1]
+        low, high = rate_interval(np.array(wins))
+        assert (heights.min(), heights.max()) == pytest.approx((100 * low, 100 * high))
+
+
+def test_the_band_is_open_where_a_seed_has_no_evaluation():
+    rates = np.array([[0.5, np.nan, 1.0], [0.5, 0.5, 1.0]])
+    low, high = plots.success_band(rates, {}, num_prompts=4)
+    assert np.isnan(low).tolist() == np.isnan(high).tolist() == [False, True, False]
+    both = np.array([[1, 1, 0, 0]] * 2)
+    assert (low[0], high[0]) == pytest.approx(rate_interval(both))
 
 
 def test_players_are_labelled_lines():
-    """Their successes are those of SUCCESSES: three, two and none of four prompts."""
+    """Their successes are those of SUCCESSES: three and none of four prompts.
+
+    Greedy has ten turns and the policy two."""
     axes = Canvas().subplots()
     labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
-    assert [height[0] for _, height in lines_of(axes)] == [75, 50, 0]
-    assert [label.text for label in labels] == ["optimal 75", "greedy 50", "random 0"]
+    assert [height[0] for _, height in lines_of(axes)] == [75, 0]
+    assert [label.text for label in labels] == ["optimal play 75", "random actions 0"]
+
+
+def test_players_obey_the_limits_of_the_policy():
+    with_ten_turns = plots.players_under_limits(SUCCESSES, LIMITS | {"max_turns": 10})
+    assert list(with_ten_turns) == ["optimal play", "greedy player", "random actions"]
+    nine_actions = LIMITS | {"max_turns": 9, "actions_per_turn": 1}
+    assert list(plots.players_under_limits(SUCCESSES, nine_actions)) == ["optimal play"]
+    assert plots.players_under_limits({"start": [1]}, LIMITS) == {}
 
 
 def test_noise_is_averaged_over_nine_iterations():
@@ -101,8 +135,9 @@ def test_labels_that_would_touch_are_moved_apart():
     assert plot_style.spread([50.0] * 3, 5) == [45, 50, 55]
     assert plot_style.spread([98.0, 99.0, 100.0], 5, highest=100) == [90, 95, 100]
     assert plot_style.spread([], 5) == []
-    results = doctest.testmod(plot_style)
-    assert results.attempted == 2 and results.failed == 0
+    for module, num_examples in ((plot_style, 2), (view_curves, 1)):
+        results = doctest.testmod(module)
+        assert results.attempted == num_examples and results.failed == 0
 
 
 def test_curves_beyond_the_sixth_have_other_dashes():
@@ -158,19 +193,20 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     runs.append(write_run(tmp_path / "b", [0.8], estimator="grpo"))
     path = tmp_path / "curves.png"
     view_curves.draw_curves(runs, path)
-    assert Image.open(path).size == (1440, 840)
+    assert Image.open(path).size == (1440, 960)
     (axes,) = drawn
     curves = lines_of(axes)[:5]  # the rest connects labels
     assert curves[3] == ([2], [pytest.approx(50)])
     assert curves[4] == ([2], [80])
     assert [heights for _, heights in curves[:3]] == [[pytest.approx(h)] for h in (40, 50, 60)]
     assert texts_of(axes) == ["a4 50 (3 seeds)", "b 80 (1 seed)"]
-    # 4.3027 * 0.1 / sqrt(3) = 0.2484; Wilson's interval of 8 of 10
+    # Three seeds solve 4, 5 and 6 of ten prompts, at most the same ones. One seed solves 8.
     intervals = []
     for band in axes.collections:
         heights = band.get_paths()[0].vertices[:, 1]
         intervals.append((heights.min(), heights.max()))
-    assert intervals[0] == pytest.approx((25.16, 74.84), abs=0.01)
+    low, high = rate_interval(np.array([[int(i < n) for i in range(10)] for n in (4, 5, 6)]))
+    assert intervals[0] == pytest.approx((100 * low, 100 * high))
     assert intervals[1] == pytest.approx((49.02, 94.33), abs=0.01)
 
 
@@ -181,22 +217,54 @@ def test_long_names_are_in_a_legend_below(tmp_path, drawn):
     (axes,) = drawn
     assert texts_of(axes) == ["40 (1 seed)", "80 (1 seed)"]
     (legend,) = axes.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [f" {name}" for name in names]
+    entries = [text.get_text() for text in legend.get_texts()]
+    assert entries == [*(f" {name}" for name in names), " 95 % interval"]
     colors = [line.get_color() for line in legend.get_lines()]
     assert colors == [text.get_color() for text in axes.texts]
     assert axes.get_position().width > 0.6  # of the figure
 
 
 def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
-    games = {"start": [0] * 10, "after RL": [1] * 10, "greedy, closed loop": [1, 0] * 5}
+    games = {"start": [0] * 10, "after RL": [1] * 10, "optimal, 5 a turn": [1, 0] * 5}
     scores = {"frozenlake": games, "bandit": games}
     run = write_run(tmp_path / "_a$x$", [0.5, 1.0], scores)  # neither mathematics nor hidden
     view_curves.draw_curves([run], tmp_path / "curves.png")
     (axes,) = drawn
     assert lines_of(axes)[0][1] == [50, 50]
     assert lines_of(axes)[1] == ([0, 2, 4], [0, 50, 100])
-    assert texts_of(axes) == ["greedy 50", "_a$x$ 100 (1 seed)"]
-    assert axes.get_title(loc="left") == "frozenlake"
+    assert texts_of(axes) == ["optimal play 50", "_a$x$ 100 (1 seed)"]
+    assert axes.get_title(loc="left") == "FrozenLake: success on 10 fixed prompts"
+    assert axes.get_xlabel() == "iteration"
+    (legend,) = axes.figure.legends
+    entries = [text.get_text() for text in legend.get_texts()]
+    assert entries == [" 95 % interval", " player under the same limits"]
+    (band,) = axes.collections  # at the ends it is the interval of 0 and of 10 prompts of 10
+    heights = 100 * np.array([rate_interval(np.array([[win] * 10])) for win in (0, 1)])
+    corners = band.get_paths()[0].vertices
+    for iteration, ends in ((0, heights[0]), (4, heights[1])):
+        found = corners[corners[:, 0] == iteration, 1]
+        assert (found.min(), found.max()) == pytest.approx(tuple(ends))
+
+
+def test_plots_are_written_as_png_and_pdf(tmp_path, capsys):
+    runs = [write_run(tmp_path / name, [0.5]) for name in "ab"]
+    view.main([str(run) for run in runs])
+    assert (tmp_path / "a/curves.png").read_bytes().startswith(b"\x89PNG")
+    pdf = (tmp_path / "a/curves.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and b"CreationDate" not in pdf
+    assert f"wrote {tmp_path}/a/curves.png and {tmp_path}/a/curves.pdf" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "env, wanted",
+    [
+        ("sokoban:size=6,boxes=1", "Sokoban: success on 256 fixed prompts\nsize 6, boxes 1"),
+        ("my_env.py:My_Doors,num=3", "My_Doors: success on 256 fixed prompts\nnum 3"),
+        ("bandit", "Bandit: success on 256 fixed prompts"),
+    ],
+)
+def test_titles_are_words(env, wanted):
+    assert view_curves.title_of(env, 256) == wanted
 
 
 def test_panel_marks_what_appears_with_a_row(tmp_path, drawn, monkeypatch):

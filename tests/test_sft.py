@@ -362,6 +362,14 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
         sft.main([*options, "--sft_lr=0.5"])
 
 
+@pytest.mark.parametrize("frac, words", [(0.03, "only 3 % of the replies are valid"), (0.5, "")])
+def test_few_valid_replies_are_warned_of(frac, words):
+    config = small_sft_config(sft_steps=60, eval_temperature=0.5)
+    sentence = sft.few_valid_replies(config, {"valid_frac_T0.5": frac, "valid_frac_T1": 0.9})
+    assert sentence.startswith(words) and bool(words) == bool(sentence)
+    assert not words or "than 60 or a larger --sft_lr" in sentence and "tiny_new_game" in sentence
+
+
 def test_sft_without_steps_is_refused():
     with pytest.raises(ValueError, match="nothing to do: sft_steps is 0"):
         sft.main([FROZENLAKE])

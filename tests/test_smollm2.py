@@ -340,3 +340,16 @@ def test_free_memory_is_the_smallest_limit(tmp_path, monkeypatch):
     assert available.free_memory() == 700_000
     ulimit[0] = 600_000
     assert available.free_memory() == 600_000
+
+
+def test_a_log_has_no_progress_bars(monkeypatch):
+    """The stderr of a test is no terminal."""
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    smollm2.show_bars_on_terminals_only()
+    assert not logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    smollm2.show_bars_on_terminals_only()
+    assert logging.is_progress_bar_enabled()

@@ -14,6 +14,7 @@ from support import statistics
 from support.statistics import (
     Z_95,
     difference_interval,
+    interval_of_rates,
     pass_at_k,
     rate_interval,
     t_quantile,
@@ -87,6 +88,19 @@ def test_rate_interval_of_two_seeds_by_hand():
     close = np.array([[0.51] * 8, [0.49] * 8])
     half = math.hypot((high - low) / 2, 0.127062)
     assert rate_interval(close) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+
+
+def test_rates_alone_give_the_widest_interval():
+    """Seeds that solve 1 and 3 of 4 prompts. Their means are 1, 1/2, 1/2 and 0 if the second solves
+    what the first solves, and 1/2 everywhere or similar otherwise."""
+    alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
+    assert interval_of_rates(np.array([0.25, 0.75]), num_prompts=4) == alike
+    rng = np.random.default_rng(0)
+    wins = rng.random((300, 3, 50)) < 0.7
+    low, high = rate_interval(wins)
+    widest_low, widest_high = interval_of_rates(wins.mean(-1), num_prompts=50)  # (300,)
+    assert (widest_low <= low).all() and (high <= widest_high).all()
+    assert np.mean(widest_low < low) > 0.9
 
 
 def test_difference_interval_by_hand():

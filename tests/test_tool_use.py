@@ -57,7 +57,7 @@ def test_a_task_by_hand():
     assert env.observe() == f"{PUT.question}\nStore: box, wall."
     assert env.statements() == ["Known nothing."]
     plan = ["get box", "search Lunen", "get wall", "calc 31 + 12", "put edge 43"]
-    assert env.plan(9, 9) == plan
+    assert env.plan(9, 1) == plan
     results = [
         "box: Lunen.",
         "Lunen: age 31, river Lum, trade wool.",
@@ -69,7 +69,7 @@ def test_a_task_by_hand():
         assert step.observation == f"{PUT.question}\nStore: box, wall.\n{result}"
         assert (step.reward, step.terminated, step.effective) == (0.0, False, True)
     assert env.statements() == ["Known box Lunen, age of Lunen 31, wall 12, sum 43."]
-    assert env.plan(9, 9) == ["put edge 43"]
+    assert env.plan(9, 1) == ["put edge 43"]
     last = env.step("put edge 43")
     assert (last.reward, last.terminated, last.success) == (1.0, True, True)
 
@@ -120,7 +120,7 @@ def test_a_call_without_a_new_result_has_no_effect():
 def test_a_search_by_other_words_counts_as_well():
     env = opened(PUT)
     env.step("search wool")
-    assert env.plan(9, 9) == ["get box", "get wall", "calc 31 + 12", "put edge 43"]
+    assert env.plan(9, 1) == ["get box", "get wall", "calc 31 + 12", "put edge 43"]
 
 
 # ---------- search
@@ -325,11 +325,63 @@ def test_passages_and_questions(tmp_path):
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)}")
     env.reset(0)
     assert env.observe() == "Where does the Rhine end?"
-    assert env.plan(9, 9) == ["search The Rhine", "answer the North Sea"]
+    assert env.plan(9, 1) == ["search The Rhine", "answer the North Sea"]
     found = env.step("search where does the rhine end").observation
     assert found.startswith("Where does the Rhine end?\nThe Rhine: A river that ends in the North")
-    assert env.plan(9, 9) == ["answer the North Sea"]
+    assert env.plan(9, 1) == ["answer the North Sea"]
     assert env.step("answer rotterdam").success
+
+
+RIVERS = [
+    {"title": "The Nile", "text": "A river that ends in the Mediterranean."},
+    {"title": "Basel", "text": "A city at the Rhine, which ends in the North Sea."},
+    {"title": "The Rhine", "text": "A river that ends in the North Sea."},
+    {"title": "Geography", "text": f"{'Rivers and seas. ' * 20} The Elbe ends in Germany."},
+]
+
+
+@pytest.mark.parametrize(
+    "question, answer, plan",
+    [
+        # the title stands in the question; Basel comes first and has the answer, too
+        ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
+        # no title stands in the question, so its words are the query
+        ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
+        # neither finds the answer: the last search is for a passage with it
+        (
+            "Where is Mozart from, the Rhine?",
+            "Mediterranean",
+            ["search The Rhine", "search The Nile"],
+        ),
+        # results show 300 characters, and the answer comes later
+        ("Where does the Elbe end?", "Germany", ["search Where does the Elbe end"]),
+        ("Is the Nile long?", "yes", ["search The Nile"]),
+    ],
+)
+def test_the_expert_of_a_question_reads_before_it_answers(question, answer, plan, tmp_path):
+    rows = [*RIVERS, {"question": question, "answer": answer}]
+    env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},results=1")
+    env.reset(0)
+    found = []
+    while not env.terminated:
+        (call,) = env.plan(5, 9)  # one call a turn
+        found.append(call)
+        step = env.step(call)
+    assert step.success
+    assert found == [*plan, f"answer {answer}"]
+
+
+def test_the_steps_of_a_file(tmp_path):
+    steps = ["search Nile", "calc 6650 - 50", "search  The Rhine"]
+    rows = [*RIVERS, {"question": "Which ends further south?", "answer": "Nile", "steps": steps}]
+    env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)}")
+    env.reset(0)
+    calls = ["search Nile", "calc 6650 - 50", "search The Rhine", "answer Nile"]
+    assert env.optimal_length() == 4 and env.plan(9, 1) == calls
+    for call in calls:
+        assert env.plan(9, 9) == [call] == env.demonstrate(9, np.random.default_rng(0))
+        step = env.step(call)
+    assert step.success
 
 
 def test_answers_that_are_numbers(tmp_path):
@@ -339,7 +391,7 @@ def test_answers_that_are_numbers(tmp_path):
     ]
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)}")
     env.reset(0)
-    assert env.plan(9, 9) == ["search The Nile", "answer 6650"]
+    assert env.plan(9, 1) == ["search The Nile", "answer 6650"]
     assert env.step("answer 6650.").success
 
 
@@ -349,7 +401,7 @@ GOOD = '{"name": "mug", "price": 9}'
 @pytest.mark.parametrize(
     "lines, sentence",
     [
-        (["{"], ":1: Expecting property name"),
+        ([GOOD, '{"name": 1 2}'], ":2: Expecting ',' delimiter at column 12"),
         ([GOOD, "", "[1]"], ":3: expected a JSON object"),
         ([GOOD, '{"price": 9}'], ":2: name must be a printable text of at most 80 characters, got"),
         ([GOOD, '{"name": "Mug"}'], ":2: the name 'Mug' is on an earlier line, too"),
@@ -362,6 +414,14 @@ GOOD = '{"name": "mug", "price": 9}'
         (['{"name": "a", "b": null}'], ":1: b must be a printable text"),
         (['{"title": "a"}'], ":1: text must be a printable text"),
         (['{"question": "a", "answer": []}'], ":1: answer must be a printable text"),
+        (
+            [GOOD, '{"question": "a", "answer": "b", "steps": ["answer b"]}'],
+            ":2: a step must be 'search WORDS' or 'calc EXPRESSION', got 'answer b'",
+        ),
+        (
+            [GOOD, '{"question": "a", "answer": "b", "steps": "search b"}'],
+            ":2: steps must be a list of calls, got 'search b'",
+        ),
         (['{"question": "a", "answer": "b"}'], " has no items and no passages; "),
         (["[" * 100_000], ":1: "),
         ([GOOD, '{"title": "b", "text": "c"}'], " has no questions, so it must have items with"),

@@ -123,7 +123,7 @@ def test_a_run_gets_settings_metrics_and_a_table(tmp_path, wandb, page):
     (first, row), (second, other) = run.rows
     assert (first, row) == (1, {"rollout/reward": 0.5, "collapse/regime": "diverse"})
     table = other.pop("trajectories")
-    assert (second, other) == (2, {"rollout/reward": 0.25, "eval/eval_success": 0.75})
+    assert (second, other) == (2, {"rollout/reward": 0.25, "eval/success": 0.75})
     assert table.columns == wandb_log.COLUMNS
     (cells,) = table.data
     assert cells[:6] == [2, ESCAPED, "7, 3", 2, "failure", -0.1]
@@ -273,7 +273,7 @@ def test_an_offline_run_holds_everything_as_text(tmp_path, monkeypatch, page):
     records = records_of(tmp_path)
     rows = [values_of(record.history.item) for record in records if record.HasField("history")]
     assert rows[0]["rollout/reward"] == 0.5 and rows[0]["collapse/regime"] == "diverse"
-    assert rows[1]["eval/eval_success"] == 0.75 and rows[1]["_step"] == 2
+    assert rows[1]["eval/success"] == 0.75 and rows[1]["_step"] == 2
     settings = {}
     for record in records:
         if record.HasField("run"):

@@ -50,7 +50,7 @@ from support.unread import print_unread
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # second number of the seeds of the training games
 SEEDS = range(6)  # games of most checks
-NUM_LOOKS = 4  # games of an instance that are compared with those of another
+NUM_LOOKS = 4  # games of each instance, by which two instances are compared
 NUM_TRAIN = 100  # training games that are compared with those of the evaluation
 NUM_PLAYED = 40  # evaluation games of the expert and of the random player
 EXPERT_ACTIONS = 50  # action budget of the expert

@@ -4,10 +4,10 @@
     python -m tools.compare out/a* vs out/b* vs out/c*       # b and c are compared with a
     python -m tools.compare out/a*                           # one arm: its curve and its costs
     python -m tools.compare out/a* vs out/b* --threshold=80  # costs until 80 % of the prompts
-    python -m tools.compare out/a* vs out/b* --out=a_b       # a_b.md, a_b.csv, a_b.png, a_b.svg
+    python -m tools.compare out/a* vs out/b* --out=out/a_b   # a_b.md, .csv, .png and .pdf in out/
 
 An arm is one method: finished runs whose settings differ in the seed alone. All arms must be scored
-on the same prompts. The files are written into the current folder, not into a run.
+on the same prompts. Without --out the files are out/comparisons/A_vs_B.md, .csv, .png and .pdf.
 
 The 95 % intervals are over prompts and seeds, see support/statistics.py. Two or three seeds say
 little about other seeds, so their intervals are wide.
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from support.code_version import NAME, Change, changes_in, is_cut
-from support.run_folder import check_writable, replace_file, write_atomically
+from support.run_folder import COMPARISONS, check_writable, replace_file, write_atomically
 from support.settings_history import describe_earlier
 from support.statistics import difference_interval
 from tools.plotting.arms import POLICIES, Arm, TrainedRun, changed_settings, make_arms
@@ -32,7 +32,7 @@ from tools.plotting.tables import difference, markdown, rate, short_commit
 from tools.viewer.curves import draw_arms, shared_players
 
 OPTIONS = {"threshold": float, "out": str}
-ENDINGS = (".md", ".csv", ".png", ".svg")
+ENDINGS = (".md", ".csv", ".png", ".pdf")
 LONGEST_STEM = 120  # characters
 LEVEL_STEP = 5  # per cent; the threshold is a multiple of it
 LEGEND = """\
@@ -43,8 +43,7 @@ is too high, because the best of several evaluations was chosen. Differences are
 policies, paired by prompt and seed."""
 COSTS = """\
 Means over seeds of what a run used until its first evaluation at this success. CPU time is that of
-rollouts and updates. Tokens are those sampled in rollouts. Evaluations are not counted. 0 means
-that the model before RL reaches it."""
+rollouts and updates. Tokens are those sampled in rollouts. Evaluations are not counted."""
 
 
 class Command(NamedTuple):
@@ -52,7 +51,7 @@ class Command(NamedTuple):
 
     groups: list[list[Path]]  # the folders of the runs of each arm
     threshold: float | None  # per cent; None: the highest level that all runs reach
-    out: str  # path of the files without ending; "" to make a name from the arms
+    out: str  # path of the files without ending; "" for out/comparisons/A_vs_B
 
 
 class Cost(NamedTuple):
@@ -66,7 +65,10 @@ def main(argv: list[str]) -> None:
     command = read_command(argv)
     arms = make_arms(command.groups)
     check_comparable(arms)
-    stem = command.out or "_vs_".join(arm.name.replace("/", "_") for arm in arms)[:LONGEST_STEM]
+    stem = command.out
+    if not stem:
+        name = "_vs_".join(arm.name.replace("/", "_") for arm in arms)
+        stem = COMPARISONS / name[:LONGEST_STEM]
     paths = [Path(f"{stem}{ending}") for ending in ENDINGS]
     for path in paths:
         check_writable(path)
@@ -264,10 +266,14 @@ def cost_lines(arms: Sequence[Arm], threshold: float) -> list[str]:
         cost = cost_to(arm, threshold)
         num_seeds = len(arm.runs)
         cells = [cell(arm.name), f"{len(cost.cpu_s)} of {num_seeds}"]
-        if cost.cpu_s:
-            cells += [f"{np.mean(cost.cpu_s):,.0f}", f"{np.mean(cost.tokens):,.0f}"]
-        else:
+        at_start = cost.cpu_s.count(0.0)
+        if not cost.cpu_s:
             cells += ["not reached", "not reached"]
+        elif at_start == len(cost.cpu_s):
+            cells += ["reached before RL", "reached before RL"]
+        else:
+            note = f" ({at_start} of {num_seeds} reach it before RL)" if at_start else ""
+            cells += [f"{np.mean(cost.cpu_s):,.0f}{note}", f"{np.mean(cost.tokens):,.0f}{note}"]
         lines.append(cells)
     headings = ("arm", "seeds that reach it", "CPU seconds", "sampled tokens")
     return [f"## Cost of {threshold:g} % success", "", *markdown(headings, lines), "", COSTS]

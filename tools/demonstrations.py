@@ -7,7 +7,7 @@ Demonstrations have true thoughts. `sft_player` names who plays them:
 - crowd: the players of the corpus, good and bad ones (tools/crowd.py). Grid worlds only.
 """
 
-from configurator import Config, SftConfig, UserError, printable
+from configurator import Config, SftConfig, UserError, describe_line_error, printable
 
 import json
 from collections.abc import Callable, Sequence
@@ -243,7 +243,7 @@ def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajec
             game = demonstration_of(json.loads(line), chat, config)
             games.append(cut_to_context(game, config))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {describe_line_error(error)}"
             raise UserError(f"{path}:{number} is no demonstration ({reason})") from error
         if game.split != "train" and not config.sft_eval_games:
             raise UserError(

@@ -5,6 +5,7 @@
 A record is a file that eval.py --jsonl or a run wrote. Replay needs no model: it plays the recorded
 replies and copies the entropy. It fails if a trajectory differs from its record, or if only one of
 the two exceeded the time limit of the environment, because then they cannot be compared.
+--json, --jsonl and --against work as in eval.py.
 """
 
 from configurator import Config, UserError, printable, run_main

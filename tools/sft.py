@@ -56,6 +56,7 @@ from tools.demonstrations import (
 from tools.probes import probe
 
 WARMUP_STEPS = 20
+MIN_VALID_FRAC = 0.5  # of the replies after training; below it, a warning is printed
 NUM_LINES = 20  # lines that report the progress of a run
 TOTALS = {  # of a run so far, see support/shapes.py
     "tokens": int,
@@ -116,7 +117,11 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
         print(f"policy: {num_trained:,} of {num_all:,} parameters are trained", flush=True)
 
     def report(step: int, totals: dict) -> None:
-        write_row(config, step, totals, probe(policy.model, chat, config))
+        measured = probe(policy.model, chat, config)
+        write_row(config, step, totals, measured)
+        warning = few_valid_replies(config, measured)
+        if step == config.sft_steps and warning and parallel.rank() == 0:
+            tqdm.write(f"warning: {warning}")
 
     imitate(policy, partial(packs_of, config, chat), config, saver=saver, report=report)
     export(out_dir / "model", policy, tokenizer)
@@ -143,6 +148,21 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
     if parallel.rank() == 0:
         write_rows(Path(config.out_dir, "curve.jsonl"), totals["rows"])
         tqdm.write(json.dumps(row))
+
+
+def few_valid_replies(config: SftConfig, measured: dict) -> str:
+    """A sentence with a cure if few replies are valid after training; "" if enough are.
+
+    Args: measured: what the probes found."""
+    valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
+    if valid_frac >= MIN_VALID_FRAC:
+        return ""
+    return (
+        f"only {100 * valid_frac:.0f} % of the replies are valid (at T={config.eval_temperature:g} "
+        "on held-out prompts), so RL from this model has little to learn from; give more "
+        f"--sft_steps than {config.sft_steps} or a larger --sft_lr, and for a new game with the "
+        "tiny model add config/models/tiny_new_game.py"
+    )
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:

@@ -7,9 +7,9 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The file is written into the folder of the first run. The page is one HTML file that a browser
-opens from disk; it loads nothing from the network. Its address names the trajectory, the turn and
-the filters, so that a link to it shows the same.
+The file is written into the folder of the first run, a plot as PNG and as PDF. The page is one HTML
+file that a browser opens from disk; it loads nothing from the network. Its address names the
+trajectory, the turn and the filters, so that a link to it shows the same.
 """
 
 from configurator import UserError, run_main
@@ -54,26 +54,30 @@ class Command:
 def main(argv: list[str]) -> None:
     command = parse_command(argv)
     run = command.runs[0]
+    others = []  # the same picture in other formats
     if command.gif is not None:
         path = run / f"trajectory_{command.gif}.gif"
         draw_gif(load_runs([run]), command.gif, path)
     elif command.panel:
         path = run / "panel.png"
-        draw_warning_panel(command.runs, path)
+        others = [path.with_suffix(".pdf")]
+        draw_warning_panel(command.runs, path, *others)
     elif len(command.runs) > 1:
         path = run / "curves.png"
-        draw_curves(command.runs, path)
+        others = [path.with_suffix(".pdf")]
+        draw_curves(command.runs, path, *others)
     else:
         path = run / ("view_against.html" if command.against else "view.html")
         if command.follow:
             follow(command.shown, path)
             return
         write_page(command.shown, path)
-    announce(path)
+    announce(path, *others)
 
 
-def announce(path: Path) -> None:
-    print(f"wrote {path}; open {path.resolve().as_uri()}", flush=True)
+def announce(path: Path, *others: Path) -> None:
+    names = " and ".join(str(written) for written in (path, *others))
+    print(f"wrote {names}; open {path.resolve().as_uri()}", flush=True)
 
 
 def parse_command(argv: list[str]) -> Command:

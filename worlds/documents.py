@@ -5,9 +5,11 @@ A line of such a file is one of these objects:
     {"name": "red mug", "price": 9, "material": "clay"}      an item with its attributes
     {"title": "The Nile", "text": "The Nile is ..."}         a passage
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
+
+A question may have "steps", the calls of a demonstration before its answer: ["search Nile"].
 """
 
-from configurator import UserError, printable
+from configurator import UserError, describe_line_error, printable
 
 import errno
 import json
@@ -19,6 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from worlds.countdown import evaluate_expression
+from worlds.text_world import drop_articles
 
 LAND_SEED = 31  # of the bundled towns
 FIRST_SYLLABLES = "Ta Lu Ne Ro Vi Ko Ma Su De Fi".split()
@@ -45,6 +50,7 @@ class Question(NamedTuple):
 
     text: str
     answers: tuple[str, ...]  # each of them is right
+    steps: tuple[str, ...] = ()  # calls of a demonstration before its answer
 
 
 def bundled_towns() -> list[Document]:
@@ -88,7 +94,7 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
         try:
             row = read_row(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: {error}") from error
+            raise UserError(f"{path}:{number}: {describe_line_error(error)}") from error
         if isinstance(row, Question):
             questions.append(row)
         elif row.name.casefold() in documents:
@@ -127,7 +133,8 @@ def read_row(line: bytes) -> Document | Question:
         answers = row.get("answer")
         answers = answers if isinstance(answers, list) and answers else [answers]
         checked = tuple(str(read_value(answer, "answer")) for answer in answers)
-        return Question(read_text(row["question"], "question", MAX_QUESTION), checked)
+        text = read_text(row["question"], "question", MAX_QUESTION)
+        return Question(text, checked, read_steps(row.get("steps", [])))
     if "title" in row:
         name = read_name(row["title"], "title")
         return Document(name, read_text(row.get("text"), "text", MAX_FILE), {})
@@ -136,6 +143,21 @@ def read_row(line: bytes) -> Document | Question:
         if key != "name":
             attributes[read_text(key, "a key", MAX_NAME)] = read_value(value, key)
     return item(read_name(row.get("name"), "name"), attributes)
+
+
+def read_steps(value: object) -> tuple[str, ...]:
+    """The calls of a demonstration. Raises: ValueError for anything else."""
+    if not isinstance(value, list):
+        raise ValueError(f"steps must be a list of calls, got {printable(repr(value), limit=50)}")
+    steps = []
+    for step in value:
+        call = read_call_text(step, "a step", MAX_VALUE)
+        tool, _, text = call.partition(" ")
+        is_sum = tool == "calc" and evaluate_expression(text) is not None
+        if not is_sum and not (tool == "search" and text):
+            raise ValueError(f"a step must be 'search WORDS' or 'calc EXPRESSION', got {call!r}")
+        steps.append(call)
+    return tuple(steps)
 
 
 def read_name(value: object, key: str) -> str:
@@ -189,6 +211,8 @@ class Index:
                 places.setdefault(word, []).append(number)
         # word -> numbers of the documents that have it, rising
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
+        # the words of each name, without articles
+        self.name_words = [words_of(drop_articles(document.name)) for document in documents]
         self.nameable: dict[int, set[int]] = {}  # see `found_by_name`
 
     def search(self, query: str, most: int) -> list[Document]:
@@ -210,6 +234,15 @@ class Index:
             found.append(self.documents[best])
             scores[best] = 0
         return found
+
+    def named_in(self, text: str) -> list[Document]:
+        """The documents whose names stand in a text, the longest name first."""
+        words = words_of(text)
+        named = []
+        for document, own in zip(self.documents, self.name_words, strict=True):
+            if own and own <= words:
+                named.append(document)
+        return sorted(named, key=lambda document: len(document.name), reverse=True)
 
     def found_by_name(self, most: int) -> set[int]:
         """Numbers of the documents that a search for their own name shows in `most` results."""

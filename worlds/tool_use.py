@@ -174,7 +174,8 @@ class ToolUse(Env):
         self.store = dict(task.store)
         self.steps = [Step(*step) for step in task.steps]
         self.last_calls = task.last_calls
-        self.proofs: set[str] = set()  # "document NAME", "key KEY" and "value NUMBER" seen so far
+        # "document NAME", "key KEY" and "value NUMBER" seen so far, and "call CALL" made so far
+        self.proofs: set[str] = set()
         self.result = ""
 
     # ---------- calls
@@ -203,13 +204,14 @@ class ToolUse(Env):
         accepted = map(normalized, self.last_calls)
         success = is_last and normalized(f"{tool} {text}") in accepted
         effective = is_last or self.result != before
+        self.proofs.add(f"call {normalized(f'{tool} {text}')}")
         return Move(float(success), terminated=is_last, success=success, effective=effective)
 
     def _search(self, text: str) -> str:
         lines = []
         for document in self.index.search(text, self.num_results):
             self.proofs.add(f"document {document.name}")
-            lines.append(f"{document.name}: {document.text[:MAX_SHOWN]}.")
+            lines.append(result_of(document))
         return "\n".join(lines) or "Nothing found."
 
     def _calc(self, text: str) -> str:
@@ -254,9 +256,19 @@ class ToolUse(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
+        """The next call: each result is read before the next call.
+
+        If there are fewer turns than missing calls, it returns as many calls as it may."""
+        calls = self._missing_calls()
+        return calls[:max_actions] if len(calls) > turns_left else calls[:1]
+
+    def optimal_length(self) -> int:
+        return len(self._missing_calls())
+
+    def _missing_calls(self) -> list[str]:
         """The calls that are missing, and the last one."""
         calls = [step.call for step in self.steps if step.proof not in self.proofs]
-        return [*calls, self.last_calls[0]][:max_actions]
+        return [*calls, self.last_calls[0]]
 
     def greedy(self) -> str:
         """Search for the question, then answer with the last word of what it found."""
@@ -322,15 +334,39 @@ class OwnData(ToolUse):
         return ("tools", *Task(question.text, (), self._steps_to(question), last_calls))
 
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
-        """A search for the first document that has the first answer; () if none has it."""
+        """The steps of the file, or else a search that the question suggests.
+
+        The search is for a title that stands in the question, or else for all of its words. If no
+        such result has the first answer, a search for a passage with the answer follows.
+        """
+        if question.steps:
+            return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
         answer = question.answers[0]
+        queries = [document.name for document in self.index.named_in(question.text)]
+        queries.append(" ".join(re.findall(r"\w+", question.text))[:MAX_TEXT].strip())
+        for query in queries:
+            for document in self.index.search(query, self.num_results):
+                if has_answer(document, answer):
+                    return (Step(f"search {query}", f"document {document.name}", answer),)
+        return (*self._first_look(queries), *self._search_for_answer(answer))
+
+    def _first_look(self, queries: list[str]) -> tuple[Step, ...]:
+        """The first query that finds anything; () if none does."""
+        for query in queries:
+            found = self.index.search(query, self.num_results)
+            if found:
+                return (Step(f"search {query}", f"document {found[0].name}", found[0].name),)
+        return ()
+
+    def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
+        """A search for the title of the first document with the answer; () if none has it."""
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
-            if folded in text:
+            if folded not in text or not has_answer(document, answer):
+                continue
+            if document in self.index.search(document.name, self.num_results):
                 call = f"search {document.name}"
-                shown = self.index.search(document.name, self.num_results)
-                if document in shown:
-                    return (Step(call, f"document {document.name}", answer),)
+                return (Step(call, f"document {document.name}", answer),)
         return ()
 
 
@@ -345,6 +381,16 @@ def possible_tasks(documents: list[Document]) -> tuple[str, ...]:
         if any(is_whole(document, name) for name in document.attributes):
             return TASKS
     return ("find", "fetch")
+
+
+def result_of(document: Document) -> str:
+    """The line of a document among the results of a search."""
+    return f"{document.name}: {document.text[:MAX_SHOWN]}."
+
+
+def has_answer(document: Document, answer: str) -> bool:
+    """Whether the line of a document shows the answer."""
+    return answer.casefold() in result_of(document).casefold()
 
 
 def normalized(call: str) -> str:

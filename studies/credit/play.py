@@ -157,7 +157,9 @@ class Continuations:
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
-    alternatives: list[RecordedGame]  # K games: of each turn, the first that repeats its reply
+    alternatives: list[
+        RecordedGame
+    ]  # K games: one for each turn, the first of its games in `reply`
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:

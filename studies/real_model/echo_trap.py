@@ -24,7 +24,7 @@ OUT = Path("out/echo_trap")
 MODEL = Path("out/smollm2")
 COLD_START = OUT / "cold_start"
 RUNS = {"StarPO": OUT / "starpo", "StarPO-S": OUT / "starpo_s"}
-ITERATIONS = 25
+ITERATIONS = 15
 LEARNING_RATE = 8e-5  # that of the experiment; at the overlay's 2e-5 StarPO is stable
 CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
 STARPO_S = ("--filter_keep=0.25", "--clip_high=0.28", "--batch_size=16")

@@ -1,7 +1,7 @@
-"""Write the tables and the picture of README.md from the finished runs of the experiment echo_trap.
+"""Write the tables and the picture of README.md from the finished runs with SmolLM2-135M.
 
-    python -m studies.reproduce echo_trap     # the runs
-    python -m studies.real_model.page         # seconds
+    python -m studies.reproduce echo_trap jobs     # the runs
+    python -m studies.real_model.page              # seconds
 
 README.md has the definitions. They were fixed before the runs.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from studies.experiments import FIGURES
-from studies.real_model.pictures import draw_traps
+from studies.real_model.pictures import IN_SHORT, draw_traps
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
@@ -38,6 +38,12 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
+PAIRS = {  # environment -> the arms of an evaluation, the better one second
+    "bandit:pair=engineer": "Engineer, Teacher",
+    "bandit:pair=trader": "Trader, Librarian",
+    "bandit:pair=jobs": "the twelve pairs",
+    "bandit:pair=jobs_test": "eight other pairs",
+}
 Row = dict  # of a run, see studies/runs.py
 
 
@@ -50,9 +56,16 @@ def main(argv: list[str]) -> None:
     if not finished:
         raise UserError("no run is finished; start them: python -m studies.reproduce echo_trap")
     draw_traps(FOLDER / "echo_trap.png", shown_runs(finished))
+    draw_traps(Path("docs/echo_trap.png"), shown_runs(finished), IN_SHORT, columns=3)
     page = FOLDER / "README.md"
-    contents = {"runs": "\n".join(run_lines(finished)), "signs": "\n".join(sign_lines(finished))}
-    write_atomically(page, tables.fill(page.read_text(), contents))
+    jobs = rows_of(FIGURES["jobs"].curves, "smollm2")
+    contents = {
+        "runs": run_lines(finished),
+        "signs": sign_lines(finished),
+        "jobs": job_lines({name: rows for name, rows in jobs.items() if rows}),
+    }
+    texts = {name: "\n".join(lines) for name, lines in contents.items()}
+    write_atomically(page, tables.fill(page.read_text(), texts))
     print(page.read_text())
 
 
@@ -149,6 +162,27 @@ def sign_cell(row: Row, sign: Sign) -> str:
     if begun[0] > last_good_iteration(row):
         return f"{begun[0]}: late"
     return f"{begun[0]}: {fall - begun[0]} before"
+
+
+def job_lines(curves: dict[str, list[Row]]) -> list[str]:
+    """The table of the jobs: success before and after RL on each kind of pairs, over the seeds."""
+    lines = []
+    for name, rows in curves.items():
+        seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
+        for env, wins in tables.wins_by_env(rows).items():
+            start, end = wins["start"], wins["after RL"]  # (S, n) each
+            lines.append(
+                [
+                    name.removeprefix("bandit "),
+                    PAIRS[env],
+                    seeds,
+                    tables.rate(start),
+                    tables.rate(end),
+                    tables.difference(end, start),
+                ]
+            )
+    headings = ["trained on", "arms", "seeds", "cold start %", "after RL %", "RL - cold start"]
+    return tables.markdown(headings, lines)
 
 
 def shown_list(iterations: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """Pictures of runs that learn and collapse: success and the signs of collapse by iteration."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,29 +31,42 @@ PANELS = (
 )
 
 
-def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
-    """Draw the metrics of PANELS. Each seed of a method is a line of its own.
+IN_SHORT = (PANELS[0], PANELS[2], PANELS[5])  # for README
+
+
+def draw_traps(
+    path: Path, curves: dict[str, list[Run]], panels: Sequence[Panel] = PANELS, columns: int = 4
+) -> None:
+    """Draw metrics over the iterations. Each seed of a method is a line of its own.
 
     Args: curves: method -> one run for each seed."""
     looks = {name: look_of(index) for index, name in enumerate(curves)}
-    with picture(path, width=11, height=5.4) as figure:
-        *axes_of_panels, empty = figure.subplots(2, 4, sharex=True).flat
-        empty.set_axis_off()
-        for axes, panel in zip(axes_of_panels, PANELS, strict=True):
-            axes.set_title(panel.title)
-            if panel.scale == 100:
-                percent_axis(axes)
-                axes.set_ylabel("")
-            for name, runs in curves.items():
-                for run in runs:
-                    draw_metric(axes, panel, run, looks[name])
-        for axes in axes_of_panels:
-            axes.set_xlabel("iteration")
+    num_rows = math.ceil(len(panels) / columns)
+    with picture(path, width=2.75 * columns, height=2.7 * num_rows) as figure:
+        axes_of_panels = figure.subplots(num_rows, columns, sharex=True, squeeze=False).flat
+        for axes, panel in zip(axes_of_panels, panels, strict=False):
+            draw_panel(axes, panel, curves, looks)
+        for empty in axes_of_panels[len(panels) :]:
+            empty.set_axis_off()
         legend = {}
         for name, runs in curves.items():
             seeds = "one seed" if len(runs) == 1 else f"{len(runs)} seeds"
             legend[f"{name}, {seeds}"] = looks[name]
         draw_legend(figure, legend)
+
+
+def draw_panel(
+    axes: Axes, panel: Panel, curves: dict[str, list[Run]], looks: dict[str, dict]
+) -> None:
+    """Draw one metric of all runs."""
+    axes.set_title(panel.title)
+    axes.set_xlabel("iteration")
+    if panel.scale == 100:
+        percent_axis(axes)
+        axes.set_ylabel("")
+    for name, runs in curves.items():
+        for run in runs:
+            draw_metric(axes, panel, run, looks[name])
 
 
 def draw_metric(axes: Axes, panel: Panel, run: Run, look: dict) -> None:

@@ -62,6 +62,20 @@ def test_a_sign_is_early_late_or_false():
     assert page.sign_cell(healthy, page.SIGNS["entropy doubles"]) == "never"
 
 
+def test_the_jobs_before_and_after_rl():
+    """Two seeds, four games of each kind of pairs."""
+    successes = {
+        "bandit:pair=jobs": {"start": [1, 0, 1, 0], "after RL": [1, 1, 1, 0]},
+        "bandit:pair=trader": {"start": [0, 1, 0, 1], "after RL": [0, 0, 0, 0]},
+    }
+    rows = [row_of([0.5, 0.5], [20] * 5, seed) | {"successes": successes} for seed in (0, 1)]
+    *_, trained, reverse = page.job_lines({"bandit with thoughts": rows})
+    assert trained.startswith("| with thoughts | the twelve pairs | 0, 1 | 50.0 [")
+    assert "| 75.0 [" in trained and "| 25.0 [" in trained
+    assert reverse.startswith("| with thoughts | Trader, Librarian | 0, 1 | 50.0 [")
+    assert "| 0.0 [0.0, " in reverse and "| -50.0 [" in reverse
+
+
 def test_moments_of_a_run():
     rows = {1: {"success": 0.5}, 5: {"success": 0.9}, 10: {"success": 0.9}, 15: {"success": 0.0}}
     assert replies.moments([1, 5, 10, 15], rows) == (1, 5, 15)

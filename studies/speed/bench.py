@@ -46,7 +46,12 @@ LAKE = (
     "--max_response_tokens=100",
     "--max_context_tokens=1600",
 )
-BANDIT = ("config/bandit_grpo.py", "config/models/tiny.py", "--batch_size=128")
+BANDIT = (
+    "config/bandit_grpo.py",
+    "config/models/tiny.py",
+    "--batch_size=128",
+    "--filter_keep=1.0",
+)
 UNTRAINED = ("rollout", "update")  # these take an untrained model in the place of base/
 OPTIONS = {
     "repeats": 5,

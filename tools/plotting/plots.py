@@ -1,12 +1,12 @@
 """Pictures of the figures: metrics over iterations, with reference players as labelled lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from support.statistics import wilson_interval
+from support.statistics import Interval, interval_of_rates, rate_interval
 from tools.plotting.style import (
     QUANTITIES,
     Label,
@@ -21,17 +21,14 @@ from tools.plotting.style import (
 from tools.plotting.tables import Curves, Rows, Wins, series, wins_of_run
 
 CAPTION = """\
-In the picture, a line is the mean of the seeds and the band around it their range. The band around
-evaluations of a single seed is their 95 % Wilson interval. Metrics of every iteration are moving
-averages over nine iterations. A triangle marks a first warning."""
+In the picture, a line is the mean of the seeds. The band around evaluations is the 95 % interval
+over prompts and seeds, as in the table. Of evaluations during training only the rates are recorded,
+so their band is the widest that these rates allow. Metrics of every iteration are moving averages
+over nine iterations, and their band is the range of the seeds. Dashed lines are players under the
+limits of the policy. A triangle marks a first warning."""
 PANEL_WIDTH = 4.8  # inches
 PANEL_HEIGHT = 2.9
 WINDOW = 9  # iterations of a moving average
-PLAYERS = {  # reference player in the successes of a row -> its name in the picture
-    "optimal, closed loop": "optimal",
-    "greedy, closed loop": "greedy",
-    "random, closed loop": "random",
-}
 
 
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
@@ -90,8 +87,8 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     """Draw the mean of the seeds. The x axis counts passes over rollouts: iterations x epochs.
 
-    The band is the range of the seeds, and for evaluations of one seed a Wilson interval over
-    prompts. A triangle marks the first warning of a seed.
+    The band around evaluations is that of `success_band`, and around other metrics the range of the
+    seeds. A triangle marks the first warning of a seed.
     """
     iterations, values = stack_seeds(rows, metric)  # (S, number of iterations)
     if not len(iterations):
@@ -104,9 +101,9 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     mean = np.nanmean(values, 0)
     low = np.nanmin(values, 0)
     high = np.nanmax(values, 0)
-    if metric == "eval_success" and len(rows) == 1:
-        num_prompts = wins_of_run(rows)["after RL"].shape[1]
-        low, high = wilson_interval(mean * num_prompts, num_prompts)
+    if metric == "eval_success":
+        wins = wins_of_run(rows)
+        low, high = success_band(values, {0: wins["start"], -1: wins["after RL"]})
     mean = scale * mean
     axes.plot(passes, mean, **look)
     axes.fill_between(
@@ -116,31 +113,83 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
     axes.plot(warned, np.interp(warned, passes, mean), "v", color=look["color"])
 
 
+def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
+    """The 95 % intervals of I evaluations over prompts and seeds. Returns: their ends, (I,).
+
+    Where the solved prompts are known, it is `rate_interval`, as in the tables. Elsewhere it is
+    `interval_of_rates`, which is a little wider. Without the rate of a seed it is NaN.
+
+    Args:
+        rates: (S, I) success rates.
+        known: place of an evaluation, 0 to I - 1 or -1 for the last -> solved prompts (S, n).
+        num_prompts: n, if no solved prompts are known.
+    """
+    for wins in known.values():
+        num_prompts = wins.shape[-1]
+    low, high = interval_of_rates(rates.T, num_prompts)  # (I,)
+    for place, wins in known.items():
+        low[place], high[place] = rate_interval(wins)
+    is_complete = np.isfinite(rates).all(0)  # (I,)
+    return Interval(np.where(is_complete, low, np.nan), np.where(is_complete, high, np.nan))
+
+
+# ---------- reference players
+
+
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
     """The lines of the players whose success is the same in all curves. Returns: their labels."""
-    shared: Wins = {}
-    wins = [wins_of_run(rows) for rows in curves.values()]
-    for name in PLAYERS:
-        rates = {players[name][0].mean() for players in wins}
-        if len(rates) == 1:
-            shared[name] = wins[0][name]
+    players = []
+    for rows in curves.values():
+        wins = {name: games[0] for name, games in wins_of_run(rows).items()}
+        players.append(players_under_limits(wins, rows[0]["settings"]))
+    shared = {}
+    for label, wins in players[0].items():
+        if all(label in other and other[label].mean() == wins.mean() for other in players):
+            shared[label] = wins
     return draw_players(axes, shared)
 
 
-def draw_players(axes: Axes, wins: Wins) -> list[Label]:
+def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
+    """The reference players that obey the limits of the policy: label -> successes.
+
+    A player in a closed loop has one action a turn, and a turn for each action. So it obeys the
+    limits if the policy has as many turns. Random actions do not depend on what the player sees, so
+    the policy only needs as many actions.
+
+    Args:
+        wins: row of eval.py, such as "optimal, 5 a turn" -> successes.
+        settings: of the policy.
+    """
+    found = {}
+    optimal = [name for name in wins if name.startswith("optimal, ") and name.endswith(" a turn")]
+    if optimal:  # the last one has the most actions a turn
+        found["optimal play"] = wins[optimal[-1]]
+    num_turns = settings["max_turns"]
+    num_actions = settings["actions_per_traj"]
+    if "greedy, closed loop" in wins and num_turns >= num_actions:
+        found["greedy player"] = wins["greedy, closed loop"]
+    if "random, closed loop" in wins and num_turns * settings["actions_per_turn"] >= num_actions:
+        found["random actions"] = wins["random, closed loop"]
+    return found
+
+
+def draw_players(axes: Axes, players: Wins) -> list[Label]:
     """Draw the lines of the players. Players with the same success share a label.
 
+    Args: players: label -> successes.
     Returns: the labels."""
     names: dict[float, list[str]] = {}
-    for name, label in PLAYERS.items():
-        if name in wins:
-            percent = float(100 * wins[name].mean())
-            names.setdefault(percent, []).append(label)
+    for label, wins in players.items():
+        percent = float(100 * wins.mean())
+        names.setdefault(percent, []).append(label)
     labels = []
     for percent, same in names.items():
         draw_player(axes, percent)
         labels.append(Label(percent, f"{' = '.join(same)} {percent:.0f}"))
     return labels
+
+
+# ---------- values of the seeds
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -36,8 +37,9 @@ STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 2.0,
     "lines.solid_capstyle": "round",
-    "svg.hashsalt": "nanoragen",  # the same data give the same file
+    "pdf.fonttype": 42,  # letters stay text, as journals ask
 }
+PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 LABEL_GAP = 1.35  # distance of two labels, in heights of the letters
 LEGEND_WIDTH = 2.6  # inches of an entry, more for a long name
 LETTER_WIDTH = 0.1  # inches
@@ -74,14 +76,14 @@ class Label(NamedTuple):
 
 @contextmanager
 def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure to draw on, in inches. It is written to the paths, PNG or SVG by their endings."""
+    """A figure to draw on, in inches. It is written to the paths, PNG or PDF by their endings."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         for path in paths:
             form = path.suffix.removeprefix(".")
             # Without a date, the same data give the same file.
-            metadata = {"Date": None} if form == "svg" else None
+            metadata = {"CreationDate": None} if form == "pdf" else None
             with replace_file(path, "wb") as file:
                 figure.savefig(file, dpi=DPI, format=form, metadata=metadata)
 
@@ -113,20 +115,31 @@ def look_of(index: int) -> dict:
 
 def draw_player(axes: Axes, height: float) -> None:
     """The line of a reference player. Its name is a label at the right."""
-    axes.axhline(height, color=GRAY, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+    axes.axhline(height, **PLAYER_LOOK, zorder=1)
 
 
-def draw_legend(figure: Figure, looks: dict[str, dict], notes: str = "") -> None:
+def draw_legend(
+    figure: Figure,
+    looks: dict[str, dict],
+    notes: str = "",
+    signs: dict[str, Artist] | None = None,
+) -> None:
     """One legend below all panels.
 
-    Args: looks: name of a curve -> its look, see `look_of`; notes: lines above the names."""
-    handles = [Line2D([], [], **look) for look in looks.values()]
-    longest = max((len(name) for name in looks), default=0)
+    Args:
+        looks: name of a curve -> its look, see `look_of`.
+        notes: lines above the names.
+        signs: what a line or an area means -> how it looks. They come after the curves.
+    """
+    entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
+    entries |= signs or {}
+    longest = max((len(name) for name in entries), default=0)
     entry_width = max(LEGEND_WIDTH, LETTER_WIDTH * longest)
     most_columns = max(1, int(figure.get_figwidth() / entry_width))
-    num_lines = max(1, math.ceil(len(looks) / most_columns))
-    num_columns = max(1, math.ceil(len(looks) / num_lines))
-    names = [f" {name}" for name in looks]  # matplotlib leaves out names that begin with "_"
+    num_lines = max(1, math.ceil(len(entries) / most_columns))
+    num_columns = max(1, math.ceil(len(entries) / num_lines))
+    handles = list(entries.values())
+    names = [f" {name}" for name in entries]  # matplotlib leaves out names that begin with "_"
     legend = figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
     legend.set_title(notes, {"size": 10})
     for text in (legend.get_title(), *legend.get_texts()):
@@ -139,6 +152,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
     A thin line connects the end of a line and its label. Call it when the limits of the y axis are
     final.
     """
+    axes.figure.draw_without_rendering()  # the layout says how high the axes are
     labels = sorted(labels, key=lambda label: label.height)
     bottom, top = axes.get_ylim()
     box = axes.get_position()

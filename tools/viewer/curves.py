@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from envs import ENVS
 from support.echo_trap import new_warnings
 from support.run_folder import read_rows
-from support.statistics import seed_interval, wilson_interval
 from tools.plotting.arms import LONGEST_NAME, Arm, Wins, arms_by_method, read_run
-from tools.plotting.plots import draw_players, moving_average
+from tools.plotting.plots import draw_players, moving_average, players_under_limits, success_band
 from tools.plotting.style import (
+    GRAY,
+    PLAYER_LOOK,
     QUANTITIES,
     Label,
     draw_legend,
@@ -26,6 +31,10 @@ from tools.plotting.style import (
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 LONGEST_NAME_AT_LINE = 24  # characters
+LEGEND_LINE = 0.4  # inches
+MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
+SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
+BAND_ALPHA = 0.15
 RATE = (float, None)
 PANEL_ROW = {"step": int, "success": RATE, **dict.fromkeys(PANEL_METRICS, RATE)}
 
@@ -33,67 +42,117 @@ PANEL_ROW = {"step": int, "success": RATE, **dict.fromkeys(PANEL_METRICS, RATE)}
 # ---------- learning curves
 
 
-def draw_curves(runs: Sequence[Path], path: Path) -> None:
+def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
     """Plot success over iterations, a curve for each method. Seeds of a method share a curve."""
-    draw_arms([path], arms_by_method([read_run(run) for run in runs]))
+    draw_arms(paths, arms_by_method([read_run(run) for run in runs]))
 
 
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations, and the reference players.
 
-    Args: paths: files to write, PNG or SVG."""
-    with picture(*paths, width=7.2, height=4.2) as figure:
+    Long names of arms are in the legend, because at the curves they would take their place.
+
+    Args: paths: files to write, PNG or PDF."""
+    looks = {}
+    if max(len(arm.name) for arm in arms) > LONGEST_NAME_AT_LINE:
+        looks = {arm.name: look_of(i) for i, arm in enumerate(arms)}
+    with picture(*paths, width=7.2, height=4.8 + LEGEND_LINE * len(looks)) as figure:
         axes = figure.subplots()
         percent_axis(axes)
-        labels = []
+        axes.set_xlabel("iteration")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        players = {}
         envs = {run.scored_env() for arm in arms for run in arm.runs if run.is_finished()}
         if len(envs) == 1:
-            axes.set_title(printable(min(envs), limit=LONGEST_NAME), parse_math=False)
-            labels += draw_players(axes, shared_players(arms, min(envs)))
-        labels += draw_curves_of_arms(axes, arms)
-        label_lines(axes, labels)
+            players = shared_players_under_limits(arms, min(envs))
+            num_prompts = arms[0].runs[0].config.eval_size
+            axes.set_title(title_of(min(envs), num_prompts), parse_math=False)
+        labels = draw_players(axes, players)
+        of_arms = [draw_arm(axes, arm, look_of(i)) for i, arm in enumerate(arms)]
+        if not looks:
+            named = zip(arms, of_arms, strict=True)
+            of_arms = [label._replace(text=f"{arm.name} {label.text}") for arm, label in named]
+        draw_legend(figure, looks, signs=signs_of(arms, bool(players)))
+        label_lines(axes, labels + of_arms)
 
 
-def draw_curves_of_arms(axes: Axes, arms: Sequence[Arm]) -> list[Label]:
-    """Draw a curve for each arm over the iterations. Returns: their labels.
+def title_of(env: str, num_prompts: int) -> str:
+    """What the curves show, in words: a line for the environment, and one for its options.
 
-    Long names are in a legend below, because they would take the place of the curves.
+    >>> print(title_of("frozenlake:size=4,success_rate=0.8", 256))
+    FrozenLake: success on 256 fixed prompts
+    size 4, success rate 0.8
+    """
+    name, _, options = env.partition(":")
+    words = [word.replace("_", " ").replace("=", " ") for word in options.split(",") if word]
+    if name.endswith(".py"):  # a file of a user: the first word is the name of the class
+        title = options.split(",")[0]
+        words = words[1:]
+    else:
+        title = ENVS.get(name, name).rpartition(":")[2]
+    title = printable(title, limit=LONGEST_NAME)
+    lines = [f"{title}: success on {num_prompts} fixed prompts"]
+    if words:
+        lines.append(printable(", ".join(words), limit=LONGEST_NAME))
+    return "\n".join(lines)
 
-    A thick line is the mean of the seeds, thin lines are single seeds. The band is the 95 %
-    interval over seeds. For one seed it is the Wilson interval over prompts. Iteration 0 is the
-    policy before RL."""
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("iteration (band: 95 % interval, thin lines: single seeds)")
-    labels = [draw_arm(axes, arm, look_of(i)) for i, arm in enumerate(arms)]
-    if max(len(arm.name) for arm in arms) <= LONGEST_NAME_AT_LINE:
-        named = zip(arms, labels, strict=True)
-        return [label._replace(text=f"{arm.name} {label.text}") for arm, label in named]
-    draw_legend(axes.figure, {arm.name: look_of(i) for i, arm in enumerate(arms)})
-    return labels
+
+def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
+    """The entries of the legend that say what lines and areas mean."""
+    signs: dict[str, Artist] = {}
+    if any(len(arm.runs) > 1 for arm in arms):
+        signs["mean of the seeds"] = Line2D([], [], color=GRAY, **MEAN_LINE)
+        signs["single seed"] = Line2D([], [], color=GRAY, **SEED_LINE)
+    signs["95 % interval"] = Patch(color=GRAY, alpha=BAND_ALPHA, linewidth=0)
+    if has_players:
+        signs["player under the same limits"] = Line2D([], [], **PLAYER_LOOK)
+    return signs
 
 
 def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
-    """Mean, interval and single seeds of an arm. Returns: its label, without the name."""
+    """Draw the mean, the band and the single seeds of an arm. Returns: its label, without the name.
+
+    The band is the 95 % interval over prompts and seeds, see `success_band`. Iteration 0 is the
+    policy before RL."""
     iterations = arm.shared_iterations()
     seeds = [[run.evaluations[i].success for i in iterations] for run in arm.runs]
     rates = np.array(seeds)  # (S, number of evaluations)
     mean = rates.mean(0)
+    low, high = success_band(rates, known_wins(arm), arm.runs[0].config.eval_size)
     if len(arm.runs) > 1:
-        low, high = seed_interval(rates)
         for run in arm.runs:
             success = [100 * evaluation.success for evaluation in run.evaluations.values()]
-            axes.plot(list(run.evaluations), success, **look, linewidth=0.9, alpha=0.5)
-    else:
-        num_prompts = arm.runs[0].config.eval_size
-        low, high = wilson_interval(mean * num_prompts, num_prompts)
+            axes.plot(list(run.evaluations), success, **look, **SEED_LINE)
     axes.fill_between(
-        iterations, 100 * low, 100 * high, color=look["color"], alpha=0.15, linewidth=0
+        iterations, 100 * low, 100 * high, color=look["color"], alpha=BAND_ALPHA, linewidth=0
     )
-    axes.plot(iterations, 100 * mean, **look, linewidth=2.4, marker="o", markersize=3.5)
+    axes.plot(iterations, 100 * mean, **look, **MEAN_LINE)
     last = float(100 * mean[-1])
     num_seeds = len(arm.runs)
     noun = "seed" if num_seeds == 1 else "seeds"
     return Label(last, f"{last:.0f} ({num_seeds} {noun})", look["color"])
+
+
+def known_wins(arm: Arm) -> dict[int, np.ndarray]:
+    """The solved prompts before and after RL by place, if all seeds are finished, (S, n)."""
+    if not all(run.is_finished() for run in arm.runs):
+        return {}
+    env = arm.runs[0].scored_env()
+    known = {0: arm.wins(env, "start")}
+    if len({max(run.evaluations) for run in arm.runs}) == 1:  # no seed was stopped early
+        known[-1] = arm.wins(env, "after RL")
+    return known
+
+
+def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
+    """The shared players that obey the limits of all arms: label -> successes."""
+    shared = shared_players(arms, env)
+    of_arms = [players_under_limits(shared, arm.settings()) for arm in arms]
+    return {
+        label: wins
+        for label, wins in of_arms[0].items()
+        if all(label in players for players in of_arms)
+    }
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
@@ -110,7 +169,7 @@ def shared_players(arms: Sequence[Arm], env: str) -> Wins:
 # ---------- warnings of a collapse
 
 
-def draw_warning_panel(runs: Sequence[Path], path: Path) -> None:
+def draw_warning_panel(runs: Sequence[Path], *paths: Path) -> None:
     """Plot metrics that change before a run collapses, with a dashed line at each sign.
 
     Thin lines are single iterations, thick lines are moving averages.
@@ -119,7 +178,7 @@ def draw_warning_panel(runs: Sequence[Path], path: Path) -> None:
     """
     looks = {}
     notes = []
-    with picture(path, width=9, height=6) as figure:
+    with picture(*paths, width=9, height=6) as figure:
         grid = figure.subplots(2, 2, sharex=True)
         for i, run in enumerate(runs):
             rows = read_rows(run / "metrics.jsonl", shape=PANEL_ROW)
