@@ -3,6 +3,7 @@
 from configurator import CRITIC_ESTIMATORS, Config, UserError
 
 import copy
+import json
 from pathlib import Path
 
 import torch
@@ -40,6 +41,8 @@ class Learner:
         self.dtype = dtype
         self.step = 0  # finished iterations
         self.bad_steps = 0  # skipped optimizer steps in a row
+        # What an estimator remembers from one iteration to the next: numbers, texts, lists, dicts
+        self.estimator_state: dict = {}
         # The loss is multiplied by this number before its backward, and gradients are divided by it
         self.loss_scale = FIRST_LOSS_SCALE if dtype == torch.float16 else 1.0
         self.mesh = parallel.make_mesh(device)
@@ -127,9 +130,12 @@ class Learner:
             )
 
     def save(self, saver: Saver) -> None:
-        """Start writing a checkpoint."""
+        """Start writing a checkpoint.
+
+        Raises: TypeError if a checkpoint cannot keep the state of the estimator."""
         states = checkpoint.training_state(self.modules, self.optimizers)
         counts = {"step": self.step, "bad_steps": self.bad_steps}
+        counts["estimator_state"] = copy_as_json(self.estimator_state)
         if self.dtype == torch.float16:
             counts["loss_scale"] = self.loss_scale
         saver.save(states, counts)
@@ -137,13 +143,31 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         counts = checkpoint.load(folder, self.modules, self.optimizers)
-        check_shape(counts, {"step": int, "bad_steps": int}, f"{folder}/state.json")
+        shape = {"step": int, "bad_steps": int, "estimator_state": ({}, ...)}
+        check_shape(counts, shape, f"{folder}/state.json")
         self.step = counts["step"]
         self.bad_steps = counts["bad_steps"]
+        self.estimator_state = counts.get("estimator_state", {})  # older checkpoints lack it
         if "loss_scale" in counts and self.dtype == torch.float16:
             self.loss_scale = counts["loss_scale"]
         self.policy.bump_version()
         print(f"continuing {folder.parent} from iteration {self.step}", flush=True)
+
+
+def copy_as_json(state: dict) -> dict:
+    """A copy of the state of an estimator, as a checkpoint gives it back.
+
+    Raises: TypeError if the copy is not equal, for example because of a tensor or a tuple."""
+    try:
+        copied = json.loads(json.dumps(state))
+    except (TypeError, ValueError):
+        copied = None
+    if copied != state:
+        raise TypeError(
+            "learner.estimator_state must hold finite numbers, texts, lists, and dicts with texts "
+            f"as keys, which JSON gives back unchanged; got {state!r}"
+        )
+    return copied
 
 
 def build_learner(

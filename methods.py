@@ -8,14 +8,14 @@ equation, its source and what it needs in order to act. By default none of them 
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
     GiGPO             compares the turns of a group that start in the same state [state_weight]
     Turn-PPO          one value and one step of GAE a turn [estimator="turn_ppo"]
-    GSPO              clips the geometric mean of the ratios of a sequence [sequence_ratio]
+    GSPO              clips the geometric mean of the ratios of a segment [sequence_ratio]
     IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
-    sequence mask     drops sequences with A < 0 that the policy has moved away from [sequence_mask]
+    sequence mask     drops segments with A < 0 that the policy has moved away from [sequence_mask]
     DPPO-TV           drops tokens whose probability has changed too much [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
-A sequence is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a sequence.
+A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
+is a segment. In the papers it is called a sequence; here a sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -85,7 +85,7 @@ def gigpo_advantages(
     rewards: Tensor,
     tokens_per_turn: list[int],
     turns_per_trajectory: list[int],
-    groups: Tensor,
+    group_ids: Tensor,
     states: Sequence[Hashable],
     *,
     estimator: str,
@@ -108,14 +108,15 @@ def gigpo_advantages(
         estimator, see `starpo.group_advantages`; the others as for `starpo.advantages`.
     Returns: (R,), with the dtype of rewards.
     Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
-    >>> rewards, groups = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
+    >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
     >>> options = dict(estimator="dr_grpo", gamma=0.5)
-    >>> gigpo_advantages(rewards, [1, 1, 1], [2, 1], groups, ["a", "b", "a"], **options).tolist()
+    >>> states = ["a", "b", "a"]
+    >>> gigpo_advantages(rewards, [1, 1, 1], [2, 1], group_ids, states, **options).tolist()
     [0.25, 0.0, -0.25]
     """
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn).cpu()  # (K,)
     returns = starpo.returns_to_go(turn_rewards, turns_per_trajectory, gamma)  # (K,)
-    group_of_turn = groups.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
+    group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
     numbers: dict[tuple, int] = {}  # (group, state) -> number
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
@@ -144,7 +145,7 @@ def turn_ppo_advantages(
 
     With one turn, all its tokens have the advantage R - V at its first token. turn_gamma and
     turn_lam act if trajectories have several turns. With mask_observations=False, the first token
-    of a turn is that of the observation before it. A turn without tokens is no step.
+    of a turn is that of the observation before it.
     Args, returns: as for `starpo.advantages`, not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -152,9 +153,6 @@ def turn_ppo_advantages(
     >>> turn_ppo_advantages(rewards, values, [2, 2], [2], **discounts)[0].tolist()
     [0.25, 0.25, 0.5, 0.5]
     """
-    tokens_per_turn, turns_per_trajectory = starpo.drop_empty_turns(
-        tokens_per_turn, turns_per_trajectory
-    )
     lengths = torch.tensor(tokens_per_turn)  # (K,)
     turn_starts = lengths.cumsum(0) - lengths  # (K,)
     turn_rewards = starpo.segment_sums(rewards, tokens_per_turn)  # (K,)
@@ -184,13 +182,13 @@ def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
 # ---------- losses
 
 
-def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) -> Tensor:
-    """GSPO: the log of the ratio of a sequence, for each of its tokens.
+def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) -> Tensor:
+    """GSPO: the log of the ratio of a segment, for each of its tokens.
 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))), the geometric mean of the ratios of the tokens
-    of a sequence. This is the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients: a
+    of a segment. This is the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients: a
     token has the value s and the gradient s * grad log pi(y_t). The gradient is that of the
-    sequence form if sequences are trajectories, all advantages of a trajectory are equal, and the
+    sequence form if segments are trajectories, all advantages of a trajectory are equal, and the
     loss averages over its tokens first (aggregation="seq_mean_token_mean"). GSPO weighs no single
     token, so `starpo.importance_weights` is not used beside it.
 
@@ -199,15 +197,15 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, sequences: Tensor) ->
     leave the clip range, which is small: 3e-4 below and 4e-4 above 1 in the paper. So
     config/methods/gspo.py sets recompute_old_logprobs. `starpo.bound_log_ratio` bounds s, as it
     bounds the ratio of a token: beyond 20 nats it has no gradient (in verl, above 10).
-    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; sequences (R,) int64, equal
-        numbers, next to each other, for the tokens of a sequence. Returns: (R,), with gradient.
+    Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
+        numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
     >>> new, old = torch.tensor([0.5, 0.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
     >>> gspo_log_ratio(new, old, torch.tensor([0, 0, 1])).tolist()
     [0.25, 0.25, 1.0]
     """
     difference = logprobs.detach() - old_logprobs  # (R,)
-    mean = _sequence_means(difference, sequences)  # (R,)
+    mean = _segment_means(difference, segment_ids)  # (R,)
     log_ratio = mean + (logprobs - logprobs.detach())  # value of mean, gradient of logprobs
     return starpo.bound_log_ratio(log_ratio)
 
@@ -233,13 +231,13 @@ def sequence_mask(
     logprobs: Tensor,
     rollout_logprobs: Tensor,
     advantages: Tensor,
-    sequences: Tensor,
+    segment_ids: Tensor,
     bound: float,
 ) -> Tensor:
-    """0 for the tokens of bad sequences that the policy has moved away from, else 1.
+    """0 for the tokens of bad segments that the policy has moved away from, else 1.
 
-    A sequence is bad if the mean advantage of its tokens is below 0. The policy has moved away if
-    the geometric mean of pi / pi_engine over its tokens is below the bound. A dropped sequence was
+    A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away if
+    the geometric mean of pi / pi_engine over its tokens is below the bound. A dropped segment was
     in the baseline of its group, and its tokens stay in the denominator of the loss.
 
     Acts if policy and engine differ: from the second optimizer step on, or with an engine of lower
@@ -255,8 +253,8 @@ def sequence_mask(
     [0.0, 0.0, 1.0]
     """
     difference = logprobs.detach() - rollout_logprobs  # (R,)
-    ratio = _sequence_means(difference, sequences).exp()  # (R,)
-    is_bad = _sequence_means(advantages, sequences) < 0  # (R,)
+    ratio = _segment_means(difference, segment_ids).exp()  # (R,)
+    is_bad = _segment_means(advantages, segment_ids) < 0  # (R,)
     return 1.0 - (is_bad & (ratio < bound)).to(ratio.dtype)
 
 
@@ -302,10 +300,10 @@ def echo_loss(logprobs: Tensor, num_observations: int) -> Tensor:
     return -logprobs.sum() / max(1, num_observations)
 
 
-def _sequence_means(x: Tensor, sequences: Tensor) -> Tensor:
-    """For each token the mean of x (R,) over the tokens of its sequence, (R,)."""
-    _, sequence_of_token, lengths = torch.unique_consecutive(
-        sequences, return_inverse=True, return_counts=True
+def _segment_means(x: Tensor, segment_ids: Tensor) -> Tensor:
+    """For each token the mean of x (R,) over the tokens of its segment, (R,)."""
+    _, segment_of_token, lengths = torch.unique_consecutive(
+        segment_ids, return_inverse=True, return_counts=True
     )
-    sums = x.new_zeros(len(lengths)).index_add(0, sequence_of_token, x)
-    return (sums / lengths)[sequence_of_token]
+    sums = x.new_zeros(len(lengths)).index_add(0, segment_of_token, x)
+    return (sums / lengths)[segment_of_token]

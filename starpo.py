@@ -5,7 +5,10 @@ s_k, sampled replies a_k and rewards r_k. It maximises the expected score sum_k 
 clipped objective over the response tokens y_t, t = 1..R:
 
     ratio_t  = pi_theta(y_t | all tokens before it) / pi_old(y_t | all tokens before it)
-    L_policy = -1/R sum_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
+    L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
+
+The weight w_t has no gradient. It corrects for the engine that sampled (`importance_weights`), and
+is 1 if the engine's probabilities are pi_old and ratio_t does not exceed a cap.
 
 The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -25,7 +28,7 @@ Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectori
 response tokens of all trajectories. Response tokens are the tokens that the policy sampled, its
 end-of-turn tokens included. A tensor (R,) has one number for each response token, trajectory after
 trajectory, and none for prompts and observations, so the losses need no mask. Lists of counts, such
-as `tokens_per_trajectory`, give the lengths of pieces. All functions check shapes and counts.
+as `tokens_per_turn`, give the lengths of consecutive pieces. All functions check shapes and counts.
 
 Differences from the paper and from RAGEN's code:
 - Only response tokens are trained on. RAGEN's first code trains on all tokens after the system
@@ -159,23 +162,24 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
 
 
 def normalize_rewards(
-    rewards: Tensor, turns_per_trajectory: list[int], groups: Tensor, method: str
+    rewards: Tensor, turns_per_trajectory: list[int], group_ids: Tensor, method: str
 ) -> Tensor:
     """Normalises the scores of trajectories within groups, and scales the turn rewards to match.
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
     the latter to [-1, 3]. Scores without variance become 0. Turn rewards get the same divisor. Then
     the last turn of each trajectory absorbs the remainder, so that they sum to the new score.
-    Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; groups (B,)
-        int64, equal numbers share mean and std: a prompt group, an environment or the whole batch.
+    Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
+        (B,) int64, equal numbers share mean and std: a prompt group, an environment or the whole
+        batch.
     Returns: (K,), with the dtype of rewards.
     Source: RAGEN's reward_normalization (grouping state, inductive or batch).
-    >>> rewards, groups = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
-    >>> normalize_rewards(rewards, [2, 1], groups, "mean").tolist()
+    >>> rewards, group_ids = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
+    >>> normalize_rewards(rewards, [2, 1], group_ids, "mean").tolist()
     [1.0, 0.0, -1.0]
     """
     scores = segment_sums(rewards, turns_per_trajectory)  # (B,)
-    mean, std, _ = _stats_within_groups(scores, groups)  # (B,) each
+    mean, std, _ = _stats_within_groups(scores, group_ids)  # (B,) each
     if method == "mean":
         scale = torch.ones_like(std)  # (B,)
     else:
@@ -195,7 +199,7 @@ def advantages(
     values: Tensor | None,
     tokens_per_turn: list[int],
     turns_per_trajectory: list[int],
-    groups: Tensor,
+    group_ids: Tensor,
     *,
     estimator: str,
     turn_level: bool = False,
@@ -208,12 +212,12 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        groups (B,) int64, equal numbers form a group; turn_level, True for group estimators to
+        group_ids (B,) int64, equal numbers form a group; turn_level, True for group estimators to
         compare returns-to-go of the k-th turns of a group, not scores; gamma and lam, discount and
         lambda between two tokens of a turn; turn_gamma and turn_lam, between two turns.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
-    >>> rewards, groups = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
-    >>> advantages(rewards, None, [1, 1, 1], [2, 1], groups, estimator="dr_grpo")[0].tolist()
+    >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
+    >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
     [0.25, 0.25, -0.25]
     """
     if estimator in CRITIC_ESTIMATORS and values is None:
@@ -240,29 +244,30 @@ def advantages(
     if turn_level:
         turn_rewards = segment_sums(rewards, tokens_per_turn)  # (K,)
         scores = returns_to_go(turn_rewards, turns_per_trajectory, turn_gamma)  # (K,)
-        groups = _groups_of_turns(groups, turns_per_trajectory)  # (K,)
+        group_ids = _group_ids_of_turns(group_ids, turns_per_trajectory)  # (K,)
     else:
         scores = segment_sums(rewards, tokens_per_trajectory)  # (B,)
-    raw = group_advantages(scores.cpu(), groups, estimator).to(rewards.device)  # (K,) or (B,)
-    num_tokens = torch.tensor(tokens_per_turn if turn_level else tokens_per_trajectory)
-    raw = raw.repeat_interleave(num_tokens.to(raw.device))  # (R,)
+    raw = group_advantages(scores.cpu(), group_ids, estimator).to(rewards.device)  # (K,) or (B,)
+    lengths = torch.tensor(tokens_per_turn if turn_level else tokens_per_trajectory)
+    raw = raw.repeat_interleave(lengths.to(raw.device))  # (R,)
     if estimator == "reinforce_plus_plus_baseline":
         raw = whiten(raw)
     return raw, None
 
 
-def group_advantages(scores: Tensor, groups: Tensor, estimator: str) -> Tensor:
+def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tensor:
     """Advantages from the comparison of each score with the scores of its group.
 
     "grpo" is (s - mean) / (std + 1e-6). "dr_grpo" and "reinforce_plus_plus_baseline" are s - mean.
     "rloo" is s - (mean of the other scores). All are 0 in a group without variance.
-    Args: scores (M,) float, of trajectories or turns; groups (M,) int64, equal for one group.
+    Args: scores (M,) float, of trajectories or turns; group_ids (M,) int64, equal for one
+        group.
     Returns: (M,), with the dtype of scores.
     Source: GRPO, arXiv 2402.03300; Dr. GRPO, 2503.20783; RLOO, 2402.14740; REINFORCE++, 2501.03262.
     >>> group_advantages(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 0, 0]), "rloo").tolist()
     [-1.5, 0.0, 1.5]
     """
-    mean, std, count = _stats_within_groups(scores.detach().double(), groups)  # (M,) each
+    mean, std, count = _stats_within_groups(scores.detach().double(), group_ids)  # (M,) each
     # Differences in a group without variance are rounding. Whitening must not enlarge them.
     centred = torch.where(std > 0, scores.detach() - mean, 0.0)  # (M,)
     if estimator == "grpo":
@@ -280,18 +285,20 @@ def group_advantages(scores: Tensor, groups: Tensor, estimator: str) -> Tensor:
 def gae(
     rewards: Tensor,
     values: Tensor,
-    tokens_per_trajectory: list[int],
+    lengths: list[int],
     gamma: float | Tensor,
     lam: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation along the response tokens of each trajectory.
+    """Generalised advantage estimation over the steps of each piece.
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
     end, even if a limit ended the trajectory: the prompt shows the limits as part of the task.
 
-    Args: rewards (R,) float; values (R,) float, V of the state in which each token was sampled, in
-        reward units; tokens_per_trajectory, B counts that sum to R; gamma and lam, discount and
-        lambda in [0, 1], one number or (R,) for the step after each token.
+    The steps are R response tokens and the pieces are trajectories, or single turns (bi-level GAE);
+    or the steps are turns (bi-level GAE, Turn-PPO).
+    Args: rewards (R,) float; values (R,) float, V of the state before each step, in reward units;
+        lengths, B counts that sum to R, the steps of each piece; gamma and lam, discount and lambda
+        in [0, 1], one number or (R,) for what follows each step.
     Returns: advantages (R,), returns (R,) = advantages + values; no gradient, at least float32.
     Source: arXiv 1506.02438, equation 16.
     >>> rewards, values = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.25])
@@ -300,14 +307,14 @@ def gae(
     ([0.5, 0.75], [1.0, 1.0])
     """
     _check_vectors(rewards=rewards, values=values)
-    _check_counts(tokens_per_trajectory, total=len(values))
+    _check_counts(lengths, total=len(values))
     values = _at_least_float32(values.detach())
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
-    lengths = torch.tensor(tokens_per_trajectory, device=values.device)  # (B,)
-    T = max(tokens_per_trajectory, default=0)
+    ends = torch.tensor(lengths, device=values.device)  # (B,)
+    T = max(lengths, default=0)
     # Column T holds only zeros: V = 0 after the end of every trajectory.
-    mask = torch.arange(T + 1, device=values.device) < lengths[:, None]  # (B, T + 1)
+    mask = torch.arange(T + 1, device=values.device) < ends[:, None]  # (B, T + 1)
     V = _pad(values, mask)  # (B, T + 1)
     r = _pad(rewards.detach().to(values.dtype), mask)  # (B, T + 1)
     discount = _pad(gamma.to(values.dtype), mask)  # (B, T + 1)
@@ -339,7 +346,6 @@ def bi_level_gae(
     value at its last token. In the second pass a turn is a trajectory of its own. Its last token
     gets an extra reward, so that its rewards sum to the return of the turn from the first pass.
 
-    A turn without tokens is no step.
     Args, returns: as for `advantages`, not whitened.
     Source: RAGEN's compute_bi_level_gae_advantage_return (it misses turns without a reward).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
@@ -347,7 +353,6 @@ def bi_level_gae(
     >>> bi_level_gae(rewards, values, [2, 2], [2], **discounts)[0].tolist()
     [0.25, 0.25, 0.5, 0.5]
     """
-    tokens_per_turn, turns_per_trajectory = drop_empty_turns(tokens_per_turn, turns_per_trajectory)
     turn_ends = torch.tensor(tokens_per_turn).cumsum(0) - 1  # (K,)
     turn_rewards = segment_sums(rewards, tokens_per_turn)  # (K,)
     turn_values = values[turn_ends]  # (K,)
@@ -355,19 +360,6 @@ def bi_level_gae(
     rewards = rewards.clone()
     rewards[turn_ends] += (turn_returns - turn_rewards).to(rewards.dtype)
     return gae(rewards, values, tokens_per_turn, gamma, lam)
-
-
-def drop_empty_turns(
-    tokens_per_turn: list[int], turns_per_trajectory: list[int]
-) -> tuple[list[int], list[int]]:
-    """Both counts without the turns that have no tokens, because these have no value either.
-
-    >>> drop_empty_turns([2, 0, 3], [2, 1])
-    ([2, 3], [1, 1])
-    """
-    filled = torch.tensor(tokens_per_turn) > 0  # (K,)
-    filled_per_trajectory = segment_sums(filled.long(), turns_per_trajectory)  # (B,)
-    return [count for count in tokens_per_turn if count], filled_per_trajectory.tolist()
 
 
 def whiten(x: Tensor) -> Tensor:
@@ -397,10 +389,10 @@ def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> 
     return gae(rewards, torch.zeros_like(rewards), counts, gamma, lam=1.0)[0]
 
 
-def _groups_of_turns(groups: Tensor, turns_per_trajectory: list[int]) -> Tensor:
+def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:
     """Numbers that are equal for turn k of all trajectories of a group, (K,)."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]
-    group_of_turn = groups.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
+    group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
     return group_of_turn * max(turns_per_trajectory) + torch.cat(turn_indices)
 
 
@@ -431,7 +423,7 @@ def ppo_loss(
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats, before the update; advantages
         (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the response tokens of the whole
         mini-batch, so that losses and gradients of micro-batches and ranks add up; weights (R,),
-        factors without gradient, the product of `importance_weights` and `token_weights`;
+        the factor of each term, without gradient: `importance_weights` times `token_weights`;
         dual_clip, 0 for none, or c > 1 to bound the objective of tokens with A < 0 below by c A;
         log_ratio (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (tokens whose
@@ -526,7 +518,7 @@ def value_loss(
 
     Args: values v (R,), with gradient; old_values (R,), before the update; returns G (R,), reward
         units; value_clip > 0, float("inf") for no clip; num_tokens, the denominator of the sum;
-        weights (R,), factors from `token_weights`.
+        weights (R,), the factor of each term: `token_weights`.
     Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (tokens with larger clipped term).
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
@@ -572,14 +564,14 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}")
 
 
-def _stats_within_groups(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For each score the mean and std (see `group_stats`) and the size of its group, (M,) each."""
-    _check_vectors(scores=scores, groups=groups)
+    _check_vectors(scores=scores, group_ids=group_ids)
     mean = torch.zeros_like(scores)  # (M,)
     std = torch.zeros_like(scores)  # (M,)
-    size = torch.zeros_like(groups)  # (M,)
-    for group in groups.unique():
-        members = groups == group  # (M,)
+    size = torch.zeros_like(group_ids)  # (M,)
+    for group in group_ids.unique():
+        members = group_ids == group  # (M,)
         size[members] = members.sum()
         group_mean, group_std, _ = group_stats(scores[members], int(members.sum()))  # (1,) each
         mean[members] = group_mean
@@ -632,5 +624,5 @@ def _check_vectors(num_tokens: int = 1, **tensors: Tensor) -> None:
 
 
 def _check_counts(counts: list[int], total: int) -> None:
-    if sum(counts) != total or min(counts, default=0) < 0:
-        raise ValueError(f"the counts must be >= 0 and sum to {total}, got {counts}")
+    if sum(counts) != total or min(counts, default=1) < 1:
+        raise ValueError(f"the counts must be >= 1 and sum to {total}, got {counts}")

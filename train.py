@@ -129,10 +129,10 @@ def iterate(
     update_timer = Timer()
     scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
-    groups = select_groups(config, trajectories, stats)  # (<= P,)
-    kept = members_of(groups, trajectories, config.group_size)
+    kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
+    kept = members_of(kept_groups, trajectories, config.group_size)
     num_candidates = min(config.num_groups, len(stats.mean))  # errors may leave fewer
-    kept_fraction = len(groups) / num_candidates
+    kept_fraction = len(kept_groups) / num_candidates
 
     # -- RAGEN v1's mask; SimpleTIR
     if not config.mask_observations:
@@ -144,7 +144,7 @@ def iterate(
 
     # -- advantages
     if kept:
-        experience = build_experience(learner, kept, kept_fraction)
+        experience = build_experience(learner, kept, kept_fraction, trajectories)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
 
     # -- update
@@ -199,8 +199,8 @@ def collect_groups(
     config = learner.config
     step = learner.step
     starts = []  # (instance seed, member) of each trajectory
-    groups = range(first_group, first_group + num_groups)
-    for group, member in product(groups, range(config.group_size)):
+    group_numbers = range(first_group, first_group + num_groups)
+    for group, member in product(group_numbers, range(config.group_size)):
         starts.append(((config.seed, SEED_INSTANCES, step, group), member))
     mixture = mixture_at(config.env, step)
     env_of_group = rng.choice(list(mixture.keys()), size=num_groups, p=list(mixture.values()))
@@ -224,20 +224,20 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     Args: stats: of the scores of the groups, of all rounds of sampling.
     Returns: indices of groups (<= P,)."""
     size = config.group_size
-    group_tokens = []
-    group_logprobs = []
+    token_counts = []
+    logprob_sums = []
     for start in range(0, len(trajectories), size):
         group = trajectories[start : start + size]
-        group_tokens.append(sum(trajectory.num_response_tokens for trajectory in group))
-        group_logprobs.append(sum(lp for member in group for lp in member.rollout_logprobs))
-    num_tokens = torch.tensor(group_tokens)  # (P,)
+        token_counts.append(sum(trajectory.num_response_tokens for trajectory in group))
+        logprob_sums.append(sum(lp for member in group for lp in member.rollout_logprobs))
+    group_lengths = torch.tensor(token_counts)  # (P,) response tokens
     values = {
         "reward_std": stats.std,
         "reward_mean": stats.mean,
-        "entropy": -torch.tensor(group_logprobs) / num_tokens,  # estimate from the sampled tokens
-        "length": num_tokens / size,
+        "entropy": -torch.tensor(logprob_sums) / group_lengths,  # estimate from the sampled tokens
+        "length": group_lengths / size,
     }
-    candidates = torch.arange(len(num_tokens))  # (P,)
+    candidates = torch.arange(len(group_lengths))  # (P,)
     if config.sampling_rounds > 1:  # dynamic sampling
         candidates = methods.candidate_groups(stats.std, config.num_groups)  # (<= P,)
     chosen = starpo.filter_groups(
@@ -248,15 +248,17 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
         smallest=config.filter_smallest,
         zero_std=config.filter_zero_std,
     )
-    groups = candidates[chosen]  # (<= P,)
-    note_filter(trajectories, values[config.filter_by], groups, size)
-    return groups
+    kept_groups = candidates[chosen]  # (<= P,)
+    note_filter(trajectories, values[config.filter_by], kept_groups, size)
+    return kept_groups
 
 
-def members_of(groups: Tensor, trajectories: Sequence[Trajectory], size: int) -> list[Trajectory]:
+def members_of(
+    kept_groups: Tensor, trajectories: Sequence[Trajectory], size: int
+) -> list[Trajectory]:
     """The trajectories of these groups, group after group."""
     members = []
-    for group in groups.tolist():
+    for group in kept_groups.tolist():
         members += trajectories[group * size : (group + 1) * size]
     return members
 
@@ -285,11 +287,11 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
     turn_ids: Tensor  # (R,) int64; the number of the turn of each token
-    sequence_ids: Tensor  # (R,) int64; of its sequence, or of its turn with sequence="turn"
+    segment_ids: Tensor  # (R,) int64; the number of the segment of each token, see `methods.py`
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
-    weights: Tensor | None = None  # (R,) from `starpo.token_weights`; only in a mini-batch
+    token_weights: Tensor | None = None  # (R,); only in a mini-batch
 
     def select(self, indices: Sequence[int]) -> "Experience":
         """Some of the sequences, with the numbers of their response tokens."""
@@ -316,18 +318,22 @@ class Experience:
         """The numbers of response tokens of the trajectories."""
         counts: dict[int, int] = {}
         for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
-            num_tokens = counts.get(trajectory_id, 0) + sequence.num_response_tokens
-            counts[trajectory_id] = num_tokens
+            earlier = counts.get(trajectory_id, 0)
+            counts[trajectory_id] = earlier + sequence.num_response_tokens
         return list(counts.values())
 
 
 def build_experience(
-    learner: Learner, kept: Sequence[Trajectory], kept_fraction: float = 1.0
+    learner: Learner,
+    kept: Sequence[Trajectory],
+    kept_fraction: float = 1.0,
+    trajectories: Sequence[Trajectory] | None = None,
 ) -> Experience:
     """Compute what the update needs: log-probs, values, rewards and advantages.
 
     Args: kept: the members of whole groups; kept_fraction: the fraction of the groups that the
-        filter kept, for filter_loss_scale."""
+        filter kept, for filter_loss_scale; trajectories: all of the iteration, also those that the
+        filter dropped; None if it dropped none."""
     config = learner.config
     sequences = []
     trajectory_ids = []
@@ -336,10 +342,10 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = number_tokens(tokens_per_turn(kept)).to(learner.device)  # (R,)
-    sequence_ids = turn_ids
+    segment_ids = turn_ids
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
-        sequence_ids = number_tokens(lengths).to(learner.device)  # (R,)
+        segment_ids = number_tokens(lengths).to(learner.device)  # (R,)
 
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
@@ -354,7 +360,9 @@ def build_experience(
             old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    advantages, returns = estimate_advantages(config, kept, rewards, old_values)  # (R,) each
+    advantages, returns = estimate_advantages(
+        learner, kept, rewards, old_values, kept if trajectories is None else trajectories
+    )  # (R,) each
     scales = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
         sequences=sequences,
@@ -363,7 +371,7 @@ def build_experience(
         old_logprobs=old_logprobs,
         rollout_logprobs=rollout_logprobs,
         turn_ids=turn_ids,
-        sequence_ids=sequence_ids,
+        segment_ids=segment_ids,
         ref_logprobs=ref_logprobs,
         old_values=old_values,
         returns=returns,
@@ -403,15 +411,15 @@ def token_rewards(
     )  # (K,)
     if config.reward_norm != "none":
         names = [trajectory.env for trajectory in kept]
-        groups = groups_of(kept, config)  # (B,)
+        group_ids = number_groups(kept, config)  # (B,)
         peers = {  # equal numbers share a mean and a standard deviation
-            "group": groups,
-            "batch": torch.zeros_like(groups),
+            "group": group_ids,
+            "batch": torch.zeros_like(group_ids),
             "env": torch.tensor([names.index(name) for name in names]),
         }
-        num_turns = [len(trajectory.turns) for trajectory in kept]
+        turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
         rewards = starpo.normalize_rewards(
-            rewards, num_turns, peers[config.reward_norm_over], config.reward_norm
+            rewards, turns_per_trajectory, peers[config.reward_norm_over], config.reward_norm
         )  # (K,)
     lengths = torch.tensor(tokens_per_turn(kept))  # (K,)
     per_token = torch.zeros(int(lengths.sum()), dtype=torch.float64)  # (R,)
@@ -423,27 +431,36 @@ def token_rewards(
 
 
 def estimate_advantages(
-    config: Config, kept: Sequence[Trajectory], rewards: Tensor, values: Tensor | None
+    learner: Learner,
+    kept: Sequence[Trajectory],
+    rewards: Tensor,
+    values: Tensor | None,
+    trajectories: Sequence[Trajectory],
 ) -> tuple[Tensor, Tensor | None]:
     """Estimate advantages with the estimator that the settings name.
 
-    Args: rewards: (R,) of the response tokens; values: (R,) of the critic, None without one.
+    An estimator with state keeps it in `learner.estimator_state`, which checkpoints save. Every
+    rank gets the same arguments, so every rank has the same state (examples/running_mean.patch).
+
+    Args: rewards: (R,) of the response tokens of `kept`; values: (R,) of the critic, None without
+        one; trajectories: all of the iteration, also those that the filter dropped.
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
-    num_tokens = tokens_per_turn(kept)
-    num_turns = [len(trajectory.turns) for trajectory in kept]
-    groups = groups_of(kept, config)  # (B,)
+    config = learner.config
+    turn_lengths = tokens_per_turn(kept)  # K
+    turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]  # B
+    group_ids = number_groups(kept, config)  # (B,)
     turn_discounts = dict(turn_gamma=config.turn_gamma, turn_lam=config.turn_lam)
     if config.estimator == "turn_ppo":
         raw, returns = methods.turn_ppo_advantages(
-            rewards, values, num_tokens, num_turns, **turn_discounts
+            rewards, values, turn_lengths, turns_per_trajectory, **turn_discounts
         )
         return starpo.whiten(raw), returns
     advantages, returns = starpo.advantages(
         rewards,
         values,
-        num_tokens,
-        num_turns,
-        groups,
+        turn_lengths,
+        turns_per_trajectory,
+        group_ids,
         estimator=config.estimator,
         turn_level=config.turn_level,
         gamma=config.gamma,
@@ -453,9 +470,9 @@ def estimate_advantages(
     if config.state_weight:  # GiGPO
         state_advantages = methods.gigpo_advantages(
             rewards,
-            num_tokens,
-            num_turns,
-            groups,
+            turn_lengths,
+            turns_per_trajectory,
+            group_ids,
             [turn.state for trajectory in kept for turn in trajectory.turns],
             estimator=config.estimator,
             gamma=config.turn_gamma,
@@ -469,7 +486,7 @@ def tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
     return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
 
 
-def groups_of(kept: Sequence[Trajectory], config: Config) -> Tensor:
+def number_groups(kept: Sequence[Trajectory], config: Config) -> Tensor:
     """The number of the group of each kept trajectory, (B,). The filter keeps whole groups."""
     return torch.arange(len(kept)) // config.group_size
 
@@ -496,21 +513,21 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))  # each one once
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []  # metrics of each optimizer step
-    num_tokens = 0  # response tokens of all steps
+    total_tokens = 0  # response tokens of all steps
     for indices in mini_batches(config, learner.step, len(trajectory_ids)):
         mini_batch = experience.of_trajectories([trajectory_ids[i] for i in indices])
-        weights = starpo.token_weights(
+        token_weights = starpo.token_weights(
             mini_batch.tokens_per_trajectory(), config.aggregation, max_trajectory_tokens
         )  # (R,)
-        mini_batch.weights = weights.to(learner.device)
+        mini_batch.token_weights = token_weights.to(learner.device)
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         values = {key: value.item() for key, value in sums.items()}
-        values["logprob_diff_mean"] /= len(weights)
+        values["logprob_diff_mean"] /= len(token_weights)
         steps.append({**values, **norms})
-        num_tokens += len(weights)
+        total_tokens += len(token_weights)
 
-    metrics = {**mean_over_steps(steps, num_tokens), **rates}
+    metrics = {**mean_over_steps(steps, total_tokens), **rates}
     if learner.critic:
         metrics["explained_variance"] = explained_variance(
             experience.old_values, experience.returns
@@ -587,72 +604,74 @@ def policy_loss(
         mini-batch, the denominators of the losses.
     Returns: loss; metrics, sums over the R tokens: `mean_over_steps` divides them by num_tokens."""
     config = learner.config
-    weights = micro_batch.weights  # (R,)
+    token_weights = micro_batch.token_weights  # (R,)
     # R response tokens, then O tokens of observations; O is 0 without ECHO
     all_logprobs, all_entropy = learner.policy(packed, config.temperature)  # (R + O,) each
-    logprobs = all_logprobs[: len(weights)]  # (R,)
-    entropy = all_entropy[: len(weights)]  # (R,)
+    logprobs = all_logprobs[: len(token_weights)]  # (R,)
+    entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()
     metrics["logprob_diff_max"] = difference.max()
-    loss = loss - config.entropy_coef * (entropy * weights).sum() / num_tokens
+    loss = loss - config.entropy_coef * (entropy * token_weights).sum() / num_tokens
     if config.observation_coef:  # ECHO
-        nll = methods.echo_loss(all_logprobs[len(weights) :], num_observations)
+        nll = methods.echo_loss(all_logprobs[len(token_weights) :], num_observations)
         loss = loss + config.observation_coef * nll
         metrics["observation_nll"] = nll.detach() * num_tokens
     if learner.ref:
         kl = starpo.kl_penalty(logprobs, micro_batch.ref_logprobs, config.kl_estimator)  # (R,)
         metrics["kl_ref"] = kl.detach().sum()
         if config.kl_in == "loss":
-            loss = loss + config.kl_coef * (kl * weights).sum() / num_tokens
+            loss = loss + config.kl_coef * (kl * token_weights).sum() / num_tokens
     return loss, metrics
 
 
 def clipped_loss(
     config: Config, logprobs: Tensor, micro_batch: Experience, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss with the ratio, the weights and the clip range that the settings choose.
+    """PPO's loss with the ratio, importance weights and clip range that the settings choose.
 
     Args: logprobs: (R,) nats, with gradient. Returns: those of `starpo.ppo_loss`."""
     old_logprobs = micro_batch.old_logprobs  # (R,)
     rollout_logprobs = micro_batch.rollout_logprobs  # (R,)
     advantages = micro_batch.advantages  # (R,)
-    sequence_ids = micro_batch.sequence_ids  # (R,)
+    segment_ids = micro_batch.segment_ids  # (R,)
     clip_low, clip_high = config.clip_low, config.clip_high
     if config.sequence_ratio:  # GSPO weighs no single token
-        log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, sequence_ids)  # (R,)
-        weights = torch.ones_like(old_logprobs)  # (R,)
+        log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
+        importance = torch.ones_like(old_logprobs)  # (R,)
     else:
         log_ratio = None  # that of each token
-        weights = starpo.importance_weights(
+        importance = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
         if config.importance_floor:  # IcePop
-            weights = weights * methods.icepop_mask(
+            importance = importance * methods.icepop_mask(
                 logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
             )
     if config.sequence_mask:
-        weights = weights * methods.sequence_mask(
-            logprobs, rollout_logprobs, advantages, sequence_ids, config.sequence_mask
+        importance = importance * methods.sequence_mask(
+            logprobs, rollout_logprobs, advantages, segment_ids, config.sequence_mask
         )
     if config.tv_bound:  # DPPO-TV
-        weights = weights * methods.tv_mask(logprobs, rollout_logprobs, advantages, config.tv_bound)
+        importance = importance * methods.tv_mask(
+            logprobs, rollout_logprobs, advantages, config.tv_bound
+        )
         clip_low, clip_high = 1.0, float("inf")  # ratios from 0 to infinity: no clip
     loss, metrics = starpo.ppo_loss(
         logprobs,
         old_logprobs,
         advantages,
         num_tokens=num_tokens,
-        weights=weights * micro_batch.weights,
+        weights=importance * micro_batch.token_weights,
         clip_low=clip_low,
         clip_high=clip_high,
         dual_clip=config.dual_clip,
         log_ratio=log_ratio,
     )
-    metrics["masked_frac"] = (weights == 0).sum().to(loss.dtype)
+    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)
     return loss, metrics
 
 
@@ -670,7 +689,7 @@ def critic_loss(
         micro_batch.returns,
         value_clip=config.value_clip,
         num_tokens=num_tokens,
-        weights=micro_batch.weights,
+        weights=micro_batch.token_weights,
     )
     metrics["vf_loss"] = loss.detach() * num_tokens
     return config.value_coef * loss, metrics

@@ -1,7 +1,8 @@
 """Checkpoints, which a thread writes during training, and Hugging Face folders of the policy.
 
     out_dir/checkpoint-000010/state/*.safetensors   trained weights and optimizer moments
-                             /state.json            format, step, bad_steps, loss_scale (float16)
+                             /state.json            format, step, bad_steps, estimator_state,
+                                                    loss_scale (float16)
                              /config.json           the settings
                              /logs.json             checksums of the logs so far
                              /manifest.json         sha256 of the files above

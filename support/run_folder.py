@@ -16,7 +16,6 @@ import math
 import os
 import secrets
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from support import code_version
 from support.shapes import check_shape
 
 # the settings that may change when a run continues; none changes a number of training
@@ -47,6 +47,7 @@ READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", Fal
 # folder of W&B with its links.
 OPENED_FILES = (
     "config.json",
+    "code.diff",
     "lock",
     "metrics.jsonl",
     "trajectories.jsonl",
@@ -163,6 +164,7 @@ def save_config(
 ) -> Path:
     """Write out_dir/config.json: settings, their sources, git commit and command line.
 
+    If the code differs from its commit, out_dir/code.diff says how.
     Args: earlier: settings that changed on the way, see support/settings_history.py.
     Returns: the path of the file.
     """
@@ -171,13 +173,25 @@ def save_config(
     record = {
         "config": asdict(config),
         "sources": sources,
-        "git_commit": git_commit(),
+        "git_commit": code_version.git_commit(),
         "launch": sys.argv,
     }
     if earlier:
         record["earlier"] = [{"until": until, "config": asdict(old)} for until, old in earlier]
     write_atomically(path, json.dumps(record, indent=1) + "\n")
+    save_code_diff(path.with_name(code_version.NAME))
     return path
+
+
+def save_code_diff(path: Path) -> None:
+    """Write how the code differs from its commit. Without a difference there is no file."""
+    diff = code_version.code_diff()
+    if not diff:
+        path.unlink(missing_ok=True)
+        return
+    write_atomically(path, diff)
+    if code_version.is_cut(diff):
+        print(f"{path} is not complete: {diff.splitlines()[-1]}", flush=True)
 
 
 def load_saved(path: str | Path) -> Config:
@@ -208,24 +222,6 @@ def settings_from(saved: dict, source: str) -> Config:
         settings[key] = check_type(key, value, wanted, source)
     kind = SftConfig if settings.keys() & set(SFT_FIELDS) else Config
     return kind(**settings)
-
-
-def git_commit() -> str | None:
-    """Commit of this code, with "-dirty" if a tracked file has changed that a run may depend on.
-
-    No run depends on the results in studies/ or on Markdown, and some commands write both.
-    Returns: None without git.
-    """
-    git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
-    head = [*git, "rev-parse", "HEAD"]
-    results = [":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md"]
-    diff = [*git, "diff", "--name-only", "HEAD", "--", ":/", *results]
-    try:
-        commit = subprocess.check_output(head, stderr=subprocess.DEVNULL, text=True).strip()
-        changed = subprocess.check_output(diff)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{commit}-dirty" if changed else commit
 
 
 # ---------- writing files

@@ -194,6 +194,42 @@ def test_settings_that_differ_are_listed(two_arms, capsys):
     assert "Left out are the seeds that only one of the two arms has: 1, 2." in text
 
 
+DIFF = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n x\n"
+
+
+def test_code_that_differs_is_named(two_arms, capsys):
+    """Both arms change starpo.py in the same way. RLOO adds a line to train.py, one seed two."""
+    grpo, rloo = two_arms
+    both = DIFF.format("starpo.py") + "-y\n+z\n"
+    for folder in (*grpo, *rloo):
+        Path(folder, "code.diff").write_text(both)
+    Path(rloo[0], "code.diff").write_text(both + DIFF.format("train.py") + "+y\n")
+    Path(rloo[1], "code.diff").write_text(both + DIFF.format("train.py") + "+y\n")
+    Path(rloo[2], "code.diff").write_text(both + DIFF.format("train.py") + "+y\n+z\ncut: long\n")
+    compare.main([*grpo, "vs", *rloo])
+    text = capsys.readouterr().out
+    part = text[text.index("## Code that differs") :].splitlines()
+    assert part[2] == "| file, lines added and removed | grpo | rloo |"
+    assert part[4] == "| train.py | unchanged | +1 -0, +2 -0 |"
+    assert part[6] == r"- out/grpo\_s0/code.diff"
+    assert part[11] == r"- out/rloo\_s2/code.diff, cut because it is long"
+
+
+def test_the_same_changes_and_lost_changes_are_said(two_arms, capsys):
+    grpo, rloo = two_arms
+    for folder in (grpo[0], rloo[0]):
+        Path(folder, "code.diff").write_text(DIFF.format("train.py") + "+y\n")
+    compare.main([grpo[0], "vs", rloo[0]])
+    assert "The saved changes to the commits are the same." in capsys.readouterr().out
+    path = Path(grpo[0], "config.json")
+    record = json.loads(path.read_text()) | {"git_commit": "0" * 40 + "-dirty"}
+    path.write_text(json.dumps(record))
+    Path(grpo[0], "code.diff").unlink()
+    compare.main([grpo[0], "vs", rloo[0]])
+    text = capsys.readouterr().out
+    assert r"- out/grpo\_s0: its changes to the commit were not saved." in text
+
+
 def test_more_than_two_arms_are_compared_with_the_first(two_arms, capsys):
     grpo, rloo = two_arms
     third = write_run("third", [3, 3], seed=7, estimator="dr_grpo")

@@ -214,24 +214,6 @@ def test_turn_ppo_by_hand():
     assert torch.equal(returns, same_returns)
 
 
-@pytest.mark.parametrize(
-    "tokens, turns", [([2, 3, 1, 0], [2, 2]), ([2, 0, 3, 1], [3, 1]), ([0, 2, 3, 0, 1], [3, 2])]
-)
-def test_a_turn_without_tokens_is_no_step(tokens, turns):
-    """Turns of 2 and 3 tokens, then a trajectory with a turn of 1; others have no tokens."""
-    rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0, 1.0], dtype=torch.float64)
-    values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0, 3.0], dtype=torch.float64)
-    discounts = dict(turn_gamma=0.5, turn_lam=0.5)
-    found, returns = methods.turn_ppo_advantages(rewards, values, tokens, turns, **discounts)
-    # As in the test by hand, and 1 - 3 = -2 for the last turn.
-    assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0, -2.0]
-    assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0, 1.0]
-    discounts |= dict(gamma=0.9, lam=0.8)
-    found = starpo.bi_level_gae(rewards, values, tokens, turns, **discounts)
-    expected = starpo.bi_level_gae(rewards, values, [2, 3, 1], [2, 1], **discounts)
-    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_turn_ppo_equals_a_slow_loop(seed):
     batch = random_batch(seed)
@@ -460,8 +442,8 @@ def spied_loss(monkeypatch, config, seed):
         old_logprobs=old,
         rollout_logprobs=engine,
         turn_ids=numbers,
-        sequence_ids=numbers,
-        weights=torch.ones_like(new),
+        segment_ids=numbers,
+        token_weights=torch.ones_like(new),
     )
     given = {}
 
@@ -613,9 +595,9 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
     learner = make_learner(trained_folder, estimator="grpo", drop_void=True)
     compared, trained = [], []
 
-    def build_experience(learner, kept, kept_fraction):
+    def build_experience(learner, kept, *others):
         compared.extend(kept)
-        return experience_of(learner, kept, kept_fraction)
+        return experience_of(learner, kept, *others)
 
     def update(learner, experience):
         trained.extend(experience.sequences)
@@ -650,12 +632,12 @@ def test_the_states_of_turns_reach_gigpo(played):
 def test_a_sequence_is_a_trajectory_or_a_turn(played):
     learner, kept, experience = played
     num_turns = sum(len(trajectory.turns) for trajectory in kept)
-    assert len(experience.sequence_ids.unique()) == len(kept) < num_turns
+    assert len(experience.segment_ids.unique()) == len(kept) < num_turns
     assert len(experience.turn_ids.unique()) == num_turns
     by_turn = with_settings(learner, kept, sequence="turn")
-    assert torch.equal(by_turn.sequence_ids, experience.turn_ids)
+    assert torch.equal(by_turn.segment_ids, experience.turn_ids)
     by_window = with_settings(learner, kept, context_turns=1)
-    assert torch.equal(by_window.sequence_ids, experience.turn_ids)
+    assert torch.equal(by_window.segment_ids, experience.turn_ids)
 
 
 def with_settings(learner, kept, **changes):

@@ -76,14 +76,14 @@ def test_the_files_of_a_run(whole):
     written = {path.name for path in last.iterdir()}
     assert written == {"state", "state.json", "config.json", "logs.json", "manifest.json"}
     state = json.loads((last / "state.json").read_text())
-    assert state == {"format": 1, "step": 3, "bad_steps": 0}
+    assert state == {"format": 1, "step": 3, "bad_steps": 0, "estimator_state": {}}
     for name in ("best", "policy"):
         assert (out_dir / name / "model.safetensors").is_file()
         assert (out_dir / name / "config.json").is_file()
     # no pickle, and nothing half written
     files = [path for path in out_dir.rglob("*") if path.is_file()]
     endings = {path.suffix for path in files if "tensorboard" not in path.parts}
-    assert endings <= {".safetensors", ".json", ".jsonl", ".md", ".jinja"}
+    assert endings <= {".diff", ".safetensors", ".json", ".jsonl", ".md", ".jinja"}
     assert not (out_dir / "partial").exists() and not (out_dir / "lock").exists()
 
 
@@ -349,9 +349,9 @@ def test_groups_with_errors_are_left_out_of_the_update(
         filtered.extend(trajectories)
         return select_groups(config, trajectories, stats)
 
-    def spy_on_advantages(learner, kept, kept_fraction):
+    def spy_on_advantages(learner, kept, kept_fraction, trajectories):
         kept_fractions.append(kept_fraction)
-        return build_experience(learner, kept, kept_fraction)
+        return build_experience(learner, kept, kept_fraction, trajectories)
 
     monkeypatch.setattr(rollout, "make_episode", some_fail)
     monkeypatch.setattr(train, "select_groups", spy_on_filter)

@@ -8,14 +8,12 @@ from configurator import Config, UserError, load_config
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support import run_folder
 from support.run_folder import (
     check_out_dir,
     load_saved,
@@ -130,37 +128,6 @@ def test_rows_end_at_a_step_and_leave_out_a_line_that_was_cut_off(tmp_path):
     with path.open("a") as file:
         file.write('{"step": 3, "x"')
     assert read_rows(path) == rows
-
-
-# ---------- the commit
-
-
-def git(folder, *args):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    return subprocess.check_output(["git", *identity, *args], cwd=folder, text=True).strip()
-
-
-def test_git_commit_and_dirty(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "support/run_folder.py"))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert run_folder.git_commit() is None  # no repository
-    (tmp_path / "train.py").write_text("# one\n")
-    results = tmp_path / "studies/rows"
-    results.mkdir(parents=True)
-    (results / "old.json").write_text("one")
-    (tmp_path / "studies/page.md").write_text("one")
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "one")
-    commit = git(tmp_path, "rev-parse", "HEAD")
-    assert run_folder.git_commit() == commit
-    (results / "old.json").write_text("two")  # one run writes results while another starts
-    (tmp_path / "studies/page.md").write_text("two")  # and a page about them
-    assert run_folder.git_commit() == commit
-    (tmp_path / "train.py").write_text("# two\n")
-    assert run_folder.git_commit() == f"{commit}-dirty"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert run_folder.git_commit() is None  # no git
 
 
 def test_a_file_may_have_the_longest_name(tmp_path):

@@ -31,7 +31,7 @@ WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data ta
 # A module imports from lower floors, and from modules of its own package on its own floor.
 FLOORS = (
     "configurator packing support.statistics support.timer support.echo_trap support.precision"
-    " support.advice support.quotes support.threads",
+    " support.advice support.quotes support.threads support.code_version",
     "support.time_limit",
     "envs starpo support.run_folder support.shapes support.available support.families"
     " support.model_folder support.web support.checksums"

@@ -200,7 +200,7 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     for batch, num_tokens, micro_batch in packs:
         chosen = [numbers[ids] for ids in trajectories_in(batch)]
         assert num_tokens == sum(lengths[i] for i in chosen)
-        assert micro_batch.weights.tolist() == [1.0] * num_tokens  # token_mean
+        assert micro_batch.token_weights.tolist() == [1.0] * num_tokens  # token_mean
         for field in fields(train.Experience):  # the numbers of the trajectories of the pack
             value = getattr(micro_batch, field.name)
             expected = [getattr(pieces[i], field.name) for i in chosen]

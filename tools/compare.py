@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from support.code_version import NAME, Change, changes_in, is_cut
 from support.run_folder import COMPARISONS, check_writable, replace_file, write_atomically
 from support.settings_history import describe_earlier
 from support.statistics import difference_interval
@@ -181,6 +182,7 @@ def report(arms: Sequence[Arm], threshold: float, picture: str) -> str:
         lines += [*success_lines(env, arms), "", *difference_lines(env, arms), ""]
         lines += [*player_lines(env, arms), ""]
     lines += [LEGEND, "", *cost_lines(arms, threshold), "", *setting_lines(arms)]
+    lines += code_lines(arms)
     return "\n".join(lines) + "\n"
 
 
@@ -294,6 +296,42 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
     lines.append(["commit of the code", *commits])
     headings = ("setting", *(cell(arm.name) for arm in arms))
     return ["## Settings that differ", "", *markdown(headings, lines)]
+
+
+def code_lines(arms: Sequence[Arm]) -> list[str]:
+    """The files whose changes to the commit differ between runs, and where they are saved."""
+    runs = [run for arm in arms for run in arm.runs]
+    if all(run.code_diff == "" for run in runs):
+        return []
+    changes = {run.folder: changes_in(run.code_diff or "") for run in runs}
+    names = sorted({name for changed in changes.values() for name in changed})
+    rows = []
+    for name in names:
+        parts = [changes[run.folder].get(name) for run in runs]
+        if any(part != parts[0] for part in parts):
+            cells = []
+            for arm in arms:
+                counts = [count_lines(changes[run.folder].get(name)) for run in arm.runs]
+                cells.append(", ".join(dict.fromkeys(counts)))
+            rows.append([cell(name), *cells])
+    lines = ["", "## Code that differs", ""]
+    if rows:
+        headings = ("file, lines added and removed", *(cell(arm.name) for arm in arms))
+        lines += [*markdown(headings, rows), ""]
+    else:
+        lines += ["The saved changes to the commits are the same.", ""]
+    for run in runs:
+        if run.code_diff is None:
+            lines.append(f"- {cell(run.folder)}: its changes to the commit were not saved.")
+        elif run.code_diff:
+            end = ", cut because it is long" if is_cut(run.code_diff) else ""
+            lines.append(f"- {cell(run.folder / NAME)}{end}")
+    return lines
+
+
+def count_lines(change: Change | None) -> str:
+    """Lines that a change adds and removes, such as "+2 -1"."""
+    return f"+{change.added} -{change.removed}" if change else "unchanged"
 
 
 # ---------- points

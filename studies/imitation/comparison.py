@@ -39,7 +39,8 @@ from studies.experiments import (
     train_command,
 )
 from studies.runs import base_of, describe_machine, launch
-from support.run_folder import git_commit, read_json, read_rows, write_atomically
+from support.code_version import git_commit
+from support.run_folder import read_json, read_rows, write_atomically
 from support.statistics import difference_interval, percent
 from tools.crowd import SHARES, play_crowd
 from tools.plotting import tables

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from support import code_version
 from support.checksums import changed_logs
-from support.run_folder import load_saved, read_json, read_rows
+from support.run_folder import load_saved, read_json, read_rows, read_text
 from support.seeds import earlier_without_seed, pool_seeds, without_seed
 from support.settings_history import (
     Earlier,
@@ -45,6 +46,7 @@ class TrainedRun:
     wins: dict[str, Wins]  # by scored environment, the first one is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # settings that changed on the way
+    code_diff: str | None = ""  # how the code differs from the commit; None if that is not known
 
     def is_finished(self) -> bool:
         return bool(self.wins)
@@ -107,8 +109,19 @@ def read_run(folder: Path) -> TrainedRun:
         raise UserError(f"{folder} has no evaluation yet")
     if not all(0 <= evaluation.success <= 1 for evaluation in evaluations.values()):
         raise UserError(f"{folder} has success rates that are not between 0 and 1")
-    commit = read_json(folder / "config.json", {}).get("git_commit")
-    return TrainedRun(folder, config, str(commit or "unknown"), wins, evaluations, earlier)
+    commit = str(read_json(folder / "config.json", {}).get("git_commit") or "unknown")
+    code_diff = read_code_diff(folder, commit)
+    return TrainedRun(folder, config, commit, wins, evaluations, earlier, code_diff)
+
+
+def read_code_diff(folder: Path, commit: str) -> str | None:
+    """How the code of a run differs from its commit, "" if it does not.
+
+    Returns: None if the run did not save it."""
+    path = folder / code_version.NAME
+    if path.is_file():
+        return read_text(path)
+    return None if commit.endswith("-dirty") else ""
 
 
 def check_metrics(folder: Path) -> None:

@@ -1,0 +1,116 @@
+"""The code of a run: its commit, and how its files differ from this commit.
+
+A run writes the difference into `code.diff` in its folder, so that `git checkout COMMIT` and
+`git apply out/RUN/code.diff` restore the code that it ran.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "code.diff"  # in the folder of a run
+MAX_CHARACTERS = 1_000_000  # of a saved difference
+# No run depends on results and pages, and some commands write both while another run starts.
+RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
+# The settings of a user must not change the format.
+DIFF = (
+    "diff",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
+
+
+class Change(NamedTuple):
+    """How a file differs from the commit."""
+
+    added: int  # lines
+    removed: int  # lines
+    text: str  # the part of the diff about this file
+
+
+def git_commit() -> str | None:
+    """Commit of this code, with "-dirty" if a tracked file has changed that a run may depend on.
+
+    Returns: None without git.
+    """
+    commit = _git("rev-parse", "HEAD")
+    changed = _git(*DIFF, "--name-only", "HEAD", "--", ":/", *RESULTS)
+    if commit is None or changed is None:
+        return None
+    return f"{commit.strip()}-dirty" if changed else commit.strip()
+
+
+def code_diff() -> str:
+    """How the code differs from its commit, as one text for `git apply`; "" if it does not.
+
+    It has the tracked files, and the untracked Python files that this process has imported from
+    inside the repository, except those that git ignores. A text of more than MAX_CHARACTERS is cut
+    after a line, and its last line says so.
+    """
+    parts = [_git(*DIFF, "HEAD", "--", ":/", *RESULTS) or ""]
+    for path in _imported_untracked():
+        parts.append(_git(*DIFF, "--no-index", "--", "/dev/null", path) or "")
+    text = "".join(parts)
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    whole_lines = text[:MAX_CHARACTERS].rpartition("\n")[0]
+    return f"{whole_lines}\n{_cut_line(len(text))}\n"
+
+
+def is_cut(diff: str) -> bool:
+    """Whether `code_diff` cut the text."""
+    last = diff[-200:].rstrip("\n").rpartition("\n")[2]
+    return last.startswith("cut: ")
+
+
+def changes_in(diff: str) -> dict[str, Change]:
+    """The changed files of a diff.
+
+    >>> diff = "diff --git a/x.py b/x.py\\n--- a/x.py\\n+++ b/x.py\\n@@ -1 +1,2 @@\\n x\\n+y\\n"
+    >>> changes_in(diff)["x.py"][:2]
+    (1, 0)
+    """
+    changes = {}
+    for part in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
+        head, _, body = part.partition("\n@@ ")
+        lines = body.split("\n")[1:]  # without the place of the first hunk
+        if head.startswith("diff --git "):
+            name = head.split("\n")[0].rpartition(" b/")[2]
+            added = sum(line.startswith("+") for line in lines)
+            removed = sum(line.startswith("-") for line in lines)
+            changes[name] = Change(added, removed, part)
+    return changes
+
+
+def _imported_untracked() -> list[str]:
+    """Untracked Python files inside the repository that are imported, as paths below ROOT."""
+    listed = _git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or ""
+    imported = set()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            imported.add(Path(file).resolve())
+    paths = [path for path in listed.split("\0") if path]
+    return sorted(path for path in paths if (ROOT / path).resolve() in imported)
+
+
+def _cut_line(num_characters: int) -> str:
+    return f"cut: the difference has {num_characters} characters, more than {MAX_CHARACTERS}"
+
+
+def _git(*arguments: str) -> str | None:
+    """The output of git in the folder of this code; None if git fails or is missing."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
+    except OSError:
+        return None
+    found_differences = "--no-index" in arguments and done.returncode == 1
+    if done.returncode != 0 and not found_differences:
+        return None
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,166 @@
+"""The edits that README, docs and examples/ show work in a copy of the code, and pass its tests.
+
+python -m pytest -q tests/test_edits.py
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import RUN, assert_same_checkpoint, newest_checkpoint, rows_of, untimed
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_COPIED = (".git", ".venv", "out", "wandb", "__pycache__", ".*_cache", ".hypothesis")
+# Fast tests that an edit of an estimator, an environment or a config could break.
+TESTS = ("test_style.py", "test_estimators.py", "test_starpo.py", "test_later_methods.py")
+ONE_RANK = (sys.executable,)
+TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+def replace_in(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{path} must hold once: {old}"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def code_in(page, start):
+    """The code block of a page that begins with `start`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = re.findall(rf"^ *```\n( *{re.escape(start)}.*?)^ *```$", text, re.M | re.S)
+    return code
+
+
+def add_estimator_with_state(tree):
+    patch = ROOT / "examples/running_mean.patch"
+    subprocess.run(["git", "apply", str(patch)], cwd=tree, check=True)
+
+
+def add_estimator(tree):
+    """The two edits of docs/methods.md."""
+    branch = code_in("docs/methods.md", 'elif estimator == "maxrl":')
+    last = '    else:\n        raise ValueError(f"no group baseline'
+    replace_in(tree / "starpo.py", last, branch + last)
+    names = 'GROUP_BASELINE_ESTIMATORS = ("grpo", '
+    replace_in(tree / "configurator.py", names, f'{names}"maxrl", ')
+    replace_in(
+        tree / "tests/test_starpo.py",
+        '        ("dr_grpo", [-2, 0, 2, -1, -1, 2]),\n',
+        '        ("dr_grpo", [-2, 0, 2, -1, -1, 2]),\n'
+        '        ("maxrl", [-1, 0, 1, -1, -1, 2]),  # means 2 and -1\n',
+    )
+
+
+def add_environment(tree):
+    """The template of docs/environments.md under another name."""
+    shutil.copy(tree / "examples/my_env.py", tree / "examples/gates.py")
+    replace_in(tree / "examples/gates.py", "class Doors(Env)", "class Gates(Env)")
+
+
+def add_overlay(tree):
+    """A copy of a config file, as README says."""
+    path = tree / "config/methods/my_rloo.py"
+    shutil.copy(tree / "config/methods/rloo.py", path)
+    path.write_text(path.read_text() + "clip_high = 0.3\n")
+
+
+def add_figure(tree):
+    """The example of studies/README.md."""
+    lines = code_in("studies/README.md", '"rates": Figure(').splitlines()
+    code = "".join(f"{line[3:]}\n" for line in lines)  # without the indent of the list
+    start = "\nFIGURES = {\n"
+    replace_in(tree / "studies/experiments.py", start, start + code)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the code with all edits."""
+    folder = tmp_path_factory.mktemp("edits") / "tree"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    add_estimator_with_state(folder)
+    add_estimator(folder)
+    add_environment(folder)
+    add_overlay(folder)
+    add_figure(folder)
+    return folder
+
+
+def in_tree(tree, *command):
+    """Run a command in the copy. Returns: its output and errors in one text."""
+    changes = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env=os.environ | changes,
+        text=True,
+        timeout=600,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def test_the_edits_are_known_to_the_commands(tree):
+    code = (
+        "from configurator import load_config\n"
+        "for name in ('maxrl', 'running_mean'):\n"
+        "    files = ['config/frozenlake_grpo.py', 'config/methods/my_rloo.py']\n"
+        "    config = load_config([*files, f'--estimator={name}'])[0]\n"
+        "    print(config.estimator, config.clip_high)\n"
+        "from envs import make_env\n"
+        "print(make_env('examples/gates.py:Gates').reset(0))\n"
+        "from studies.experiments import FIGURES\n"
+        "print(len(FIGURES['rates'].curves))\n"
+    )
+    lines = in_tree(tree, sys.executable, "-c", code).splitlines()
+    assert lines == [
+        "maxrl 0.3",
+        "running_mean 0.3",
+        "The prize is behind one of door 1 to 8.",
+        "2",
+    ]
+
+
+@pytest.mark.slow
+def test_the_edits_pass_the_tests(tree):
+    paths = [f"tests/{name}" for name in TESTS]
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not real_model")
+    in_tree(tree, sys.executable, "-m", "pytest", *options, *paths)
+    in_tree(tree, sys.executable, "-m", "pytest", "-q", "--doctest-modules", "train.py")
+    if importlib.util.find_spec("ruff"):
+        in_tree(tree, sys.executable, "-m", "ruff", "check", ".")
+        in_tree(tree, sys.executable, "-m", "ruff", "format", "--check", ".")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [ONE_RANK, TWO_RANKS], ids=["one rank", "two ranks"])
+def test_the_state_of_an_estimator_survives_a_restart(launcher, tree, trained_folder, tmp_path):
+    """Two iterations and then one more equal three without a break, bit by bit."""
+    config = tmp_path / "config.py"
+    changes = dict(model=str(trained_folder), estimator="running_mean", save_every=1, eval_every=0)
+    lines = [f"{key} = {value!r}\n" for key, value in (RUN | changes).items()]
+    config.write_text("".join(lines))
+
+    def train(name, num_iterations):
+        flags = (f"--out_dir={tmp_path / name}", f"--num_iterations={num_iterations}")
+        in_tree(tree, *launcher, "train.py", str(config), *flags)
+
+    train("whole", 3)
+    train("parts", 2)
+    train("parts", 3)
+    whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
+    assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]
+    assert_same_checkpoint(tmp_path / "whole", tmp_path / "parts")
+    # The filter keeps half of the groups, but the baseline is that of all trajectories.
+    baseline = whole[0]["in_group_reward_mean"]
+    for row in whole:
+        assert row["kept_trajectories"] == 8
+        baseline = 0.9 * baseline + 0.1 * row["in_group_reward_mean"]
+    state = json.loads((newest_checkpoint(tmp_path / "whole") / "state.json").read_text())
+    assert state["estimator_state"] == {"baseline": pytest.approx(baseline, rel=1e-6)}
