@@ -147,8 +147,9 @@ class Config:
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep, the newest ones
     grace_s: Seconds = 60.0  # seconds after a signal in which the iteration must end and be saved
-    # training trajectories to write for iteration 1 and evaluated ones, rounded up to whole groups
-    num_samples: Natural = 64
+    # iterations between those whose first 32 trajectories or more (whole groups) are recorded in
+    # trajectories.jsonl, up to 64 MB a run; iteration 1 and evaluated ones are, too; 0 = none
+    sample_every: Natural = 2
     wandb: str = ""  # project on Weights & Biases to log to as well; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
     num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit

@@ -79,10 +79,32 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
     """
+    checkable = checkable_sentences(thought, facts)
+    return len(checkable), sum(sentence in facts for sentence in checkable)
+
+
+def checkable_sentences(thought: str, facts: list[str]) -> list[str]:
+    """The sentences of a thought that begin with the first word of a fact."""
     subjects = {fact.split()[0] for fact in facts}
     sentences = [part.strip() + "." for part in thought.split(".") if part.strip()]
-    checkable = [sentence for sentence in sentences if sentence[:-1].split()[0] in subjects]
-    return len(checkable), sum(sentence in facts for sentence in checkable)
+    return [sentence for sentence in sentences if sentence[:-1].split()[0] in subjects]
+
+
+def find_false(thought: str, facts: list[str]) -> dict[str, str]:
+    """The false sentences of a thought, each with the fact that it contradicts.
+
+    Of several facts with the same first word, it is the one that shares most words.
+    >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
+    {'Next ice.': 'Next hole.'}
+    """
+    false = {}
+    for sentence in checkable_sentences(thought, facts):
+        if sentence in facts or sentence in false:
+            continue
+        words = sentence[:-1].split()
+        rivals = [fact for fact in facts if fact.split()[0] == words[0]]
+        false[sentence] = max(rivals, key=lambda fact: len({*fact[:-1].split()} & {*words}))
+    return false
 
 
 # ---------- the episode
@@ -98,6 +120,7 @@ class TurnRecord:
     effective: float = 0.0  # fraction of the executed actions that changed something
     statements_checked: int = 0  # sentences of the thought that can be checked
     statements_true: int = 0
+    false_statements: dict[str, str] | None = None  # false sentence -> the fact; None without any
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the last turn of the episode
     # What took place for each of `actions`: its name, the move to which it slipped, or "" if it was
@@ -108,6 +131,7 @@ class TurnRecord:
     faults: list[str] | None = None
     # Of a failure: whether the last action was used before the game was over.
     out_of_actions: bool | None = None
+    why_lost: str | None = None  # what the environment says at an end without success
     error: str | None = None  # why the environment or the player failed
     # The setting that cut the reply off, max_response_tokens or max_context_tokens. None if the
     # reply ended with the end-of-turn token.
@@ -224,9 +248,12 @@ class Episode:
         checked, true = check_thought(parsed.thought, facts)
         record.statements_checked = checked
         record.statements_true = true
+        record.false_statements = find_false(parsed.thought, facts) or None
         user = ""
         if status:
             record.closing = self.observation
+            if status != "success":
+                record.why_lost = check_text(self.env.why_lost(), "why_lost", self.env) or None
         else:
             report = " ".join([f"Reward {round(reward, 6):g}.", *faults]) + "\n"
             user = self._turn_text(self.observation, report)

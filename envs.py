@@ -95,6 +95,8 @@ class Env:
     A subclass may override:
         statements() -> list[str]
             True sentences about the present state. Thoughts are checked against them.
+        why_lost() -> str
+            Why the game was lost, or cannot be won any more, in a few words; records show it.
         plan(max_actions: int, turns_left: int) -> list[str]
             The best next actions, at most `max_actions`; [] if the game cannot be won. The players
             "optimal" and "greedy", demonstrations and --reward_density=plan need it.
@@ -250,6 +252,10 @@ class Env:
     def statements(self) -> list[str]:
         """True sentences about the present state. Thoughts are checked against them."""
         return []
+
+    def why_lost(self) -> str:
+        """Why the game was lost, or cannot be won any more, in a few words; "" if unknown."""
+        return ""
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The best next actions, at most `max_actions`; [] if the game cannot be won."""

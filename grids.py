@@ -221,6 +221,10 @@ class FrozenLake(Grid):
             f"Way {way}.",
         ]
 
+    def why_lost(self) -> str:
+        place = self._place(self.player)
+        return f"fell into a hole at {place}" if self.player in self.holes else ""
+
     # Players
 
     def _shortest_path(self) -> tuple[int, ...]:
@@ -413,6 +417,16 @@ class Sokoban(Grid):
             facts.append(f"Box {self._offset(self.player, box)}.")
             facts.append(f"Target {self._offset(box, self._target_of(box))}.")
         return facts
+
+    def why_lost(self) -> str:
+        """A box in a corner can never be pushed out of it."""
+        up, down, left, right = self.deltas
+        for box in self.boxes:
+            blocked_vertically = box + up not in self.floor or box + down not in self.floor
+            blocked_sideways = box + left not in self.floor or box + right not in self.floor
+            if box not in self.targets and blocked_vertically and blocked_sideways:
+                return f"a box is stuck in a corner at {self._place(box)}"
+        return ""
 
     # Players
 

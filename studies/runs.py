@@ -27,12 +27,19 @@ from studies.experiments import (
     train_command,
 )
 from support.echo_trap import new_warnings
-from support.run_folder import append_to, load_saved, read_json, read_rows, write_atomically
+from support.run_folder import (
+    FORMER_SETTINGS,
+    append_to,
+    load_saved,
+    read_json,
+    read_rows,
+    write_atomically,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
 # settings that change what is written and not what is learned; they do not identify a run
-ONLY_WRITING = ("num_samples",)
+ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
 # a row keeps these metrics of every iteration; older rows lack valid_frac
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 
@@ -49,9 +56,9 @@ def finished_rows() -> dict[Config, dict]:
         row = read_json(path, {"command": str, "settings": {}})
         same_base = row.get("base") == base_of(row["command"].split())
         settings = {**row["settings"], "out_dir": ""}
+        for key in ONLY_WRITING:
+            settings.pop(key, None)
         if same_base and settings.keys() <= known:
-            for key in ONLY_WRITING:
-                settings.pop(key, None)
             found[Config(**settings)] = row
     return found
 

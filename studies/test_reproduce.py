@@ -618,7 +618,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
 
 def test_what_a_run_writes_does_not_identify_it(results):
-    """A row from before num_samples had its present default is still found."""
+    """A row with a former setting that only chose what to write is still found."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = (results / "rows").iterdir()

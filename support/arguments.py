@@ -340,11 +340,6 @@ def read_scoring(
     base = load_saved(runs[0]) if runs else None
     config, options, sources = load_config(argv[len(runs) :], extra=options, base=base)
     _check_scoring_options(options)
-    if sources["num_samples"] == "command line":
-        raise UserError(
-            "num_samples is a setting of train.py; eval.py has --samples=N, which plays every "
-            "prompt N times"
-        )
     if runs:
         _check_trusted(runs[0], config, sources)
     models = [str(policy_of(run)) for run in runs] if score_runs else []

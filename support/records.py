@@ -6,7 +6,7 @@ from configurator import UserError, printable
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,10 @@ TURN = {
     "faults": ([str], ...),
     "out_of_actions": (bool, ...),
     "cut_by": (str, ...),
+    "statements_checked": (int, ...),
+    "statements_true": (int, ...),
+    "false_statements": ({str: str}, ...),
+    "why_lost": (str, ...),
     "advantage": (float, ...),
     "value": (float, ...),
 }
@@ -50,6 +54,7 @@ TRAJECTORY = {  # the shape of a line, see support/shapes.py
 }
 
 
+LOST = "the game was lost"
 # why a trajectory ended without a success, by its status; errors have texts of their own
 REASONS = {
     "success": "",
@@ -59,15 +64,25 @@ REASONS = {
 }
 
 
-def why_ended(status: str, error: str | None, out_of_actions: bool | None = None) -> str:
+def why_ended(status: str, last: Mapping) -> str:
     """Why a trajectory ended, in words; "" for a success.
 
-    Args: error: the text of an error; out_of_actions: see `TurnRecord`, None in old records."""
+    Args: last: the facts of the last turn, see `TurnRecord`. Old records lack some."""
+    if status == "success":
+        return ""
     if status == "error":
-        return printable(error or "the environment or the player failed")
-    if status == "failure" and out_of_actions is not None:
-        return "its last action was used" if out_of_actions else "the game was lost"
-    return REASONS.get(status, "")
+        return printable(last.get("error") or "the environment or the player failed")
+    why_lost = printable(last.get("why_lost") or "")
+    out_of_actions = last.get("out_of_actions")
+    if status != "failure" or out_of_actions is None:
+        reasons = [REASONS.get(status, ""), why_lost]
+    elif out_of_actions:
+        reasons = ["its last action was used", why_lost]
+    else:
+        reasons = [why_lost or LOST]
+    if last.get("cut_by"):
+        reasons.append(f"its last reply was cut off by {printable(last['cut_by'])}")
+    return "; ".join(filter(None, reasons))
 
 
 def transcript(trajectory: Trajectory) -> str:
@@ -75,10 +90,14 @@ def transcript(trajectory: Trajectory) -> str:
     parts = [trajectory.env]
     for turn in trajectory.turns:
         parts += [turn.observation, turn.text]
+        false_statements = turn.record.false_statements or {} if turn.record else {}
+        for sentence, fact in false_statements.items():
+            parts.append(f"false: {sentence} The fact: {fact}")
         if turn.record and turn.record.cut_by:
             parts.append(cut_fault(len(turn.response_ids), turn.record.cut_by))
         parts.append(f"reward {turn.reward:g}")
-    reason = why_ended(trajectory.status, trajectory.error, trajectory.out_of_actions)
+    record = trajectory.turns[-1].record
+    reason = why_ended(trajectory.status, vars(record) if record else {})
     end = f"{trajectory.status} ({reason})" if reason else trajectory.status
     parts.append(f"{end}, score {trajectory.score:g}")
     return "\n\n".join(parts)

@@ -40,6 +40,8 @@ from support.run_folder import (
 )
 from support.scores import Scores
 
+SAMPLE_SIZE = 32  # trajectories of a recorded iteration, rounded up to whole groups
+MAX_SAMPLE_BYTES = 64_000_000  # of trajectories.jsonl, plus one recorded iteration
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/shapes.py
     "step": int,
@@ -201,7 +203,7 @@ class Run:
         if rank() == 0:
             # Written before the checkpoint: a restart drops a row that has no checkpoint, and
             # repeats its iteration.
-            samples = self._samples(trajectories) if scores or learner.step == 1 else []
+            samples = self._samples(trajectories) if self._sampling_due(scores) else []
             self.log.write(row, samples)
             write_samples(
                 self.samples_path, learner.step, samples, config.group_size, learner.tokenizer
@@ -217,11 +219,24 @@ class Run:
         learner = self.learner
         checkpoint.export(self.out_dir / name, learner.policy, learner.tokenizer, learner.step)
 
+    def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
+        """Whether trajectories of this iteration are written.
+
+        An iteration is left out while the file is larger than its share of MAX_SAMPLE_BYTES. So a
+        long run is recorded less often, but up to its end."""
+        config = self.config
+        step = self.learner.step
+        if not config.sample_every:
+            return False
+        share = MAX_SAMPLE_BYTES * step / max(step, config.num_iterations)
+        has_room = self.samples_path.stat().st_size <= share
+        is_wanted = step == 1 or scores or is_due(config.sample_every, step)
+        return bool(has_room and is_wanted)
+
     def _samples(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """The trajectories to write: at least num_samples, in whole groups."""
+        """The trajectories to write: at least SAMPLE_SIZE, in whole groups."""
         size = self.config.group_size
-        num_groups = math.ceil(self.config.num_samples / size)
-        return trajectories[: num_groups * size]
+        return trajectories[: math.ceil(SAMPLE_SIZE / size) * size]
 
     def _print_line(self, row: dict) -> None:
         elapsed_s = time.perf_counter() - self.start_time  # evaluations included

@@ -31,7 +31,7 @@ MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
     "save_every",
-    "num_samples",
+    "sample_every",
     "out_dir",
     "keep_checkpoints",
     "grace_s",
@@ -39,6 +39,8 @@ MAY_CHANGE_ON_RESUME = (
     "max_error_frac",
     "wandb",
 )
+
+FORMER_SETTINGS = ("num_samples",)  # older runs have them; none changed a number of training
 
 # ... unless another setting reads them: setting -> (its reader, the value that does not read it)
 READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
@@ -218,6 +220,8 @@ def settings_from(saved: dict, source: str) -> Config:
     """
     settings = {}
     for key, value in saved.items():
+        if key in FORMER_SETTINGS:
+            continue
         wanted = lookup_type(key, FIELD_TYPES, source)
         settings[key] = check_type(key, value, wanted, source)
     kind = SftConfig if settings.keys() & set(SFT_FIELDS) else Config

@@ -11,7 +11,7 @@ from support.run_folder import load_saved
 from support.settings_history import Earlier, read_earlier
 
 # the settings that change no number of a run: what it writes, and where
-WITHOUT_EFFECT = ("out_dir", "wandb", "num_samples", "save_every", "keep_checkpoints", "grace_s")
+WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkpoints", "grace_s")
 
 
 class Method(NamedTuple):

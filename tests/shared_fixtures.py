@@ -44,7 +44,6 @@ SMALL_RUN = dict(
     num_iterations=2,
     eval_every=2,
     save_every=2,
-    num_samples=5,
 )
 
 

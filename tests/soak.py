@@ -54,7 +54,6 @@ RUN = SMALL_RUN | dict(
     eval_size=2,
     max_context_tokens=320,
     max_running=8,
-    num_samples=2,
     eval_every=2,
     save_every=1,
 )

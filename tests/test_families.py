@@ -636,7 +636,6 @@ SMALL = dict(
     max_response_tokens=12,
     max_context_tokens=1024,
     micro_batch_tokens=2048,
-    num_samples=2,
 )
 
 

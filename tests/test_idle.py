@@ -62,7 +62,7 @@ def test_a_run_says_it_also_after_a_continuation(random_model, tokenizer, tmp_pa
     tokenizer.save_pretrained(start)
     # No reply has the form, and a missing form costs nothing: all scores are 0.
     settings = dict(format_penalty=0.0, num_groups=2, group_size=2, batch_size=2, eval_size=1)
-    settings |= dict(max_turns=1, num_samples=0, eval_every=0)
+    settings |= dict(max_turns=1, sample_every=0, eval_every=0)
     run(tmp_path / "out", start, **settings, num_iterations=9)
     # It hardly ever samples the end of a turn, so nearly all replies are cut off.
     sentence = (

@@ -114,6 +114,21 @@ def page(open_page, html):
     return open_page(html)
 
 
+@pytest.fixture
+def games(tmp_path):
+    """A file as eval.py --jsonl writes it: a false statement and a fall into a hole."""
+    turn = turn_record(START, "Goal up. I go.", ["Down"], 0.0, ["a"], [0.5])
+    turn |= {"statements_checked": 1, "statements_true": 0, "out_of_actions": False}
+    turn |= {"false_statements": {"Goal up.": HOSTILE}, "why_lost": "fell into a hole at (2,1)"}
+    rows = [
+        {**record(LAKE, [turn], policy=policy), "system": "<think>"} for policy in ("tiny", HOSTILE)
+    ]
+    path = tmp_path / "games.jsonl"
+    path.write_text(to_lines(rows))
+    view.main([str(path)])
+    return tmp_path / "games_view.html"
+
+
 def texts_of(page, *selectors):
     return [page.text_content(selector) for selector in selectors]
 
@@ -254,6 +269,47 @@ def test_light_and_dark(page):
     assert background() == "rgb(248, 247, 244)"
     page.click("#theme")
     assert background() == "rgb(21, 23, 26)"
+
+
+# ---------- a file of trajectories, marks and the export
+
+
+def test_a_file_shows_what_was_false_and_why_a_game_was_lost(open_page, games):
+    page = open_page(games)
+    assert page.text_content(".about").startswith("lostfell into a hole at (2,1)score")
+    assert texts_of(page, ".thought s", ".statements li b") == ["Goal up.", SHOWN]
+    assert texts_of(page, ".statements > .gray") == ["1 of 2 sentences not checked"]
+    assert texts_of(page, "#members") == ["Same prompt, 2 trajectories, turn 1"]
+    assert offered(page, "policy") == ["all", "tiny", SHOWN]
+    assert not page.is_visible("#strip") and not page.is_visible("#iteration")
+    assert page.evaluate("window.hacked") is None and page.locator("img").count() == 0
+
+
+def test_selected_rows_with_notes_are_exported(open_page, games):
+    page = open_page(games)
+    page.evaluate("localStorage.clear()")
+    page = open_page(games)
+    page.click(".star")
+    page.fill(".note", HOSTILE.replace("\ud800", ""))
+    page.keyboard.press("Enter")
+    page.select_option("#marks", "selected")
+    assert rows_of(page) == ["prompt 7"]
+    page = open_page(games)  # the browser keeps marks
+    assert page.text_content(".star") == "★ selected"
+    page.select_option("#marks", "with a note")
+    with page.expect_download() as download:
+        page.click("#export")
+    assert download.value.suggested_filename == "games.jsonl_selection.jsonl"
+    row = json.loads(download.value.path().read_text(encoding="utf-8"))  # one line
+    assert (row["file"], row["line"], row["when"]) == ("games.jsonl", 1, "tiny")
+    assert row["selected"] and row["note"] == HOSTILE.replace("\ud800", "").strip()
+    assert row["outcome"] == "lost" and row["reason"] == "fell into a hole at (2,1)"
+    assert row["turns"][0]["false_statements"] == [["Goal up.", SHOWN]]
+    page.select_option("#marks", "")
+    page.click(".star")
+    page.fill(".note", "")
+    page.keyboard.press("Enter")
+    assert not page.is_visible("#marks")
 
 
 # ---------- search, order and filters

@@ -296,7 +296,6 @@ def test_the_qwen_path(tmp_path):
         eval_every=2,
         max_running=16,
         max_response_tokens=100,
-        num_samples=8,
         device="cpu",
         num_threads=1,
     )

@@ -37,7 +37,7 @@ CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
 SMALL = (
     *("--num_groups=2", "--group_size=2", "--batch_size=4", "--filter_keep=1.0"),
     *("--num_iterations=2", "--entropy_coef=0.01", "--eval_every=0", "--eval_size=2"),
-    *("--save_every=1", "--keep_checkpoints=1", "--num_samples=2"),
+    *("--save_every=1", "--keep_checkpoints=1"),
     *("--max_response_tokens=12", "--max_running=4"),
 )
 ONE_ITERATION = ("--num_iterations=1", "--save_every=0")

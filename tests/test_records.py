@@ -17,6 +17,7 @@ from support.records import (
     note_credit,
     note_filter,
     trajectory_record,
+    transcript,
     why_ended,
     write_samples,
 )
@@ -92,7 +93,28 @@ def test_notes_of_another_kind_are_refused(tmp_path, key, value, sentence):
 
 
 def test_a_failure_is_told_by_what_ended_it():
-    assert why_ended("failure", None, True) == "its last action was used"
-    assert why_ended("failure", None, False) == "the game was lost"
+    assert why_ended("failure", {"out_of_actions": True}) == "its last action was used"
+    assert why_ended("failure", {"out_of_actions": False}) == "the game was lost"
     old = "the game ended, or its last action was used, without a success"
-    assert why_ended("failure", None) == old  # old records do not tell
+    assert why_ended("failure", {}) == old  # old records do not tell
+    hole = {"out_of_actions": False, "why_lost": "fell into a hole at (2,3)\x1b"}
+    assert why_ended("failure", hole) == r"fell into a hole at (2,3)\x1b"
+    assert why_ended("success", hole) == ""
+    stuck = {"out_of_actions": True, "why_lost": "a box is stuck", "cut_by": "max_response_tokens"}
+    assert why_ended("failure", stuck) == (
+        "its last action was used; a box is stuck; its last reply was cut off by "
+        "max_response_tokens"
+    )
+    assert why_ended("out_of_turns", {"why_lost": "a box is stuck"}) == (
+        "the game was not over after max_turns replies; a box is stuck"
+    )
+
+
+def test_a_transcript_names_false_statements_and_their_facts():
+    played = trajectory_of(1)
+    record = TurnRecord(["Up"], out_of_actions=False, why_lost="fell into a hole at (1,2)")
+    record.false_statements = {"Goal up.": "Goal down."}
+    played.turns[0].record = record
+    text = transcript(played)
+    assert "\n\nfalse: Goal up. The fact: Goal down.\n\n" in text
+    assert text.endswith("failure (fell into a hole at (1,2)), score 0")

@@ -52,7 +52,7 @@ def test_runs_that_differ_in_a_setting_are_kept_apart(in_folder):
 def test_runs_that_differ_in_what_they_write_are_pooled(in_folder):
     a = save_run("a")
     b = save_run(
-        "b", seed=1, num_samples=9, save_every=7, keep_checkpoints=5, grace_s=5.0, wandb="x"
+        "b", seed=1, sample_every=9, save_every=7, keep_checkpoints=5, grace_s=5.0, wandb="x"
     )
     assert pool(a, b) == ([[a, b]], [])
 

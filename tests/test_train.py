@@ -137,7 +137,7 @@ def test_scores_of_a_run(gae_run):
 
 @pytest.mark.slow
 def test_trajectories_of_a_run(gae_run):
-    """Five samples are wanted: two groups of four, of the first and each evaluated iteration."""
+    """All eight trajectories of iteration 1, and of every second iteration."""
     out_dir, _ = gae_run
     played = read_lines(out_dir / "trajectories.jsonl")
     found = [(record["step"], record["group"], record["member"]) for record in played]

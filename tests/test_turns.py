@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import grids
-from dialogue import Episode, TurnRecord, check_thought, format_response, parse_response
+from dialogue import Episode, TurnRecord, check_thought, find_false, format_response, parse_response
 from envs import make_env
 
 NEARLY_SOLVED = "######\n#____#\n#OXP_#\n#____#\n#____#\n######"  # one push to the left
@@ -62,6 +62,32 @@ def test_check_thought_by_hand():
     # claim
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
+    false = "Goal down. Next hole. Next ice hole. Goal down. Box left."
+    facts = ["Goal up.", "Next ice ice.", "Next ice hole."]
+    assert find_false(false, facts) == {"Goal down.": "Goal up.", "Next hole.": "Next ice hole."}
+    assert find_false("Goal up.", facts) == {}
+
+
+def test_the_end_of_a_lost_game_says_why():
+    lake = make_env("frozenlake:size=2,success_rate=1")
+    episode = Episode(lake, Config())
+    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))  # P_ over OG
+    outcome = episode.step("<think>a</think><answer>Down</answer>")
+    assert outcome.status == "failure" and outcome.record.why_lost == "fell into a hole at (2,1)"
+    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))
+    outcome = episode.step("<think>a</think><answer>Right || Down</answer>")
+    assert outcome.status == "success" and outcome.record.why_lost is None
+
+
+def test_a_box_in_a_corner_is_said():
+    stuck = episode_in("#####\n#O__#\n#___#\n#X_P#\n#####").env
+    assert stuck.why_lost() == "a box is stuck in a corner at (4,2)"
+    for board in (
+        "#####\n#O__#\n#_XP#\n#___#\n#####",  # in the middle
+        "#####\n#OX_#\n#__P#\n#___#\n#####",  # at a wall
+        "#####\n#√P_#\n#___#\n#___#\n#####",  # on its target
+    ):
+        assert episode_in(board).env.why_lost() == "", board
 
 
 # ---------- turns by hand
@@ -81,6 +107,7 @@ def test_turn_with_two_actions():
         effective=1.0,
         statements_checked=2,
         statements_true=1,
+        false_statements={"Target 1 left.": "Target 1 up 1 left."},
         env_reward=-0.2,
     )
 

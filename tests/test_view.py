@@ -173,10 +173,50 @@ def test_records_by_hand(run_folder):
         "reward": -0.1,
         "surprise": [0, 150, 300],
         "statements": [0, 0],
+        "sentences": 1,
     }
     player = trajectories[0]["turns"][0]  # sampled no tokens: its response is one
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
     assert [texts[i] for i in player["tokens"]] == ["<think></think><answer></answer>"]
+
+
+def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
+    """As eval.py --jsonl, tools.api_models and tools.replay write it: two policies, two members."""
+    turn = turn_record("Turn 1 of 5, 10 actions left.\nP_\nOG", "", ["Right"])
+    rows = []
+    for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
+        row = record(LAKE, [turn], member=member, policy=policy, entropy=None)
+        rows.append({**row, "system": "Reply <think>a</think>"})
+    rows[2]["system"] = "Reply <answer>a</answer>"
+    path = tmp_path / "games.jsonl"
+    path.write_text(to_lines(rows))
+    data = view_data.load_runs([path])
+    shown = [(t["policy"], t["group"], t["member"], t["line"]) for t in data["trajectories"]]
+    assert shown == [
+        ("optimal", "prompt 7", "optimal", 1),
+        (r"gpt \x1b", "prompt 7", r"gpt \x1b", 2),
+        (r"gpt \x1b", "prompt 7", r"gpt \x1b, member 1", 3),
+    ]
+    assert {t["prompt"] for t in data["trajectories"]} == {0}
+    assert data["runs"][0]["name"] == "games.jsonl" and data["runs"][0]["steps"] == []
+    # The form of a reply is that of the system message: the third one shows its thought as text.
+    assert [t["turns"][0]["reply"] == "" for t in data["trajectories"]] == [True, True, False]
+    view.main([str(path)])
+    assert (tmp_path / "games_view.html").is_file()
+
+
+def test_false_statements_are_marked_with_their_facts(tmp_path):
+    turn = turn_record("Turn 1 of 5, 10 actions left.\nP_\nOG", "Goal up. I go.  Goal left\x1b.")
+    turn |= {"false_statements": {"Goal up.": "Goal down.", "Goal left\x1b.": HOSTILE}}
+    path = tmp_path / "games.jsonl"
+    path.write_text(to_lines([{**record(LAKE, [turn]), "system": "<think>"}]))
+    (trajectory,) = view_data.load_runs([path])["trajectories"]
+    assert trajectory["turns"][0]["marked_thought"] == [
+        ("Goal up.", "Goal down."),
+        (" I go.", ""),
+        (r"  Goal left\x1b.", SHOWN),
+    ]
+    assert trajectory["turns"][0]["sentences"] == 3
 
 
 def test_no_text_ends_the_script_tag(run_folder):
@@ -303,8 +343,12 @@ def test_two_runs_share_the_numbers_of_their_prompts(run_folder, tmp_path):
         (["{}", "--follow=1"], "got '.*--follow=1'"),
         (["{}", "{}", "--follow"], "expected run folders"),
         (["{}", "--follow", "--follow"], "--follow is given twice"),
-        (["{}", "--against"], " does not exist; expected the folder of a run"),
+        (["{}", "--against"], " does not exist; expected the folder of a run, or a file"),
         (["{}", "--against=none/b"], "none/b does not exist; expected the folder of a run"),
+        (["{}/eval_start.jsonl", "--gif=0"], "eval_start.jsonl is a file; a plot, a GIF and"),
+        (["{}/eval_start.jsonl", "--follow"], "eval_start.jsonl is a file; a plot, a GIF and"),
+        (["{}/eval_start.jsonl", "{}"], "eval_start.jsonl is a file; a plot, a GIF and"),
+        (["{}/config.json"], "config.json:1 must be|config.json:1 holds another kind of data"),
         (["{}", "--gif=4"], "from 0 to 3, got 4"),
         (["{}", "--png=4"], "got '.*--png=4'"),
         (["{}", "{}", "--gif=1"], "expected run folders"),
@@ -414,7 +458,9 @@ def test_a_run_that_does_not_exist():
     for options in ([], ["--panel"], ["--gif=1"]):
         with pytest.raises(UserError) as error:
             view.main(["out/none", *options])
-        assert str(error.value) == "out/none does not exist; expected the folder of a run"
+        assert str(error.value) == (
+            "out/none does not exist; expected the folder of a run, or a file of trajectories"
+        )
 
 
 def test_the_reason_of_an_end_is_shown(tmp_path):

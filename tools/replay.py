@@ -43,7 +43,8 @@ RECORD = {  # what a line must hold, see support/shapes.py
     "entropy": ((float, None), ...),
 }
 
-NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by")  # of a turn; older records lack them
+# of a turn; older records lack them
+NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by", "false_statements", "why_lost")
 
 
 def main(argv: list[str]) -> None:

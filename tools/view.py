@@ -3,11 +3,13 @@
     python -m tools.view out/frozenlake_ppo                      # the page: view.html
     python -m tools.view out/frozenlake_ppo --follow             # and again while the run goes on
     python -m tools.view out/frozenlake_ppo --against=out/frozenlake_grpo     # two runs, one page
+    python -m tools.view out/games.jsonl                         # what --jsonl of eval.py wrote
     python -m tools.view out/frozenlake_ppo --gif=12             # trajectory 12 of it, as a GIF
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The file is written into the folder of the first run, a plot as PNG and as PDF. The page is one HTML
+The file is written into the folder of the first run, a plot as PNG and as PDF. The page shows runs,
+and files that --jsonl of eval.py, tools.api_models or tools.replay wrote. It is one HTML
 file that a browser opens from disk; it loads nothing from the network. Its address names the
 trajectory, the turn and the filters, so that a link to it shows the same.
 """
@@ -30,7 +32,7 @@ STYLE = "{{style}}"  # placeholders in the template
 DATA = "{{data}}"
 SCRIPTS = "{{scripts}}"
 # in the order in which the browser runs them
-SCRIPT_NAMES = ("data", "elements", "boards", "list", "pane", "strip", "link", "start")
+SCRIPT_NAMES = ("data", "elements", "boards", "marks", "list", "pane", "strip", "link", "start")
 REFRESH_S = 5  # how often a page that follows a run is loaded again
 POLL_S = 2.0  # how often --follow looks for new records
 
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> None:
         others = [path.with_suffix(".pdf")]
         draw_curves(command.runs, path, *others)
     else:
-        path = run / ("view_against.html" if command.against else "view.html")
+        path = page_path(run, bool(command.against))
         if command.follow:
             follow(command.shown, path)
             return
@@ -87,12 +89,15 @@ def parse_command(argv: list[str]) -> Command:
     for argument in argv:
         name, _, value = argument.partition("=")
         if not argument.startswith("--"):
-            runs.append(existing_folder(argument))
+            runs.append(existing_source(argument))
         elif name in options:
             raise UserError(f"{name} is given twice")
         else:
             options[name] = value
     given = options.keys()
+    shows_page = len(runs) == 1 and given <= {"--against"}
+    if not shows_page:
+        check_folders(runs)
     if runs and not given:
         return Command(runs)
     if runs and options == {"--panel": ""}:
@@ -100,29 +105,48 @@ def parse_command(argv: list[str]) -> Command:
     if len(runs) == 1 and given == {"--gif"} and options["--gif"].isdecimal():
         return Command(runs, gif=int(options["--gif"]))
     if len(runs) == 1 and given <= {"--follow", "--against"} and not options.get("--follow"):
-        against = existing_folder(options["--against"]) if "--against" in options else None
+        against = existing_source(options["--against"]) if "--against" in options else None
         return Command(runs, follow="--follow" in options, against=against)
     raise UserError(
         "expected run folders, or one run folder with --gif=NUMBER, --follow or --against=RUN, or "
-        f"run folders with --panel, got {' '.join(argv)!r}"
+        "run folders with --panel, or a file of trajectories with or without --against=FILE, got "
+        f"{' '.join(argv)!r}"
     )
 
 
-def existing_folder(argument: str) -> Path:
-    """Raises: UserError unless the argument names a folder."""
-    run = Path(argument)
-    if not argument or not run.exists():
-        raise UserError(f"{argument} does not exist; expected the folder of a run")
-    if not run.is_dir():
-        raise UserError(f"{run} is not a folder; expected the folder of a run")
-    return run
+def existing_source(argument: str) -> Path:
+    """Raises: UserError unless the argument names a folder or a plain file."""
+    source = Path(argument)
+    if not argument or not source.exists():
+        raise UserError(
+            f"{argument} does not exist; expected the folder of a run, or a file of trajectories"
+        )
+    if not source.is_dir() and not source.is_file():
+        raise UserError(f"{source} is neither a folder nor a plain file")
+    return source
+
+
+def check_folders(runs: list[Path]) -> None:
+    """Raises: UserError if one of the runs is a file."""
+    for run in runs:
+        if not run.is_dir():
+            raise UserError(
+                f"{run} is a file; a plot, a GIF and --follow need the folder of a run, and a page "
+                "takes one file, or two with --against"
+            )
+
+
+def page_path(source: Path, compares: bool) -> Path:
+    """The page of a run lies in its folder. That of a file lies beside the file."""
+    name = "view_against.html" if compares else "view.html"
+    return source / name if source.is_dir() else source.with_name(f"{source.stem}_{name}")
 
 
 # ---------- the page
 
 
 def write_page(runs: list[Path], path: Path, refresh_s: int = 0) -> None:
-    """Write the page of one or two runs.
+    """Write the page of one or two runs or files.
 
     Args: refresh_s: seconds after which the browser loads the page again; 0 = never."""
     data = load_runs(runs)
@@ -134,8 +158,9 @@ def write_page(runs: list[Path], path: Path, refresh_s: int = 0) -> None:
 def fill_template(data: dict) -> str:
     """Return the HTML page with its style, its scripts and `data` in it.
 
-    Models and environments write the texts in `data`. JSON in ASCII without "<" cannot end the
-    script element that holds it, so the browser never interprets these texts as HTML.
+    Models and environments wrote the texts in `data`, so a text may contain HTML. The page holds
+    `data` as JSON in a <script> element, with each "<" written as \\u003c. A text can then not end
+    this element, and the browser reads none of the texts as HTML.
     """
     encoded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     scripts = [read_part(f"{name}.js") for name in SCRIPT_NAMES]

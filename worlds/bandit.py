@@ -52,6 +52,9 @@ class Bandit(Env):
         reward = float(self.rng.random() < self.HIGH_PROB)
         return Move(reward, terminated=True, success=True, effective=True)
 
+    def why_lost(self) -> str:
+        return f"chose {self.low}, which pays less on average" if self.terminated else ""
+
     def observe(self) -> str:
         return f"Arms: {self.actions[0]}, {self.actions[1]}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dialogue import IM_END, cut_fault, parse_response
-from support.records import TRAJECTORY, why_ended
+from support.records import LOST, TRAJECTORY, read_records, why_ended
 from support.run_folder import load_saved, read_json, read_rows
 from support.settings_history import (
     evaluations_changed_at,
@@ -63,7 +63,8 @@ def load_runs(runs: Sequence[Path]) -> dict:
     """Collect what the page shows of one run, or of two runs to compare.
 
     Args:
-        runs: folders of runs, as train.py writes them.
+        runs: folders of runs, as train.py writes them, or files of trajectories, as the option
+            --jsonl of eval.py, tools.api_models and tools.replay writes them.
 
     Returns:
         runs: for each run its name, its reference players and what `describe_curves` returns.
@@ -81,17 +82,26 @@ def load_runs(runs: Sequence[Path]) -> dict:
     trajectories = []
     names = name_runs(runs)
     for number, run in enumerate(runs):
-        config = load_saved(run)
-        rows = read_rows(run / "metrics.jsonl", shape=ROW)
-        last_old = evaluations_changed_at(read_earlier(run), config)
-        rows = without_old_evaluations(rows, last_old)
-        records = read_trajectories(run)
-        players = read_players(run / "scores.json")
+        config = Config()
+        rows = []
+        players = []
+        if run.is_file():
+            records = read_file(run)
+        else:
+            config = load_saved(run)
+            rows = read_rows(run / "metrics.jsonl", shape=ROW)
+            last_old = evaluations_changed_at(read_earlier(run), config)
+            rows = without_old_evaluations(rows, last_old)
+            records = read_trajectories(run)
+            players = read_players(run / "scores.json")
         described.append(
             {"name": names[number], "players": players, **describe_curves(rows, records)}
         )
         for record, stage in records:
-            trajectory = describe_trajectory(record, stage, config.think, text_ids)
+            # A file has no settings; the system message says which form a reply must have.
+            think = "<think>" in record["system"] if run.is_file() else config.think
+            trajectory = describe_trajectory(record, stage, think, text_ids)
+            trajectory["policy"] = stage if run.is_file() else None
             trajectory["run"] = number
             trajectory["filter"] = explain_filter(record, config, rows)
             trajectory["prompt"] = number_prompt(record, trajectory, prompt_ids)
@@ -117,14 +127,27 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
     records = []
     for file, stage in STAGES.items():
         shape = TRAJECTORY if stage else {"step": int, "group": int, **TRAJECTORY}
-        for record in read_rows(run / file, shape=shape):
+        for line, record in enumerate(read_rows(run / file, shape=shape), start=1):
             if not record["turns"]:
                 raise UserError(f"{run / file} holds a trajectory without turns")
-            records.append((record, stage))
+            records.append(({**record, "file": file, "line": line}, stage))
     if not records:
         raise UserError(
             f"{run} holds no trajectories; expected a folder with one of {', '.join(STAGES)}"
         )
+    return records
+
+
+def read_file(path: Path) -> list[tuple[dict, str | None]]:
+    """The records of a file with their stage: the name of the policy; None for training.
+
+    Raises: UserError if a line is no trajectory, or if there is none."""
+    shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
+    records = []
+    for line, record in enumerate(read_records(path, shape), start=1):
+        is_training = "step" in record and "group" in record
+        stage = None if is_training else shown(record.get("policy", "recorded"))
+        records.append(({**record, "file": path.name, "line": line}, stage))
     return records
 
 
@@ -137,7 +160,7 @@ def name_runs(runs: Sequence[Path]) -> list[str]:
     Raises: UserError if a run is given twice."""
     folders = [run.resolve() for run in runs]
     if len(set(folders)) < len(folders):
-        raise UserError(f"{runs[0]} is given twice; expected two runs to compare")
+        raise UserError(f"{runs[0]} is given twice; expected two runs or files to compare")
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [f"{folder.parent.name}/{folder.name}" for folder in folders]
@@ -205,10 +228,11 @@ def describe_trajectory(
     else:
         when = stage
         group = f"prompt {', '.join(map(str, record['seed']))}"
-        member = stage
+        member = stage if not record["member"] else f"{stage}, member {record['member']}"
         address = [stage, "-".join(map(str, record["seed"])), str(record["member"])]
     env = shown(record["env"])
     last = record["turns"][-1]
+    reason = why_ended(record["status"], last)
     turns = []
     for turn, following in zip(record["turns"], [*record["turns"][1:], None], strict=True):
         turns.append(describe_turn(turn, following, env, think, text_ids))
@@ -216,13 +240,17 @@ def describe_trajectory(
         "env": env,
         "status": record["status"],
         "outcome": name_outcome(record["status"], last.get("out_of_actions")),
-        "reason": why_ended(record["status"], last.get("error"), last.get("out_of_actions")),
+        "reason": "" if reason == LOST else reason,  # the outcome says that already
         "success": record["success"],
         "score": record["score"],
         "when": when,
         "group": group,
         "member": member,
         "address": address,
+        "is_training": stage is None,
+        "file": record["file"],
+        "line": record["line"],
+        "seed": record["seed"],
         "kept": record.get("kept"),
         "system": number_text(record["system"], text_ids),
         "turns": turns,
@@ -290,7 +318,10 @@ def describe_turn(
         "tokens": [number_text(token, text_ids) for token in tokens],
         "surprise": [round(100 * nats) for nats in turn["surprise"]],  # in 1/100 nat
         "statements": [turn.get("statements_checked", 0), turn.get("statements_true", 0)],
+        "sentences": sum(bool(part.strip()) for part in parsed.thought.split(".")),
     }
+    if turn.get("false_statements"):
+        described["marked_thought"] = mark_false(parsed.thought, turn["false_statements"])
     moves = [shown(move) for move in turn.get("moves", [])]
     if moves and len(moves) == len(turn["actions"]):
         described["moves"] = moves
@@ -298,6 +329,19 @@ def describe_turn(
         if key in turn:
             described[key] = turn[key]
     return described
+
+
+def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str, str]]:
+    """The sentences of a thought, each with the fact that it contradicts; "" for none.
+
+    >>> mark_false("Goal up. Go.", {"Goal up.": "Goal down."})
+    [('Goal up.', 'Goal down.'), (' Go.', '')]
+    """
+    parts = []
+    for sentence in re.findall(r"[^.]*\.|[^.]+", thought):
+        stated = sentence.rstrip(".").strip() + "."
+        parts.append((shown(sentence), shown(false_statements.get(stated, ""))))
+    return parts
 
 
 def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]:

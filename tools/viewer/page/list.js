@@ -4,12 +4,14 @@
 const FILTERS = {
   outcome: trajectory => [trajectory.success ? 'success' : 'no success', trajectory.outcome],
   replies: trajectory => trajectory.replies,
-  iteration: trajectory => [trajectory.when],
+  iteration: trajectory => (trajectory.policy ? [] : [trajectory.when]),
+  policy: trajectory => (trajectory.policy ? [trajectory.policy] : []), // of a file
   group: trajectory => [trajectory.group],
   training: trajectory => {
     if (trajectory.kept === null) return []
     return [trajectory.kept ? 'kept by the filter' : 'dropped by the filter']
   },
+  marks: trajectory => marksOf(trajectory),
   environment: trajectory => [trajectory.env],
   run: trajectory => [data.runs[trajectory.run].name],
   comparison: trajectory => (trajectory.comparison ? [trajectory.comparison] : []),
@@ -81,7 +83,7 @@ function offerValues(changed, found) {
     select.replaceChildren(new Option('all', ''), ...values.map(value => new Option(value)))
     select.value = values.includes(chosen) ? chosen : ''
     // A filter that cannot tell trajectories apart is not shown.
-    const isUseful = values.length > 1 || (values.length && name === 'replies')
+    const isUseful = values.length > 1 || (values.length && ['replies', 'marks'].includes(name))
     select.hidden = select.previousSibling.hidden = !chosen && !isUseful
   }
 }
@@ -132,7 +134,9 @@ function drawRows() {
 function makeRow(i) {
   const trajectory = trajectories[i]
   const turns = trajectory.turns.length
-  const details = [trajectory.member, trajectory.outcome, `${turns} turn${turns > 1 ? 's' : ''}`]
+  const {note, selected: isMarked} = markOf(trajectory)
+  const mark = [isMarked ? '★' : '', note ? '✎' : ''].join('')
+  const details = [mark, trajectory.member, trajectory.outcome, `${turns} turn${turns > 1 ? 's' : ''}`]
   if (compares) details.push(data.runs[trajectory.run].name)
   const about = gray(details.filter(Boolean).join(' · '), 'details')
   if (compares) about.prepend(make('i', `key run-${trajectory.run}`))

@@ -67,11 +67,10 @@ function makeTitle(trajectory) {
   const outcome = make('span', 'outcome', '', makeIcon(trajectory), trajectory.outcome)
   if (trajectory.success) outcome.classList.add('success')
   const about = make('div', 'about gray', '', outcome)
-  const isSaid = trajectory.outcome === 'lost' // its reason says no more than its name
-  if (trajectory.reason && !isSaid) about.append(make('span', '', trajectory.reason))
+  if (trajectory.reason) about.append(make('span', '', trajectory.reason))
   about.append(make('span', '', `score ${formatNumber(trajectory.score)}`))
   about.append(make('span', 'env', trajectory.env))
-  return make('div', 'pane-head', '', make('h2', 'title', name), about)
+  return make('div', 'pane-head', '', make('h2', 'title', name), about, makeMarkEditor(trajectory))
 }
 
 function makeTurnButton(i, k, shownIndex) {
@@ -134,12 +133,42 @@ function makeReply(env, turn) {
   if (turn.reply) {
     box.append(make('h3', '', 'Reply'), makeMarked('pre', 'raw', turn.reply))
   } else {
-    box.append(make('h3', '', 'Thought'), makeMarked('div', 'thought', turn.thought || '–'))
+    box.append(make('h3', '', 'Thought'), makeThought(turn))
   }
   box.append(make('h3', '', 'Answer'))
   const actions = turn.actions.map((_, k) => makeAction(env, turn, k))
   box.append(make('div', 'answer', '', ...(actions.length ? actions : ['–'])))
   box.append(make('h3', '', 'Outcome'), makeOutcome(turn))
+  return box
+}
+
+// The thought; sentences that were found false are struck out.
+function makeThought(turn) {
+  if (!turn.marked_thought) return makeMarked('div', 'thought', turn.thought || '–')
+  const parts = turn.marked_thought.map(([text, fact]) => {
+    const part = makeMarked(fact ? 's' : 'span', '', text)
+    if (fact) part.title = `false; the fact: ${fact}`
+    return part
+  })
+  return make('div', 'thought', '', ...parts)
+}
+
+// Which sentences were checked and which were false. Most sentences of a free thought are not
+// checked, because they do not begin like a fact of the environment.
+function makeStatements(turn) {
+  const [checked, right] = turn.statements
+  const box = make('div', 'statements')
+  const sentences = turn.sentences === 1 ? 'sentence' : 'sentences'
+  if (checked < turn.sentences) {
+    const text = `${turn.sentences - checked} of ${turn.sentences} ${sentences} not checked`
+    box.append(gray(text))
+  }
+  const wrong = (turn.marked_thought ?? []).filter(([, fact]) => fact)
+  const list = wrong.map(([text, fact]) => {
+    return make('li', '', '', make('s', '', text.trim()), ' the fact: ', make('b', '', fact))
+  })
+  if (right < checked && !list.length) box.append(gray('The record does not name what was false.'))
+  if (list.length) box.append(make('ul', 'faults', '', ...list))
   return box
 }
 
@@ -158,6 +187,7 @@ function makeOutcome(turn) {
     facts.append(make('span', 'fact', '', gray('true statements'), ' ', count))
   }
   const box = make('div', 'result', '', facts)
+  if (turn.sentences) box.append(makeStatements(turn))
   if (turn.faults.length) {
     const list = make('ul', 'faults', '', ...turn.faults.map(fault => make('li', '', fault)))
     box.append(make('div', 'invalid', '', make('b', '', '! not valid'), list))
@@ -196,9 +226,10 @@ function makeLegend() {
 function showGroup(i) {
   const all = prompted(i)
   const own = all.filter(k => trajectories[k].run === trajectories[i].run)
-  element('members').textContent = compares
-    ? `Same start, turn ${selectedTurn + 1}`
-    : `Group of ${own.length}, turn ${selectedTurn + 1}`
+  const number = `${own.length} ${own.length === 1 ? 'trajectory' : 'trajectories'}`
+  let members = trajectories[i].is_training ? `Group of ${own.length}` : `Same prompt, ${number}`
+  if (compares) members = 'Same start'
+  element('members').textContent = `${members}, turn ${selectedTurn + 1}`
   element('filter-note').textContent = compares ? '' : trajectories[i].filter
   const cards = []
   data.runs.forEach((_, run) => {

@@ -55,7 +55,8 @@ function followRun() {
   note.hidden = false
   tell()
   setInterval(() => {
-    const isBusy = document.hidden || Date.now() - lastTyped < TYPING_MS
+    const isWriting = document.activeElement.matches('.note')
+    const isBusy = document.hidden || isWriting || Date.now() - lastTyped < TYPING_MS
     if (followPaused || isBusy || String(getSelection())) return
     const place = {
       main: document.querySelector('main').scrollTop,
@@ -84,6 +85,7 @@ followRun()
 restorePlace()
 element('list').onscroll = drawRows
 element('theme').onclick = toggleTheme
+element('export').onclick = exportRows
 document.onkeydown = handleKey
 addEventListener('hashchange', readLink)
 addEventListener('resize', drawStrip)

@@ -50,7 +50,8 @@ function stageX(stage, place) {
 }
 
 function recordedStages() {
-  return [...new Set(trajectories.map(trajectory => trajectory.when))]
+  const ofRuns = trajectories.filter(trajectory => !trajectory.policy)
+  return [...new Set(ofRuns.map(trajectory => trajectory.when))]
 }
 
 function drawStrip() {
