@@ -1,6 +1,6 @@
 """The Echo Trap on a laptop: train SmolLM2-135M on the bandit with StarPO and with StarPO-S.
 
-    make echo-trap      # about 40 CPU-minutes on one core, and 93 MB of download
+    make echo-trap      # about 30 CPU-minutes on one core, and 93 MB of download
 
 It fetches the model, teaches it the form of replies, trains it with StarPO and with StarPO-S, and
 writes into out/echo_trap/ a picture, a web page of all recorded replies, and replies.md with
@@ -60,8 +60,8 @@ def steps() -> list[Step]:
             COLD_START / "model",
             3,
         ),
-        Step("train with StarPO", starpo, RUNS["StarPO"] / "policy", 22),
-        Step("train with StarPO-S", starpo_s, RUNS["StarPO-S"] / "policy", 14),
+        Step("train with StarPO", starpo, RUNS["StarPO"] / "policy", 21),
+        Step("train with StarPO-S", starpo_s, RUNS["StarPO-S"] / "policy", 6),
     ]
 
 
