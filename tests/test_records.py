@@ -3,9 +3,10 @@
 Run with:  python -m pytest -q tests/test_records.py
 """
 
-from configurator import UserError
+from configurator import Config, UserError
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from support.records import (
     why_ended,
     write_samples,
 )
+from support.run import Run
 from support.run_folder import read_rows
 
 
@@ -45,6 +47,33 @@ def test_what_the_filter_did_is_noted_in_each_member():
     note_filter(played, torch.tensor([0.25, 0.0, 0.5]), torch.tensor([0, 2]), group_size=2)
     assert [trajectory.kept for trajectory in played] == [True, True, False, False, True, True]
     assert [trajectory.filter_value for trajectory in played] == [0.25, 0.25, 0, 0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "settings, num_bytes, wanted",
+    [
+        ({}, 0, [1, 2, 4, 5, 6, 8, 10]),  # the first, every second, and 5, which was evaluated
+        ({"sample_every": 4}, 0, [1, 4, 5, 8]),
+        ({"sample_every": 0}, 0, []),
+        # Iteration i may begin with i/10 of 64 MB in the file.
+        ({"sample_every": 1}, 32_000_000, [5, 6, 7, 8, 9, 10]),
+        ({"sample_every": 1}, 64_000_001, []),
+    ],
+)
+def test_iterations_are_recorded_up_to_a_size(tmp_path, settings, num_bytes, wanted):
+    path = tmp_path / "trajectories.jsonl"
+    with path.open("wb") as file:
+        file.truncate(num_bytes)
+    recorded = []
+    for step in range(1, 11):
+        run = SimpleNamespace(
+            config=Config(num_iterations=10, **settings),
+            learner=SimpleNamespace(step=step),
+            samples_path=path,
+        )
+        if Run._sampling_due(run, {"lake": None} if step == 5 else None):
+            recorded.append(step)
+    assert recorded == wanted
 
 
 def test_credit_is_the_mean_advantage_and_the_value_before_the_reply():

@@ -61,6 +61,8 @@ def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"config": {"seed": 3}}')
     assert load_saved(path) == Config(seed=3)
+    path.write_text('{"config": {"seed": 3, "num_samples": 64}}')  # of a run before sample_every
+    assert load_saved(path) == Config(seed=3)
 
 
 def test_a_run_continues_with_its_settings_only(tmp_path):
