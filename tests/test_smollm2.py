@@ -58,12 +58,12 @@ def write_gguf(path):
     writer.add_rope_freq_base(10000.0)
     printed = [chr(number) for number in (*range(33, 127), *range(161, 173), *range(174, 256))]
     others = [chr(256 + number) for number in range(256 - len(printed))]  # as GPT-2 writes bytes
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *printed, *others, "th"]
-    kinds = [3, 3, 3] + [1] * 257  # special and normal tokens
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *printed, *others, "th", "in"]
+    kinds = [3, 3, 3] + [1] * 258  # special and normal tokens
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["t h"])
+    writer.add_token_merges(["t h", "i n"])  # transformers 5.17 cannot read a list of one
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
