@@ -329,7 +329,9 @@ def test_two_runs_share_the_numbers_of_their_prompts(run_folder, tmp_path):
     assert [run["name"] for run in data["runs"]] == names
     assert [t["prompt"] for t in data["trajectories"]] == [0, 1, 1, 2] * 2
     assert [t["run"] for t in data["trajectories"]] == [0] * 4 + [1] * 4
-    with pytest.raises(UserError, match="a_run is given twice; expected two runs or files to compare"):
+    with pytest.raises(
+        UserError, match="a_run is given twice; expected two runs or files to compare"
+    ):
         view_data.load_runs([run_folder, run_folder])
 
 
