@@ -96,13 +96,13 @@ def test_the_commands_and_the_picture_come_first():
 
 
 def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tmp_path):
-    """Scores 1, 0, 0, 1 have mean 1/2 and standard deviation 1/2. Equal scores are dropped."""
+    """Scores 1, 0, 0, 1 have mean 1/2 and standard deviation 0.577. Equal scores are dropped."""
     drawn = []
     monkeypatch.setattr(diagram, "draw_heads", drawn.append)
     diagram.draw_algorithm(tmp_path / "algorithm.png")
     texts = [text.get_text() for text in drawn[0].texts]
-    advantages = [text for text in texts if text in ("+1", "-1")]
-    assert advantages == ["+1", "-1", "-1", "+1"]
+    advantages = [text for text in texts if text in ("+0.87", "-0.87")]
+    assert advantages == ["+0.87", "-0.87", "-0.87", "+0.87"]
     assert texts.count("varies:\nkeep") == texts.count("all equal:\ndrop") == 1
     assert Image.open(tmp_path / "algorithm.png").size == (2000, 920)
 

@@ -137,18 +137,18 @@ def test_scores_of_a_run(gae_run):
 
 @pytest.mark.slow
 def test_trajectories_of_a_run(gae_run):
-    """All eight trajectories of iteration 1, and of every second iteration."""
+    """All 16 trajectories of iteration 1, and of every second iteration."""
     out_dir, _ = gae_run
     played = read_lines(out_dir / "trajectories.jsonl")
     found = [(record["step"], record["group"], record["member"]) for record in played]
-    assert found == [(step, i // 4, i % 4) for step in (1, 2, 4) for i in range(8)]
+    assert found == [(step, i // 4, i % 4) for step in (1, 2, 4) for i in range(16)]
     for record in played:
         for turn in record["turns"]:
             assert "".join(turn["tokens"]).removesuffix("<|im_end|>") == turn["response"]
             assert len(turn["surprise"]) == len(turn["tokens"])
             assert min(turn["surprise"]) >= 0
             assert ("advantage" in turn) == ("value" in turn) == record["kept"]
-    assert all(len({r["kept"] for r in played[i : i + 4]}) == 1 for i in range(0, 24, 4))
+    assert all(len({r["kept"] for r in played[i : i + 4]}) == 1 for i in range(0, 48, 4))
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def leave_as_if_killed(out_dir, whole, rows):
     with (out_dir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(rows[2]) + "\n")
     played = (whole / "trajectories.jsonl").read_text().splitlines(keepends=True)
-    (out_dir / "trajectories.jsonl").write_text("".join(played[:19]) + played[19][:99])
+    (out_dir / "trajectories.jsonl").write_text("".join(played[:35]) + played[35][:99])
 
 
 @pytest.mark.slow
