@@ -187,6 +187,7 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
         row = record(LAKE, [turn], member=member, policy=policy, entropy=None)
         rows.append({**row, "system": "Reply <think>a</think>"})
+    rows.append({**rows[0], "policy": LAKE})  # a line of eval_final.jsonl
     rows[2]["system"] = "Reply <answer>a</answer>"
     path = tmp_path / "games.jsonl"
     path.write_text(to_lines(rows))
@@ -196,11 +197,12 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
         ("optimal", "prompt 7", "optimal", 1),
         (r"gpt \x1b", "prompt 7", r"gpt \x1b", 2),
         (r"gpt \x1b", "prompt 7", r"gpt \x1b, member 1", 3),
+        ("recorded", "prompt 7", "recorded", 4),
     ]
     assert {t["prompt"] for t in data["trajectories"]} == {0}
     assert data["runs"][0]["name"] == "games.jsonl" and data["runs"][0]["steps"] == []
     # The form of a reply is that of the system message: the third one shows its thought as text.
-    assert [t["turns"][0]["reply"] == "" for t in data["trajectories"]] == [True, True, False]
+    assert [t["turns"][0]["reply"] == "" for t in data["trajectories"]] == [True, True, False, True]
     view.main([str(path)])
     assert (tmp_path / "games_view.html").is_file()
 

@@ -146,7 +146,10 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
     records = []
     for line, record in enumerate(read_records(path, shape), start=1):
         is_training = "step" in record and "group" in record
-        stage = None if is_training else shown(record.get("policy", "recorded"))
+        policy = record.get("policy", "recorded")
+        if policy == record["env"]:  # a run names the rows of its own policy by their environment
+            policy = "recorded"
+        stage = None if is_training else shown(policy)
         records.append(({**record, "file": path.name, "line": line}, stage))
     return records
 
