@@ -66,6 +66,7 @@ def add_overlay(tree):
     """A copy of a config file, as README says."""
     path = tree / "config/methods/my_rloo.py"
     shutil.copy(tree / "config/methods/rloo.py", path)
+    replace_in(path, "config/methods/rloo.py", "config/methods/my_rloo.py")  # in its header
     path.write_text(path.read_text() + "clip_high = 0.3\n")
 
 
