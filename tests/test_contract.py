@@ -212,6 +212,12 @@ FAULTS = {
         SENTENCES,
         "a game ended with Number.statements returned None; expected a list of texts",
     ),
+    "a loss with no text": (
+        "    def rules",
+        "    def why_lost(self):\n        return 3\n\n    def rules",
+        SENTENCES,
+        "a game ended with Number.why_lost returned 3; expected a text",
+    ),
     "two sentences in one": (
         '[f"Number {self.number + 1}."]',
         '[f"Number {self.number + 1}. Say it."]',

@@ -435,7 +435,7 @@ def try_text(env: Env, text: str) -> tuple[bool, Step]:
 
 
 def check_sentences(subject: Subject) -> list[str]:
-    """The rules do not depend on the instance, and thoughts can be checked with the statements."""
+    """The rules do not depend on the instance, and statements and why_lost are usable texts."""
     episode = Episode(subject.make(), Config())
     env = episode.env
     problems = []
@@ -455,6 +455,7 @@ def check_sentences(subject: Subject) -> list[str]:
             if is_over(env):
                 break
             env.step(random_action(env, rng))
+        check_text(env.why_lost(), "why_lost", env)
     if len(rules) > 1:
         problems.append("rules() differs between instances; put what differs into observe()")
     return problems[:3]

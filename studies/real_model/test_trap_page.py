@@ -17,14 +17,25 @@ from support.arguments import read_sft, read_train
 def row_of(successes, lengths, seed=0):
     """A row with evaluations every five iterations, and reply lengths of each iteration."""
     flat = [0.4] * len(lengths)
-    series = dict.fromkeys(("success", "reward", "in_group_reward_std", "entropy"), flat)
+    series = {
+        "success": flat,
+        "reward": flat,
+        "in_group_reward_std": flat,
+        "entropy": flat,
+        "grad_norm": flat,
+        "response_length": lengths,
+    }
+    curve = {}
+    for number, success in enumerate(successes):
+        if number > 0:  # the first is the start, which is no part of the curve
+            curve[str(5 * number)] = success
     return {
         "settings": {"seed": seed},
         "iterations": len(lengths),
         "cpu_s_per_iteration": 41.4,
-        "curve": {str(5 * (i + 1)): value for i, value in enumerate(successes[1:])},
+        "curve": curve,
         "successes": {"bandit": {"start": [1, 0]}},
-        "series": {**series, "grad_norm": flat, "response_length": lengths},
+        "series": series,
     }
 
 
@@ -40,7 +51,9 @@ def test_a_run_in_one_line():
 
 def test_a_run_loses_the_form_of_replies():
     """Success stays at 100 %. From iteration 14 on, a quarter of the replies is valid."""
-    valid = [1.0] * 10 + [0.25, 0.25] + [0.5] + [0.25] * 7
+    valid = [1.0] * 10
+    valid += [0.25, 0.25, 0.5]  # a loss of two iterations that does not last
+    valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
     *_, line = page.run_lines({"bandit StarPO": [row]})
@@ -68,12 +81,18 @@ def test_the_jobs_before_and_after_rl():
         "bandit:pair=jobs": {"start": [1, 0, 1, 0], "after RL": [1, 1, 1, 0]},
         "bandit:pair=trader": {"start": [0, 1, 0, 1], "after RL": [0, 0, 0, 0]},
     }
-    rows = [row_of([0.5, 0.5], [20] * 5, seed) | {"successes": successes} for seed in (0, 1)]
+    rows = []
+    for seed in (0, 1):
+        row = row_of([0.5, 0.5], [20] * 5, seed)
+        row["successes"] = successes
+        rows.append(row)
     *_, trained, reverse = page.job_lines({"bandit with thoughts": rows})
     assert trained.startswith("| with thoughts | the twelve pairs | 0, 1 | 50.0 [")
-    assert "| 75.0 [" in trained and "| 25.0 [" in trained
+    assert "| 75.0 [" in trained
+    assert "| 25.0 [" in trained
     assert reverse.startswith("| with thoughts | Trader, Librarian | 0, 1 | 50.0 [")
-    assert "| 0.0 [0.0, " in reverse and "| -50.0 [" in reverse
+    assert "| 0.0 [0.0, " in reverse
+    assert "| -50.0 [" in reverse
 
 
 def test_moments_of_a_run():
@@ -86,12 +105,27 @@ def test_replies_come_from_different_groups():
     assert replies.spread_out(["a", "b"], 4) == ["a", "b"]
 
 
+def write_lines(path, rows):
+    lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def differing_settings(config, other):
+    found = set()
+    for key, value in vars(config).items():
+        if value != getattr(other, key):
+            found.add(key)
+    return found
+
+
 def test_replies_of_a_run(tmp_path):
-    metrics = [{"step": step, "success": step / 2, "response_length": 9.6} for step in (1, 2)]
-    records = [{"step": step, "turns": [{"response": f"<think>\n{step}"}]} for step in (1, 2)]
-    for name, rows in (("metrics", metrics), ("trajectories", records)):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(text)
+    metrics = []
+    records = []
+    for step in (1, 2):
+        metrics.append({"step": step, "success": step / 2, "response_length": 9.6})
+        records.append({"step": step, "turns": [{"response": f"<think>\n{step}"}]})
+    write_lines(tmp_path / "metrics.jsonl", metrics)
+    write_lines(tmp_path / "trajectories.jsonl", records)
     text = replies.replies_page({"StarPO": tmp_path})
     assert "start, iteration 1: 50 % success, 10 tokens a reply\n```\n<think> 1\n```" in text
     assert "best, iteration 2: 100 % success, 10 tokens a reply\n```\n<think> 2\n```" in text
@@ -103,11 +137,10 @@ def test_the_steps_are_commands_that_fit_into_45_minutes():
     assert fetch.words == ("-m", "tools.smollm2")
     config, _, _ = load_config(list(starpo.words[1:]))
     experiment = settings_of(FIGURES["echo_trap"].curves["bandit StarPO"], "smollm2", 0)
-    differs = {key for key in vars(config) if getattr(config, key) != getattr(experiment, key)}
-    assert differs == {"model", "out_dir"}
+    assert differing_settings(config, experiment) == {"model", "out_dir"}
     other, _, _ = load_config(list(starpo_s.words[1:]))
-    differs = {key for key in vars(config) if getattr(config, key) != getattr(other, key)}
-    assert differs == {"filter_keep", "clip_high", "batch_size", "out_dir"}
+    filtered = {"filter_keep", "clip_high", "batch_size", "out_dir"}
+    assert differing_settings(config, other) == filtered
     assert cold_start.words[:2] == ("-m", "tools.sft")
 
 
