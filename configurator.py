@@ -530,7 +530,10 @@ def load_config(
 
 
 def _wrong_argument(arg: str, following: list[str], types_by_key: dict[str, type]) -> UserError:
-    """The error for an argument of no legal form. Args: following: the arguments behind it."""
+    """The error for an argument that is neither a config file nor --key=value.
+
+    Args:
+        following: the arguments after it."""
     is_missing = "/" in arg and not Path(arg).exists()
     hint = "; nor is there such a folder" if is_missing else ""
     example = "such as --seed=1"

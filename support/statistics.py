@@ -66,7 +66,7 @@ def rate_interval(wins: ndarray) -> Interval:
 
 
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
-    """`rate_interval` of S seeds if only their rates are known, with one game a prompt.
+    """`rate_interval` of S seeds if only their rates are known. Each seed plays a prompt once.
 
     It assumes that a seed solves all prompts that a seed with a lower rate solves. No other
     assumption gives a wider interval.

@@ -102,10 +102,11 @@ def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
 
 
 class TimeLimit:
-    """A context in the main thread that raises TimeUp after `limit_s` seconds, again and again.
+    """A context in the main thread that raises TimeUp after `limit_s` seconds.
 
-    Code may catch TimeUp, or hang where Python cannot interrupt it. Then, after LAST_RESORT_S more
-    seconds, the process prints where it hangs and ends with exit code 1."""
+    It raises TimeUp again and again, because the code may catch it. If the code still runs after
+    LAST_RESORT_S more seconds, for example where Python cannot interrupt it, the process prints
+    where it hangs and ends with exit code 1."""
 
     active: list["TimeLimit"] = []  # those of nested calls, the outermost first
 

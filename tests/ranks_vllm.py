@@ -205,7 +205,7 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
-    """Token for token on 64 episodes of several turns, or else the two best logits are equal."""
+    """On 64 episodes, greedy tokens are the same, except where the two best logits are equal."""
     config = replace(CONFIG, engine="torch")
     torch_engine = make_engine(config, load_model(str(trained_folder))[0], chat)
     assert isinstance(torch_engine, TorchEngine)

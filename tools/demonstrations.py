@@ -62,7 +62,7 @@ def num_demonstrations(config: SftConfig) -> int:
 
 
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
-    """Demonstration `index`: a scripted player on a training instance, another for every index.
+    """Demonstration number `index`: a game of a scripted player. Each index has its own instance.
 
     With probability `sft_noise`, a turn has a random number of random actions. The first fraction
     `sft_clean` of the demonstrations has no such turns.

@@ -117,7 +117,10 @@ def is_alive(row: Row, starpo: Row) -> bool:
 
 
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
-    """How well a sign predicts the collapses of these runs; None: the first warning of a run."""
+    """How well a sign predicts the collapses of these runs.
+
+    Args:
+        sign: None judges the first warning that each run printed."""
     verdict = Verdict()
     for row in rows:
         begun = beginnings(row, sign) if sign else first_warning(row)
