@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from studies.experiments import FIGURES
-from studies.real_model.pictures import IN_SHORT, draw_traps
+from studies.real_model.pictures import draw_traps, draw_two_rates
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
@@ -25,7 +25,8 @@ SIGNS = {
     "gradient norm triples": Sign("grad_norm", rises=True, factor=3.0),
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
-SHOWN = ("bandit StarPO", "bandit StarPO-S")  # the methods in the picture
+SHOWN = ("bandit StarPO", "bandit StarPO-S")  # the methods in the pictures
+AT_LOW_RATE = " at 2e-5"  # what their runs at the low learning rate have in their names
 LOST = 0.5  # below this share of valid replies, a run has lost the form
 LAST = 5  # iterations in which a run must have lost it, at least
 HEADINGS = (
@@ -55,8 +56,9 @@ def main(argv: list[str]) -> None:
     finished = {name: rows for name, rows in curves.items() if rows}
     if not finished:
         raise UserError("no run is finished; start them: python -m studies.reproduce echo_trap")
-    draw_traps(FOLDER / "echo_trap.png", shown_runs(finished))
-    draw_traps(Path("docs/echo_trap.png"), shown_runs(finished), IN_SHORT, columns=3)
+    high = shown_runs(finished)
+    draw_traps(FOLDER / "echo_trap.png", high)
+    draw_two_rates(Path("docs/echo_trap.png"), shown_runs(finished, AT_LOW_RATE), high)
     page = FOLDER / "README.md"
     jobs = rows_of(FIGURES["jobs"].curves, "smollm2")
     contents = {
@@ -69,11 +71,12 @@ def main(argv: list[str]) -> None:
     print(page.read_text())
 
 
-def shown_runs(curves: dict[str, list[Row]]) -> dict[str, list[list[dict]]]:
-    """The metrics of each iteration of the runs in the picture, as in metrics.jsonl."""
+def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list[list[dict]]]:
+    """The metrics of each iteration of the runs in a picture, as in metrics.jsonl."""
     shown = {}
     for name in SHOWN:
-        shown[name.removeprefix("bandit ")] = [metrics_of(row) for row in curves.get(name, [])]
+        rows = curves.get(name + suffix, [])
+        shown[name.removeprefix("bandit ")] = [metrics_of(row) for row in rows]
     return shown
 
 

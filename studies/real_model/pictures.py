@@ -31,28 +31,52 @@ PANELS = (
 )
 
 
-IN_SHORT = (PANELS[0], PANELS[2], PANELS[5])  # for README
+def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
+    """Draw PANELS over the iterations. Each seed of a method is a line of its own.
 
-
-def draw_traps(
-    path: Path, curves: dict[str, list[Run]], panels: Sequence[Panel] = PANELS, columns: int = 4
-) -> None:
-    """Draw metrics over the iterations. Each seed of a method is a line of its own.
-
-    Args: curves: method -> one run for each seed."""
-    looks = {name: look_of(index) for index, name in enumerate(curves)}
-    num_rows = math.ceil(len(panels) / columns)
+    Args:
+        curves: method -> one run for each seed."""
+    looks = looks_of(curves)
+    columns = 4
+    num_rows = math.ceil(len(PANELS) / columns)
     with picture(path, width=2.75 * columns, height=2.7 * num_rows) as figure:
         axes_of_panels = figure.subplots(num_rows, columns, sharex=True, squeeze=False).flat
-        for axes, panel in zip(axes_of_panels, panels, strict=False):
+        for axes, panel in zip(axes_of_panels, PANELS, strict=False):
             draw_panel(axes, panel, curves, looks)
-        for empty in axes_of_panels[len(panels) :]:
+        for empty in axes_of_panels[len(PANELS) :]:
             empty.set_axis_off()
-        legend = {}
-        for name, runs in curves.items():
-            seeds = "one seed" if len(runs) == 1 else f"{len(runs)} seeds"
-            legend[f"{name}, {seeds}"] = looks[name]
-        draw_legend(figure, legend)
+        draw_legend(figure, in_legend(curves, looks))
+
+
+def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[Run]]) -> None:
+    """Draw the picture of the main README: runs at a low learning rate beside runs at a high one.
+
+    Args:
+        low: method -> one run for each seed, at 2e-5.
+        high: the same methods at 8e-5."""
+    looks = looks_of(high)
+    success, replies = PANELS[0], PANELS[5]
+    drawn = (
+        (low, success._replace(title="learning rate 2e-5: success %")),
+        (high, success._replace(title="learning rate 8e-5: success %")),
+        (high, replies._replace(title="8e-5: tokens of a reply")),
+    )
+    with picture(path, width=8.25, height=2.7) as figure:
+        for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
+            draw_panel(axes, panel, curves, looks)
+        draw_legend(figure, in_legend(high, looks))
+
+
+def looks_of(curves: dict[str, list[Run]]) -> dict[str, dict]:
+    return {name: look_of(index) for index, name in enumerate(curves)}
+
+
+def in_legend(curves: dict[str, list[Run]], looks: dict[str, dict]) -> dict[str, dict]:
+    legend = {}
+    for name, runs in curves.items():
+        seeds = "one seed" if len(runs) == 1 else f"{len(runs)} seeds"
+        legend[f"{name}, {seeds}"] = looks[name]
+    return legend
 
 
 def draw_panel(
