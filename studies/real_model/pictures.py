@@ -57,9 +57,9 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     looks = looks_of(high)
     success, replies = PANELS[0], PANELS[5]
     drawn = (
-        (low, success._replace(title="learning rate 2e-5: success %")),
-        (high, success._replace(title="learning rate 8e-5: success %")),
-        (high, replies._replace(title="8e-5: tokens of a reply")),
+        (low, success._replace(title="rate 2e-5: success, %")),
+        (high, success._replace(title="rate 8e-5: success, %")),
+        (high, replies._replace(title="rate 8e-5: tokens of a reply")),
     )
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
