@@ -2,8 +2,8 @@
 
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
 replies and enforces every limit that the prompt states. The next message reports unknown, surplus
-and malformed answers. The format penalty is part of the reward of the malformed turn. RAGEN adds it
-to the trajectory's score and never shows it.
+and malformed answers. The format penalty is part of the reward of the malformed turn, and the next
+message reports this reward. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The policy's own text is parsed but never rewritten or
 encoded again.
@@ -14,6 +14,7 @@ from configurator import Config, UserError
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from envs import Env, Step, check_text, name_of, show
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
-MAX_UNFINISHED = 0.99  # cap on the sum of shaped rewards without a success; a success makes it 1
+MAX_UNFINISHED = 0.99  # most that the shaped rewards of a game without success sum to
 
 
 # ---------- replies
@@ -67,14 +68,14 @@ def format_response(thought: str, actions: Sequence[str], *, think: bool = True)
 
 
 def cut_fault(num_tokens: int, setting: str) -> str:
-    """The sentence about a reply that was cut off. Args: setting: that did it."""
+    """The sentence about a reply that was cut off. Args: setting: the budget that was used up."""
     return f"The reply was cut off at {num_tokens} tokens ({setting})."
 
 
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
-    A sentence is checkable if it begins with the first word of a fact.
+    Sentences end with a period. One is checkable if it begins with the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
@@ -93,7 +94,7 @@ def checkable_sentences(thought: str, facts: list[str]) -> list[str]:
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
     """The false sentences of a thought, each with the fact that it contradicts.
 
-    Of several facts with the same first word, it is the one that shares most words.
+    If several facts have the same first word, it is the one with most words in common.
     >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     {'Next ice.': 'Next hole.'}
     """
@@ -112,7 +113,7 @@ def find_false(thought: str, facts: list[str]) -> dict[str, str]:
 
 @dataclass
 class TurnRecord:
-    """The facts of one turn for metrics and trajectories.jsonl. The file omits fields with None."""
+    """What happened in one turn, for metrics and trajectories.jsonl. The file omits None."""
 
     actions: list[str]  # parsed from the reply, without those over the limit
     num_actions: int = 0  # executed actions
@@ -129,7 +130,8 @@ class TurnRecord:
     # Why the reply is not valid, in sentences; None if it is. The policy reads them in the next
     # message, except the sentence of `cut_fault`.
     faults: list[str] | None = None
-    # Of a failure: whether the last action was used before the game was over.
+    # True: the game failed because its actions were used up. False: it failed by its rules.
+    # None: it did not fail.
     out_of_actions: bool | None = None
     why_lost: str | None = None  # what the environment says at an end without success
     error: str | None = None  # why the environment or the player failed
@@ -184,8 +186,9 @@ class Episode:
     def system(self) -> str:
         """The system message: rules, action names, limits and the required form of a reply."""
         config = self.config
-        limit = min(config.actions_per_turn, self.env.max_actions)
+        limit = min(config.actions_per_turn, self.env.max_actions)  # of a turn, and of the game
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
+        # Only if all instances share the names of the actions. The bandit draws them.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
@@ -227,21 +230,22 @@ class Episode:
     def step(self, response: str) -> TurnOutcome:
         """Execute one response. Any text is accepted.
 
-        The next message reports errors of the reply and its reward, without the bonus."""
+        The next message reports errors of the reply and its reward without the bonus of
+        think_reward."""
         config = self.config
         state = self.state()
         facts = self.statements()
         parsed = parse_response(response, think=config.think)
         allowed = min(config.actions_per_turn, self.env.actions_left)
-        surplus = len(parsed.actions) - allowed
+        surplus = max(0, len(parsed.actions) - allowed)
         record = TurnRecord(actions=parsed.actions[:allowed])
-        status, unknown = self._execute(record)
+        status, refused = self._execute(record)  # fills in the record
         self._note_plan_length()
         self.turn_idx += 1
         if self.turn_idx == config.max_turns:
             status = status or "out_of_turns"
 
-        faults = self._faults(parsed, record, unknown, surplus)
+        faults = self._faults(parsed, record, refused, surplus)
         record.faults = faults or None
         record.format_ok = not faults
         reward = record.env_reward + (0.0 if record.format_ok else config.format_penalty)
@@ -266,7 +270,7 @@ class Episode:
         Returns: success or failure if the game is over, else None; the actions that the
             environment refused."""
         status = None
-        unknown = []
+        refused = []
         moves = []  # what took place; "" for a refused action
         num_effective = 0
         for action in record.actions:
@@ -278,7 +282,7 @@ class Episode:
             self.observation = check_text(step.observation, "observe", self.env)
             moves.append((step.slipped_to or action) if step.valid else "")
             if not step.valid:
-                unknown.append(action)
+                refused.append(action)
                 continue
             record.env_reward += float(step.reward)
             record.num_actions += 1
@@ -292,10 +296,10 @@ class Episode:
         moves += [""] * (len(record.actions) - len(moves))  # not executed after the end
         if moves != record.actions:
             record.moves = moves
-        return status, unknown
+        return status, refused
 
     def _think_bonus(self, thought: str, facts: list[str], num_false: int) -> float:
-        """think_reward * max(0, stated facts - false sentences) / facts.
+        """think_reward times (stated facts - false sentences) / facts, at least 0.
 
         A fact that the thought repeats counts once."""
         distinct = set(facts)
@@ -303,16 +307,16 @@ class Episode:
         return self.config.think_reward * max(0, len(stated) - num_false) / max(1, len(distinct))
 
     def _faults(
-        self, parsed: Parsed, record: TurnRecord, unknown: list[str], surplus: int
+        self, parsed: Parsed, record: TurnRecord, refused: list[str], surplus: int
     ) -> list[str]:
         """Why a reply is not valid, in the sentences that the policy reads; [] for a valid one."""
         notes = []
         if not parsed.well_formed:
             notes.append("The reply was not in the required form.")
-        if unknown:
-            shortened = [" ".join(name.split())[:20] for name in unknown[:3]]
+        if refused:
+            shortened = [" ".join(name.split())[:20] for name in refused[:3]]
             notes.append("Unknown action: " + ", ".join(f'"{name}"' for name in shortened) + ".")
-        if surplus > 0:
+        if surplus:
             notes.append(f"Not executed, over the limit: {surplus}.")
         if record.num_actions == 0:
             notes.append("No action was executed; nothing changed.")
@@ -332,16 +336,17 @@ def shape_rewards(
 ) -> list[float]:
     """Redistribute the environment's rewards over the turns of a finished episode.
 
-    The shaped rewards sum to 1 for a success and to less than 1 otherwise. (In arXiv 2510.01132,
-    the source of these densities, a failure could earn more than a success.)
+    The shaped rewards sum to 1 for a success and to less than 1 otherwise. In arXiv 2510.01132, the
+    source of these densities, a failure could earn more than a success.
 
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the progress in each turn. Progress is the sum of the rewards so far, divided by
       `max_reward`.
-    - "balanced": the same progress, paid at every second turn with a positive reward, and at the
+    - "balanced": the same progress, paid at the 2nd, 4th, ... turn with a positive reward, and at the
       last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
-      is the length of the best plan. Without a plan it is twice the first distance.
+      is the length of the best plan. If there is none, it is twice the first distance, and at
+      the start it is 1.
 
     Args:
         rewards: one for each turn, in environment units.
@@ -389,8 +394,7 @@ def _shape_by_plan(plan_lengths: Sequence[int], success: bool) -> list[float]:
         distances.append(length or 2 * first)
     if success:
         distances[-1] = 0
-    pairs = zip(distances, distances[1:], strict=False)
-    return [(before - after) / first for before, after in pairs]
+    return [(before - after) / first for before, after in pairwise(distances)]
 
 
 # ---------- chat format
@@ -436,7 +440,10 @@ class Chat:
 
         Args: closed: True if the policy sampled the end-of-turn token. Otherwise it is inserted."""
         end = [] if closed else [self.end]
-        return [*end, *self.encode("\n"), *self._user_and_assistant(user)]
+        line_break = self.encode(
+            "\n"
+        )  # the policy samples the end mark, but no line break after it
+        return [*end, *line_break, *self._user_and_assistant(user)]
 
     def _user_and_assistant(self, user: str) -> list[int]:
         return [*self.message("user", user), self.start, *self.encode("assistant\n")]
@@ -447,7 +454,7 @@ class Chat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without its end-of-turn token."""
-        text_ids = ids[:-1] if ids and ids[-1] == self.end else ids
+        text_ids = ids[:-1] if self.is_closed(ids) else ids
         return self.tokenizer.decode(
             text_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

@@ -1,8 +1,8 @@
 """Methods that neither RAGEN's papers nor its training script have, as pure functions on tensors.
 
-`starpo.py` has the methods of RAGEN; shapes have the same names here. Each function states its
-equation, its source and what it needs in order to act. By default none of them acts. Search
-`train.py` for the setting in brackets to see where one does.
+`starpo.py` has the methods of RAGEN; shapes have the same names here. All methods here are off by
+default. Each function states its equation, its source, and under "Acts" when it changes anything.
+Search `train.py` for the setting in brackets to see where it is used.
 
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
@@ -10,12 +10,13 @@ equation, its source and what it needs in order to act. By default none of them 
     Turn-PPO          one value and one step of GAE a turn [estimator="turn_ppo"]
     GSPO              clips the geometric mean of the ratios of a segment [sequence_ratio]
     IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
-    sequence mask     drops segments with A < 0 that the policy has moved away from [sequence_mask]
+    sequence mask     drops segments with A < 0 whose mean ratio is low [sequence_mask]
     DPPO-TV           drops tokens whose probability has changed too much [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a segment. In the papers it is called a sequence; here a sequence is one input of the model.
+is a segment. The papers call it a sequence, and so do the names of three settings: `sequence`,
+`sequence_ratio` and `sequence_mask`. Elsewhere in this code a sequence is one input of the model.
 """
 
 from collections.abc import Hashable, Sequence
@@ -34,7 +35,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     With GRPO, groups without variance have no advantage. (With a critic, turn_level or GiGPO they
     may have one, and are replaced all the same.) So `train.collect_rollouts` samples as many groups
     as this function says, and asks again, until none is missing or sampling_rounds are over. DAPO
-    samples whole batches instead and drops what is too much. All sampled groups count in the
+    samples whole batches instead and drops surplus groups. All sampled groups count in the
     metrics of the rollout and in its time; the metric `sampled_groups` is their number.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
@@ -51,8 +52,8 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
     """Dynamic sampling: the groups that the filter sees, (<= num_groups,) int64, ascending.
 
-    They are the first num_groups with variance. If there are fewer, the first without variance
-    fill up.
+    They are the first num_groups with variance. If there are fewer, groups without variance fill
+    the list, in their order.
     >>> candidate_groups(torch.tensor([0.5, 0.0, 0.0, 0.7]), num_groups=3).tolist()
     [0, 1, 3]
     """
@@ -97,11 +98,12 @@ def gigpo_advantages(
     over all n turns of the group that start in the state of turn k, also those of one trajectory. F
     is their standard deviation + 1e-6 (estimator "grpo"), 1 ("dr_grpo") or (n - 1) / n ("rloo"). A
     state that is seen once adds 0. GiGPO adds w A_k to the advantage from the scores of
-    trajectories, which has the same F. All tokens of a turn share its A_k.
+    trajectories, which has an F of the same kind. All tokens of a turn share its A_k.
 
     The paper's code averages the scores of a group over turns, so longer trajectories count more.
-    Here each trajectory counts once, as in equation 3 of the paper. The keys of our environments do
-    not contain the turns that are left, so turns with different budgets are compared.
+    Here each trajectory counts once, as in equation 3 of the paper. The key of a state
+    (`Env.state_key`) does not contain the turns that are left, so turns with different budgets are
+    compared.
 
     Acts on all first turns, because a group has one start, and on later turns that meet in a state.
     Args: states, K keys of the states in which the turns start, equal for equal states of one game;
@@ -192,11 +194,13 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     loss averages over its tokens first (aggregation="seq_mean_token_mean"). GSPO weighs no single
     token, so `starpo.importance_weights` is not used beside it.
 
-    Acts from the second optimizer step of an iteration on. In the first one, s is 1 if the trainer
-    has computed the old log-probs, or in float32. In bfloat16 the mismatch with the engine may
-    leave the clip range, which is small: 3e-4 below and 4e-4 above 1 in the paper. So
-    config/methods/gspo.py sets recompute_old_logprobs. `starpo.bound_log_ratio` bounds s, as it
-    bounds the ratio of a token: beyond 20 nats it has no gradient (in verl, above 10).
+    Acts from the second optimizer step of an iteration on. In the first one, s is exactly 1 if the
+    trainer has computed the old log-probs. If they are the engine's, s is 1 up to rounding in
+    float32, but in bfloat16 it may leave the clip range, which is small: 3e-4 below and 4e-4 above
+    1 in the paper. So config/methods/gspo.py sets recompute_old_logprobs.
+
+    `starpo.bound_log_ratio` bounds s, as it bounds the ratio of a token: beyond 20 nats it has no
+    gradient (in verl, above 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
         numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
@@ -214,9 +218,10 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
     """IcePop: False for tokens whose ratio pi / pi_rollout is outside of [floor, cap], else True.
 
     Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip lies inside
-    [0.5, 5], so the mask only drops tokens with A > 0 and a ratio below 0.5, or with A < 0 and a
-    ratio above 5. The mask is on pi / pi_rollout as in INTELLECT-3, which has no clip; here PPO's
-    clip stays. Ring-1T masks by pi_old / pi_rollout.
+    [0.5, 5] and has taken the gradient of most such tokens already. So the mask only changes tokens
+    with A > 0 and a ratio below 0.5, or with A < 0 and a ratio above 5. The mask is on
+    pi / pi_rollout as in INTELLECT-3, which has no clip; here PPO's clip stays. Ring-1T masks by
+    pi_old / pi_rollout.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -234,7 +239,7 @@ def sequence_mask(
     segment_ids: Tensor,
     bound: float,
 ) -> Tensor:
-    """0 for the tokens of bad segments that the policy has moved away from, else 1.
+    """0.0 for the tokens of bad segments that the policy has moved away from, else 1.0.
 
     A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away if
     the geometric mean of pi / pi_engine over its tokens is below the bound. A dropped segment was
@@ -262,8 +267,8 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     """DPPO with binary total variation: 0 for tokens that have moved too far already, else 1.
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0. It
-    stays in the denominator of the loss. There is no clip of the ratio: set importance_cap high for
-    the paper's objective, pi / pi_engine * A.
+    stays in the denominator of the loss. `train.clipped_loss` clips no ratio beside it. The
+    importance cap still acts; a high one gives the paper's objective, pi / pi_engine * A.
 
     Acts as `sequence_mask` does.
     Args: as for `sequence_mask`; bound in (0, 1], a difference of probabilities.

@@ -1,9 +1,9 @@
-"""Multi-turn rollouts, token in and token out: sampled ids are kept and never encoded again.
+"""Multi-turn rollouts, token in and token out: sampled ids are kept, never encoded again.
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
-The loss mask comes from sampling: the policy sampled `Turn.response_ids` and is trained on them.
-`Turn.prompt_ids` are the tokens around them, which only condition the policy.
+The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens
+around them, which only condition the policy. So what is trained on is known from sampling.
 
 A `Rollout` executes every turn. `collect` drives it for a policy, and `play` for players that
 answer in text: reference players, demonstrations, API models, a human.
@@ -37,7 +37,7 @@ MAX_REWARD = 1e9  # largest absolute reward of a turn; sums of larger ones overf
 
 @dataclass
 class Credit:
-    """What an update made of a turn. None if no update used the turn."""
+    """Advantage and value of a turn, for its record. None if no update used the turn."""
 
     advantage: float | None = None  # mean over the response tokens, as in the loss
     value: float | None = None  # the critic's value of the state before the response
@@ -47,15 +47,16 @@ class Credit:
 class Turn:
     """One prompt, the response to it, and its outcome in the environment."""
 
-    # The tokens between the last response and this one. In the first turn: the first prompt. With
-    # context_turns: the whole context of this turn, earlier responses included.
+    # First turn: the first prompt. Later turns: the tokens between the last response and this one.
+    # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
     response_ids: list[int]  # sampled, with the end-of-turn token if the policy sampled one
     rollout_logprobs: list[float]  # of response_ids, under the engine, at its temperature, nats
-    reward: float = 0.0  # environment units, format penalty included
+    # that of the environment, changed by reward_density, + format penalty + bonus of think_reward
+    reward: float = 0.0
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
-    record: TurnRecord | None = None
+    record: TurnRecord | None = None  # what happened, see dialogue.py
     credit: Credit = field(default_factory=Credit)  # copies of the turn share it
     state: Hashable = None  # of the environment before the response, see `Episode.state`
 
@@ -131,7 +132,7 @@ class Trajectory:
 
     @property
     def end(self) -> str:
-        """The status, but for a failure out_of_actions or lost."""
+        """The status, except that a failure is split into out_of_actions and lost."""
         if self.status == "failure":
             return "out_of_actions" if self.out_of_actions else "lost"
         return self.status
@@ -169,12 +170,13 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
+    # Training avoids the evaluation instances of all environments of the run.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the evaluation instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
-        check_uses(environment, "reward_density=plan")
+        check_uses(environment, "reward_density=plan")  # refuses one that has no plan
     return Episode(environment, config)
 
 
@@ -234,7 +236,7 @@ class Rollout:
     def add_turn(self, reply: Reply, outcome: TurnOutcome) -> None:
         """Record a reply and its outcome. The outcome holds the next message."""
         record = replace(outcome.record, cut_by=reply.cut_by)
-        if reply.cut_by and record.faults:
+        if reply.cut_by and record.faults:  # a reply that was cut may still be valid
             record.faults = [*record.faults, cut_fault(len(reply.response_ids), reply.cut_by)]
         turn = Turn(
             prompt_ids=reply.prompt_ids,
@@ -257,7 +259,7 @@ class Rollout:
         return following_prompt(chat, self.trajectory, self.user, self.config.context_turns)
 
     def finish(self) -> Trajectory:
-        """Spread the rewards over the turns as reward_density says. Returns: the trajectory."""
+        """Replace the rewards of the turns as reward_density says. Returns: the trajectory."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density == "native" or trajectory.status == "error":
@@ -304,7 +306,7 @@ def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Traject
 
 
 def reset_all(rollouts: Sequence[Rollout], split: str) -> None:
-    """Start rollouts. The environments that wait do it at the same time."""
+    """Start rollouts. Blocking environments, which wait for something, start in threads."""
     for blocking in (False, True):
         resets = [
             partial(rollout.reset, split) for rollout in rollouts if rollout.blocking == blocking
@@ -341,6 +343,7 @@ def following_prompt(
     turns = trajectory.turns
     if not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
+    # The next turn is one of the context_turns.
     visible = turns[max(0, len(turns) + 1 - context_turns) :]
     users = [turn.observation for turn in visible]
     users.append(user)
@@ -364,8 +367,8 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group in which an environment failed, because advantages compare whole groups.
 
-    All members of a group fail if their instance cannot be played. One such instance is never too
-    much, however few groups there are, unless max_error_frac is 0.
+    All members of a group fail if their instance cannot be played. One such group is always
+    allowed, unless max_error_frac is 0.
 
     Raises: UserError with the first error if more trajectories failed than max_error_frac and one
         group allow, or if no group is left."""
@@ -422,7 +425,7 @@ def collect(
         split: of the instances, see `envs.SPLITS`.
         noise_seed: seeds the sampling of each response, together with instance seed, member and
             turn. So its noise does not depend on the other episodes in the batch.
-        on_done: is called when a trajectory ends.
+        on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. One that cannot start, because its
         environment fails or its first prompt does not fit into the context, has the status error
@@ -539,9 +542,11 @@ class RolloutScheduler:
         return "max_response_tokens" if has_whole_budget else "max_context_tokens"
 
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
-        """Advance the engine until no turn is left. Yield each response, its text and its outcome.
+        """Advance the engine. Yield each finished response, its text and its outcome.
 
-        A blocking environment steps in a thread while the engine decodes other rollouts."""
+        Before the caller asks for the next one, it queues the next turn of this rollout
+        (`_record_turn`). The loop ends when no turn is queued any more. A blocking environment
+        steps in a thread while the engine decodes other rollouts."""
         blocking = BlockingSteps()
         while self.engine.busy or blocking.num_pending:
             samples = self.engine.step() if self.engine.busy else []
@@ -598,12 +603,11 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
     ]
 
 
-def unmask(trajectory: Trajectory, end_id: int) -> Trajectory:
+def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     """Make every token after the system message a response token. This is RAGEN v1's loss mask.
 
     Tokens that the engine did not sample have no rollout log-prob: it is NaN."""
-    opening = trajectory.turns[0].prompt_ids
-    system = opening[: opening.index(end_id) + 2]  # with the end mark and its line break
+    system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:
         # With context_turns every prompt begins with the system message.

@@ -7,22 +7,29 @@ clipped objective over the response tokens y_t, t = 1..R:
     ratio_t  = pi_theta(y_t | all tokens before it) / pi_old(y_t | all tokens before it)
     L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
-The weight w_t has no gradient. It corrects for the engine that sampled (`importance_weights`), and
-is 1 if the engine's probabilities are pi_old and ratio_t does not exceed a cap.
+This is `ppo_loss`. Here R counts the tokens of a mini-batch. The weight w_t has no gradient. It is
+the product of an importance weight, which corrects for the engine that sampled
+(`importance_weights`), and a weight that says how tokens are averaged (`token_weights`). By
+default, pi_old is the engine's, and both are 1 unless ratio_t exceeds a cap.
 
 The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
     gae                           PPO's generalised advantage estimation over tokens, whitened
     bi_level_gae                  GAE over turns, then over the tokens of each turn, whitened
-    grpo, dr_grpo, rloo           score minus a mean score of the group, equal for all tokens
-    reinforce_plus_plus_baseline  the same, whitened
+    grpo                          (score - mean of the group) / std of the group
+    dr_grpo                       score - mean of the group
+    rloo                          score - mean of the other scores of the group
+    reinforce_plus_plus_baseline  the same as dr_grpo, whitened
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
-This file has the methods of RAGEN's papers and of its training script, and `importance_weights`,
-which every run needs, because the engine's log-probs differ from the trainer's. All other methods
-are in `methods.py`.
+Those that compare scores give all tokens of a trajectory one value, or with turn_level all tokens
+of a turn.
 
-StarPO-S trains only on the groups with the largest score std, with a larger clip_high and no KL.
+This file has the methods of RAGEN's papers and of its training script. All other methods are in
+`methods.py`, except for `importance_weights`: every run needs it.
+
+StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
+clip_high and no KL. In the paper it also has a critic; here the name stands for any estimator.
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
 response tokens of all trajectories. Response tokens are the tokens that the policy sampled, its
@@ -38,7 +45,7 @@ Differences from the paper and from RAGEN's code:
 - GAE steps from the last token of a turn to the first token of the next turn. It skips the
   observation between them, so gamma and lam count sampled tokens.
 - A reward sits on the last token of its turn, not of its trajectory. Counts say where turns end.
-  RAGEN takes the tokens with a nonzero reward as the ends of turns.
+  RAGEN takes the tokens with a nonzero reward as the ends of turns: it misses turns with reward 0.
 - The filter ranks raw scores and excludes every group without variance. RAGEN ranks normalised
   scores if normalisation within groups is on. RAGEN-2 excludes groups whose ranked value is 0.
 - top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
@@ -110,9 +117,10 @@ def filter_groups(
     two equal values (to 1e-6), the lower index comes first. The strategy decides how many are kept.
     With fraction 1 there is no filter, as in StarPO: groups without variance are kept, too.
 
-    Args: values (P,) float, >= 0 for top_p and min_p; std (P,) float, of the raw scores; keep and
-        strategy, see `_num_groups_to_keep`; smallest, True to rank from the smallest value, for
-        fraction and count; zero_std, True to keep groups without variance.
+    Args: values (P,) float, what is ranked, >= 0 for top_p and min_p; std (P,) float, of the raw
+        scores, by default the same as values; keep and strategy, see `_num_groups_to_keep`;
+        smallest, True to rank from the smallest value, for fraction and count; zero_std, True to
+        keep groups without variance.
     Returns: (<= P,) int64, in ascending order. It may be empty.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy.
     >>> std = torch.tensor([0.7, 0.0, 6.4])
@@ -125,10 +133,10 @@ def filter_groups(
     candidates = torch.arange(len(std), device=std.device)  # (P,)
     if not zero_std:
         candidates = candidates[std > 0]  # (C,)
-    ranks = (values[candidates].double() / ROUNDING).round()  # (C,)
+    rounded = (values[candidates].double() / ROUNDING).round()  # (C,), integers
     if smallest:
-        ranks = -ranks
-    ranked = candidates[torch.sort(ranks, descending=True, stable=True).indices]  # (C,)
+        rounded = -rounded
+    ranked = candidates[torch.sort(rounded, descending=True, stable=True).indices]  # (C,)
     num_kept = _num_groups_to_keep(values[ranked].double(), keep, strategy, num_groups=len(std))
     return ranked[:num_kept].sort().values
 
@@ -168,7 +176,7 @@ def normalize_rewards(
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
     the latter to [-1, 3]. Scores without variance become 0. Turn rewards get the same divisor. Then
-    the last turn of each trajectory absorbs the remainder, so that they sum to the new score.
+    the last turn of each trajectory gets the difference, so that they sum to the new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64, equal numbers share mean and std: a prompt group, an environment or the whole
         batch.
@@ -213,8 +221,9 @@ def advantages(
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
         group_ids (B,) int64, equal numbers form a group; turn_level, True for group estimators to
-        compare returns-to-go of the k-th turns of a group, not scores; gamma and lam, discount and
-        lambda between two tokens of a turn; turn_gamma and turn_lam, between two turns.
+        compare the returns-to-go of all k-th turns of a group, not scores; gamma and lam, discount
+        and lambda between two tokens of a turn; turn_gamma and turn_lam, from the last token of a
+        turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -294,8 +303,11 @@ def gae(
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
     end, even if a limit ended the trajectory: the prompt shows the limits as part of the task.
 
-    The steps are R response tokens and the pieces are trajectories, or single turns (bi-level GAE);
-    or the steps are turns (bi-level GAE, Turn-PPO).
+    gae                        steps are tokens, pieces are trajectories
+    bi-level GAE, first pass   steps are turns, pieces are trajectories
+    bi-level GAE, second pass  steps are tokens, pieces are turns
+    Turn-PPO                   steps are turns, pieces are trajectories
+
     Args: rewards (R,) float; values (R,) float, V of the state before each step, in reward units;
         lengths, B counts that sum to R, the steps of each piece; gamma and lam, discount and lambda
         in [0, 1], one number or (R,) for what follows each step.
@@ -343,8 +355,8 @@ def bi_level_gae(
     """GAE over the turns of each trajectory, then over the tokens of each turn.
 
     In the first pass a turn is one step. Its reward is the sum of its rewards, and its value is the
-    value at its last token. In the second pass a turn is a trajectory of its own. Its last token
-    gets an extra reward, so that its rewards sum to the return of the turn from the first pass.
+    value at its last token. In the second pass a turn is a trajectory of its own. The reward of its
+    last token grows by (return of the turn from the first pass) - (reward of the turn).
 
     Args, returns: as for `advantages`, not whitened.
     Source: RAGEN's compute_bi_level_gae_advantage_return (it misses turns without a reward).
@@ -393,6 +405,7 @@ def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> T
     """Numbers that are equal for turn k of all trajectories of a group, (K,)."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
+    # another number for each group and k
     return group_of_turn * max(turns_per_trajectory) + torch.cat(turn_indices)
 
 
@@ -450,6 +463,7 @@ def ppo_loss(
         objective = objective * weights.detach()
     loss = -objective.sum() / num_tokens
     clipfrac = (clipped < unclipped).sum().to(loss.dtype)
+    # of tokens, also with GSPO
     approx_kl = (torch.expm1(token_log_ratio) - token_log_ratio).sum().detach()
     return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl}
 
@@ -460,8 +474,8 @@ def importance_weights(
     """Corrects PPO's ratio for the engine's mismatch: min(pi / pi_rollout, cap) / (pi / pi_old).
 
     The engine samples, and its log-probs differ a little from the trainer's. If old_logprobs are
-    the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, the
-    weight in the first optimizer step is min(pi_old / pi_rollout, cap).
+    the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, it is
+    pi_old / pi_rollout until pi / pi_rollout exceeds the cap.
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL".
@@ -480,11 +494,12 @@ def importance_weights(
 def token_weights(
     tokens_per_trajectory: list[int], aggregation: str, max_trajectory_tokens: int
 ) -> Tensor:
-    """Token weights with which the mean over the tokens of a mini-batch becomes `aggregation`.
+    """Weights w, so that sum(w loss) / R over a mini-batch is the average `aggregation`.
 
-    "token_mean" is that mean. The others average one number per trajectory over the trajectories:
-    the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), the sum over
-    its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant", Dr. GRPO).
+    "token_mean" is the mean over its tokens. The others average one number per trajectory over the
+    trajectories: the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073),
+    the sum over its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant",
+    Dr. GRPO).
     Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, the largest
         number of response tokens that a trajectory can have. Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
@@ -546,8 +561,9 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     """Estimates KL(policy || reference) for each token that the policy sampled.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
-    exp(-d) - 1 + d. In the loss, k2 has the gradient of KL(policy || reference), and k3 has the
-    gradient of KL(reference || policy). The gradient of k1 has mean 0: it is for the reward only.
+    exp(-d) - 1 + d. In the loss and on policy, the expected gradient of k2 is that of
+    KL(policy || reference), of k3 that of KL(reference || policy), and of k1 it is 0: k1 is for the
+    reward only.
     Args: logprobs (R,), ref_logprobs (R,), nats. Returns: (R,) nats, with gradient in logprobs.
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()

@@ -2,9 +2,10 @@
 
 One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
-and the differences from the paper (arXiv 2504.20073), and `methods.py` has methods of later papers.
+and the differences from the paper (arXiv 2504.20073): `filter_groups`, `advantages`, `ppo_loss`.
+`methods.py` has methods of later papers. docs/methods.md says how to add one.
 
-    torchrun train.py config/frozenlake_ppo.py               # Qwen2.5-0.5B-Instruct on one GPU
+    torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
     torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py  # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
@@ -19,7 +20,7 @@ from configurator import Config, run_main
 from support.arguments import read_train
 
 if __name__ == "__main__":
-    run_main(read_train)  # answers mistakes before the slow imports; the last line runs `main`
+    run_main(read_train)  # reports mistakes before the slow imports; the last line runs `main`
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -55,6 +56,7 @@ from support.timer import Timer
 from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
 # The seed of each random stream contains its purpose number, so that no two streams are equal.
+# Each number stands in one file only.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -82,8 +84,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     """Train until the run is over or interrupted. `run` writes metrics, checkpoints and reports."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # Before `run.start` loads the weights of a checkpoint: the starting model is evaluated again
-    # after a restart, because that is cheaper than to store its games.
+    # This comes before `run.start`, which loads the weights of a checkpoint. After a restart, the
+    # starting model is evaluated again, because that is cheaper than to store its games.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)  # loads the newest checkpoint
     while run.should_continue():
@@ -92,7 +94,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    if run.is_over() and not run.scores:  # an earlier process made the last iteration
+    if run.is_over() and not run.scores:  # an earlier process ended after the last iteration
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(reference_scores)
     parallel.shut_down(engine)
@@ -134,11 +136,11 @@ def iterate(
     num_candidates = min(config.num_groups, len(stats.mean))  # errors may leave fewer
     kept_fraction = len(kept_groups) / num_candidates
 
-    # -- RAGEN v1's mask; SimpleTIR
-    if not config.mask_observations:
-        kept = [unmask(trajectory, chat.end) for trajectory in kept]
-    trained = list(range(len(kept)))  # indices; the others count in the baselines only
-    if config.drop_void:
+    # -- choose what is trained on: by default, the response tokens of all kept trajectories
+    if not config.mask_observations:  # RAGEN's first code: the observations, too
+        kept = [unmask(trajectory, chat) for trajectory in kept]
+    trained = list(range(len(kept)))  # indices into kept
+    if config.drop_void:  # SimpleTIR: those that it leaves out still count in the baselines
         is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)
         trained = methods.without_void_turns(is_void).tolist()
 
@@ -149,7 +151,7 @@ def iterate(
 
     # -- update
     update_metrics = {}
-    if trained:  # empty if nothing was kept
+    if trained:  # then something was kept, so there is experience
         update_metrics = update(learner, experience.of_trajectories(trained))
     else:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
@@ -219,7 +221,7 @@ def collect_groups(
 
 
 def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
-    """Choose the groups to train on with `starpo.filter_groups`.
+    """Choose the groups to train on with `starpo.filter_groups`, and note it in trajectories.
 
     Args: stats: of the scores of the groups, of all rounds of sampling.
     Returns: indices of groups (<= P,)."""
@@ -240,10 +242,13 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     candidates = torch.arange(len(group_lengths))  # (P,)
     if config.sampling_rounds > 1:  # dynamic sampling
         candidates = methods.candidate_groups(stats.std, config.num_groups)  # (<= P,)
+    keep = config.filter_keep
+    if config.filter_strategy == "count":
+        keep = min(keep, len(candidates))  # errors may leave fewer groups
     chosen = starpo.filter_groups(
         values[config.filter_by][candidates].double(),
         stats.std[candidates],
-        keep=min(config.filter_keep, len(candidates)),  # errors may leave fewer than filter_keep
+        keep=keep,
         strategy=config.filter_strategy,
         smallest=config.filter_smallest,
         zero_std=config.filter_zero_std,
@@ -286,15 +291,15 @@ class Experience:
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
-    turn_ids: Tensor  # (R,) int64; the number of the turn of each token
-    segment_ids: Tensor  # (R,) int64; the number of the segment of each token, see `methods.py`
+    turn_ids: Tensor  # (R,) int64; of each token, its turn's index among all K turns
+    segment_ids: Tensor  # (R,) int64; of each token, its segment's index, see `methods.py`
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
     token_weights: Tensor | None = None  # (R,); only in a mini-batch
 
     def select(self, indices: Sequence[int]) -> "Experience":
-        """Some of the sequences, with the numbers of their response tokens."""
+        """The experience of some sequences. A tensor (R,) keeps the entries of their tokens."""
         chosen = {
             "sequences": [self.sequences[i] for i in indices],
             "trajectory_ids": [self.trajectory_ids[i] for i in indices],
@@ -395,7 +400,8 @@ def logprobs_before_update(
     old, _ = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    return torch.where(sampled.isnan(), old, sampled), old  # NaN: not sampled by the engine
+    # NaN: the engine did not sample this token, or was not asked for log-probs.
+    return torch.where(sampled.isnan(), old, sampled), old
 
 
 def token_rewards(
@@ -415,7 +421,7 @@ def token_rewards(
         peers = {  # equal numbers share a mean and a standard deviation
             "group": group_ids,
             "batch": torch.zeros_like(group_ids),
-            "env": torch.tensor([names.index(name) for name in names]),
+            "env": torch.tensor([names.index(name) for name in names]),  # first of its name
         }
         turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
         rewards = starpo.normalize_rewards(
@@ -454,7 +460,7 @@ def estimate_advantages(
         raw, returns = methods.turn_ppo_advantages(
             rewards, values, turn_lengths, turns_per_trajectory, **turn_discounts
         )
-        return starpo.whiten(raw), returns
+        return starpo.whiten(raw), returns  # starpo.advantages whitens those of GAE
     advantages, returns = starpo.advantages(
         rewards,
         values,
@@ -523,6 +529,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         values = {key: value.item() for key, value in sums.items()}
+        # The metric is that of the first step, so mean_over_steps does not divide it.
         values["logprob_diff_mean"] /= len(token_weights)
         steps.append({**values, **norms})
         total_tokens += len(token_weights)
@@ -562,7 +569,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
-    for number, (indices, batch_weight) in enumerate(micro_batches):
+    for number, (indices, is_real) in enumerate(micro_batches):
         # Ranks reduce their gradients once, in the last micro-batch.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
@@ -572,8 +579,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
             micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
         # FSDP2 averages gradients over the ranks, and their sum is needed. A micro-batch that only
-        # fills up the number of micro-batches of this rank has batch_weight 0.
-        scale = batch_weight * parallel.world_size() * learner.loss_scale
+        # fills up the number of micro-batches of this rank has is_real 0, the others have 1.
+        scale = is_real * parallel.world_size() * learner.loss_scale
         loss, metrics = policy_loss(learner, packed, micro_batch, num_tokens, num_observations)
         (loss * scale).backward()
         if learner.critic:
@@ -583,7 +590,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
             metrics.update(value_metrics)
         largest_diff = torch.maximum(largest_diff, metrics.pop("logprob_diff_max"))
         for key, value in metrics.items():
-            sums[key] = sums.get(key, 0.0) + value * batch_weight
+            sums[key] = sums.get(key, 0.0) + value * is_real
     if parallel.world_size() > 1:
         parallel.all_reduce_sum(*sums.values())
         dist.all_reduce(largest_diff, dist.ReduceOp.MAX)
@@ -611,7 +618,7 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    metrics["pg_loss"] = loss.detach() * num_tokens
+    metrics["pg_loss"] = loss.detach() * num_tokens  # a sum, as all metrics
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()
     metrics["logprob_diff_max"] = difference.max()
@@ -639,11 +646,11 @@ def clipped_loss(
     advantages = micro_batch.advantages  # (R,)
     segment_ids = micro_batch.segment_ids  # (R,)
     clip_low, clip_high = config.clip_low, config.clip_high
-    if config.sequence_ratio:  # GSPO weighs no single token
+    if config.sequence_ratio:  # GSPO: no importance weight for single tokens
         log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
         importance = torch.ones_like(old_logprobs)  # (R,)
     else:
-        log_ratio = None  # that of each token
+        log_ratio = None  # ppo_loss takes logprobs - old_logprobs
         importance = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
@@ -651,7 +658,7 @@ def clipped_loss(
             importance = importance * methods.icepop_mask(
                 logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
             )
-    if config.sequence_mask:
+    if config.sequence_mask:  # DeepSeek-V3.2
         importance = importance * methods.sequence_mask(
             logprobs, rollout_logprobs, advantages, segment_ids, config.sequence_mask
         )
@@ -671,7 +678,7 @@ def clipped_loss(
         dual_clip=config.dual_clip,
         log_ratio=log_ratio,
     )
-    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)
+    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)  # tokens
     return loss, metrics
 
 
@@ -714,7 +721,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
         if finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    learner.policy.bump_version()
+    learner.policy.bump_version()  # the engine must load the new weights
     names = {"policy": "grad_norm", "critic": "grad_norm_critic"}
     return {names[name]: norm.item() for name, norm in norms.items()}
 

@@ -43,7 +43,7 @@ class Update:
         self.original = [t for group in self.groups for t in self.members(group)]
         self.kept = self.original
         if not self.config.mask_observations:
-            self.kept = [rollout.unmask(trajectory, chat.end) for trajectory in self.original]
+            self.kept = [rollout.unmask(trajectory, chat) for trajectory in self.original]
         if prepare:
             prepare(learner)
         kept_fraction = len(self.groups) / self.config.num_groups

@@ -310,7 +310,7 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
     assert max(len(t.turns) for t in played) > 1
     for t in played:
         before = [(list(turn.prompt_ids), list(turn.response_ids)) for turn in t.turns]
-        opened = unmask(t, chat.end)
+        opened = unmask(t, chat)
         cut = len(chat.message("system", t.system))
         assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # a copy
         assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]

@@ -1,4 +1,4 @@
-"""Tests of tools/bench*.py: the variants do the same work, and tables say what was measured.
+"""Tests of bench*.py: the variants do the same work, and tables say what was measured.
 
 python -m pytest -q studies/speed/test_bench.py
 """
