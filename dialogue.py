@@ -342,8 +342,8 @@ def shape_rewards(
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
     - "dense": the progress in each turn. Progress is the sum of the rewards so far, divided by
       `max_reward`.
-    - "balanced": the same progress, paid at the 2nd, 4th, ... turn with a positive reward, and at the
-      last turn.
+    - "balanced": the same progress, paid at the 2nd, 4th, ... turn with a positive reward and at
+      the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
       is the length of the best plan. If there is none, it is twice the first distance, and at
       the start it is 1.

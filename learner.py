@@ -16,7 +16,7 @@ from engine import Engine, make_engine
 from model import Critic, Policy, add_lora, compile_blocks, load_model
 from support import checkpoint
 from support.checkpoint import Saver
-from support.shapes import check_shape
+from support.json_shapes import check_shape
 
 # float16 rounds gradients below 3e-8 to 0, and the loss of one token is divided by the number of
 # tokens, about 1e5. torch.amp.GradScaler begins with this scale, too.

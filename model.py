@@ -28,10 +28,10 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.utils.logging import disable_progress_bar
 
 from packing import PackedBatch, PackedLayout
-from support.available import check_driver, find_model
-from support.families import check_architecture
+from support.model_families import check_architecture
 from support.model_folder import check_folder, download, summary
 from support.precision import product_in_float32
+from support.preflight import check_driver, find_model
 
 # Columns of the vocabulary whose logits are in memory at a time. On a CPU they stay in its cache.
 # On a GPU larger pieces need fewer launches.
@@ -353,7 +353,7 @@ def load_model(
 
     Args: name: "tiny", a folder, or a name on the Hugging Face hub.
     Raises: UserError if the model is missing or broken, the download fails, or the model is not of
-        a supported family (support/families.py).
+        a supported family (support/model_families.py).
     """
     folder = find_model(name)
     is_on_hub = not Path(folder).is_dir()

@@ -48,8 +48,8 @@ from rollout import (
     without_errors,
 )
 from starpo import GroupStats
-from support.collapse import measure_collapse
 from support.mixtures import mixture_at
+from support.mutual_information import measure_collapse
 from support.records import note_credit, note_filter
 from support.run import Run, open_run
 from support.timer import Timer

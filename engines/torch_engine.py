@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from engines.sample import Sample, Seed, failure_reason
 from packing import to_device
-from support import available
+from support import preflight
 from support.precision import product_in_float32
 
 # The part of the free memory that the cache may take. Gradients, moments and activations follow.
@@ -331,7 +331,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    return available.free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return preflight.free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class _CacheLayout:

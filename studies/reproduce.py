@@ -38,7 +38,7 @@ from studies.experiments import (
     train_command,
 )
 from support.run_folder import write_atomically
-from support.seeds import without_seed
+from support.seed_groups import without_seed
 from tools.plotting import plots, tables
 
 OPTIONS = {

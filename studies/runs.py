@@ -26,7 +26,7 @@ from studies.experiments import (
     sft_command,
     train_command,
 )
-from support.echo_trap import new_warnings
+from support.collapse_signs import new_warnings
 from support.run_folder import (
     FORMER_SETTINGS,
     append_to,

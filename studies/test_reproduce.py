@@ -24,7 +24,7 @@ from envs import make_env
 from studies import experiments, reproduce, runs
 from studies.experiments import Curve, Figure, curve, settings_of, sft_command, train_command
 from support.run_folder import save_config
-from support.seeds import without_seed
+from support.seed_groups import without_seed
 from support.statistics import difference_interval, rate_interval, wilson_interval
 from tools import sft
 from tools.plotting import plots, tables

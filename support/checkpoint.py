@@ -56,7 +56,7 @@ from support.run_folder import DISK_ADVICE, fsync_path, read_json
 FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob of the checkpoints; six digits are the step
 ITERATION = "iteration.json"  # in the folder of a policy
-STATE = {"format": int, "step": int}  # what state.json must hold, see support/shapes.py
+STATE = {"format": int, "step": int}  # what state.json must hold, see support/json_shapes.py
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]

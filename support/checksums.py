@@ -16,7 +16,7 @@ from pathlib import Path
 from support.run_folder import read_json
 
 LOGS = ("metrics.jsonl", "trajectories.jsonl")  # append-only: written lines never change
-LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # of logs.json, see support/shapes.py
+LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"
 BLOCK = 4 * 2**20  # bytes to read at once
 

@@ -1,4 +1,4 @@
-"""What is tried of each environment before a run begins: the first turn of a game.
+"""Plays one turn of each environment before a run begins, to find its faults early.
 
 It shows two faults that a run would see late or never. An environment that is random when it is
 built has another game for each member of a group, and another fixed prompt in each evaluation. In

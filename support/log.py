@@ -40,7 +40,7 @@ class Log:
 
     def __init__(self, out_dir: Path, history: Sequence[dict], config: Config):
         # Imported here, so that tools which measure iterations do not need TensorBoard.
-        from support.board import Board
+        from support.tensorboard_log import Board
 
         self.path = out_dir / "metrics.jsonl"
         self.groups = metric_groups(config)

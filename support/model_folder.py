@@ -16,7 +16,7 @@ from typing import Any
 import safetensors
 
 from support.checksums import find_damage
-from support.families import check_model_type
+from support.model_families import check_model_type
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
 HUB_TIMEOUT_S = 5.0  # time limit for the hub's first answer

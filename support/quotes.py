@@ -1,4 +1,4 @@
-"""Quotes in settings: what stands between them may hold the signs that separate its neighbours.
+"""Quoted names and values in the setting `env`: between quotes, separators are plain text.
 
     --env="'/tmp/my games/doors.py:Doors' + bandit"      a path with a space, in a mixture
     --env="own_data:file='a,b.jsonl',task=find"          a path with a comma, as an option

@@ -39,7 +39,7 @@ TURN = {
     "advantage": (float, ...),
     "value": (float, ...),
 }
-TRAJECTORY = {  # the shape of a line, see support/shapes.py
+TRAJECTORY = {  # the shape of a line, see support/json_shapes.py
     "env": str,
     "seed": [int],
     "split": (str, ...),

@@ -8,8 +8,8 @@ import shlex
 import shutil
 from pathlib import Path
 
-from support.advice import budget_note
 from support.arguments import scored_envs
+from support.budget_warnings import budget_note
 from support.mixtures import specs_that_run_programs
 from support.records import write_jsonl
 from support.run_folder import read_text, write_atomically

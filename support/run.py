@@ -17,7 +17,7 @@ from learner import Learner
 from parallel import rank
 from rollout import Trajectory
 from support import checkpoint, inert, report, settings_history
-from support.advice import (
+from support.budget_warnings import (
     BUDGET_METRICS,
     budget_summary,
     budget_warning,
@@ -26,9 +26,8 @@ from support.advice import (
 )
 from support.checkpoint import Saver
 from support.checksums import changed_logs, find_damage
-from support.echo_trap import classify_regime, early_stop_reason, new_warnings
+from support.collapse_signs import classify_regime, early_stop_reason, new_warnings
 from support.log import Log, progress_bar
-from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.records import write_jsonl, write_samples
 from support.run_folder import (
     DISK_ADVICE,
@@ -38,12 +37,13 @@ from support.run_folder import (
     save_config,
     write_rows,
 )
+from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
 SAMPLE_SIZE = 32  # trajectories of a recorded iteration, rounded up to whole groups
 MAX_SAMPLE_BYTES = 64_000_000  # of trajectories.jsonl, plus one recorded iteration
 NUMBER = (float, None)
-HISTORY_ROW = {  # the metrics that a continued run reads, see support/shapes.py
+HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
     "success": NUMBER,
     "eval_success": NUMBER,

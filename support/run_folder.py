@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from support import code_version
-from support.shapes import check_shape
+from support.json_shapes import check_shape
 
 # the settings that may change when a run continues; none changes a number of training
 MAY_CHANGE_ON_RESUME = (
@@ -375,7 +375,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, shape: Any, source: str) -> Any:
-    """A JSON value of this shape, see support/shapes.py.
+    """A JSON value of this shape, see support/json_shapes.py.
 
     Args: source: the file, for messages. Raises: UserError for anything else.
     """

@@ -13,10 +13,10 @@ import numpy as np
 
 from parallel import rank
 from rollout import Trajectory, summarize
-from support.advice import budget_note
+from support.budget_warnings import budget_note
 from support.records import write_jsonl
 from support.run_folder import write_atomically
-from support.seeds import pool_seeds
+from support.seed_groups import pool_seeds
 from support.statistics import difference_interval, pass_at_k, percent, rate_interval
 
 # Metrics in the columns after success and pass@k -> heading.
@@ -107,7 +107,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """A line for each row whose games or replies a budget of tokens ended, see support/advice.py.
+    """A line for each row whose games or replies a budget of tokens ended (budget_warnings.py).
 
     Returns: the lines, "" for none."""
     lines = []

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from support.run_folder import changed_settings, load_saved, read_json, settings_from
 
-EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # see support/shapes.py
+EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # see support/json_shapes.py
 
 # Evaluations can be compared if these and the environments agree.
 EVALUATION_READS = (

@@ -20,8 +20,8 @@ from dialogue import Episode, TurnRecord
 from engine import Sample
 from envs import make_env, reserved_instances
 from rollout import Trajectory, Turn, collect, summarize, without_errors
-from support import advice
-from support.advice import budget_note, budget_summary, budget_warning, idle_summary
+from support import budget_warnings
+from support.budget_warnings import budget_note, budget_summary, budget_warning, idle_summary
 from support.chat_server import read_reply
 from support.records import trajectory_record, transcript
 from support.scores import Scores, budget_notes, score
@@ -75,7 +75,7 @@ def made_up(status, *turns, out_of_actions=None):
 
 
 def test_doctests():
-    results = doctest.testmod(advice)
+    results = doctest.testmod(budget_warnings)
     assert results.attempted > 0 and results.failed == 0
 
 

@@ -190,7 +190,7 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 def test_rows_are_paired_with_one_of_them():
     """Prompts with samples 11, 10, 00 are compared with 10, 00, 00: the mean difference is
-    (0.5 + 0.5 + 0) / 3. tests/test_seeds.py has models that are seeds of one method."""
+    (0.5 + 0.5 + 0) / 3. tests/test_seed_groups.py has models that are seeds of one method."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}

@@ -23,7 +23,6 @@ from support import checkpoint
 from support.checksums import sha256_of
 from support.mixtures import specs_that_run_programs
 from support.model_folder import check_folder
-from support.process import lock_folder
 from support.records import write_jsonl, write_samples
 from support.run import HISTORY_ROW, read_history
 from support.run_folder import (
@@ -38,6 +37,7 @@ from support.run_folder import (
     write_atomically,
     write_rows,
 )
+from support.run_lock import lock_folder
 from tools import api_models, replay, view
 from worlds import swe
 

@@ -9,7 +9,7 @@ import re
 import pytest
 from runs import rows_of, run
 
-from support.advice import idle_summary, idle_warning
+from support.budget_warnings import idle_summary, idle_warning
 
 IDLE = dict(kept_groups=0, valid_frac=0.25, success=0.0)
 BUSY = dict(kept_groups=2, valid_frac=0.75, success=0.5)

@@ -202,7 +202,7 @@ def test_a_log_that_cannot_be_written_is_one_sentence(
 def test_a_signal_ends_a_run_after_the_iteration(
     whole, trained_folder, tmp_path, monkeypatch, capfd
 ):
-    """test_process.py tests the handling of each signal."""
+    """test_run_lock.py tests the handling of each signal."""
     iterate = train.iterate
 
     def signalled(learner, *args):

@@ -39,7 +39,7 @@ from rollout import (
     summarize,
     unmask,
 )
-from support.available import check_installed
+from support.preflight import check_installed
 
 STARTS = [((4, group), member) for group in range(4) for member in range(4)]
 OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))

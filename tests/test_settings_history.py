@@ -12,7 +12,7 @@ import pytest
 
 from support.report import show_if_finished
 from support.run_folder import changed_settings, check_out_dir, save_config
-from support.seeds import pool_seeds
+from support.seed_groups import pool_seeds
 from support.settings_history import (
     Earlier,
     describe_earlier,

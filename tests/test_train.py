@@ -23,7 +23,7 @@ import model
 import parallel
 import starpo
 import train
-from support import available, log, report, timer
+from support import log, preflight, report, timer
 from support.metrics import metric_groups
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -414,7 +414,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
     """Else device=auto would start on the CPU, and vLLM for GPUs would fail there."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
-    monkeypatch.setattr(available, "DRIVER_FILE", driver)
+    monkeypatch.setattr(preflight, "DRIVER_FILE", driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for device in ("auto", "cuda"):
@@ -465,16 +465,16 @@ def test_make_names_an_old_driver_or_python(tmp_path, driver, python, message):
 
 
 def test_an_old_python_is_named(monkeypatch):
-    monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(available.sys, "version_info", (3, 10, 14))
-    monkeypatch.setattr(available.platform, "python_version", lambda: "3.10.14")
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(preflight.sys, "version_info", (3, 10, 14))
+    monkeypatch.setattr(preflight.platform, "python_version", lambda: "3.10.14")
     with pytest.raises(ValueError) as error:
-        available.check_installed(small_config(engine="vllm"))
+        preflight.check_installed(small_config(engine="vllm"))
     assert str(error.value) == (
         "engine='vllm' needs Python 3.11 or newer, and this is 3.10.14; make a new .venv with "
         "make clean and make PYTHON=python3.12, or use --engine=torch"
     )
-    available.check_installed(small_config(engine="torch"))
+    preflight.check_installed(small_config(engine="torch"))
 
 
 def test_a_gpu_is_set_up_without_cudnn_attention(monkeypatch):

@@ -19,11 +19,11 @@ from shared_fixtures import small_config
 
 from dialogue import TurnRecord
 from rollout import Trajectory, Turn
-from support import available, wandb_log
+from support import preflight, wandb_log
 from support.log import Log
 from support.metrics import metric_names
 from support.run_folder import MAY_CHANGE_ON_RESUME
-from support.seeds import without_seed
+from support.seed_groups import without_seed
 
 HOSTILE = "<script>alert(1)</script><img onerror=x>\u202e\u2028\x1b[2J\ud800"
 ESCAPED = r"<script>alert(1)</script><img onerror=x>\u202e\u2028\x1b[2J\ud800"
@@ -211,15 +211,15 @@ def test_nothing_is_imported_unless_asked_for(tmp_path):
 
 
 def test_a_missing_package_or_a_wrong_name_is_said_at_once(monkeypatch):
-    available.check_wandb("")
+    preflight.check_wandb("")
     namespace = SimpleNamespace(origin=None)  # a folder wandb/ without code
     for found in (None, namespace):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _, found=found: found)
         with pytest.raises(UserError, match="pip install -r requirements/wandb.txt"):
-            available.check_wandb("lakes")
+            preflight.check_wandb("lakes")
     for name in ("a/b", "a#b", "x" * 129, "a\x1bb"):
         with pytest.raises(UserError, match="wandb must be the name of a project"):
-            available.check_wandb(name)
+            preflight.check_wandb(name)
 
 
 def test_where_a_run_is_logged_is_no_part_of_its_method():

@@ -1,4 +1,4 @@
-"""A probe of supervised learning: how well a model plays on held-out instances."""
+"""How well a model plays held-out instances during SFT. tools/sft.py calls it; it is no command."""
 
 from configurator import Config
 

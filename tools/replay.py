@@ -26,7 +26,7 @@ from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
 from support.time_limit import is_time_out
 
-RECORD = {  # what a line must hold, see support/shapes.py
+RECORD = {  # what a line must hold, see support/json_shapes.py
     "env": str,
     "seed": [int],
     "member": int,

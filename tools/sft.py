@@ -44,8 +44,8 @@ from packing import micro_batches, pack
 from rollout import Trajectory, split_by_context
 from support.checkpoint import Saver, export, newest, trainable_parameters
 from support.log import progress_bar
-from support.process import lock_folder
 from support.run_folder import read_json, save_config, write_rows
+from support.run_lock import lock_folder
 from support.unread import print_unread
 from tools.demonstrations import (
     demonstrations_at,
@@ -58,7 +58,7 @@ from tools.probes import probe
 WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # of the replies after training; below it, a warning is printed
 NUM_LINES = 20  # lines that report the progress of a run
-TOTALS = {  # of a run so far, see support/shapes.py
+TOTALS = {  # of a run so far, see support/json_shapes.py
     "tokens": int,
     "response_tokens": int,
     "cpu_s": float,

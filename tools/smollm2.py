@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from support.available import free_memory
 from support.checksums import OF_MODEL, find_damage, sha256_of, write_checksums
+from support.preflight import free_memory
 from support.run_folder import write_atomically
 
 FOLDER = Path("out/smollm2")

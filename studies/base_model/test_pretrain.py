@@ -21,7 +21,7 @@ from rollout import Trajectory, Turn
 from studies.base_model import corpus, drills, pretrain, probes, tiny_model
 from studies.base_model.drills import DrillRecord
 from support.checkpoint import Saver
-from support.process import lock_folder
+from support.run_lock import lock_folder
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ The definitions were written before the runs:
   collapse, each beginning is a false alarm. Success and reward are no signs: they fall themselves.
 
 The factor of each sign is chosen on the runs of some cells (a method at a learning rate) and tested
-on the runs of the other cells. The warnings that a run prints (support/echo_trap.py) are tested,
-too.
+on the runs of the other cells. The warnings that a run prints (support/collapse_signs.py) are
+tested, too.
 """
 
 from configurator import UserError, run_main

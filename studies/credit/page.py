@@ -30,7 +30,7 @@ from tools.plotting import tables
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # the fields that are read from it, see support/shapes.py
+SUMMARIES = [  # the fields that are read from it, see support/json_shapes.py
     {
         "env": str,
         "label": str,

@@ -13,7 +13,7 @@ import numpy as np
 from support import code_version
 from support.checksums import changed_logs
 from support.run_folder import load_saved, read_json, read_rows, read_text
-from support.seeds import earlier_without_seed, pool_seeds, without_seed
+from support.seed_groups import earlier_without_seed, pool_seeds, without_seed
 from support.settings_history import (
     Earlier,
     evaluations_changed_at,
@@ -171,7 +171,7 @@ def make_arms(groups: Sequence[Sequence[Path]]) -> list[Arm]:
 
 
 def check_one_method(runs: Sequence[TrainedRun]) -> None:
-    """Refuse to pool runs whose settings differ beyond the seed, see support/seeds.py."""
+    """Refuse to pool runs whose settings differ beyond the seed, see support/seed_groups.py."""
     policies = {str(run.folder): str(run.folder / "policy") for run in runs}
     notes = pool_seeds(policies).notes
     if notes:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from envs import ENVS
-from support.echo_trap import new_warnings
+from support.collapse_signs import new_warnings
 from support.run_folder import read_rows
 from tools.plotting.arms import LONGEST_NAME, Arm, Wins, arms_by_method, read_run
 from tools.plotting.plots import draw_players, moving_average, players_under_limits, success_band

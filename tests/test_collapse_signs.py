@@ -1,7 +1,7 @@
 """
-Tests of echo_trap.py: regimes, signs of collapse and early stops of constructed runs.
+Tests of collapse_signs.py: regimes, signs of collapse and early stops of constructed runs.
 
-    python -m pytest -q tests/test_echo_trap.py
+    python -m pytest -q tests/test_collapse_signs.py
 """
 
 import math
@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_collapse import MEASURED, log, metrics_of
 
-from support.echo_trap import classify_regime, early_stop_reason, new_warnings
+from support.collapse_signs import classify_regime, early_stop_reason, new_warnings
 
 
 def healthy(num_rows):

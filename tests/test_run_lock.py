@@ -1,7 +1,7 @@
 """
-Tests of process.py: the lock of a run folder, and signals. Forks spare the imports.
+Tests of run_lock.py: the lock of a run folder, and signals. Forks spare the imports.
 
-    python -m pytest -q tests/test_process.py
+    python -m pytest -q tests/test_run_lock.py
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 from shared_fixtures import small_config
 
 import parallel
-from support.process import EXIT_INTERRUPTED, Interruption, lock_folder
+from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 Tests of the model families: each one by a small random folder (families.py), whose log-probs are
 compared with plain Hugging Face. On a CPU.
 
-    python -m pytest -q tests/test_families.py
+    python -m pytest -q tests/test_model_families.py
 """
 
 from configurator import UserError
@@ -37,7 +37,7 @@ from engine import make_engine
 from model import Critic, Policy, compile_blocks, load_model
 from packing import pack
 from rollout import Trajectory, Turn, collect, following_prompt
-from support.families import check_architecture
+from support.model_families import check_architecture
 
 NAMES = list(FAMILIES)
 each_family = pytest.mark.parametrize("name", NAMES)

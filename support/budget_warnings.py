@@ -1,4 +1,4 @@
-"""What a run tells its user: replies and games that a budget of tokens ended, idle iterations.
+"""Warnings about replies and games that a budget of tokens ended, and about idle iterations.
 
 An end by a budget looks like bad behaviour: a reply that was cut off has no valid form, and a game
 without room for another reply is not won. An iteration is idle if the filter kept no group, so that

@@ -1,6 +1,6 @@
-"""Tests of support/seeds.py: which models are pooled as seeds of one method, and what is said.
+"""Tests of support/seed_groups.py: which models are pooled as seeds of one method.
 
-python -m pytest -q tests/test_seeds.py
+python -m pytest -q tests/test_seed_groups.py
 """
 
 from configurator import Config
@@ -13,7 +13,7 @@ import pytest
 from rollout import Trajectory
 from support.run_folder import save_config
 from support.scores import Scores, differences
-from support.seeds import pool_seeds, settings_of_model, without_seed
+from support.seed_groups import pool_seeds, settings_of_model, without_seed
 
 
 @pytest.fixture

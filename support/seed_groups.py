@@ -1,4 +1,4 @@
-"""Which models are seeds of one method? Those of runs whose settings differ in the seed alone."""
+"""Groups runs into methods: runs whose settings differ in the seed alone are one method."""
 
 from configurator import Config, UserError
 

@@ -1,4 +1,4 @@
-"""Whether a model, an engine and enough memory are there.
+"""Checks before a run: are the model, the engine and enough memory there?
 
 These checks need no torch, so they answer at once.
 """

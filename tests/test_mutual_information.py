@@ -1,7 +1,7 @@
 """
-Tests of collapse.py: token offsets, matrices by hand, policies that ignore their prompts.
+Tests of mutual_information.py: token offsets, matrices by hand, policies that ignore their prompts.
 
-    python -m pytest -q tests/test_collapse.py
+    python -m pytest -q tests/test_mutual_information.py
 """
 
 import doctest
@@ -21,8 +21,10 @@ from dialogue import Chat
 from model import Policy
 from packing import pack
 from rollout import Trajectory, Turn
-from support import collapse
-from support.collapse import (
+from support import mutual_information
+from support.collapse_signs import classify_regime
+from support.metrics import metric_groups
+from support.mutual_information import (
     Thought,
     ThoughtScores,
     collapse_metrics,
@@ -31,8 +33,6 @@ from support.collapse import (
     sample_thoughts,
     score_thoughts,
 )
-from support.echo_trap import classify_regime
-from support.metrics import metric_groups
 from tools.demonstrations import demonstration
 
 CONFIG = small_sft_config(
@@ -43,7 +43,7 @@ MEASURED -= {"regime"}
 
 
 def test_doctests():
-    results = doctest.testmod(collapse)
+    results = doctest.testmod(mutual_information)
     assert results.attempted > 0 and results.failed == 0
 
 
@@ -297,7 +297,7 @@ def test_the_matrix_equals_single_forwards(random_model, chat, played, monkeypat
         scored.extend(sequences)
         return parallel.forward_sequences(policy, sequences, *args)
 
-    monkeypatch.setattr(collapse, "forward_sequences", spy)
+    monkeypatch.setattr(mutual_information, "forward_sequences", spy)
     policy = Policy(random_model)
     thoughts = [find_thoughts(trajectory, chat)[0] for trajectory in played]
     config = replace(CONFIG, temperature=0.7, micro_batch_tokens=1024)
