@@ -1,1 +1,10 @@
-"""Everything around the algorithm: checkpoints, logs, collapse diagnostics, scores, reports."""
+"""Everything around the algorithm. You need none of it to understand a training step.
+
+Before a run:     arguments, preflight, first_turn, inert, unread, quotes, mixtures, model_families
+A run's folder:   run, run_folder, run_lock, checkpoint, checksums, settings_history, code_version
+Its records:      records, log, tensorboard_log, wandb_log, json_shapes
+What it measures: metrics, training_metrics, mutual_information, collapse_signs, timer
+What it prints:   report, scores, budget_warnings
+Over many runs:   statistics, seed_groups
+Lower services:   model_folder, precision, threads, time_limit, web, chat_server
+"""
