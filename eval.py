@@ -66,7 +66,9 @@ def main(argv: list[str]) -> None:
 
 
 def report_rows(job: Job, *sources: Iterable[Row]) -> None:
-    """Score the rows of all sources, print the table and write the files of the options."""
+    """Score the policies and players of all sources, print the table and write the files.
+
+    Args: sources: functions that play the games of one policy or player after another."""
     init_distributed(job.config)
     print_unread(job.command, job.config, job.sources)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))

@@ -1,6 +1,6 @@
 """Write the tables and the picture of README.md from the finished runs with SmolLM2-135M.
 
-    python -m studies.reproduce echo_trap jobs     # the runs
+    python -m studies.reproduce echo_trap jobs lake    # the runs
     python -m studies.real_model.page              # seconds
 
 README.md has the definitions. They were fixed before the runs.
@@ -39,12 +39,23 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-PAIRS = {  # environment -> the arms of an evaluation, the better one second
+GAMES = {  # environment -> the game of an evaluation; of a bandit its arms, the better one second
+    "bandit:pair=phoenix": "Phoenix, Dragon",
+    "frozenlake:size=3,frozen_prob=0.9,success_rate=1.0": "lake of 3 x 3",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",
     "bandit:pair=jobs": "the twelve pairs",
     "bandit:pair=jobs_test": "eight other pairs",
 }
+GAIN_HEADINGS = (
+    "run",
+    "game",
+    "seeds",
+    "random player %",
+    "cold start %",
+    "after RL %",
+    "RL - cold start",
+)
 Row = dict  # of a run, see studies/runs.py
 
 
@@ -52,23 +63,29 @@ def main(argv: list[str]) -> None:
     """Raises: UserError if no run is finished."""
     if argv:
         raise UserError(f"expected no arguments, got {' '.join(argv)}")
-    curves = rows_of(FIGURES["echo_trap"].curves, "smollm2")
-    finished = {name: rows for name, rows in curves.items() if rows}
+    finished = finished_of("echo_trap")
     if not finished:
         raise UserError("no run is finished; start them: python -m studies.reproduce echo_trap")
     high = shown_runs(finished)
     draw_traps(FOLDER / "echo_trap.png", high)
     draw_two_rates(Path("docs/echo_trap.png"), shown_runs(finished, AT_LOW_RATE), high)
     page = FOLDER / "README.md"
-    jobs = rows_of(FIGURES["jobs"].curves, "smollm2")
+    at_low_rate = {name: rows for name, rows in finished.items() if name.endswith(AT_LOW_RATE)}
     contents = {
+        "gains": gain_lines({**at_low_rate, **finished_of("lake")}),
         "runs": run_lines(finished),
         "signs": sign_lines(finished),
-        "jobs": job_lines({name: rows for name, rows in jobs.items() if rows}),
+        "jobs": gain_lines(finished_of("jobs")),
     }
     texts = {name: "\n".join(lines) for name, lines in contents.items()}
     write_atomically(page, tables.fill(page.read_text(), texts))
     print(page.read_text())
+
+
+def finished_of(figure: str) -> dict[str, list[Row]]:
+    """The curves of a figure that have finished runs."""
+    curves = rows_of(FIGURES[figure].curves, "smollm2")
+    return {name: rows for name, rows in curves.items() if rows}
 
 
 def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list[list[dict]]]:
@@ -167,8 +184,8 @@ def sign_cell(row: Row, sign: Sign) -> str:
     return f"{begun[0]}: {fall - begun[0]} before"
 
 
-def job_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """The table of the jobs: success before and after RL on each kind of pairs, over the seeds."""
+def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
+    """The table of success before and after RL on each game, over the seeds."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
@@ -176,16 +193,16 @@ def job_lines(curves: dict[str, list[Row]]) -> list[str]:
             start, end = wins["start"], wins["after RL"]  # (S, n) each
             lines.append(
                 [
-                    name.removeprefix("bandit "),
-                    PAIRS[env],
+                    name.split(maxsplit=1)[1],
+                    GAMES[env],
                     seeds,
+                    tables.rate(wins["random, closed loop"]),
                     tables.rate(start),
                     tables.rate(end),
                     tables.difference(end, start),
                 ]
             )
-    headings = ["trained on", "arms", "seeds", "cold start %", "after RL %", "RL - cold start"]
-    return tables.markdown(headings, lines)
+    return tables.markdown(GAIN_HEADINGS, lines)
 
 
 def shown_list(iterations: Sequence[int]) -> str:

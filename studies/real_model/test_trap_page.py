@@ -75,23 +75,32 @@ def test_a_sign_is_early_late_or_false():
     assert page.sign_cell(healthy, page.SIGNS["entropy doubles"]) == "never"
 
 
-def test_the_jobs_before_and_after_rl():
+def test_success_before_and_after_rl():
     """Two seeds, four games of each kind of pairs."""
     successes = {
-        "bandit:pair=jobs": {"start": [1, 0, 1, 0], "after RL": [1, 1, 1, 0]},
-        "bandit:pair=trader": {"start": [0, 1, 0, 1], "after RL": [0, 0, 0, 0]},
+        "bandit:pair=jobs": {
+            "random, closed loop": [0, 0, 0, 1],
+            "start": [1, 0, 1, 0],
+            "after RL": [1, 1, 1, 0],
+        },
+        "bandit:pair=trader": {
+            "random, closed loop": [0, 0, 0, 0],
+            "start": [0, 1, 0, 1],
+            "after RL": [0, 0, 0, 0],
+        },
     }
     rows = []
     for seed in (0, 1):
         row = row_of([0.5, 0.5], [20] * 5, seed)
         row["successes"] = successes
         rows.append(row)
-    *_, trained, reverse = page.job_lines({"bandit with thoughts": rows})
-    assert trained.startswith("| with thoughts | the twelve pairs | 0, 1 | 50.0 [")
+    *_, trained, reverse = page.gain_lines({"bandit with thoughts": rows})
+    assert trained.startswith("| with thoughts | the twelve pairs | 0, 1 | 25.0 [")
+    assert "| 50.0 [" in trained
     assert "| 75.0 [" in trained
     assert "| 25.0 [" in trained
-    assert reverse.startswith("| with thoughts | Trader, Librarian | 0, 1 | 50.0 [")
-    assert "| 0.0 [0.0, " in reverse
+    assert reverse.startswith("| with thoughts | Trader, Librarian | 0, 1 | 0.0 [0.0, ")
+    assert "| 50.0 [" in reverse
     assert "| -50.0 [" in reverse
 
 
