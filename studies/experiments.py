@@ -2,7 +2,7 @@
 
 `fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
 arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
-`echo_trap`, `jobs` and `lake` those with SmolLM2-135M. A figure has curves. A curve is a training
+`echo_trap` and `jobs` those with SmolLM2-135M. A figure has curves. A curve is a training
 run with several seeds. Curves of one figure differ only in the settings that their labels name. A
 command leaves out settings that equal the defaults, so a run that two figures share has the same
 name in both.
@@ -279,14 +279,6 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
     return Curve((), settings, sft=cold_start, overlays=("smollm2_bandit",))
 
 
-def lake() -> dict[str, Curve]:
-    """A small lake without slip. The cold start imitates 120 games of a player of random moves."""
-    overlays = ("smollm2_lake",)
-    random_moves = {"sft_steps": 15, "sft_noise": 1.0, "sft_actions": 5}
-    cold_start = Curve(("frozenlake_grpo",), random_moves, overlays=overlays)
-    return {"frozenlake StarPO-S, two turns": Curve((), {}, sft=cold_start, overlays=overlays)}
-
-
 def thinking(env: str) -> dict[str, Curve]:
     transfer = f"{env}_transfer"
     variants = {"think": curve(transfer), "no-think": curve(transfer, think=False)}
@@ -452,13 +444,6 @@ FIGURES = {
         scale="smollm2",
         files="real_model/jobs",
     ),
-    "lake": Figure(
-        "SmolLM2-135M on a small lake without slip",
-        TRAINING + EVALUATION,
-        lake(),
-        scale="smollm2",
-        files="real_model/lake",
-    ),
     "table2": Figure(
         "N responses to each of 128/N prompts (N=1: no filter)",
         EVALUATION,
@@ -534,7 +519,7 @@ SCALES = {
     "smollm2": Scale(
         files=("smollm2",),
         jobs=2,
-        seconds={"bandit": Seconds(24, 12), "frozenlake": Seconds(50, 17)},
+        seconds={"bandit": Seconds(24, 12)},
         estimate="CPU times of finished rows, or else of groups of 16 on a core with AVX2",
     ),
     "full": Scale(

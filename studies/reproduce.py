@@ -2,7 +2,7 @@
 
 `fig5` to `table4` are experiments of arXiv 2504.20073, `quest` to `ratio` those of arXiv
 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
-`echo_trap`, `jobs` and `lake` those with SmolLM2-135M.
+`echo_trap` and `jobs` those with SmolLM2-135M.
 
     python -m studies.reproduce fig9                         # all runs of a figure, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1

@@ -1,6 +1,6 @@
 """Write the tables and the picture of README.md from the finished runs with SmolLM2-135M.
 
-    python -m studies.reproduce echo_trap jobs lake    # the runs
+    python -m studies.reproduce echo_trap jobs     # the runs
     python -m studies.real_model.page              # seconds
 
 README.md has the definitions. They were fixed before the runs.
@@ -39,9 +39,8 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-GAMES = {  # environment -> the game of an evaluation; of a bandit its arms, the better one second
+GAMES = {  # environment -> the arms of an evaluation, the better one second
     "bandit:pair=phoenix": "Phoenix, Dragon",
-    "frozenlake:size=3,frozen_prob=0.9,success_rate=1.0": "lake of 3 x 3",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",
     "bandit:pair=jobs": "the twelve pairs",
@@ -49,7 +48,7 @@ GAMES = {  # environment -> the game of an evaluation; of a bandit its arms, the
 }
 GAIN_HEADINGS = (
     "run",
-    "game",
+    "arms",
     "seeds",
     "random player %",
     "cold start %",
@@ -72,7 +71,7 @@ def main(argv: list[str]) -> None:
     page = FOLDER / "README.md"
     at_low_rate = {name: rows for name, rows in finished.items() if name.endswith(AT_LOW_RATE)}
     contents = {
-        "gains": gain_lines({**at_low_rate, **finished_of("lake")}),
+        "gains": gain_lines(at_low_rate),
         "runs": run_lines(finished),
         "signs": sign_lines(finished),
         "jobs": gain_lines(finished_of("jobs")),
