@@ -205,7 +205,7 @@ def desk(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", sorted(RUN, key=lambda line: "config/tiny" not in line))
+@pytest.mark.parametrize("line", sorted(RUN, key=lambda line: "config/models/tiny" not in line))
 def test_short_commands_run(line, desk, monkeypatch, capsys):
     script, arguments = script_of(COMMANDS[line][0])
     for start, package in OPTIONAL.items():
