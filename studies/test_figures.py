@@ -91,7 +91,7 @@ def test_readme_shows_the_numbers_that_its_command_prints():
 
 def test_the_commands_and_the_picture_come_first():
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
-    assert "docs/flagship.png" in first and "torchrun --standalone train.py" in first
+    assert "docs/echo_trap.png" in first and "torchrun --standalone train.py" in first
     assert "make train " in first and "make view " in first
 
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_collapse import MEASURED, log, metrics_of
+from test_mutual_information import MEASURED, log, metrics_of
 
 from support.collapse_signs import classify_regime, early_stop_reason, new_warnings
 
