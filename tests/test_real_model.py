@@ -57,6 +57,7 @@ def start(arguments):
     """Start Python in the checkout; its output and errors are one text."""
     return subprocess.Popen(
         [sys.executable, *arguments],
+        cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
         text=True,
         stdout=subprocess.PIPE,
