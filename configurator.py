@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 ERROR_LIMIT = 2000  # characters of an error message on the terminal
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
+PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # that every script needs
 
 
 class UserError(ValueError):
@@ -213,8 +214,8 @@ class Config:
     filter_zero_std: bool = False  # True: also keep groups in which all scores are equal
     # scale the advantages by the fraction of kept groups, or by its square root
     filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"
-    clip_low: BelowOne = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: Positive = 0.28  # see clip_low
+    clip_low: BelowOne = 0.2  # PPO's ratio is clipped from below at 1 - clip_low
+    clip_high: Positive = 0.28  # PPO's ratio is clipped from above at 1 + clip_high
     dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = none
     aggregation: Aggregation = "token_mean"  # average of the token losses
     # True: old log-probs come from a forward of the trainer; vLLM is not asked for its own
@@ -735,10 +736,11 @@ def print_help(argument: str) -> None:
 
 def check_activated() -> None:
     """End the process with one sentence if this Python lacks the packages of the project."""
-    if importlib.util.find_spec("numpy") is not None:
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if not missing:
         return
     print(
-        f"error: {sys.executable} does not have the packages of this project; run "
+        f"error: {sys.executable} does not have {', '.join(missing)}; run "
         "`source .venv/bin/activate` first (`make train` creates .venv), or "
         "`pip install -r requirements-cpu.txt`",
         file=sys.stderr,

@@ -564,7 +564,7 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
     command = [sys.executable, "-I", "-S", "-c", run]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "does not have the packages of this project; run `source .venv/bin/act" in done.stderr
+    assert "have numpy, torch, transformers, safetensors; run `source .venv/bin/act" in done.stderr
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
