@@ -40,7 +40,8 @@ def update(config: Config, repeats: int) -> Rows:
     plain = load_plain(config.model)
     batch = Batch(collect_shortened(config, model, Chat(tokenizer)))
     packs = micro_batches(batch.trajectories, config.micro_batch_tokens)
-    padded_parts = torch.arange(len(batch.trajectories)).view(-1, PADDED_BATCH).tolist()
+    indices = torch.arange(len(batch.trajectories))
+    padded_parts = [part.tolist() for part in indices.split(PADDED_BATCH)]
 
     def packed_loss(indices: list[int]) -> Tensor:
         part = batch.part(indices)
