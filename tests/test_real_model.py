@@ -57,7 +57,6 @@ def start(arguments):
     """Start Python in the checkout; its output and errors are one text."""
     return subprocess.Popen(
         [sys.executable, *arguments],
-        cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
         text=True,
         stdout=subprocess.PIPE,
@@ -73,7 +72,8 @@ def finish(process):
 
 
 def arguments_of(out_dir, *more, overlays=()):
-    return ["train.py", *CONFIGS, *overlays, *SMALL, f"--out_dir={out_dir}", *more]
+    model = f"--model={FOLDER}"
+    return ["train.py", *CONFIGS, *overlays, *SMALL, model, f"--out_dir={out_dir}", *more]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The Echo Trap on a laptop: train SmolLM2-135M on the bandit with StarPO and with StarPO-S.
 
-    make echo-trap      # about 30 CPU-minutes on one core, and 93 MB of download
+    make echo-trap      # about 34 CPU-minutes on one core, and 93 MB of download
 
 It fetches the model, teaches it the form of replies, trains it with StarPO and with StarPO-S, and
 writes into out/echo_trap/ a picture, a web page of all recorded replies, and replies.md with
