@@ -107,6 +107,11 @@ def shut_down(engine: Engine) -> None:
     """Wait for all ranks, then close the engine and leave the process group (collective)."""
     dist.barrier()  # vLLM destroys the process group, and other ranks may still need it
     engine.close()
+    leave_group()
+
+
+def leave_group() -> None:
+    """Leave the process group, if vLLM has not destroyed it."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

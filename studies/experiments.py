@@ -2,7 +2,7 @@
 
 `fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
 arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
-`echo_trap` and `jobs` those with SmolLM2-135M. A figure has curves. A curve is a training
+`echo_trap`, `jobs` and `guess` those with SmolLM2-135M. A figure has curves. A curve is a training
 run with several seeds. Curves of one figure differ only in the settings that their labels name. A
 command leaves out settings that equal the defaults, so a run that two figures share has the same
 name in both.
@@ -50,7 +50,7 @@ class Figure:
     title: str
     metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
     curves: dict[str, Curve]  # by label; the first word of a label is the environment
-    scale: str = ""  # the only scale of the figure; '' = the experiment has no scale of its own
+    scales: tuple[str, ...] = ("tiny", "full")  # where it can run; the first is the default
     files: str = ""  # its files in studies/ without a suffix; '' = papers/NAME
 
 
@@ -279,6 +279,19 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
     return Curve((), settings, sft=cold_start, overlays=("smollm2_bandit",))
 
 
+def guess() -> dict[str, Curve]:
+    """Several turns with a real model: guess a number, with and without the filter.
+
+    The cold start plays random numbers. Its thoughts say truly which numbers are still possible, so
+    RL has to find out how to use them."""
+    cold_start = curve("guess_grpo", sft_steps=25)
+    every = {"num_iterations": 20, "eval_every": 10, "eval_size": 128}
+    return {
+        "guess StarPO": Curve(("starpo_vanilla",), every, sft=cold_start),
+        "guess StarPO-S": Curve((), every, sft=cold_start),
+    }
+
+
 def thinking(env: str) -> dict[str, Curve]:
     transfer = f"{env}_transfer"
     variants = {"think": curve(transfer), "no-think": curve(transfer, think=False)}
@@ -420,29 +433,36 @@ FIGURES = {
         "estimators of advantages at about equal CPU time",
         EVALUATION,
         estimators(),
-        scale="tiny",
+        scales=("tiny",),
         files="credit/credit_speed",
     ),
     "collapse": Figure(
         "which methods survive large learning rates",
         EVALUATION + COLLAPSE_SIGNS,
         collapsing(),
-        scale="tiny",
+        scales=("tiny",),
         files="collapse/collapse_runs",
     ),
     "echo_trap": Figure(
         "SmolLM2-135M on the bandit: StarPO, StarPO-S and what lies between them",
         TRAINING + EVALUATION + COLLAPSE_SIGNS + ("response_length",),
         echo_trap(),
-        scale="smollm2",
+        scales=("smollm2", "smollm2_gpu"),
         files="real_model/echo_trap_runs",
     ),
     "jobs": Figure(
         "SmolLM2-135M on pairs of jobs, with and without thoughts",
         TRAINING + EVALUATION,
         jobs(),
-        scale="smollm2",
+        scales=("smollm2", "smollm2_gpu"),
         files="real_model/jobs",
+    ),
+    "guess": Figure(
+        "SmolLM2-135M guesses a number in four turns",
+        TRAINING + EVALUATION + COLLAPSE_SIGNS + THOUGHTS,
+        guess(),
+        scales=("smollm2_gpu",),
+        files="real_model/guess",
     ),
     "table2": Figure(
         "N responses to each of 128/N prompts (N=1: no filter)",
@@ -521,6 +541,12 @@ SCALES = {
         jobs=2,
         seconds={"bandit": Seconds(24, 12)},
         estimate="CPU times of finished rows, or else of groups of 16 on a core with AVX2",
+    ),
+    "smollm2_gpu": Scale(
+        files=("smollm2_gpu",),
+        jobs=3,
+        seconds={"bandit": Seconds(5, 0.5), "worlds/guess.py": Seconds(5, 0.5)},
+        estimate="finished rows, or else 10 s an iteration as on an H200 that three runs shared",
     ),
     "full": Scale(
         files=(),

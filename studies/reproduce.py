@@ -2,7 +2,7 @@
 
 `fig5` to `table4` are experiments of arXiv 2504.20073, `quest` to `ratio` those of arXiv
 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
-`echo_trap` and `jobs` those with SmolLM2-135M.
+`echo_trap`, `jobs` and `guess` those with SmolLM2-135M.
 
     python -m studies.reproduce fig9                         # all runs of a figure, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
@@ -42,7 +42,7 @@ from support.seed_groups import without_seed
 from tools.plotting import plots, tables
 
 OPTIONS = {
-    "scale": "",  # a key of SCALES; '' = that of the figure, or tiny
+    "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = the default of the first figure
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
     "only": "",  # part of the labels of the curves to run
@@ -112,19 +112,16 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
 
 
 def choose_scale(names: Sequence[str], given: str) -> str:
-    """The scale of these figures: the one given, their own one, or tiny.
+    """The scale of these figures: the one given, or the first at which the first figure runs.
 
     Raises: UserError if a figure cannot run at this scale."""
     if given and given not in SCALES:
         raise UserError(f"scale must be one of {', '.join(SCALES)}, got {given!r}")
-    own = [FIGURES[name].scale for name in names if FIGURES[name].scale]
-    scale = given or (own[0] if own else "tiny")
+    scale = given or FIGURES[names[0]].scales[0]
     for name in names:
-        needed = FIGURES[name].scale
-        if needed and needed != scale:
-            raise UserError(f"{name} is an experiment at scale {needed}, got scale {scale}")
-        if not needed and scale == "smollm2":
-            raise UserError(f"{name} has no runs at scale smollm2; expected tiny or full")
+        scales = FIGURES[name].scales
+        if scale not in scales:
+            raise UserError(f"{name} runs at scale {' or '.join(scales)}, got scale {scale}")
     return scale
 
 
@@ -190,7 +187,8 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
     """Estimated hours of one run without its SFT stage; from other seeds if some are finished."""
-    key = "wall_s_per_iteration" if scale == "full" else "cpu_s_per_iteration"
+    on_gpu = scale in ("full", "smollm2_gpu")
+    key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)
     known = [row[key] for other, row in rows.items() if without_seed(other) == wanted]
     if known:
@@ -209,7 +207,7 @@ def show(name: str, scale: str) -> str:
     """Write table, points and pictures of the finished runs of a figure. Returns: the table."""
     figure = FIGURES[name]
     found = rows_of(figure.curves, scale)
-    suffix = "" if scale in ("tiny", figure.scale) else f"_{scale}"
+    suffix = "" if scale == figure.scales[0] else f"_{scale}"
     title = f"{name}, {scale}: {figure.title}"
     picture = Path("studies") / f"{figure.files or f'papers/{name}'}{suffix}.png"
     plots.plot(picture, title, figure.metrics, found)

@@ -129,7 +129,7 @@ def test_every_experiment_is_a_valid_run(scale):
                 make_env(stage)
             for env in re.split(r" \+ ", config.eval_env or "bandit"):
                 make_env(env)
-            assert label.startswith(config.env.split(":")[0])
+            assert label.startswith(Path(config.env.split(":")[0]).stem)
             out_dir = train_command(trained, scale, 1).out_dir
             folders.setdefault(config, set()).add(str(out_dir))
     names = [name for found in folders.values() for name in found]
@@ -530,13 +530,16 @@ def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
             ["fig9", "--seed=3"],
             "the settings of the runs are fixed here; the options are --scale, --seeds",
         ),
-        (["fig5", "--scale=huge"], "scale must be one of tiny, smollm2, full, got 'huge'"),
+        (
+            ["fig5", "--scale=huge"],
+            "scale must be one of tiny, smollm2, smollm2_gpu, full, got 'huge'",
+        ),
         (
             ["fig5", "credit", "--scale=full"],
-            "credit is an experiment at scale tiny, got",
+            "credit runs at scale tiny, got scale full",
         ),
-        (["credit", "echo_trap"], "echo_trap is an experiment at scale smollm2, got scale tiny"),
-        (["fig5", "--scale=smollm2"], "fig5 has no runs at scale smollm2; expected tiny or full"),
+        (["credit", "echo_trap"], "echo_trap runs at scale smollm2 or smollm2_gpu, got scale tiny"),
+        (["fig5", "--scale=smollm2"], "fig5 runs at scale tiny or full, got scale smollm2"),
         (["fig5", "--seeds=0,x"], "seeds must be different integers, such as 0,1,2, got '0,x'"),
         (["fig5", "--seeds=1,1"], "seeds must be different integers"),
     ],

@@ -29,10 +29,11 @@ from support.run import describe
 ROOT = Path(configurator.__file__).resolve().parent
 WORLDS = ("bandit", "countdown", "frozenlake", "sokoban")
 EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", "ppo")]
-EXPERIMENTS += ["household_ppo", "quest_ppo", "repair_grpo"]
+EXPERIMENTS += ["guess_grpo", "household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
 EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "cliff_walking_grpo"]
 ENVS = {  # that are not named like the file
+    "guess": "worlds/guess.py",
     "tools_fetch": "tools",
     "guess_number": "gem",
     "spell": "rg",
@@ -42,8 +43,8 @@ OVERLAYS = """
     all_text bandit_jobs bandit_transfer bi_level curriculum dppo_tv dr_grpo dynamic_sampling echo
     frozenlake_det frozenlake_v1 gigpo gspo hubs icepop lora mixture online_5 quest_transfer qwen3
     reinforce_plus_plus rloo sampo sequence_mask simple_tir single_turn smollm2 smollm2_bandit
-    sokoban_large sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny tiny_best
-    tiny_collapse tiny_new_game tiny_text top_p turn_ppo
+    smollm2_gpu sokoban_large sokoban_to_large sokoban_transfer starpo_vanilla think_reward tiny
+    tiny_best tiny_collapse tiny_new_game tiny_text top_p turn_ppo
 """.split()
 ALGORITHMS = {"bi_level", "dr_grpo", "gigpo", "reinforce_plus_plus", "rloo", "sampo", "turn_ppo"}
 
@@ -485,7 +486,8 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
     # These are the numbers in the headers of the files.
-    assert (config.num_groups * config.group_size, config.batch_size) == (128, 32)
+    num_trajectories = {"guess_grpo": 256}.get(name, 128)
+    assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -74,11 +74,6 @@ def test_gymnasium_takes_the_game():
     check_env(NumberGame(50), skip_render_check=True)
 
 
-def test_the_wrapper_is_short():
-    wrapper = SOURCE.read_text(encoding="utf-8").split("class Guess")[1]
-    assert len([line for line in wrapper.splitlines() if line.strip()]) < 45
-
-
 def test_bisection_finds_every_number():
     env = make_env(f"{SOURCE}:Guess,largest=50")
     for secret in range(1, 51):

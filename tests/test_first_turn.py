@@ -80,7 +80,7 @@ def test_a_healthy_environment_passes(tmp_path):
 @pytest.mark.parametrize(
     "lines",
     [
-        {"BUILD": "random.shuffle(self.words)"},
+        {"BUILD": "self.words = [str(random.random())] * 3"},
         {"BUILD": "self.words = self.words[Words.builds % 2 :] * 2"},
         {"BUILD": "self.actions = ('a', f'b{Words.builds}')"},
         {"BUILD": "self.build = Words.builds", "DRAW": DRAW},

@@ -82,6 +82,7 @@ def main(argv: list[str]) -> None:
     print_unread("tools.sft", config, sources)
     with open_run(config) as saver:
         train(config, sources, device, saver)
+    parallel.leave_group()
 
 
 @contextmanager

@@ -88,5 +88,13 @@ class Guess(Env):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         return [str((self.low + self.high) // 2)]
 
+    def greedy(self) -> str:
+        """The first number that no answer has ruled out."""
+        return str(self.low)
+
+    def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
+        """Any number, ruled out or not. So RL has to find out how to use the answers."""
+        return self.random(1, rng)
+
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
         return rng.integers(1, self.game.largest + 1, count).astype(str).tolist()

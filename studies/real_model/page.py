@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from studies.experiments import FIGURES
+from studies.real_model import guess
 from studies.real_model.pictures import draw_traps, draw_two_rates
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
@@ -68,6 +69,7 @@ def main(argv: list[str]) -> None:
     high = shown_runs(finished)
     draw_traps(FOLDER / "echo_trap.png", high)
     draw_two_rates(Path("docs/echo_trap.png"), shown_runs(finished, AT_LOW_RATE), high)
+    guess.draw(FOLDER / "guess.png")
     page = FOLDER / "README.md"
     at_low_rate = {name: rows for name, rows in finished.items() if name.endswith(AT_LOW_RATE)}
     contents = {
@@ -75,6 +77,7 @@ def main(argv: list[str]) -> None:
         "runs": run_lines(finished),
         "signs": sign_lines(finished),
         "jobs": gain_lines(finished_of("jobs")),
+        "guess": guess.lines(),
     }
     texts = {name: "\n".join(lines) for name, lines in contents.items()}
     write_atomically(page, tables.fill(page.read_text(), texts))

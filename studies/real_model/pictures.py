@@ -36,14 +36,22 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
 
     Args:
         curves: method -> one run for each seed."""
+    draw_panels(path, PANELS, curves)
+
+
+def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
+    """Draw metrics over the iterations, four beside each other, with a line for each run.
+
+    Args:
+        curves: name -> runs that look alike."""
     looks = looks_of(curves)
-    columns = 4
-    num_rows = math.ceil(len(PANELS) / columns)
+    columns = min(4, len(panels))
+    num_rows = math.ceil(len(panels) / columns)
     with picture(path, width=2.75 * columns, height=2.7 * num_rows) as figure:
         axes_of_panels = figure.subplots(num_rows, columns, sharex=True, squeeze=False).flat
-        for axes, panel in zip(axes_of_panels, PANELS, strict=False):
+        for axes, panel in zip(axes_of_panels, panels, strict=False):
             draw_panel(axes, panel, curves, looks)
-        for empty in axes_of_panels[len(PANELS) :]:
+        for empty in axes_of_panels[len(panels) :]:
             empty.set_axis_off()
         draw_legend(figure, in_legend(curves, looks))
 

