@@ -121,7 +121,7 @@ DualClip = Annotated[float, Legal("0, or more than 1", lambda x: x == 0 or x > 1
 CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 # These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
-STATE_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # these can also compare turns in equal states
+GIGPO_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # GiGPO can be added to these
 OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # neither a critic nor a group
 Estimator = Literal[(*CRITIC_ESTIMATORS, *GROUP_BASELINE_ESTIMATORS, *OTHER_ESTIMATORS)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -220,11 +220,11 @@ class Config:
     aggregation: Aggregation = "token_mean"  # average of the token losses
     # True: old log-probs come from a forward of the trainer; vLLM is not asked for its own
     recompute_old_logprobs: bool = False
-    # largest importance weight pi / pi_engine of a token (TIS)
+    # largest ratio pi / pi_engine of a token (TIS)
     importance_cap: Cap = 2.0
-    # IcePop: tokens whose weight is below this or above importance_cap get weight 0; 0 = TIS
+    # IcePop: tokens whose ratio is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
-    sequence_ratio: bool = False  # True: GSPO, the ratio is the geometric mean over a sequence
+    sequence_ratio: bool = False  # True: GSPO, the geometric mean of the ratios of a sequence
     # drop sequences with A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
     sequence: Literal["trajectory", "turn"] = "trajectory"  # what the two settings above compare
@@ -238,7 +238,7 @@ class Config:
     # loss: KL is a term of the loss; reward: it is subtracted from each token's reward
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: only in the reward
-    mask_observations: bool = True  # False: train on prompts, too, as RAGEN v1 does
+    mask_observations: bool = True  # False: train on observations, too, as RAGEN v1 does
 
     # -- update
     batch_size: Count = 32  # trajectories per optimizer step; at most those that the filter keeps
@@ -334,8 +334,8 @@ class Config:
         if self.turn_level and not has_group_baseline:
             names = ", ".join(GROUP_BASELINE_ESTIMATORS)
             raise UserError(f"turn_level is for estimators {names}; got {self.estimator!r}")
-        if self.state_weight and self.estimator not in STATE_ESTIMATORS:
-            names = ", ".join(STATE_ESTIMATORS)
+        if self.state_weight and self.estimator not in GIGPO_ESTIMATORS:
+            names = ", ".join(GIGPO_ESTIMATORS)
             raise UserError(f"state_weight is for estimators {names}; got {self.estimator!r}")
         normalizes_groups = self.reward_norm != "none" and self.reward_norm_over == "group"
         cure = ""

@@ -94,7 +94,8 @@ def checkable_sentences(thought: str, facts: list[str]) -> list[str]:
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
     """The false sentences of a thought, each with the fact that it contradicts.
 
-    If several facts have the same first word, it is the one with most words in common.
+    If several facts begin with the same word, the sentence is compared with the one that shares the
+    most words.
     >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     {'Next ice.': 'Next hole.'}
     """
@@ -117,15 +118,17 @@ class TurnRecord:
 
     actions: list[str]  # parsed from the reply, without those over the limit
     num_actions: int = 0  # executed actions
-    format_ok: bool = False
+    format_ok: bool = (
+        False  # the reply has no fault: its form is right, its actions known and executed
+    )
     effective: float = 0.0  # fraction of the executed actions that changed something
     statements_checked: int = 0  # sentences of the thought that can be checked
     statements_true: int = 0
     false_statements: dict[str, str] | None = None  # false sentence -> the fact; None without any
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the last turn of the episode
-    # What took place for each of `actions`: its name, the move to which it slipped, or "" if it was
-    # not executed. None if every action took place.
+    # The move that took place for each of `actions`: another one if it slipped, "" if it was not
+    # executed. None if every action took place as given.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is. The policy reads them in the next
     # message, except the sentence of `cut_fault`.
@@ -167,7 +170,7 @@ class Episode:
         return self.open(check_text(observation, "reset", self.env))
 
     def open(self, observation: str) -> tuple[str, str]:
-        """Like `reset`, but the environment has already started and gave `observation`."""
+        """The rest of `reset`, for an environment that has already started with `observation`."""
         self.turn_idx = 0
         self.observation = observation
         self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see `shape_rewards`
@@ -188,7 +191,8 @@ class Episode:
         config = self.config
         limit = min(config.actions_per_turn, self.env.max_actions)  # of a turn, and of the game
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # Only if all instances share the names of the actions. The bandit draws them.
+        # The bandit draws the names of its actions for every game, so its class has none. Then the
+        # system message, which all games share, does not list them.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
@@ -345,8 +349,8 @@ def shape_rewards(
     - "balanced": the same progress, paid at the 2nd, 4th, ... turn with a positive reward and at
       the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
-      is the length of the best plan. If there is none, it is twice the first distance, and at
-      the start it is 1.
+      is the length of the best plan. Without a plan, it counts as twice the first distance. If
+      the start has no plan, the first distance is 1.
 
     Args:
         rewards: one for each turn, in environment units.
@@ -379,8 +383,8 @@ def shape_rewards(
         is_milestone = rewards[turn] > 0
         if is_milestone:
             num_milestones += 1
-        is_second = is_milestone and num_milestones % 2 == 0
-        pays = density == "dense" or turn == last or is_second
+        is_even_milestone = is_milestone and num_milestones % 2 == 0
+        pays = density == "dense" or turn == last or is_even_milestone
         payment = reached - paid if pays else 0.0
         shaped.append(payment)
         paid += payment
@@ -440,9 +444,8 @@ class Chat:
 
         Args: closed: True if the policy sampled the end-of-turn token. Otherwise it is inserted."""
         end = [] if closed else [self.end]
-        line_break = self.encode(
-            "\n"
-        )  # the policy samples the end mark, but no line break after it
+        # The policy samples the end mark, but no line break after it.
+        line_break = self.encode("\n")
         return [*end, *line_break, *self._user_and_assistant(user)]
 
     def _user_and_assistant(self, user: str) -> list[int]:

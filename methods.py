@@ -145,9 +145,9 @@ def turn_ppo_advantages(
     ratio and its clip stay those of tokens; with sequence_ratio=True and sequence="turn" they are
     those of turns. A turn of L tokens counts L times in both losses.
 
-    With one turn, all its tokens have the advantage R - V at its first token. turn_gamma and
-    turn_lam act if trajectories have several turns. With mask_observations=False, the first token
-    of a turn is that of the observation before it.
+    With one turn, all its tokens have the advantage score - V, with V at its first token.
+    turn_gamma and turn_lam act if trajectories have several turns. With mask_observations=False,
+    the first token of a turn is that of the observation before it.
     Args, returns: as for `starpo.advantages`, not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -215,13 +215,13 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 
 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
-    """IcePop: False for tokens whose ratio pi / pi_rollout is outside of [floor, cap], else True.
+    """IcePop: False for tokens whose ratio pi / pi_engine is outside of [floor, cap], else True.
 
-    Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip lies inside
-    [0.5, 5] and has taken the gradient of most such tokens already. So the mask only changes tokens
-    with A > 0 and a ratio below 0.5, or with A < 0 and a ratio above 5. The mask is on
-    pi / pi_rollout as in INTELLECT-3, which has no clip; here PPO's clip stays. Ring-1T masks by
-    pi_old / pi_rollout.
+    Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip already
+    gives no gradient to most tokens outside of [0.5, 5]. The mask then only changes tokens with
+    A > 0 and a ratio below 0.5, or with A < 0 and a ratio above 5. The mask is on
+    pi / pi_engine as in INTELLECT-3, which has no clip; here PPO's clip stays. Ring-1T masks by
+    pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -285,7 +285,7 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     return 1.0 - (too_far_up | too_far_down).to(change.dtype)
 
 
-def echo_loss(logprobs: Tensor, num_observations: int) -> Tensor:
+def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     """ECHO: the mean cross-entropy of the tokens that the environment wrote between replies.
 
     The policy learns to predict what its actions lead to. The chat format's marks around an
@@ -296,13 +296,13 @@ def echo_loss(logprobs: Tensor, num_observations: int) -> Tensor:
 
     Acts if trajectories have several turns and each trajectory is one sequence (no context_turns).
     Args: logprobs (O,) nats, of a micro-batch, at the sampling temperature, with gradient;
-        num_observations, the tokens of observations in the whole mini-batch, so that the losses of
-        micro-batches add up. Returns: scalar, nats.
+        num_observation_tokens, those of the whole mini-batch, so that the losses of micro-batches
+        add up. Returns: scalar, nats.
     Source: ECHO, arXiv 2605.24517 (with the factor 0.1 in prime-rl).
-    >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observations=4).item()
+    >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observation_tokens=4).item()
     1.0
     """
-    return -logprobs.sum() / max(1, num_observations)
+    return -logprobs.sum() / max(1, num_observation_tokens)
 
 
 def _segment_means(x: Tensor, segment_ids: Tensor) -> Tensor:

@@ -286,8 +286,8 @@ class PackedLayout:
     def masks(self) -> list[Tensor | None]:
         """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
 
-        A causal kernel computes half of the scores, but it needs as many queries as keys. If this
-        is faster, the piece adds the queries of its context and drops their outputs.
+        A causal kernel computes half of the scores, but it needs as many queries as keys. Where
+        that is faster, the queries of the context are computed as well, and their outputs dropped.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):

@@ -3,7 +3,7 @@
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
 The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens
-around them, which only condition the policy. So what is trained on is known from sampling.
+around them, which only condition the policy. So the loss mask is built while sampling.
 
 A `Rollout` executes every turn. `collect` drives it for a policy, and `play` for players that
 answer in text: reference players, demonstrations, API models, a human.
@@ -50,7 +50,8 @@ class Turn:
     # First turn: the first prompt. Later turns: the tokens between the last response and this one.
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
-    response_ids: list[int]  # sampled, with the end-of-turn token if the policy sampled one
+    # Sampled, with the end-of-turn token if the policy sampled one. `unmask` adds prompt tokens.
+    response_ids: list[int]
     rollout_logprobs: list[float]  # of response_ids, under the engine, at its temperature, nats
     # that of the environment, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
@@ -200,7 +201,7 @@ class Rollout:
         return self.episode.env.blocking
 
     def reset(self, split: str) -> None:
-        """Start the episode. If it cannot start, it ends after its first turn with status error."""
+        """Start the episode. If it cannot start, `execute` returns the failure."""
         trajectory = self.trajectory
         trajectory.split = split
         try:
@@ -343,7 +344,7 @@ def following_prompt(
     turns = trajectory.turns
     if not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
-    # The next turn is one of the context_turns.
+    # context_turns counts the next turn, so context_turns - 1 earlier ones are visible.
     visible = turns[max(0, len(turns) + 1 - context_turns) :]
     users = [turn.observation for turn in visible]
     users.append(user)
@@ -544,9 +545,9 @@ class RolloutScheduler:
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
         """Advance the engine. Yield each finished response, its text and its outcome.
 
-        Before the caller asks for the next one, it queues the next turn of this rollout
-        (`_record_turn`). The loop ends when no turn is queued any more. A blocking environment
-        steps in a thread while the engine decodes other rollouts."""
+        The caller must queue the next turn of this rollout (`_record_turn`) before it resumes this
+        generator. The loop ends when no turn is queued any more. A blocking environment steps in a
+        thread while the engine decodes other rollouts."""
         blocking = BlockingSteps()
         while self.engine.busy or blocking.num_pending:
             samples = self.engine.step() if self.engine.busy else []

@@ -10,7 +10,8 @@ clipped objective over the response tokens y_t, t = 1..R:
 This is `ppo_loss`. Here R counts the tokens of a mini-batch. The weight w_t has no gradient. It is
 the product of an importance weight, which corrects for the engine that sampled
 (`importance_weights`), and a weight that says how tokens are averaged (`token_weights`). By
-default, pi_old is the engine's, and both are 1 unless ratio_t exceeds a cap.
+default the second one is 1. Pi_old is then the engine's, so the first one is 1, too, until ratio_t
+exceeds a cap.
 
 The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -44,8 +45,9 @@ Differences from the paper and from RAGEN's code:
   trajectory first (equation 4). In RAGEN the size of the micro-batches changes the loss.
 - GAE steps from the last token of a turn to the first token of the next turn. It skips the
   observation between them, so gamma and lam count sampled tokens.
-- A reward sits on the last token of its turn, not of its trajectory. Counts say where turns end.
-  RAGEN takes the tokens with a nonzero reward as the ends of turns: it misses turns with reward 0.
+- A reward sits on the last token of its turn, not of its trajectory. `tokens_per_turn` says where
+  turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns: it misses turns with
+  reward 0.
 - The filter ranks raw scores and excludes every group without variance. RAGEN ranks normalised
   scores if normalisation within groups is on. RAGEN-2 excludes groups whose ranked value is 0.
 - top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
@@ -115,7 +117,8 @@ def filter_groups(
 
     First, groups without variance are excluded. The others are ranked by value, largest first. Of
     two equal values (to 1e-6), the lower index comes first. The strategy decides how many are kept.
-    With fraction 1 there is no filter, as in StarPO: groups without variance are kept, too.
+    The strategy "fraction" with keep 1 is no filter, as in StarPO: groups without variance are
+    kept, too.
 
     Args: values (P,) float, what is ranked, >= 0 for top_p and min_p; std (P,) float, of the raw
         scores, by default the same as values; keep and strategy, see `_num_groups_to_keep`;
@@ -175,8 +178,8 @@ def normalize_rewards(
     """Normalises the scores of trajectories within groups, and scales the turn rewards to match.
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
-    the latter to [-1, 3]. Scores without variance become 0. Turn rewards get the same divisor. Then
-    the last turn of each trajectory gets the difference, so that they sum to the new score.
+    the latter to [-1, 3]. Scores without variance become 0. Turn rewards are divided by the same
+    number. The last turn of each trajectory also gets what is missing to the new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64, equal numbers share mean and std: a prompt group, an environment or the whole
         batch.
@@ -285,7 +288,7 @@ def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tenso
         # s - (mean of the others) = (s - mean) * N / (N - 1)
         centred = centred * count / (count - 1).clamp(min=1)
     elif estimator in ("dr_grpo", "reinforce_plus_plus_baseline"):
-        pass  # the difference to the mean
+        pass  # they are centred already
     else:
         raise ValueError(f"no group baseline for estimator {estimator!r}")
     return centred.to(scores.dtype)
@@ -308,10 +311,10 @@ def gae(
     bi-level GAE, second pass  steps are tokens, pieces are turns
     Turn-PPO                   steps are turns, pieces are trajectories
 
-    Args: rewards (R,) float; values (R,) float, V of the state before each step, in reward units;
-        lengths, B counts that sum to R, the steps of each piece; gamma and lam, discount and lambda
-        in [0, 1], one number or (R,) for what follows each step.
-    Returns: advantages (R,), returns (R,) = advantages + values; no gradient, at least float32.
+    Args: rewards (S,) float, of S steps; values (S,) float, V of the state before each step, in
+        reward units; lengths, the numbers of steps of the pieces, which sum to S; gamma and lam,
+        discount and lambda in [0, 1], one number or (S,) for what follows each step.
+    Returns: advantages (S,), returns (S,) = advantages + values; no gradient, at least float32.
     Source: arXiv 1506.02438, equation 16.
     >>> rewards, values = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.25])
     >>> advantages, returns = gae(rewards, values, [2], gamma=1.0, lam=1.0)
@@ -471,11 +474,11 @@ def ppo_loss(
 def importance_weights(
     logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float
 ) -> Tensor:
-    """Corrects PPO's ratio for the engine's mismatch: min(pi / pi_rollout, cap) / (pi / pi_old).
+    """Corrects PPO's ratio for the engine's mismatch: min(pi / pi_engine, cap) / (pi / pi_old).
 
     The engine samples, and its log-probs differ a little from the trainer's. If old_logprobs are
     the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, it is
-    pi_old / pi_rollout until pi / pi_rollout exceeds the cap.
+    pi_old / pi_engine until pi / pi_engine exceeds the cap.
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL".
@@ -619,7 +622,7 @@ def log_ratios(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 def bound_log_ratio(log_ratio: Tensor) -> Tensor:
     """Clamps a log ratio, in nats, to [-MAX_LOG_RATIO, MAX_LOG_RATIO]: its exp stays finite.
 
-    All ratios of tokens and of sequences obey this rule. Outside of the range the result is
+    All ratios of tokens and of segments obey this rule. Outside of the range the result is
     constant, so it has no gradient.
     >>> bound_log_ratio(torch.tensor([-1.0, 25.0])).tolist()
     [-1.0, 20.0]

@@ -20,7 +20,9 @@ from configurator import Config, run_main
 from support.arguments import read_train
 
 if __name__ == "__main__":
-    run_main(read_train)  # reports mistakes before the slow imports; the last line runs `main`
+    # Importing torch takes seconds, so the command line is checked first. Training starts in the
+    # last line of this file.
+    run_main(read_train)
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -55,8 +57,8 @@ from support.run import Run, open_run
 from support.timer import Timer
 from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
-# The seed of each random stream contains its purpose number, so that no two streams are equal.
-# Each number stands in one file only.
+# Every random stream mixes one of these numbers into its seed, so that no two streams are equal. No
+# other file uses them.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -84,17 +86,18 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     """Train until the run is over or interrupted. `run` writes metrics, checkpoints and reports."""
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
-    # This comes before `run.start`, which loads the weights of a checkpoint. After a restart, the
-    # starting model is evaluated again, because that is cheaper than to store its games.
+    # The starting model is evaluated first, because `run.start` replaces its weights by those of
+    # the newest checkpoint. A restart evaluates it again: that is cheaper than to store its games.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
-    run.start(learner, start_scores)  # loads the newest checkpoint
+    run.start(learner, start_scores)
     while run.should_continue():
         metrics, trajectories = iterate(learner, engine, chat, run.history)
         eval_scores = None
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    if run.is_over() and not run.scores:  # an earlier process ended after the last iteration
+    # An earlier process may have done the last iteration and ended before its evaluation.
+    if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(reference_scores)
     parallel.shut_down(engine)
@@ -121,10 +124,10 @@ def iterate(
     # -- drop: the groups in which an environment failed
     trajectories = without_errors(sampled, config, config.group_size)
 
-    # -- diagnose: before the update changes the weights, and in neither timer
+    # -- diagnose, before the update changes the weights; rollout_s and update_s leave it out
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
-        rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step, 1])
+        rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
         collapse = measure_collapse(learner.policy, trajectories, chat, config, rng, history)
 
     # -- filter: keep the groups whose scores (sums of rewards) vary most
@@ -139,10 +142,10 @@ def iterate(
     # -- choose what is trained on: by default, the response tokens of all kept trajectories
     if not config.mask_observations:  # RAGEN's first code: the observations, too
         kept = [unmask(trajectory, chat) for trajectory in kept]
-    trained = list(range(len(kept)))  # indices into kept
+    to_train = list(range(len(kept)))  # indices into kept
     if config.drop_void:  # SimpleTIR: those that it leaves out still count in the baselines
         is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)
-        trained = methods.without_void_turns(is_void).tolist()
+        to_train = methods.without_void_turns(is_void).tolist()
 
     # -- advantages
     if kept:
@@ -151,8 +154,8 @@ def iterate(
 
     # -- update
     update_metrics = {}
-    if trained:  # then something was kept, so there is experience
-        update_metrics = update(learner, experience.of_trajectories(trained))
+    if to_train:  # then something was kept, so there is experience
+        update_metrics = update(learner, experience.of_trajectories(to_train))
     else:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
     learner.step += 1
@@ -233,7 +236,7 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
         token_counts.append(sum(trajectory.num_response_tokens for trajectory in group))
         logprob_sums.append(sum(lp for member in group for lp in member.rollout_logprobs))
     group_lengths = torch.tensor(token_counts)  # (P,) response tokens
-    values = {
+    ranked_by = {
         "reward_std": stats.std,
         "reward_mean": stats.mean,
         "entropy": -torch.tensor(logprob_sums) / group_lengths,  # estimate from the sampled tokens
@@ -246,7 +249,7 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     if config.filter_strategy == "count":
         keep = min(keep, len(candidates))  # errors may leave fewer groups
     chosen = starpo.filter_groups(
-        values[config.filter_by][candidates].double(),
+        ranked_by[config.filter_by][candidates].double(),
         stats.std[candidates],
         keep=keep,
         strategy=config.filter_strategy,
@@ -254,7 +257,7 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
         zero_std=config.filter_zero_std,
     )
     kept_groups = candidates[chosen]  # (<= P,)
-    note_filter(trajectories, values[config.filter_by], kept_groups, size)
+    note_filter(trajectories, ranked_by[config.filter_by], kept_groups, size)
     return kept_groups
 
 
@@ -306,9 +309,9 @@ class Experience:
         }
         lengths = [sequence.num_response_tokens for sequence in self.sequences]
         for field in fields(Experience):
-            values = getattr(self, field.name)
-            if isinstance(values, Tensor):
-                parts = values.split(lengths)
+            tensor = getattr(self, field.name)
+            if isinstance(tensor, Tensor):
+                parts = tensor.split(lengths)
                 chosen[field.name] = torch.cat([parts[i] for i in indices])
         return Experience(**chosen)
 
@@ -346,7 +349,7 @@ def build_experience(
         parts = split_by_context([trajectory], config)
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
-    turn_ids = number_tokens(tokens_per_turn(kept)).to(learner.device)  # (R,)
+    turn_ids = number_tokens(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
     segment_ids = turn_ids
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
@@ -368,11 +371,11 @@ def build_experience(
     advantages, returns = estimate_advantages(
         learner, kept, rewards, old_values, kept if trajectories is None else trajectories
     )  # (R,) each
-    scales = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
+    advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
         sequences=sequences,
         trajectory_ids=trajectory_ids,
-        advantages=advantages.float() * scales[config.filter_loss_scale],
+        advantages=advantages.float() * advantage_scale[config.filter_loss_scale],
         old_logprobs=old_logprobs,
         rollout_logprobs=rollout_logprobs,
         turn_ids=turn_ids,
@@ -427,7 +430,7 @@ def token_rewards(
         rewards = starpo.normalize_rewards(
             rewards, turns_per_trajectory, peers[config.reward_norm_over], config.reward_norm
         )  # (K,)
-    lengths = torch.tensor(tokens_per_turn(kept))  # (K,)
+    lengths = torch.tensor(count_tokens_per_turn(kept))  # (K,)
     per_token = torch.zeros(int(lengths.sum()), dtype=torch.float64)  # (R,)
     per_token[lengths.cumsum(0) - 1] = rewards
     if learner.ref and config.kl_in == "reward":
@@ -452,19 +455,19 @@ def estimate_advantages(
         one; trajectories: all of the iteration, also those that the filter dropped.
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
     config = learner.config
-    turn_lengths = tokens_per_turn(kept)  # K
+    tokens_per_turn = count_tokens_per_turn(kept)  # K
     turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]  # B
     group_ids = number_groups(kept, config)  # (B,)
     turn_discounts = dict(turn_gamma=config.turn_gamma, turn_lam=config.turn_lam)
     if config.estimator == "turn_ppo":
         raw, returns = methods.turn_ppo_advantages(
-            rewards, values, turn_lengths, turns_per_trajectory, **turn_discounts
+            rewards, values, tokens_per_turn, turns_per_trajectory, **turn_discounts
         )
-        return starpo.whiten(raw), returns  # starpo.advantages whitens those of GAE
+        return starpo.whiten(raw), returns  # as starpo.advantages does with GAE
     advantages, returns = starpo.advantages(
         rewards,
         values,
-        turn_lengths,
+        tokens_per_turn,
         turns_per_trajectory,
         group_ids,
         estimator=config.estimator,
@@ -476,7 +479,7 @@ def estimate_advantages(
     if config.state_weight:  # GiGPO
         state_advantages = methods.gigpo_advantages(
             rewards,
-            turn_lengths,
+            tokens_per_turn,
             turns_per_trajectory,
             group_ids,
             [turn.state for trajectory in kept for turn in trajectory.turns],
@@ -487,8 +490,8 @@ def estimate_advantages(
     return advantages, returns
 
 
-def tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
-    """The numbers of response tokens of all turns."""
+def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
+    """The number of response tokens of each turn, K."""
     return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
 
 
@@ -528,10 +531,10 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         mini_batch.token_weights = token_weights.to(learner.device)
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
-        values = {key: value.item() for key, value in sums.items()}
-        # The metric is that of the first step, so mean_over_steps does not divide it.
-        values["logprob_diff_mean"] /= len(token_weights)
-        steps.append({**values, **norms})
+        numbers = {key: value.item() for key, value in sums.items()}
+        # mean_over_steps divides the other sums. This metric it takes from the first step as it is.
+        numbers["logprob_diff_mean"] /= len(token_weights)
+        steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
 
     metrics = {**mean_over_steps(steps, total_tokens), **rates}
@@ -565,12 +568,17 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     Returns: metrics, sums over the R response tokens; logprob_diff_max is a maximum."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
-    num_observations = sum(sum(sequence.observation_mask) for sequence in mini_batch.sequences)
+    num_observation_tokens = sum(
+        sum(sequence.observation_mask) for sequence in mini_batch.sequences
+    )
     micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
+    # is_real is 0.0 for a micro-batch that only fills up the number of micro-batches of this rank,
+    # because all ranks need equally many. Else it is 1.0.
     for number, (indices, is_real) in enumerate(micro_batches):
-        # Ranks reduce their gradients once, in the last micro-batch.
+        # Ranks reduce their gradients once, in the last micro-batch. A single rank has nothing to
+        # save by that, and would hold unsharded gradients until then.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -578,10 +586,11 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
         packed = pack(
             micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
-        # FSDP2 averages gradients over the ranks, and their sum is needed. A micro-batch that only
-        # fills up the number of micro-batches of this rank has is_real 0, the others have 1.
+        # FSDP2 averages gradients over the ranks, and their sum is needed.
         scale = is_real * parallel.world_size() * learner.loss_scale
-        loss, metrics = policy_loss(learner, packed, micro_batch, num_tokens, num_observations)
+        loss, metrics = policy_loss(
+            learner, packed, micro_batch, num_tokens, num_observation_tokens
+        )
         (loss * scale).backward()
         if learner.critic:
             # After the policy's backward, so that the activations of only one model are alive.
@@ -602,12 +611,12 @@ def policy_loss(
     packed: PackedBatch,
     micro_batch: Experience,
     num_tokens: int,
-    num_observations: int = 0,
+    num_observation_tokens: int = 0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped policy loss with entropy bonus and KL, and the cross-entropy on observations.
 
     Args: packed: the tokens of the micro-batch, which has R response tokens; num_tokens,
-        num_observations: the response tokens and the tokens of observations in the whole
+        num_observation_tokens: the response tokens and the tokens of observations in the whole
         mini-batch, the denominators of the losses.
     Returns: loss; metrics, sums over the R tokens: `mean_over_steps` divides them by num_tokens."""
     config = learner.config
@@ -618,13 +627,13 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    metrics["pg_loss"] = loss.detach() * num_tokens  # a sum, as all metrics
+    metrics["pg_loss"] = loss.detach() * num_tokens  # metrics are sums until mean_over_steps
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()
     metrics["logprob_diff_max"] = difference.max()
     loss = loss - config.entropy_coef * (entropy * token_weights).sum() / num_tokens
     if config.observation_coef:  # ECHO
-        nll = methods.echo_loss(all_logprobs[len(token_weights) :], num_observations)
+        nll = methods.echo_loss(all_logprobs[len(token_weights) :], num_observation_tokens)
         loss = loss + config.observation_coef * nll
         metrics["observation_nll"] = nll.detach() * num_tokens
     if learner.ref:
@@ -702,7 +711,7 @@ def critic_loss(
     return config.value_coef * loss, metrics
 
 
-def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, float]:
+def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float]:
     """Clip the gradients and step the optimizers of policy and critic.
 
     A non-finite gradient norm or metric skips the step.
@@ -710,7 +719,7 @@ def optimizer_step(learner: Learner, metrics: dict[str, Tensor]) -> dict[str, fl
     Returns: gradient norms before clipping.
     Raises: UserError after max_bad_steps skipped steps in a row."""
     norms = learner.clip_gradients()
-    loss_is_finite = all(torch.isfinite(value).all() for value in metrics.values())
+    loss_is_finite = all(torch.isfinite(value).all() for value in sums.values())
     gradient_is_finite = all(torch.isfinite(norm) for norm in norms.values())
     finite = loss_is_finite and gradient_is_finite
     if finite:

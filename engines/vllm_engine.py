@@ -41,8 +41,8 @@ class VLLMEngine:
         if is_cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
             raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
-            # The default on a CPU, blocks of 128 tokens, misses most prefixes in the cache. On a
-            # CPU, chunked prefill of a request with a seed crashes.
+            # vLLM caches whole blocks. Its default on a CPU, 128 tokens, is longer than what most
+            # prompts share. On a CPU, chunked prefill of a request with a seed crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
             # vLLM only compares this with the free memory: kv_cache_memory_bytes sizes the cache.

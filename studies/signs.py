@@ -1,7 +1,7 @@
 """The definitions of a collapse and of the signs that announce it, for several studies.
 
-- A run collapses at the first evaluation from which success stays at least 20 points below its own
-  best until the end. One evaluation is not enough: the last two must be that low.
+- A run has collapsed if its last evaluations, at least two, are all 20 points or more below its own
+  best. It collapsed at the first of these.
 - A sign is a metric whose level has left its first level by a factor. The level is the median of
   the last 3 iterations, the first level that of the first 5, which must be above 0.
 """

@@ -25,7 +25,8 @@ NUM_GAMES = 3  # evaluation games that are tried before the environment counts a
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
     """Play the first turn of an evaluation game in environments that are built separately.
 
-    Args: limit_s: the time limit of a turn, in seconds; the others as for `make_env`.
+    Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
+        `make_env`; limit_s: the time limit of a turn, in seconds.
     Raises: UserError if their first observations differ, or if no first turn can be played."""
     envs = []
     for _ in range(NUM_BUILDS):

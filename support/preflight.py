@@ -125,7 +125,7 @@ def find_model(name: str) -> str:
 
 
 def _looks_like_folder(name: str) -> bool:
-    """Whether a name is that of a local model: its folder or the folder around it exists, it begins
-    with out/, or it does not have the form USER/MODEL of a name on the hub."""
+    """Whether a name looks like a folder: it begins with out/, the folder around it exists, or it
+    does not have the form USER/MODEL of a name on the hub."""
     in_known_folder = name.startswith("out/") or Path(name).parent.is_dir()
     return in_known_folder or not HUB_NAME.fullmatch(name)

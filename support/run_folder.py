@@ -127,9 +127,9 @@ def _check_entries(out_dir: Path) -> None:
             continue
         _check_no_link(path)
         if is_folder and not path.is_dir():
-            raise UserError(f"{path} must be a folder, because a run uses this name; remove it")
+            raise UserError(f"{path} must be a folder, because a run writes to it; remove it")
         if not is_folder and not path.is_file():
-            raise UserError(f"{path} must be a plain file, because a run uses this name; remove it")
+            raise UserError(f"{path} must be a plain file, because a run writes to it; remove it")
     for pattern in MODELS:
         for path in sorted(out_dir.glob(f"{pattern}/*")):  # transformers would write through links
             _check_no_link(path)
@@ -167,7 +167,7 @@ def save_config(
     """Write out_dir/config.json: settings, their sources, git commit and command line.
 
     If the code differs from its commit, out_dir/code.diff says how.
-    Args: earlier: settings that changed on the way, see support/settings_history.py.
+    Args: earlier: settings that were changed at a restart, see support/settings_history.py.
     Returns: the path of the file.
     """
     path = Path(out_dir, "config.json")

@@ -1,9 +1,9 @@
 """Time limits for calls of an environment's code, which may raise anything or never return.
 
-In the main thread, a watchdog thread sends a signal when the time is over, and the handler of the
-signal raises TimeUp. The signal is not SIGALRM, so an environment may use an alarm of its own.
-Python cannot interrupt any other thread. There the call runs in one more thread, which is given up
-when the time is over.
+For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
+the signal raises TimeUp. It sends SIGURG, so an environment can still use SIGALRM. Python cannot
+interrupt any other thread. There the call runs in one more thread, which is given up when the time
+is over.
 """
 
 from configurator import describe_error

@@ -134,7 +134,8 @@ def test_the_best_policy_has_the_success_of_its_iteration(tmp_path):
     best.mkdir()
     assert find_best(tmp_path, rows) == (0.75, "")  # written by an older version
     for step, success in ((3, 0.75), (4, 0.25), (5, 0.75)):
-        # 4: the better policy was lost. 5: it was written before a crash, and is made again.
+        # Iteration 4 is worse than 3, so the better policy was lost. Iteration 5 is later than the
+        # rows: the run crashed and repeats it.
         (best / "iteration.json").write_text(json.dumps({"step": step}))
         assert find_best(tmp_path, rows) == (success, "")
     write_checksums(best, "checksums.json")

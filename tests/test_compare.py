@@ -77,7 +77,7 @@ def lines_with(text, start):
 
 
 def change_settings(folder, until, **before):
-    """Write that a run had other settings up to an iteration."""
+    """Record in the folder of a run that it had other settings until this iteration."""
     config = load_saved(folder)
     save_config(config, {}, folder, [(until, replace(config, **before))])
 

@@ -209,7 +209,7 @@ def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
         wanted = "plain file" if path.suffix else "folder"
     with pytest.raises(UserError) as error:
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
-    sentence = f"must be a {wanted}, because a run uses this name; remove it"
+    sentence = f"must be a {wanted}, because a run writes to it; remove it"
     assert str(error.value) == f"{path} {sentence}"
 
 

@@ -519,10 +519,10 @@ def test_observations_lie_between_replies():
 def test_echo_by_hand():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     # two of the four observation tokens of a mini-batch
-    loss = methods.echo_loss(logprobs, num_observations=4)
+    loss = methods.echo_loss(logprobs, num_observation_tokens=4)
     loss.backward()
     assert loss.item() == 3 / 4 and logprobs.grad.tolist() == [-0.25, -0.25]
-    assert methods.echo_loss(torch.zeros(0), num_observations=0).item() == 0.0
+    assert methods.echo_loss(torch.zeros(0), num_observation_tokens=0).item() == 0.0
 
 
 # ---------- iterations

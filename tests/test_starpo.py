@@ -8,8 +8,8 @@ They need a CPU and a few seconds.
 from configurator import (
     CHOICES,
     CRITIC_ESTIMATORS,
+    GIGPO_ESTIMATORS,
     GROUP_BASELINE_ESTIMATORS,
-    STATE_ESTIMATORS,
 )
 
 import doctest
@@ -1114,7 +1114,7 @@ def test_inputs_stay_unmodified():
         values = y if estimator in CRITIC_ESTIMATORS else None
         turn_level = estimator in GROUP_BASELINE_ESTIMATORS
         options = dict(estimator=estimator, turn_level=turn_level, turn_gamma=0.5)
-        state_weight = 0.5 * (estimator in STATE_ESTIMATORS)
+        state_weight = 0.5 * (estimator in GIGPO_ESTIMATORS)
         states = [0, 1, 0, 1]
         estimate_turns(
             x, values, [1, 1, 2, 2], [2, 2], states, state_weight=state_weight, **options
@@ -1188,10 +1188,10 @@ def test_importance_weights_by_hand():
     # old = the engine's: 1 until the ratio exceeds the cap, then cap / ratio
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # old = the trainer's, no step yet: pi_old / pi_rollout, at most the cap
+    # old = the trainer's, no step yet: pi_old / pi_engine, at most the cap
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # in between: min(pi / pi_rollout, cap) / (pi / pi_old)
+    # in between: min(pi / pi_engine, cap) / (pi / pi_old)
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]
@@ -1200,7 +1200,7 @@ def test_importance_weights_by_hand():
 
 
 def test_importance_weights_truncate_the_gradient():
-    """d loss / d logprob = -min(pi / pi_rollout, cap) A; without weights, -ratio A for A < 0."""
+    """d loss / d logprob = -min(pi / pi_engine, cap) A; without weights, -ratio A for A < 0."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
     weights = starpo.importance_weights(new, old, old, 2.0)

@@ -186,9 +186,9 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
     packs = []
     policy_loss = train.policy_loss
 
-    def spy(learner, batch, micro_batch, num_tokens, num_observations):
+    def spy(learner, batch, micro_batch, num_tokens, num_observation_tokens):
         packs.append((batch, num_tokens, micro_batch))
-        return policy_loss(learner, batch, micro_batch, num_tokens, num_observations)
+        return policy_loss(learner, batch, micro_batch, num_tokens, num_observation_tokens)
 
     monkeypatch.setattr(train, "policy_loss", spy)
     train.update(learner, experience)

@@ -1,6 +1,6 @@
-"""An example of an environment of your own: a gymnasium game with text, wrapped for training.
+"""Guess a number: a gymnasium game with text, wrapped for training.
 
-docs/environments.md explains it. To train on it:
+docs/environments.md explains the wrapper. To train on it:
 
     python train.py config/frozenlake_grpo.py config/models/tiny.py \\
         --env=worlds/guess.py:Guess,largest=50 --out_dir=out/guess

@@ -19,7 +19,7 @@ import train
 from learner import Learner
 from rollout import Trajectory, rewards_with_density, split_by_context
 from studies.credit.play import RecordedGame
-from train import tokens_per_turn
+from train import count_tokens_per_turn
 
 # Settings of each estimator. They replace those of the run.
 ESTIMATORS: dict[str, dict] = {
@@ -85,7 +85,7 @@ def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) 
         variant.critic = None
     trajectories = [shaped(game, config.reward_density) for game in games]
     advantages = train.build_experience(variant, trajectories).advantages  # (R,)
-    lengths = tokens_per_turn(trajectories)  # (K,)
+    lengths = count_tokens_per_turn(trajectories)  # (K,)
     sums = starpo.segment_sums(advantages.double().cpu(), lengths)  # (K,)
     return (sums / torch.tensor(lengths)).numpy()
 
@@ -95,7 +95,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
     trajectories = [game.trajectory for game in games]
     sequences = split_by_context(trajectories, learner.config)
     (values,) = parallel.forward_sequences(learner.critic, sequences, learner.config)  # (R,)
-    lengths = tokens_per_turn(trajectories)  # (K,)
+    lengths = count_tokens_per_turn(trajectories)  # (K,)
     starts = np.cumsum([0, *lengths[:-1]])
     return values.cpu().numpy()[starts]
 

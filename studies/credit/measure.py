@@ -112,7 +112,7 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 def read_case(path: Path, settings: dict) -> dict | None:
     """The case that an earlier start has measured, None if there is none.
 
-    Raises: UserError if the file holds another case."""
+    Raises: UserError if the file was measured with other settings."""
     if not path.is_file():
         return None
     case = read_json(path, {"turns": {}})

@@ -103,7 +103,7 @@ def test_credits_are_those_that_train_would_use(played, name):
     learner, games, _ = played(**settings)
     trajectories = [game.trajectory for game in games]  # played with the density of the settings
     experience = train.build_experience(learner, trajectories)
-    lengths = train.tokens_per_turn(trajectories)
+    lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
     if "reward_density" in settings:  # the microscope plays with native rewards and shapes later
         density = settings["reward_density"]
@@ -126,7 +126,7 @@ def test_critic_estimators_need_a_critic(played):
     learner, games, _ = played("gae")
     assert estimators_of(learner).keys() == ESTIMATORS.keys()
     values = train.build_experience(learner, [game.trajectory for game in games]).old_values
-    lengths = train.tokens_per_turn([game.trajectory for game in games])
+    lengths = train.count_tokens_per_turn([game.trajectory for game in games])
     first = [part[0].item() for part in values.split(lengths)]
     assert critic_values(learner, games).tolist() == pytest.approx(first, abs=1e-5)
 
