@@ -140,7 +140,7 @@ class Config:
     """All settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has one."""
 
     # -- run
-    # folder of the run; '' = out/NAME of the first config file, plus _s<seed> if the seed is not 0
+    # folder; '' = out/NAME of the first config file (NAME_sft for SFT), plus _s<seed> if seed > 0
     out_dir: str = ""
     seed: Natural = 0  # every random stream derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model

@@ -102,7 +102,8 @@ class TorchEngine:
         )
         self.free_bytes = free_memory(model.device)
         self.cache = self._new_cache(0)  # (2, layers, rows, kv_heads, positions, D)
-        self.max_running = min(config.max_running, self._rows_that_fit())
+        self.max_asked = config.max_running
+        self.max_running = min(self.max_asked, self._rows_that_fit())
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # under way, by trajectory
@@ -207,10 +208,15 @@ class TorchEngine:
             f"{num_bytes / 1e9:.1f} GB for the keys and values of {num_rows} trajectories of "
             f"{self.row_shape[1]:,} tokens"
         )
-        if num_bytes > LARGE_CACHE or num_rows < num_asked:
+        if num_bytes > LARGE_CACHE:
             tqdm.write(
-                f"the torch engine takes {size}; {num_asked} were asked for, and "
-                f"{self.free_bytes / 1e9:.1f} GB were free at its start"
+                f"the torch engine takes {size}; {self.free_bytes / 1e9:.1f} GB were free at its "
+                "start"
+            )
+        if num_rows < min(num_asked, self.max_asked):
+            tqdm.write(
+                f"memory limits the torch engine to {num_rows} trajectories at once; {num_asked} "
+                "were asked for, and the others wait"
             )
         try:
             cache = self._new_cache(num_rows)

@@ -53,6 +53,7 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
+LONG_WAIT = 0.05  # of the time of a run
 FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob of the checkpoints; six digits are the step
 ITERATION = "iteration.json"  # in the folder of a policy
@@ -68,7 +69,8 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 class Saver:
     """Writes the checkpoints of a run in a thread, one at a time. Its methods are collectives.
 
-    At its end, the context waits for the last checkpoint and prints how long training waited.
+    At its end, the context waits for the last checkpoint. It says how long training waited if that
+    was more than LONG_WAIT of its time.
     """
 
     def __init__(self, out_dir: Path, keep: int):
@@ -92,11 +94,11 @@ class Saver:
         self.thread.shutdown()
         if self.memory is not None and self.memory.is_pinned():
             torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
-        if self.num_saves:
-            fraction = self.paused_s / (time.perf_counter() - self.began)
+        fraction = self.paused_s / (time.perf_counter() - self.began)
+        if fraction > LONG_WAIT:
             print(
-                f"training waited {self.paused_s:.2f} s, {fraction:.1%} of its time, "
-                f"for {self.num_saves} checkpoints"
+                f"training waited {self.paused_s:.1f} s, {fraction:.0%} of its time, for "
+                "checkpoints; a larger save_every saves fewer"
             )
 
     def save(self, state: dict[str, dict], counts: dict[str, Any]) -> None:

@@ -58,9 +58,10 @@ def print_start(config: Config, scores: dict[str, Scores]) -> None:
     """Print the success of the model that the run begins with."""
     for env, (metrics, _) in scores.items():
         prompts = f"{config.eval_size} {config.eval_split} prompts of {env}"
+        sampled = f"T={config.eval_temperature:g}"
         note = budget_note(metrics)
         end = f"; {note}" if note else ""
-        print(f"start: success {metrics['success']:.3f} on {prompts}{end}", flush=True)
+        print(f"start: success {metrics['success']:.3f} on {prompts}, {sampled}{end}", flush=True)
 
 
 def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, float | None]:

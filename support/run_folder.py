@@ -208,7 +208,16 @@ def load_saved(path: str | Path) -> Config:
         path = path / "config.json"
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected the folder of a run, or its config.json")
-    return settings_from(read_json(path, {"config": {}})["config"], str(path))
+    saved = read_json(path, {"config": {}})["config"]
+    try:
+        return settings_from(saved, str(path))
+    except UserError as error:
+        changes = path.parent / "code.diff"
+        if not changes.is_file():
+            raise
+        raise UserError(
+            f"{error}; the run was made with changed code, which git apply {changes} restores"
+        ) from error
 
 
 def settings_from(saved: dict, source: str) -> Config:

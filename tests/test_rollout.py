@@ -684,8 +684,8 @@ def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, mo
     assert_same(expected, found)
     said = capsys.readouterr().out
     assert said == (
-        "the torch engine takes 0.0 GB for the keys and values of 5 trajectories of 640 tokens; "
-        f"{len(STARTS)} were asked for, and 0.0 GB were free at its start\n"
+        f"memory limits the torch engine to 5 trajectories at once; {len(STARTS)} were asked for, "
+        "and the others wait\n"
     )
 
 

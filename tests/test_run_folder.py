@@ -136,3 +136,13 @@ def test_a_file_may_have_the_longest_name(tmp_path):
     path = tmp_path / ("x" * 255)
     write_atomically(path, "text")
     assert path.read_text() == "text"
+
+
+def test_a_run_of_changed_code_says_how_to_restore_it(tmp_path):
+    """Its settings may not be known to the code as it is: an estimator of one's own, say."""
+    (tmp_path / "config.json").write_text('{"config": {"estimator": "mine"}}')
+    with pytest.raises(UserError, match="estimator must be one of .*, got 'mine'$"):
+        load_saved(tmp_path)
+    (tmp_path / "code.diff").write_text("diff")
+    with pytest.raises(UserError, match=f"got 'mine'; .* git apply {tmp_path}/code.diff restores$"):
+        load_saved(tmp_path)

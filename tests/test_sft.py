@@ -365,9 +365,19 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
 @pytest.mark.parametrize("frac, words", [(0.03, "only 3 % of the replies are valid"), (0.5, "")])
 def test_few_valid_replies_are_warned_of(frac, words):
     config = small_sft_config(sft_steps=60, eval_temperature=0.5)
-    sentence = sft.few_valid_replies(config, {"valid_frac_T0.5": frac, "valid_frac_T1": 0.9})
+    measured = {"valid_frac_T0.5": frac, "valid_frac_T1": 0.9}
+    sentence = sft.few_valid_replies(config, measured, {})
     assert sentence.startswith(words) and bool(words) == bool(sentence)
     assert not words or "than 60 or a larger --sft_lr" in sentence and "tiny_new_game" in sentence
+    given = {"think": "config/models/tiny_new_game.py"}
+    assert "tiny_new_game" not in sft.few_valid_replies(config, measured, given)
+
+
+def test_the_next_command_keeps_the_settings_that_rl_shares():
+    argv = ["config/a.py", "--sft_steps=9", "--env=a b.py:C", "--model=tiny", "--out_dir=out/x"]
+    config = small_sft_config(out_dir="out/x")
+    shared = "config/a.py '--env=a b.py:C' --model=out/x/model"
+    assert sft.rl_command(argv, config) == f"python train.py {shared}"
 
 
 def test_sft_without_steps_is_refused():

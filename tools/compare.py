@@ -295,7 +295,8 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
         commits.append(cell(", ".join(names)))
     lines.append(["commit of the code", *commits])
     headings = ("setting", *(cell(arm.name) for arm in arms))
-    return ["## Settings that differ", "", *markdown(headings, lines)]
+    title = "## Settings that differ" if len(arms) > 1 else "## Code"
+    return [title, "", *markdown(headings, lines)]
 
 
 def code_lines(arms: Sequence[Arm]) -> list[str]:

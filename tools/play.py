@@ -45,7 +45,8 @@ def main(argv: list[str]) -> None:
         return
     num_turns = len(trajectory.turns)
     show(f"\n{trajectory.turns[-1].record.closing}")
-    print(f"{trajectory.status} after {num_turns} turns, score {trajectory.score:g}")
+    turns = "1 turn" if num_turns == 1 else f"{num_turns} turns"
+    print(f"{trajectory.status} after {turns}, score {trajectory.score:g}")
 
 
 def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:

@@ -22,8 +22,8 @@ if __name__ == "__main__":
     run_main(read_sft)  # answers mistakes before the slow imports
 
 import copy
-import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,16 @@ def main(argv: list[str]) -> None:
     print_unread("tools.sft", config, sources)
     with open_run(config) as saver:
         train(config, sources, device, saver)
+    if parallel.rank() == 0:
+        print(f"next, RL from this model: {rl_command(argv, config)}")
     parallel.leave_group()
+
+
+def rl_command(argv: Sequence[str], config: SftConfig) -> str:
+    """The command that trains with RL from the model of a run, with the same settings."""
+    ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
+    shared = [argument for argument in argv if not argument.startswith(ours)]
+    return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
 
 
 @contextmanager
@@ -120,7 +129,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
     def report(step: int, totals: dict) -> None:
         measured = probe(policy.model, chat, config)
         write_row(config, step, totals, measured)
-        warning = few_valid_replies(config, measured)
+        warning = few_valid_replies(config, measured, sources)
         if step == config.sft_steps and warning and parallel.rank() == 0:
             tqdm.write(f"warning: {warning}")
 
@@ -148,21 +157,31 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
     totals["rows"].append(row)
     if parallel.rank() == 0:
         write_rows(Path(config.out_dir, "curve.jsonl"), totals["rows"])
-        tqdm.write(json.dumps(row))
+        tqdm.write(describe_row(row, config))
 
 
-def few_valid_replies(config: SftConfig, measured: dict) -> str:
+def describe_row(row: dict, config: SftConfig) -> str:
+    """The most important numbers of a row in one line."""
+    at = f"T{config.eval_temperature:g}"
+    success = f"success {row[f'success_{at}']:.3f} at {at}, {row['success_T1']:.3f} at T1"
+    valid = f"valid replies {row[f'valid_frac_{at}']:.3f} and {row['valid_frac_T1']:.3f}"
+    return f"step {row['step']}: {success}; {valid}; loss {row['loss']:.3f} (curve.jsonl has more)"
+
+
+def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]) -> str:
     """A sentence with a cure if few replies are valid after training; "" if enough are.
 
-    Args: measured: what the probes found."""
+    Args: measured: what the probes found; sources: where each setting was given."""
     valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
     if valid_frac >= MIN_VALID_FRAC:
         return ""
+    overlay = "config/models/tiny_new_game.py"
+    hint = f", and for a new game with the tiny model add {overlay}"
     return (
         f"only {100 * valid_frac:.0f} % of the replies are valid (at T={config.eval_temperature:g} "
         "on held-out prompts), so RL from this model has little to learn from; give more "
-        f"--sft_steps than {config.sft_steps} or a larger --sft_lr, and for a new game with the "
-        "tiny model add config/models/tiny_new_game.py"
+        f"--sft_steps than {config.sft_steps} or a larger --sft_lr"
+        f"{'' if overlay in sources.values() else hint}"
     )
 
 

@@ -385,7 +385,7 @@ def possible_tasks(documents: list[Document]) -> tuple[str, ...]:
 
 def result_of(document: Document) -> str:
     """The line of a document among the results of a search."""
-    return f"{document.name}: {document.text[:MAX_SHOWN]}."
+    return f"{document.name}: {document.text[:MAX_SHOWN].removesuffix('.')}."
 
 
 def has_answer(document: Document, answer: str) -> bool:
