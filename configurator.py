@@ -426,6 +426,8 @@ for _field in fields(SftConfig):
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
 
+# What users type, and the setting that they mean.
+ABBREVIATIONS = {"lr": "learning_rate", "epochs": "num_epochs", "steps": "num_iterations"}
 SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))  # not of train.py
 
 # Larger numbers overflow, or need more memory or time than there is.
@@ -613,7 +615,8 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
         )
     if key in SFT_FIELDS:
         raise UserError(f"{key} from {source} is a setting of tools.sft; leave it out")
-    near = " or ".join(difflib.get_close_matches(key, types_by_key, n=3))
+    alike = difflib.get_close_matches(ABBREVIATIONS.get(key, key), types_by_key, n=3)
+    near = " or ".join(alike)
     hint = f"did you mean {near}?" if near else "no key is similar; --help lists all settings"
     raise UserError(f"unknown key {key!r} from {source}: {hint}")
 

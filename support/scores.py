@@ -214,6 +214,9 @@ class ScoreReport:
         )
         if self.options["json"] and rank() == 0:
             self._write_json(Path(self.options["json"]))
+        for option in ("json", "jsonl"):
+            if self.options[option]:
+                print(f"wrote {self.options[option]}")
         if self.options["against"]:  # last, because a wrong name raises an error
             print(differences(self.rows, self.options["against"], self.folders))
 

@@ -77,7 +77,7 @@ def test_a_misspelt_flag(run_without_torch, command):
 @pytest.mark.parametrize(
     "command, arguments, words",
     [
-        ("-m tools.view", ["--bad=1"], "expected run folders, or one run folder with --gif=NUMBER"),
+        ("-m tools.view", ["--bad=1"], "unknown option --bad; expected --against, --follow"),
         ("-m tools.play", ["frozenlake", "--sed=1"], "unknown key 'sed' from command line"),
         ("-m studies.speed.bench_head", ["x"], "give the number of columns at a time"),
         ("-m studies.speed.bench", ["chess"], "give one of rollout, update"),

@@ -1,8 +1,8 @@
 """Score a model behind an OpenAI-compatible server on the fixed prompts.
 
-    python -m tools.api_models config/frozenlake_ppo.py \
-        --api_base=http://localhost:8000/v1 --api_model=NAME          # several: NAME,OTHER
+    python -m tools.api_models config/frozenlake_ppo.py --api_base=URL --api_model=NAME,OTHER
 
+URL is the address of the server, such as http://localhost:8000/v1.
 Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The environment
 variable OPENAI_API_KEY holds the key of the server. `max_running` threads play the trajectories;
 environments have no time limit in them. The server limits the context, not max_context_tokens.

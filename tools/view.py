@@ -95,6 +95,10 @@ def parse_command(argv: list[str]) -> Command:
         else:
             options[name] = value
     given = options.keys()
+    unknown = given - {"--gif", "--follow", "--against", "--panel"}
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise UserError(f"unknown option {names}; expected --against, --follow, --gif or --panel")
     shows_page = len(runs) == 1 and given <= {"--against"}
     if not shows_page:
         check_folders(runs)
