@@ -708,6 +708,10 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
         if error.code:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
+    except BrokenPipeError as error:
+        # Python flushes stdout once more when it ends, so it needs a place to write to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UserError("the reader of the output has ended, as head does") from error
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # any given path may be too long
             raise

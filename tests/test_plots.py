@@ -108,14 +108,14 @@ def test_players_are_labelled_lines():
     axes = Canvas().subplots()
     labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
     assert [height[0] for _, height in lines_of(axes)] == [75, 0]
-    assert [label.text for label in labels] == ["optimal play 75", "random actions 0"]
+    assert [label.text for label in labels] == ["optimal, 5 a turn 75", "random actions 0"]
 
 
 def test_players_obey_the_limits_of_the_policy():
     with_ten_turns = plots.players_under_limits(SUCCESSES, LIMITS | {"max_turns": 10})
-    assert list(with_ten_turns) == ["optimal play", "greedy player", "random actions"]
+    assert list(with_ten_turns) == ["optimal, 5 a turn", "greedy player", "random actions"]
     nine_actions = LIMITS | {"max_turns": 9, "actions_per_turn": 1}
-    assert list(plots.players_under_limits(SUCCESSES, nine_actions)) == ["optimal play"]
+    assert list(plots.players_under_limits(SUCCESSES, nine_actions)) == ["optimal, 5 a turn"]
     assert plots.players_under_limits({"start": [1]}, LIMITS) == {}
 
 
@@ -232,7 +232,7 @@ def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     (axes,) = drawn
     assert lines_of(axes)[0][1] == [50, 50]
     assert lines_of(axes)[1] == ([0, 2, 4], [0, 50, 100])
-    assert texts_of(axes) == ["optimal play 50", "_a$x$ 100 (1 seed)"]
+    assert texts_of(axes) == ["optimal, 5 a turn 50", "_a$x$ 100 (1 seed)"]
     assert axes.get_title(loc="left") == "FrozenLake: success on 10 fixed prompts"
     assert axes.get_xlabel() == "iteration"
     (legend,) = axes.figure.legends

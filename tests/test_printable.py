@@ -97,6 +97,17 @@ run_main(main)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"stopped by Ctrl-C\n")
 
 
+def test_a_closed_output_is_one_line():
+    """As in COMMAND | head: here, nobody reads the pipe."""
+    script = "from configurator import run_main\nrun_main(lambda argv: print('x', flush=True))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    sentence = b"error: the reader of the output has ended, as head does\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
+
+
 def test_an_error_message_obeys_no_terminal_codes():
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -163,7 +163,7 @@ def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
     found = {}
     optimal = [name for name in wins if name.startswith("optimal, ") and name.endswith(" a turn")]
     if optimal:  # the last one has the most actions a turn
-        found["optimal play"] = wins[optimal[-1]]
+        found[optimal[-1]] = wins[optimal[-1]]
     num_turns = settings["max_turns"]
     num_actions = settings["actions_per_traj"]
     if "greedy, closed loop" in wins and num_turns >= num_actions:
