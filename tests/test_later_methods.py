@@ -397,10 +397,11 @@ def test_good_sequences_are_never_masked():
 
 def test_tv_mask_by_hand():
     """The probability rises from 0.5 to 0.8, or falls to 0.2. The bound is 0.2."""
-    new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6]).log()
-    engine = torch.full((5,), 0.5).log()
-    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    assert methods.tv_mask(new, engine, advantages, 0.2).tolist() == [0.0, 1.0, 1.0, 0.0, 1.0]
+    new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
+    engine = torch.full((7,), 0.5).log()
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 0.0])
+    expected = [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    assert methods.tv_mask(new, engine, advantages, 0.2).tolist() == expected
 
 
 def test_icepop_by_hand():

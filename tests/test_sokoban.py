@@ -78,6 +78,21 @@ def test_unsolvable_room_has_no_plan():
     assert env.optimal_length() == 0 and env.plan(5, 5) == []
 
 
+@pytest.mark.parametrize(
+    "room, corner",
+    [
+        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),  # of the walls up and left
+        ("######\n#___X#\n#____#\n#_O__#\n#P___#\n######", True),
+        ("######\n#____#\n#____#\n#_OP_#\n#X___#\n######", True),
+        ("######\n#____#\n#____#\n#_OP_#\n#___X#\n######", True),
+        ("######\n#_X__#\n#____#\n#_O__#\n#P___#\n######", False),  # it slides along one wall
+        ("######\n#____#\n#X___#\n#_O__#\n#P___#\n######", False),
+    ],
+)
+def test_a_box_in_a_corner_is_lost(room, corner):
+    assert in_room(room).why_lost().startswith("a box is stuck in a corner") == corner
+
+
 def test_greedy_by_hand():
     # box at distance 2 from its target; pushing Left shortens it, nothing else does
     env = in_room("######\n#____#\n#O_XP#\n#____#\n#____#\n######")
