@@ -242,7 +242,7 @@ def test_an_unknown_action_where_no_example_is_known(tmp_path):
         "    rules = lambda self: 'Count.'\n"
     )
     done = play(f"{tmp_path}/count.py:Count", typed="foo\n5\n")
-    assert "> 'foo' is no action now\n> \nCount.\nsuccess after 1 turns, score 1\n" in done.stdout
+    assert "> 'foo' is no action now\n> \nCount.\nsuccess after 1 turn, score 1\n" in done.stdout
     assert (done.returncode, done.stderr) == (0, "")
 
 

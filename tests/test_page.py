@@ -30,7 +30,7 @@ def lake_group():
     invalid = turn_record(START, "Go right.", ["Right", "Jump"], -0.1, tokens, [0.0, 1.5, 3.004])
     invalid |= {"format_ok": False, "moves": ["Right", ""], "faults": ['Unknown action: "Jump".']}
     invalid |= {"advantage": 1.5, "value": 0.25, "statements_checked": 2, "statements_true": 1}
-    slip = turn_record(SECOND, "Go down.", ["Left"], 1.0, ["a", "b"], [0.25, 0.35])
+    slip = turn_record(SECOND, "Go down.", ["Left"], 1.0, ["a", "<|im_end|>"], [0.25, 0.35])
     slip |= {"moves": ["Down"], "closing": "__\nO√", "advantage": 0.5, "value": 0.75}
     lost = turn_record(START, HOSTILE, ["constructor"], 0.0, ["a", HOSTILE], [0, 1])
     lost |= {"advantage": -1.0, "value": 0.0, "out_of_actions": False, "closing": "__\nXG"}
@@ -328,12 +328,12 @@ def test_filters_leave_what_fits(page):
     page.select_option("#environment", ROOM)
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
     page.select_option("#environment", "")
-    assert offered(page, "replies")[1:] == [
+    assert set(offered(page, "replies")[1:]) == {
         "an invalid reply",
         "a reply that was cut off",
         "a slip",
         "a false statement",
-    ]
+    }
     page.select_option("#replies", "a slip")
     assert rows_of(page) == [LAKE_GROUP]
     assert page.locator(".turns .selected").text_content().startswith("turn 2")  # which slipped

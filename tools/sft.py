@@ -57,6 +57,7 @@ from tools.probes import probe
 
 WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # of the replies after training; below it, a warning is printed
+SHOWN = ("loss", "success", "valid_frac")  # beginnings of the metrics that are printed
 NUM_LINES = 20  # lines that report the progress of a run
 TOTALS = {  # of a run so far, see support/json_shapes.py
     "tokens": int,
@@ -157,15 +158,14 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
     totals["rows"].append(row)
     if parallel.rank() == 0:
         write_rows(Path(config.out_dir, "curve.jsonl"), totals["rows"])
-        tqdm.write(describe_row(row, config))
+        tqdm.write(describe(row))
 
 
-def describe_row(row: dict, config: SftConfig) -> str:
-    """The most important numbers of a row in one line."""
-    at = f"T{config.eval_temperature:g}"
-    success = f"success {row[f'success_{at}']:.3f} at {at}, {row['success_T1']:.3f} at T1"
-    valid = f"valid replies {row[f'valid_frac_{at}']:.3f} and {row['valid_frac_T1']:.3f}"
-    return f"step {row['step']}: {success}; {valid}; loss {row['loss']:.3f} (curve.jsonl has more)"
+def describe(row: dict) -> str:
+    """The most important numbers of a row in one line. Probes of pretraining have no games."""
+    shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
+    numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
+    return f"step {row['step']}: {numbers} (curve.jsonl has more)"
 
 
 def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]) -> str:
