@@ -86,7 +86,7 @@ smollm2: $(INSTALLED) $(INSTALLED_SMOLLM2)
 	@.venv/bin/python -m tools.smollm2 $(ARGS)
 
 figures: $(INSTALLED) $(INSTALLED_DEV)
-	@.venv/bin/python -m studies.figures
+	@.venv/bin/python -m studies.readme_pictures
 
 # The credit is measured with the policies of the runs of GAE, which keep all their checkpoints. They
 # are made again if only their rows are there.

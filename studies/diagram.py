@@ -1,7 +1,7 @@
 """The picture of the algorithm: one iteration from games to new weights, for two small groups.
 
-`python -m studies.figures` writes it to docs/algorithm.png. Scores and advantages are examples. The
-advantages are those of GRPO, (R - mean) / std.
+`python -m studies.readme_pictures` writes it to docs/algorithm.png. Scores and advantages are
+examples. The advantages are those of GRPO, (R - mean) / std.
 """
 
 from pathlib import Path

@@ -18,7 +18,7 @@ import pytest
 
 from dialogue import check_thought
 from envs import make_env
-from worlds.text_world import drop_articles
+from worlds.text_base import drop_articles
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPER_SIZES = [

@@ -37,7 +37,7 @@ from text_games import (
 import envs
 from dialogue import Episode, check_thought, shape_rewards
 from envs import make_env
-from worlds import household, quest, text_world
+from worlds import household, quest, text_base
 
 ROOT = pathlib.Path(envs.__file__).parent
 
@@ -525,9 +525,9 @@ def test_a_quest_that_does_not_exist(monkeypatch):
 def test_a_missing_package_is_named_with_its_command():
     command = "nothing_here is not installed; install it with pip install -r requirements/none.txt"
     with pytest.raises(ValueError, match=command):
-        text_world.require_package("nothing_here", "requirements/none.txt")
+        text_base.require_package("nothing_here", "requirements/none.txt")
 
 
-@pytest.mark.parametrize("module", [text_world, quest, household])
+@pytest.mark.parametrize("module", [text_base, quest, household])
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0

@@ -17,7 +17,7 @@ import numpy as np
 from envs import Move
 from worlds.documents import check_plain
 from worlds.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
-from worlds.text_world import Effects, Facts, require_package, sentences
+from worlds.text_base import Effects, Facts, require_package, sentences
 
 PARTS = ("train", "valid_seen", "valid_unseen")
 GOALS = {  # our task types -> ALFWorld's

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from worlds.countdown import evaluate_expression
-from worlds.text_world import drop_articles
+from worlds.text_base import drop_articles
 
 LAND_SEED = 31  # of the bundled towns
 FIRST_SYLLABLES = "Ta Lu Ne Ro Vi Ko Ma Su De Fi".split()

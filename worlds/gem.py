@@ -22,7 +22,7 @@ import numpy as np
 
 from envs import Move
 from worlds.hub import REQUIREMENTS, Hub, Isolation, parse_settings
-from worlds.text_world import require_package
+from worlds.text_base import require_package
 
 DIRECTIONS = ("up", "down", "left", "right")
 BOXED = re.compile(r"\\boxed\{(.*?)\}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from envs import Move, make_env, show
 from worlds.hub import REQUIREMENTS, Hub, parse_settings
-from worlds.text_world import require_package
+from worlds.text_base import require_package
 
 # A sign on a coloured ground is the player's place; a coloured sign is only that sign.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")

@@ -23,7 +23,7 @@ import numpy as np
 
 from envs import Move
 from worlds.hub import REQUIREMENTS, Hub, parse_settings
-from worlds.text_world import require_package
+from worlds.text_base import require_package
 
 DATASET_SIZE = 2**20  # questions of a dataset
 MAX_CHARACTERS = 10_000  # of an answer

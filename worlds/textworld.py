@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from envs import Move
-from worlds.text_world import (
+from worlds.text_base import (
     Effects,
     Facts,
     World,

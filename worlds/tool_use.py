@@ -17,7 +17,7 @@ import numpy as np
 from envs import MAX_DRAWS, SPLIT_SIZE, Env, Move
 from worlds.countdown import evaluate_expression
 from worlds.documents import Document, Index, Question, bundled_towns, read_file
-from worlds.text_world import drop_articles
+from worlds.text_base import drop_articles
 
 TASKS = ("find", "fetch", "sum", "put")
 TOOLS = ("search", "calc", "get", "put", "answer")

@@ -1,6 +1,6 @@
 """Tests of the pictures of README and docs: what they show, and that they can be drawn again.
 
-python -m pytest -q studies/test_figures.py
+python -m pytest -q studies/test_readme_pictures.py
 """
 
 from configurator import UserError
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from test_view import LAKE, record, to_lines, turn_record
 
-from studies import diagram, figures
+from studies import diagram, readme_pictures
 from studies.imitation import comparison
 from tools.viewer import data as view_data
 
@@ -35,7 +35,7 @@ def panels(monkeypatch, tmp_path):
         return axes
 
     monkeypatch.setattr(Figure, "subplots", subplots)
-    figures.draw_flagship(tmp_path / "flagship.png")
+    readme_pictures.draw_flagship(tmp_path / "flagship.png")
     assert Image.open(tmp_path / "flagship.png").size == (1720, 840)
     return {axes.get_title(loc="left"): axes for axes in drawn}
 
@@ -130,20 +130,20 @@ def write_run(folder, *, moves):
 
 def test_games_with_slips_are_shown(tmp_path):
     data = view_data.load_runs([write_run(tmp_path, moves=["Down"])])
-    assert figures.find_game(data, figures.is_unlucky_loss) == 1
-    assert figures.find_game(data, figures.is_long_success) == 2
+    assert readme_pictures.find_game(data, readme_pictures.is_unlucky_loss) == 1
+    assert readme_pictures.find_game(data, readme_pictures.is_long_success) == 2
 
 
 def test_a_run_without_slips_is_an_error(tmp_path):
     data = view_data.load_runs([write_run(tmp_path, moves=["Right"])])
     with pytest.raises(UserError, match="holds no game with a slip"):
-        figures.find_game(data, figures.is_unlucky_loss)
+        readme_pictures.find_game(data, readme_pictures.is_unlucky_loss)
 
 
 @pytest.mark.slow
 def test_pictures_of_a_run_are_drawn(tmp_path, browser):
     run = write_run(tmp_path, moves=["Down"])
-    figures.draw_run(browser, run, tmp_path / "agent.gif", tmp_path / "view.png")
+    readme_pictures.draw_run(browser, run, tmp_path / "agent.gif", tmp_path / "view.png")
     assert Image.open(tmp_path / "agent.gif").n_frames == 4  # three turns and the end
     screenshot = Image.open(tmp_path / "view.png")
     assert screenshot.size == (2560, 1720)
@@ -157,16 +157,16 @@ def test_the_run_is_trained_first(tmp_path, monkeypatch):
         commands.append(command[1:])
         return subprocess.CompletedProcess(command, returncode=1)
 
-    monkeypatch.setattr(figures, "DOCS", tmp_path)
-    monkeypatch.setattr(figures.subprocess, "run", run)
+    monkeypatch.setattr(readme_pictures, "DOCS", tmp_path)
+    monkeypatch.setattr(readme_pictures.subprocess, "run", run)
     with pytest.raises(UserError, match="is not finished; see the message above"):
-        figures.train()
+        readme_pictures.train()
     assert not list(tmp_path.iterdir())
     makefile = (ROOT / "Makefile").read_text()
-    assert commands == [list(figures.TRAIN)]
-    assert f"python {' '.join(figures.TRAIN)} $(ARGS)" in makefile  # what `make train` runs
+    assert commands == [list(readme_pictures.TRAIN)]
+    assert f"python {' '.join(readme_pictures.TRAIN)} $(ARGS)" in makefile  # what `make train` runs
 
 
 def test_the_command_has_no_options():
     with pytest.raises(UserError, match="expected no arguments, got --all"):
-        figures.main(["--all"])
+        readme_pictures.main(["--all"])

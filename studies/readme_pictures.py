@@ -1,6 +1,6 @@
 """Draw all pictures of README and docs again.
 
-    make figures        # or: python -m studies.figures
+    make figures        # or: python -m studies.readme_pictures
 
 - docs/flagship.png: the rows of studies/imitation/rows/. studies/imitation/README.md has the
   commands that make them.
