@@ -236,7 +236,7 @@ def echo_trap() -> dict[str, Curve]:
     """StarPO, StarPO-S and what lies between them, on the bandit from one cold start.
 
     The cold start teaches the form of replies: 120 games of a player that chooses a random arm. The
-    learning rate is four times that of the overlay, at which StarPO is stable."""
+    learning rate is four times that of the overlay; the runs "at 2e-5" have the overlay's."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {

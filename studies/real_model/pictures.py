@@ -67,7 +67,7 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     drawn = (
         (low, success._replace(title="rate 2e-5: success, %")),
         (high, success._replace(title="rate 8e-5: success, %")),
-        (high, replies._replace(title="rate 8e-5: tokens of a reply")),
+        (high, replies._replace(title="rate 8e-5: reply tokens")),
     )
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
