@@ -102,8 +102,8 @@ class TorchEngine:
         )
         self.free_bytes = free_memory(model.device)
         self.cache = self._new_cache(0)  # (2, layers, rows, kv_heads, positions, D)
-        self.max_asked = config.max_running
-        self.max_running = min(self.max_asked, self._rows_that_fit())
+        self.max_running = min(config.max_running, self._rows_that_fit())
+        self.memory_is_short = self.max_running < config.max_running
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # under way, by trajectory
@@ -213,7 +213,7 @@ class TorchEngine:
                 f"the torch engine takes {size}; {self.free_bytes / 1e9:.1f} GB were free at its "
                 "start"
             )
-        if num_rows < min(num_asked, self.max_asked):
+        if self.memory_is_short and num_rows < num_asked:
             tqdm.write(
                 f"memory limits the torch engine to {num_rows} trajectories at once; {num_asked} "
                 "were asked for, and the others wait"

@@ -7,7 +7,7 @@ A run is one JSON file: its command and machine, success on the evaluation promp
 from functools import cache
 from pathlib import Path
 
-from studies.real_model.pictures import Panel, draw_panels
+from studies.real_model.pictures import Panel, draw_panels, metrics_of
 from support.run_folder import read_json
 from support.statistics import wilson_interval
 from tools.plotting import tables
@@ -29,17 +29,8 @@ def draw(path: Path) -> None:
     """Draw PANELS over the iterations, with a line for each run."""
     curves: dict[str, list[list[dict]]] = {}
     for run in read_runs():
-        curves.setdefault(f"rate {shown_rate(run)}", []).append(steps_of(run))
+        curves.setdefault(f"rate {shown_rate(run)}", []).append(metrics_of(run))
     draw_panels(path, PANELS, curves)
-
-
-def steps_of(run: dict) -> list[dict]:
-    """The series of a run as one dict for each iteration."""
-    steps = []
-    for index in range(run["iterations"]):
-        step = {key: values[index] for key, values in run["series"].items()}
-        steps.append({"step": index + 1, **step})
-    return steps
 
 
 def lines() -> list[str]:

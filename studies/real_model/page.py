@@ -13,7 +13,7 @@ from pathlib import Path
 
 from studies.experiments import FIGURES
 from studies.real_model import guess
-from studies.real_model.pictures import draw_traps, draw_two_rates
+from studies.real_model.pictures import draw_traps, draw_two_rates, metrics_of
 from studies.reproduce import rows_of
 from studies.signs import Sign, beginnings, collapse_iteration, last_good_evaluation
 from support.run_folder import write_atomically
@@ -97,15 +97,6 @@ def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list
         rows = curves.get(name + suffix, [])
         shown[name.removeprefix("bandit ")] = [metrics_of(row) for row in rows]
     return shown
-
-
-def metrics_of(row: Row) -> list[dict]:
-    """The series of a row as one dict for each iteration."""
-    steps = []
-    for index in range(row["iterations"]):
-        step = {key: values[index] for key, values in row["series"].items()}
-        steps.append({"step": index + 1, **step})
-    return steps
 
 
 def run_lines(curves: dict[str, list[Row]]) -> list[str]:

@@ -31,6 +31,15 @@ PANELS = (
 )
 
 
+def metrics_of(row: dict) -> list[dict]:
+    """The series of a row as one dict for each iteration."""
+    steps = []
+    for index in range(row["iterations"]):
+        step = {key: values[index] for key, values in row["series"].items()}
+        steps.append({"step": index + 1, **step})
+    return steps
+
+
 def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
     """Draw PANELS over the iterations. Each seed of a method is a line of its own.
 
