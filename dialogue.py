@@ -1,9 +1,10 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
-replies and enforces every limit that the prompt states. The next message reports unknown, surplus
-and malformed answers. The format penalty is part of the reward of the malformed turn, and the next
-message reports this reward. In RAGEN the policy never sees the penalty.
+replies and enforces the limits on actions and turns; rollout.py enforces those on tokens. The next
+message reports unknown, surplus and malformed answers. The format penalty is part of the reward of
+the malformed turn, and the next message reports this reward. In RAGEN the policy never sees the
+penalty.
 
 `Chat` converts messages to token ids. The policy's own text is parsed but never rewritten or
 encoded again.
@@ -23,7 +24,8 @@ from envs import Env, Step, check_text, name_of, show
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
-MAX_UNFINISHED = 0.99  # most that the shaped rewards of a game without success sum to
+# upper bound of the sum of the shaped rewards (dense, balanced) of a game without success
+MAX_UNFINISHED = 0.99
 
 
 # ---------- replies
@@ -118,9 +120,7 @@ class TurnRecord:
 
     actions: list[str]  # parsed from the reply, without those over the limit
     num_actions: int = 0  # executed actions
-    format_ok: bool = (
-        False  # the reply has no fault: its form is right, its actions known and executed
-    )
+    format_ok: bool = False  # the reply is valid: it has none of the `faults` below
     effective: float = 0.0  # fraction of the executed actions that changed something
     statements_checked: int = 0  # sentences of the thought that can be checked
     statements_true: int = 0
@@ -189,7 +189,8 @@ class Episode:
     def system(self) -> str:
         """The system message: rules, action names, limits and the required form of a reply."""
         config = self.config
-        limit = min(config.actions_per_turn, self.env.max_actions)  # of a turn, and of the game
+        # the smaller of the limits of a turn and of the game
+        limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
         # The bandit draws the names of its actions for every game, so its class has none. Then the
         # system message, which all games share, does not list them.
@@ -294,7 +295,7 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    record.out_of_actions = step.truncated
+                    record.out_of_actions = step.truncated  # never if the last action also lost it
                 break
         record.effective = num_effective / max(record.num_actions, 1)
         moves += [""] * (len(record.actions) - len(moves))  # not executed after the end

@@ -1,8 +1,8 @@
 """Methods that neither RAGEN's papers nor its training script have, as pure functions on tensors.
 
 `starpo.py` has the methods of RAGEN; shapes have the same names here. All methods here are off by
-default. Each function states its equation, its source, and under "Acts" when it changes anything.
-Search `train.py` for the setting in brackets to see where it is used.
+default. The first function of a method states its source, and under "Acts" when it changes
+anything. Search `train.py` for the setting in brackets to see where it is used.
 
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
@@ -97,8 +97,8 @@ def gigpo_advantages(
     A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
     over all n turns of the group that start in the state of turn k, also those of one trajectory. F
     is their standard deviation + 1e-6 (estimator "grpo"), 1 ("dr_grpo") or (n - 1) / n ("rloo"). A
-    state that is seen once adds 0. GiGPO adds w A_k to the advantage from the scores of
-    trajectories, which has an F of the same kind. All tokens of a turn share its A_k.
+    state that is seen once adds 0. GiGPO adds w A_k to the advantage of the trajectory, which the
+    same estimator computes. All tokens of a turn share its A_k.
 
     The paper's code averages the scores of a group over turns, so longer trajectories count more.
     Here each trajectory counts once, as in equation 3 of the paper. The key of a state
@@ -145,9 +145,9 @@ def turn_ppo_advantages(
     ratio and its clip stay those of tokens; with sequence_ratio=True and sequence="turn" they are
     those of turns. A turn of L tokens counts L times in both losses.
 
-    With one turn, all its tokens have the advantage score - V, with V at its first token.
-    turn_gamma and turn_lam act if trajectories have several turns. With mask_observations=False,
-    the first token of a turn is that of the observation before it.
+    Acts in every run with this estimator. With one turn, all its tokens have the advantage
+    score - V, with V at its first token; turn_gamma and turn_lam act from two turns on. With
+    mask_observations=False, the first token of a turn is that of the observation before it.
     Args, returns: as for `starpo.advantages`, not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -189,18 +189,18 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))), the geometric mean of the ratios of the tokens
     of a segment. This is the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients: a
-    token has the value s and the gradient s * grad log pi(y_t). The gradient is that of the
-    sequence form if segments are trajectories, all advantages of a trajectory are equal, and the
-    loss averages over its tokens first (aggregation="seq_mean_token_mean"). GSPO weighs no single
-    token, so `starpo.importance_weights` is not used beside it.
+    token has the value s and the gradient s * grad log pi(y_t). The gradient equals that of the
+    sequence form under three conditions: segments are trajectories, all tokens of a trajectory have
+    one advantage, and aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
+    `starpo.importance_weights` is not used beside it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is exactly 1 if the
     trainer has computed the old log-probs. If they are the engine's, s is 1 up to rounding in
     float32, but in bfloat16 it may leave the clip range, which is small: 3e-4 below and 4e-4 above
     1 in the paper. So config/methods/gspo.py sets recompute_old_logprobs.
 
-    `starpo.bound_log_ratio` bounds s, as it bounds the ratio of a token: beyond 20 nats it has no
-    gradient (in verl, above 10).
+    `starpo.bound_log_ratio` bounds log s, as it bounds the log ratio of a token: beyond 20 nats it
+    has no gradient (in verl, above 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
         numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
@@ -239,7 +239,7 @@ def sequence_mask(
     segment_ids: Tensor,
     bound: float,
 ) -> Tensor:
-    """0.0 for the tokens of bad segments that the policy has moved away from, else 1.0.
+    """False for the tokens of bad segments that the policy has moved away from, else True.
 
     A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away if
     the geometric mean of pi / pi_engine over its tokens is below the bound. A dropped segment was
@@ -248,23 +248,23 @@ def sequence_mask(
     Acts if policy and engine differ: from the second optimizer step on, or with an engine of lower
     precision.
     Args: as for `gspo_log_ratio`; rollout_logprobs (R,) nats; advantages (R,); bound in (0, 1).
-    Returns: (R,), without gradient.
+    Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
         takes pi / pi_old, and leaves dropped tokens out of the denominator. Its bound is 0.8 by
         default (seq_mask_delta=0.223), and 0.997 (3e-3) in its scripts for CISPO and SAPO.
     >>> new, engine = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.9, -0.9])
     >>> numbers = torch.tensor([0, 0, 1])
     >>> sequence_mask(new, engine, torch.tensor([-1.0, -1.0, -1.0]), numbers, 0.8).tolist()
-    [0.0, 0.0, 1.0]
+    [False, False, True]
     """
     difference = logprobs.detach() - rollout_logprobs  # (R,)
     ratio = _segment_means(difference, segment_ids).exp()  # (R,)
     is_bad = _segment_means(advantages, segment_ids) < 0  # (R,)
-    return 1.0 - (is_bad & (ratio < bound)).to(ratio.dtype)
+    return ~(is_bad & (ratio < bound))
 
 
 def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, bound: float) -> Tensor:
-    """DPPO with binary total variation: 0 for tokens that have moved too far already, else 1.
+    """DPPO with binary total variation: False for tokens that moved too far already, else True.
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0. It
     stays in the denominator of the loss. `train.clipped_loss` clips no ratio beside it. The
@@ -272,17 +272,17 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 
     Acts as `sequence_mask` does.
     Args: as for `sequence_mask`; bound in (0, 1], a difference of probabilities.
-    Returns: (R,), without gradient.
+    Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12 (bound 0.2 in prime-rl, which adds 1e-3 times the
         squared log ratio; verl truncates the ratio at 20).
     >>> new, engine = torch.tensor([0.9, 0.5]).log(), torch.tensor([0.5, 0.9]).log()
     >>> tv_mask(new, engine, torch.tensor([1.0, 1.0]), 0.2).tolist()
-    [0.0, 1.0]
+    [False, True]
     """
     change = logprobs.detach().exp() - rollout_logprobs.exp()  # (R,)
     too_far_up = (advantages > 0) & (change > bound)  # (R,)
     too_far_down = (advantages < 0) & (change < -bound)  # (R,)
-    return 1.0 - (too_far_up | too_far_down).to(change.dtype)
+    return ~(too_far_up | too_far_down)
 
 
 def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:

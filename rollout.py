@@ -58,7 +58,8 @@ class Turn:
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord | None = None  # what happened, see dialogue.py
-    credit: Credit = field(default_factory=Credit)  # copies of the turn share it
+    # The copies of the turn that `unmask` makes share it, so this turn gets what is noted there.
+    credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # of the environment before the response, see `Episode.state`
 
 
@@ -171,7 +172,8 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Training avoids the evaluation instances of all environments of the run.
+    # Reserved instances: those of the evaluations of all environments of the run. Training avoids
+    # them.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the evaluation instances now, because `reset` has a time limit.
@@ -218,7 +220,7 @@ class Rollout:
             self.open(*opening)
 
     def open(self, system: str, user: str) -> None:
-        """Set the first messages of an episode that has started."""
+        """Set the first messages. For callers that start the episode without `reset`."""
         self.trajectory.system = system
         self.user = user
 
@@ -250,7 +252,7 @@ class Rollout:
             state=outcome.state,
         )
         self.trajectory.turns.append(turn)
-        self.trajectory.status = outcome.status or ""
+        self.trajectory.status = outcome.status or ""  # None: the game goes on
         self.user = outcome.user
 
     def next_prompt(self, chat: Chat) -> list[int]:
@@ -260,7 +262,9 @@ class Rollout:
         return following_prompt(chat, self.trajectory, self.user, self.config.context_turns)
 
     def finish(self) -> Trajectory:
-        """Replace the rewards of the turns as reward_density says. Returns: the trajectory."""
+        """Replace the rewards of the turns as reward_density says. Returns: the trajectory.
+
+        The policy has read the rewards of the environment in the messages."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density == "native" or trajectory.status == "error":
@@ -510,7 +514,7 @@ class RolloutScheduler:
         self.histories[key] += prompt
         self.engine.add(
             key,
-            self.histories[key],
+            self.histories[key],  # all of it; the engine knows what it has seen
             max_tokens=room,
             temperature=self.temperature,
             seed=(*self.noise_seed, *trajectory.seed, trajectory.member, len(trajectory.turns)),
@@ -532,6 +536,7 @@ class RolloutScheduler:
             self.histories[key] = []
         if not rollout.done:
             self._request_next_turn(key)
+        # otherwise the engine keeps the cache of the history until the game is over
         if rollout.done and not forgets_turns:
             self.engine.release(key)
 
@@ -539,8 +544,8 @@ class RolloutScheduler:
         """The setting that cut a response off, see `TurnRecord`."""
         if self.chat.is_closed(sample.ids):
             return None
-        has_whole_budget = len(sample.ids) == self.config.max_response_tokens
-        return "max_response_tokens" if has_whole_budget else "max_context_tokens"
+        used_whole_budget = len(sample.ids) == self.config.max_response_tokens
+        return "max_response_tokens" if used_whole_budget else "max_context_tokens"
 
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
         """Advance the engine. Yield each finished response, its text and its outcome.

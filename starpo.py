@@ -10,8 +10,8 @@ clipped objective over the response tokens y_t, t = 1..R:
 This is `ppo_loss`. Here R counts the tokens of a mini-batch. The weight w_t has no gradient. It is
 the product of an importance weight, which corrects for the engine that sampled
 (`importance_weights`), and a weight that says how tokens are averaged (`token_weights`). By
-default the second one is 1. Pi_old is then the engine's, so the first one is 1, too, until ratio_t
-exceeds a cap.
+default the second one is 1. By default pi_old is that of the engine, so the first one is 1, too,
+until ratio_t exceeds a cap.
 
 The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -34,13 +34,14 @@ clip_high and no KL. In the paper it also has a critic; here the name stands for
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
 response tokens of all trajectories. Response tokens are the tokens that the policy sampled, its
-end-of-turn tokens included. A tensor (R,) has one number for each response token, trajectory after
-trajectory, and none for prompts and observations, so the losses need no mask. Lists of counts, such
-as `tokens_per_turn`, give the lengths of consecutive pieces. All functions check shapes and counts.
+end-of-turn tokens included, and with mask_observations=False also those of observations. A tensor
+(R,) has one number for each response token, trajectory after trajectory, and none for other tokens,
+so the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of
+consecutive pieces. Most functions check shapes and counts.
 
 Differences from the paper and from RAGEN's code:
-- Only response tokens are trained on. RAGEN's first code trains on all tokens after the system
-  message (mask_observations=False).
+- Only response tokens are trained on. RAGEN v1, its first code, trains on all tokens after the
+  system message (mask_observations=False).
 - A mini-batch has one denominator, its number of response tokens. The paper averages within each
   trajectory first (equation 4). In RAGEN the size of the micro-batches changes the loss.
 - GAE steps from the last token of a turn to the first token of the next turn. It skips the
@@ -121,9 +122,9 @@ def filter_groups(
     kept, too.
 
     Args: values (P,) float, what is ranked, >= 0 for top_p and min_p; std (P,) float, of the raw
-        scores, by default the same as values; keep and strategy, see `_num_groups_to_keep`;
-        smallest, True to rank from the smallest value, for fraction and count; zero_std, True to
-        keep groups without variance.
+        scores, which by default are also the values (filter_by="reward_std"); keep and strategy,
+        see `_num_groups_to_keep`; smallest, True to rank from the smallest value, for fraction and
+        count; zero_std, True to keep groups without variance.
     Returns: (<= P,) int64, in ascending order. It may be empty.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy.
     >>> std = torch.tensor([0.7, 0.0, 6.4])
@@ -175,11 +176,12 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
 def normalize_rewards(
     rewards: Tensor, turns_per_trajectory: list[int], group_ids: Tensor, method: str
 ) -> Tensor:
-    """Normalises the scores of trajectories within groups, and scales the turn rewards to match.
+    """Normalises scores among trajectories with equal group_ids, and turn rewards to match.
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
     the latter to [-1, 3]. Scores without variance become 0. Turn rewards are divided by the same
-    number. The last turn of each trajectory also gets what is missing to the new score.
+    std + 1e-6 ("mean": they are not). What their sum then lacks of the new score is added to the
+    last turn.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64, equal numbers share mean and std: a prompt group, an environment or the whole
         batch.
@@ -259,6 +261,7 @@ def advantages(
         group_ids = _group_ids_of_turns(group_ids, turns_per_trajectory)  # (K,)
     else:
         scores = segment_sums(rewards, tokens_per_trajectory)  # (B,)
+    # group_ids are on the CPU
     raw = group_advantages(scores.cpu(), group_ids, estimator).to(rewards.device)  # (K,) or (B,)
     lengths = torch.tensor(tokens_per_turn if turn_level else tokens_per_trajectory)
     raw = raw.repeat_interleave(lengths.to(raw.device))  # (R,)
@@ -326,9 +329,9 @@ def gae(
     values = _at_least_float32(values.detach())
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
-    ends = torch.tensor(lengths, device=values.device)  # (B,)
+    ends = torch.tensor(lengths, device=values.device)  # (B,), here B counts pieces
     T = max(lengths, default=0)
-    # Column T holds only zeros: V = 0 after the end of every trajectory.
+    # Column T holds only zeros: V = 0 after the end of every piece.
     mask = torch.arange(T + 1, device=values.device) < ends[:, None]  # (B, T + 1)
     V = _pad(values, mask)  # (B, T + 1)
     r = _pad(rewards.detach().to(values.dtype), mask)  # (B, T + 1)
@@ -340,7 +343,7 @@ def gae(
     for t in reversed(range(T)):
         running = deltas[:, t] + decay[:, t] * running  # (B,)
         padded_advantages[:, t] = running
-    flat_advantages = padded_advantages[mask[:, :-1]]  # (R,)
+    flat_advantages = padded_advantages[mask[:, :-1]]  # (S,)
     return flat_advantages, flat_advantages + values
 
 
@@ -413,7 +416,7 @@ def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> T
 
 
 def _pad(x: Tensor, mask: Tensor) -> Tensor:
-    """The entries of x (R,) where mask (B, T + 1) is True, and zeros elsewhere."""
+    """The entries of x (S,) where mask (B, T + 1) is True, and zeros elsewhere."""
     padded = x.new_zeros(mask.shape)
     padded[mask] = x
     return padded
@@ -432,7 +435,7 @@ def ppo_loss(
     num_tokens: int,
     weights: Tensor | None = None,
     dual_clip: float = 0.0,
-    log_ratio: Tensor | None = None,
+    segment_log_ratio: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's loss: sum of -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) / num_tokens.
 
@@ -441,7 +444,7 @@ def ppo_loss(
         mini-batch, so that losses and gradients of micro-batches and ranks add up; weights (R,),
         the factor of each term, without gradient: `importance_weights` times `token_weights`;
         dual_clip, 0 for none, or c > 1 to bound the objective of tokens with A < 0 below by c A;
-        log_ratio (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
+        segment_log_ratio (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
     Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (tokens whose
         clipped term is smaller), approx_kl (k3 estimate of KL(old || new), nats).
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
@@ -450,12 +453,14 @@ def ppo_loss(
     >>> loss.item(), metrics["clipfrac"].item()  # -(1 * 1 + 1.5 * 2) / 2
     (-2.0, 1.0)
     """
-    _check_vectors(num_tokens, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    _check_denominator(num_tokens)
+    _check_vectors(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
         raise ValueError(f"clip_low must be in [0, 1], clip_high >= 0, got {clip_low}, {clip_high}")
     advantages = advantages.detach()  # (R,)
     token_log_ratio = log_ratios(logprobs, old_logprobs)  # (R,)
-    ratio = (token_log_ratio if log_ratio is None else log_ratio).exp()  # (R,)
+    log_ratio = token_log_ratio if segment_log_ratio is None else segment_log_ratio  # (R,)
+    ratio = log_ratio.exp()  # (R,)
     unclipped = ratio * advantages  # (R,)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages  # (R,)
     objective = torch.minimum(unclipped, clipped)  # (R,)
@@ -544,7 +549,8 @@ def value_loss(
     >>> loss.item(), metrics["vf_clipfrac"].item()  # the value is clipped to 0.5: 0.5 * 2.5^2
     (3.125, 1.0)
     """
-    _check_vectors(num_tokens, values=values, old_values=old_values, returns=returns)
+    _check_denominator(num_tokens)
+    _check_vectors(values=values, old_values=old_values, returns=returns)
     if not value_clip > 0.0:
         raise ValueError(f"value_clip must be > 0, got {value_clip}")
     values = _at_least_float32(values)  # (R,)
@@ -634,9 +640,12 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _check_vectors(num_tokens: int = 1, **tensors: Tensor) -> None:
+def _check_denominator(num_tokens: int) -> None:
     if num_tokens < 1:
         raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
+
+
+def _check_vectors(**tensors: Tensor) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
         raise ValueError(f"expected 1-D tensors of one length, got {shapes}")

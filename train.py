@@ -3,7 +3,7 @@
 One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
 and the differences from the paper (arXiv 2504.20073): `filter_groups`, `advantages`, `ppo_loss`.
-`methods.py` has methods of later papers. docs/methods.md says how to add one.
+`methods.py` has methods that RAGEN lacks. docs/methods.md says how to add an estimator or a method.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -57,8 +57,8 @@ from support.run import Run, open_run
 from support.timer import Timer
 from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
-# Every random stream mixes one of these numbers into its seed, so that no two streams are equal. No
-# other file uses them.
+# Every random stream mixes one of these numbers into its seed, so that no two streams are equal.
+# Other files use other numbers.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -96,10 +96,11 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # An earlier process may have done the last iteration and ended before its evaluation.
+    # Without scores this process has done no iteration: an earlier one ended between the last
+    # iteration and the report, or num_iterations is 0 or was lowered. The report needs scores.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
-    run.finish(reference_scores)
+    run.finish(reference_scores)  # a function; the report of a complete run calls it
     parallel.shut_down(engine)
 
 
@@ -110,6 +111,9 @@ def iterate(
     learner: Learner, engine: Engine, chat: Chat, history: Sequence[dict]
 ) -> tuple[dict, list[Trajectory]]:
     """Do one round of rollout and update.
+
+    The shapes in comments are those of `starpo.py`: P groups with B trajectories in all, their K
+    turns and R response tokens. After the filter they count what it kept.
 
     Args: history: the metrics of earlier iterations.
     Returns: the metrics of this iteration, and its trajectories. A metric that was not measured is
@@ -124,7 +128,8 @@ def iterate(
     # -- drop: the groups in which an environment failed
     trajectories = without_errors(sampled, config, config.group_size)
 
-    # -- diagnose, before the update changes the weights; rollout_s and update_s leave it out
+    # -- diagnose, before the update changes the weights; the metrics rollout_s and update_s do not
+    # count its time
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -136,11 +141,12 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    num_candidates = min(config.num_groups, len(stats.mean))  # errors may leave fewer
+    # The filter saw at most num_groups groups: dynamic sampling samples more, errors leave fewer.
+    num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
     # -- choose what is trained on: by default, the response tokens of all kept trajectories
-    if not config.mask_observations:  # RAGEN's first code: the observations, too
+    if not config.mask_observations:  # RAGEN v1: the observations, too
         kept = [unmask(trajectory, chat) for trajectory in kept]
     to_train = list(range(len(kept)))  # indices into kept
     if config.drop_void:  # SimpleTIR: those that it leaves out still count in the baselines
@@ -154,7 +160,7 @@ def iterate(
 
     # -- update
     update_metrics = {}
-    if to_train:  # then something was kept, so there is experience
+    if to_train:  # it is empty if nothing was kept, so here experience exists
         update_metrics = update(learner, experience.of_trajectories(to_train))
     else:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
@@ -175,7 +181,9 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
-    trajectories = collect_groups(learner, engine, chat, rng, 0, config.num_groups)
+    trajectories = collect_groups(
+        learner, engine, chat, rng, first_group=0, num_groups=config.num_groups
+    )
     for _ in range(config.sampling_rounds - 1):  # dynamic sampling
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
         std = starpo.group_stats(scores, config.group_size).std  # (P,)
@@ -183,7 +191,9 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
         num_missing = methods.num_missing_groups(std, config.num_groups)
         if num_missing == 0:
             break
-        trajectories += collect_groups(learner, engine, chat, rng, len(std), num_missing)
+        trajectories += collect_groups(
+            learner, engine, chat, rng, first_group=len(std), num_groups=num_missing
+        )
     return trajectories
 
 
@@ -226,7 +236,7 @@ def collect_groups(
 def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
     """Choose the groups to train on with `starpo.filter_groups`, and note it in trajectories.
 
-    Args: stats: of the scores of the groups, of all rounds of sampling.
+    Args: stats: statistics of the scores of all sampled groups.
     Returns: indices of groups (<= P,)."""
     size = config.group_size
     token_counts = []
@@ -286,16 +296,17 @@ def skipped_update(iteration: int, num_kept: int) -> str:
 class Experience:
     """The kept trajectories as inputs of the model, and what the losses need to know about them.
 
-    A trajectory is one sequence. With context_turns, each of its turns is one. The S sequences have
-    R response tokens, one sequence after the other."""
+    A sequence is one input of the model: a trajectory, or a single turn if the policy sees only the
+    last turns (context_turns). The S sequences have R response tokens, one sequence after the
+    other."""
 
-    sequences: list[Trajectory]  # S
+    sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
     trajectory_ids: list[int]  # S; the number of the trajectory of each sequence
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
     turn_ids: Tensor  # (R,) int64; of each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; of each token, its segment's index, see `methods.py`
+    segment_ids: Tensor  # (R,) int64; of each token, its segment's index (sequence methods)
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -350,7 +361,7 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = number_tokens(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids
+    segment_ids = turn_ids  # a segment is a turn, or a whole input of the model
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = number_tokens(lengths).to(learner.device)  # (R,)
@@ -358,11 +369,11 @@ def build_experience(
     rollout_logprobs, old_logprobs = logprobs_before_update(learner, sequences)  # (R,) each
     ref_logprobs = None
     if learner.ref:  # kl_coef > 0
-        ref_logprobs, _ = parallel.forward_sequences(
+        ref_logprobs, _entropy = parallel.forward_sequences(
             learner.ref, sequences, config, config.temperature
         )  # (R,)
     old_values = None
-    if learner.critic:  # of one of CRITIC_ESTIMATORS
+    if learner.critic:  # the estimator is one of CRITIC_ESTIMATORS
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
             old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
@@ -370,7 +381,7 @@ def build_experience(
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
     advantages, returns = estimate_advantages(
         learner, kept, rewards, old_values, kept if trajectories is None else trajectories
-    )  # (R,) each
+    )  # (R,); returns is None without a critic
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
         sequences=sequences,
@@ -400,7 +411,7 @@ def logprobs_before_update(
     )  # (R,)
     if not config.trainer_gives_old_logprobs():
         return sampled, sampled
-    old, _ = parallel.forward_sequences(
+    old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
     # NaN: the engine did not sample this token, or was not asked for log-probs.
@@ -424,7 +435,8 @@ def token_rewards(
         peers = {  # equal numbers share a mean and a standard deviation
             "group": group_ids,
             "batch": torch.zeros_like(group_ids),
-            "env": torch.tensor([names.index(name) for name in names]),  # first of its name
+            # the index of the first trajectory in the same environment
+            "env": torch.tensor([names.index(name) for name in names]),
         }
         turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
         rewards = starpo.normalize_rewards(
@@ -452,7 +464,8 @@ def estimate_advantages(
     rank gets the same arguments, so every rank has the same state (examples/running_mean.patch).
 
     Args: rewards: (R,) of the response tokens of `kept`; values: (R,) of the critic, None without
-        one; trajectories: all of the iteration, also those that the filter dropped.
+        one; trajectories: all of the iteration, also those that the filter dropped. No estimator
+        here reads them; one with state may.
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
     config = learner.config
     tokens_per_turn = count_tokens_per_turn(kept)  # K
@@ -519,7 +532,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))  # each one once
+    # each number once; drop_void leaves gaps between them
+    trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []  # metrics of each optimizer step
     total_tokens = 0  # response tokens of all steps
@@ -532,7 +546,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # mean_over_steps divides the other sums. This metric it takes from the first step as it is.
+        # mean_over_steps divides the other sums. It takes this one from the first step alone, where
+        # engine and trainer have the same weights.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -548,14 +563,14 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     return metrics
 
 
-def mini_batches(config: Config, step: int, num_kept: int) -> Iterator[np.ndarray]:
-    """Shuffle the kept trajectories in each epoch and cut them into mini-batches of batch_size.
+def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
+    """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
     Yields: their indices. The last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
-        order = rng.permutation(num_kept)
-        for start in range(0, num_kept, config.batch_size):
+        order = rng.permutation(num_trajectories)
+        for start in range(0, num_trajectories, config.batch_size):
             yield order[start : start + config.batch_size]
 
 
@@ -577,8 +592,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     # is_real is 0.0 for a micro-batch that only fills up the number of micro-batches of this rank,
     # because all ranks need equally many. Else it is 1.0.
     for number, (indices, is_real) in enumerate(micro_batches):
-        # Ranks reduce their gradients once, in the last micro-batch. A single rank has nothing to
-        # save by that, and would hold unsharded gradients until then.
+        # Ranks reduce their gradients once, in the last micro-batch. A single rank reduces at once:
+        # waiting would only keep unsharded gradients in memory.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -586,7 +601,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
         packed = pack(
             micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
-        # FSDP2 averages gradients over the ranks, and their sum is needed.
+        # FSDP2 averages gradients over the ranks, and their sum is needed. loss_scale is 1 unless
+        # dtype is float16; learner.clip_gradients divides the gradients by it.
         scale = is_real * parallel.world_size() * learner.loss_scale
         loss, metrics = policy_loss(
             learner, packed, micro_batch, num_tokens, num_observation_tokens
@@ -597,6 +613,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
             loss, value_metrics = critic_loss(learner, packed, micro_batch, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
+        # a micro-batch that fills up repeats real sequences, so it does not change the maximum
         largest_diff = torch.maximum(largest_diff, metrics.pop("logprob_diff_max"))
         for key, value in metrics.items():
             sums[key] = sums.get(key, 0.0) + value * is_real
@@ -618,7 +635,8 @@ def policy_loss(
     Args: packed: the tokens of the micro-batch, which has R response tokens; num_tokens,
         num_observation_tokens: the response tokens and the tokens of observations in the whole
         mini-batch, the denominators of the losses.
-    Returns: loss; metrics, sums over the R tokens: `mean_over_steps` divides them by num_tokens."""
+    Returns: loss; metrics, sums over the R tokens: `mean_over_steps` divides them by the tokens of
+        all steps."""
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
     # R response tokens, then O tokens of observations; O is 0 without ECHO
@@ -627,7 +645,8 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    metrics["pg_loss"] = loss.detach() * num_tokens  # metrics are sums until mean_over_steps
+    # times num_tokens, because mean_over_steps divides sums by the tokens of all steps
+    metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()
     metrics["logprob_diff_max"] = difference.max()
@@ -656,10 +675,10 @@ def clipped_loss(
     segment_ids = micro_batch.segment_ids  # (R,)
     clip_low, clip_high = config.clip_low, config.clip_high
     if config.sequence_ratio:  # GSPO: no importance weight for single tokens
-        log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
+        segment_log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
         importance = torch.ones_like(old_logprobs)  # (R,)
     else:
-        log_ratio = None  # ppo_loss takes logprobs - old_logprobs
+        segment_log_ratio = None  # ppo_loss takes logprobs - old_logprobs
         importance = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,)
@@ -685,7 +704,7 @@ def clipped_loss(
         clip_low=clip_low,
         clip_high=clip_high,
         dual_clip=config.dual_clip,
-        log_ratio=log_ratio,
+        segment_log_ratio=segment_log_ratio,
     )
     metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)  # tokens
     return loss, metrics
@@ -730,7 +749,7 @@ def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float
         if finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    learner.policy.bump_version()  # the engine must load the new weights
+    learner.policy.bump_version()  # the engine must load the weights again
     names = {"policy": "grad_norm", "critic": "grad_norm_critic"}
     return {names[name]: norm.item() for name, norm in norms.items()}
 

@@ -1,4 +1,4 @@
-"""The later methods: numbers worked out by hand, slow loops, and runs in which they have no effect.
+"""Tests of the later methods: numbers worked out by hand, slow loops, runs without an effect.
 
 Run with:  python -m pytest -q tests/test_later_methods.py
 """
@@ -63,12 +63,12 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
 def test_gigpo_by_hand():
     """Two trajectories with the scores 1 and 0. Both start in a, and the first passes b twice."""
     rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    # G with gamma 0.5: 0.25 (a), 0.5 (b), 1 (b); 0 (a). Means: a 0.125, b 0.75.
+    # Returns G with gamma 0.5: 0.25 (a), 0.5 (b), 1 (b); 0 (a). Means: a 0.125, b 0.75.
     states = ["a", "b", "b", "a"]
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
     found, returns = estimate(*batch, estimator="dr_grpo", **options)
-    # score - 0.5, + 2 * (G - mean G)
+    # (score - 0.5) + 2 * (G - mean of G)
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
@@ -254,7 +254,7 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
-    """Log-probs of tokens under policy, old policy and engine, advantages, numbers of sequences."""
+    """Log-probs of tokens under policy, old policy and engine, advantages, and their sequences."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
@@ -310,7 +310,7 @@ def test_gspo_equals_a_slow_loop(seed):
         clip_high=0.15,
         num_tokens=len(new),
         weights=weights,
-        log_ratio=log_ratio,
+        segment_log_ratio=log_ratio,
     )
     loss.backward()
     expected, gradient = slow_gspo(new, old, advantages, numbers, 0.1, 0.15)
@@ -333,14 +333,14 @@ def test_gspo_by_hand():
 
 def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
     """Log ratios of 19, 21 and -21: with a clip range that never clips, only the first has a
-    gradient, exp(19), whether the ratio is that of a token or of a sequence of one token."""
+    gradient, of size exp(19). This holds for ratios of tokens and of sequences of one token."""
     old = torch.tensor([-30.0, -30.0, -1.0])
     numbers = torch.arange(3)
     options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
     for is_sequence in (False, True):
         new = torch.tensor([-11.0, -9.0, -22.0], requires_grad=True)
         log_ratio = methods.gspo_log_ratio(new, old, numbers) if is_sequence else None
-        loss, _ = starpo.ppo_loss(new, old, torch.ones(3), log_ratio=log_ratio, **options)
+        loss, _ = starpo.ppo_loss(new, old, torch.ones(3), segment_log_ratio=log_ratio, **options)
         loss.backward()
         torch.testing.assert_close(new.grad, torch.tensor([-(math.e**19), 0.0, 0.0]))
 
@@ -350,7 +350,7 @@ def test_gspo_of_sequences_of_one_token_is_ppo():
     numbers = torch.arange(len(new))
     options = dict(clip_low=0.2, clip_high=0.28, num_tokens=len(new))
     log_ratio = methods.gspo_log_ratio(new, old, numbers)
-    found, _ = starpo.ppo_loss(new, old, advantages, log_ratio=log_ratio, **options)
+    found, _ = starpo.ppo_loss(new, old, advantages, segment_log_ratio=log_ratio, **options)
     expected, _ = starpo.ppo_loss(new, old, advantages, **options)
     assert found.item() == expected.item()
 
@@ -369,7 +369,7 @@ def test_the_masks_equal_slow_loops(seed):
         if advantages[piece[0]] < 0 and product ** (1 / len(piece)) < 0.98:
             expected[piece] = 0.0
     found = methods.sequence_mask(new, engine, advantages, numbers, 0.98)
-    assert torch.equal(found, expected)
+    assert torch.equal(found.to(expected.dtype), expected)
 
     found = methods.tv_mask(new, engine, advantages, 0.05)
     ratios = starpo.importance_weights(new, old, engine, cap=1.2)
@@ -390,7 +390,7 @@ def test_good_sequences_are_never_masked():
         advantages = torch.full((2,), advantage)
         found = methods.sequence_mask(new, engine, advantages, numbers, 0.5)
         assert found.tolist() == [kept, kept]
-    # With advantages of tokens, their mean decides.
+    # If the advantages of tokens differ, their mean decides.
     found = methods.sequence_mask(new, engine, torch.tensor([-1.0, 3.0]), numbers, 0.5)
     assert found.tolist() == [1.0, 1.0]
 
@@ -422,7 +422,7 @@ def test_the_settings_choose_ratio_weights_and_clip_range(monkeypatch):
     assert torch.equal(weights, importance * methods.icepop_mask(new, engine, 0.9, 2.0))
     config = Config(tv_bound=0.05, sequence_mask=0.98, sequence_ratio=True)
     log_ratio, weights, clip_range = spied_loss(monkeypatch, config, seed=1)
-    expected = methods.tv_mask(new, engine, advantages, 0.05)
+    expected = methods.tv_mask(new, engine, advantages, 0.05).to(weights.dtype)
     expected *= methods.sequence_mask(new, engine, advantages, numbers, 0.98)
     assert torch.equal(weights, expected) and (expected == 0).any()
     assert torch.equal(log_ratio, methods.gspo_log_ratio(new, old, numbers))
@@ -455,7 +455,7 @@ def spied_loss(monkeypatch, config, seed):
     with monkeypatch.context() as patch:
         patch.setattr(starpo, "ppo_loss", spy)
         train.clipped_loss(config, new, experience, num_tokens=len(new))
-    return given["log_ratio"], given["weights"], (given["clip_low"], given["clip_high"])
+    return given["segment_log_ratio"], given["weights"], (given["clip_low"], given["clip_high"])
 
 
 # ---------- dynamic sampling
@@ -466,9 +466,9 @@ def test_missing_groups_and_candidates_by_hand():
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
     assert methods.candidate_groups(std, 2).tolist() == [1, 3]  # the first ones with variance
-    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]  # one without fills up
+    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]  # one without variance
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
-    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # errors took three
+    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # errors removed three
 
 
 def test_a_group_of_one_cannot_wait_for_variance():
@@ -531,7 +531,7 @@ def test_echo_by_hand():
 
 @pytest.fixture(scope="module")
 def played(trained_folder):
-    """A learner on GRPO, its kept trajectories and their experience."""
+    """A learner with GRPO, its kept trajectories and their experience."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -651,7 +651,7 @@ def with_settings(learner, kept, **changes):
 
 
 def test_a_masked_token_has_no_gradient(played):
-    """The engine's log-probs are changed so that all bad trajectories are dropped."""
+    """The engine's log-probs are changed so that all negative advantages are masked."""
     learner, kept, experience = played
     far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
     good = replace(far, advantages=far.advantages.clamp(min=0.0))
@@ -663,7 +663,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """The dropped trajectories have no advantage, and their tokens are not in the denominator."""
+    """To drop trajectories is to set their advantages to 0 and to leave their tokens out of the
+    denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
@@ -777,7 +778,7 @@ def test_sampo_is_gspo_and_gigpo_with_a_filter():
 
 @pytest.mark.slow
 def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
-    """Two optimizer steps an iteration, so that the policy differs from the engine."""
+    """Four optimizer steps an iteration, so that the policy differs from the engine."""
     settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
     neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, sequence="turn")
     plain = rows(tmp_path / "plain", trained_folder, **settings)
