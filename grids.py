@@ -1,7 +1,7 @@
 """Grid worlds: FrozenLake and Sokoban, their dynamics, texts and reference players.
 
 Rules, symbols, rewards and the way of drawing boards are RAGEN's; `envs.py` lists the differences.
-The optimal players search exactly (worlds/planners.py). Cells are numbered row by row:
+The optimal players use the exact planners of worlds/planners.py. Cells are numbered row by row:
 cell = row * size + column.
 """
 
@@ -57,7 +57,7 @@ class Grid(Env):
         return "\n".join(texts).rstrip()
 
     def _legend(self, relations: str) -> str:
-        """The sentence of `rules` on the observation mode.
+        """The sentence of `rules` that explains the observation mode.
 
         Args: relations: the description of the lines that `relations` adds.
         """
@@ -185,8 +185,12 @@ class FrozenLake(Grid):
         return self.word(cell)
 
     def relations(self) -> str:
-        """As in 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'"""
-        offset = self._offset(self.player, self.goal).split()  # such as 2 down 3 right, or here
+        """As in 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
+
+        Away: the next cell in each direction that does not lead towards the goal. Goal: the
+        distance and the next two cells in each direction that does. Corner: the cell after one
+        move in each of these."""
+        offset = self._offset(self.player, self.goal).split()  # such as '2 down 3 right', or 'here'
         distances = offset[::2]
         towards = offset[1::2]
         away = [name.lower() for name in self.actions if name.lower() not in offset]
@@ -213,7 +217,7 @@ class FrozenLake(Grid):
     def statements(self) -> list[str]:
         names = [name.lower() for name in self.actions]
         next_words = [self._word_after(name) for name in names]
-        path = self._shortest_path()[:5]  # five moves fit in a turn
+        path = self._shortest_path()[:5]  # a turn has up to five moves by default
         way = " ".join(names[move] for move in path) or "none"
         return [
             f"Next {' '.join(next_words)}.",
@@ -266,7 +270,7 @@ class FrozenLake(Grid):
         return [self.actions[move] for move in moves]
 
     def greedy(self) -> str:
-        """One step towards the goal, blind to holes; vertical before horizontal."""
+        """One step towards the goal, vertical steps first. It ignores holes."""
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
 
@@ -436,11 +440,11 @@ class Sokoban(Grid):
         return [self.actions[move] for move in (path or ())[:max_actions]]
 
     def greedy(self) -> str:
-        """The move with the lowest `cost_after`, or the first in `actions` of equal ones."""
+        """The move with the lowest `cost_after`; ties: the first in `actions`."""
         return self.actions[min(range(4), key=self.cost_after)]
 
     def cost_after(self, index: int) -> tuple[int, int]:
-        """The distance of the game from its end after a move. A blocked move costs most.
+        """How far the game is from its end after a move. A blocked move costs most.
 
         Returns: the sum of the distances of the boxes to their nearest targets; the distance of the
             player to the nearest box that is not on a target.

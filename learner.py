@@ -24,7 +24,7 @@ FIRST_LOSS_SCALE = 2.0**16
 
 
 class Learner:
-    """Policy, critic, their optimizers and, with KL, the frozen reference. FSDP2 shards them."""
+    """Policy, critic, optimizers and, with KL, the frozen reference. FSDP2 shards all models."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class Learner:
         )
 
     def schedule_learning_rates(self) -> dict[str, float]:
-        """Set the learning rates of the present iteration. Returns: setting name -> learning rate.
+        """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
 
-        They fall linearly to `final_lr` of their first values, which the last iteration nearly
-        reaches."""
+        They fall linearly from their first values towards `final_lr` times these, and the last
+        iteration nearly gets there."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}
@@ -106,8 +106,8 @@ class Learner:
     def count_skipped_step(self, loss_is_finite: bool) -> None:
         """Count an optimizer step that is skipped, because its loss or gradient is not finite.
 
-        If only the gradient of a scaled loss is not finite, it was too large for float16. Then the
-        scale is halved, and the step does not count.
+        If a scaled loss is finite and its gradient is not, the gradient was too large for float16.
+        Then the scale is halved, and the step does not count.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1
@@ -147,7 +147,7 @@ class Learner:
         check_shape(counts, shape, f"{folder}/state.json")
         self.step = counts["step"]
         self.bad_steps = counts["bad_steps"]
-        self.estimator_state = counts.get("estimator_state", {})  # older checkpoints lack it
+        self.estimator_state = counts.get("estimator_state", {})  # missing in older checkpoints
         if "loss_scale" in counts and self.dtype == torch.float16:
             self.loss_scale = counts["loss_scale"]
         self.policy.bump_version()
@@ -155,7 +155,7 @@ class Learner:
 
 
 def copy_as_json(state: dict) -> dict:
-    """A copy of the state of an estimator, as a checkpoint gives it back.
+    """A copy of the state of an estimator, as a checkpoint would restore it.
 
     Raises: TypeError if the copy is not equal, for example because of a tensor or a tuple."""
     try:

@@ -33,12 +33,12 @@ from support.model_folder import check_folder, download, summary
 from support.precision import product_in_float32
 from support.preflight import check_driver, find_model
 
-# Columns of the vocabulary whose logits are in memory at a time. On a CPU they stay in its cache.
-# On a GPU larger pieces need fewer launches.
+# Number of vocabulary columns whose logits are in memory at a time. On a CPU these logits stay in
+# the cache. On a GPU larger chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
-# Versions of one compiled function that torch.compile keeps. Its default, 8, is too few for the
-# norms of Qwen3: rows and heads have two widths each time, and the weights of policy, critic and
-# reference are trained or frozen, with gradients or without. Further versions run uncompiled.
+# torch.compile keeps at most this many versions of one function; others run uncompiled. The default
+# of 8 is too few for the norms of Qwen3: hidden states and heads differ in width, the weights of
+# policy, critic and reference are trained or frozen, and gradients are on or off.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # of transformers, because loading and saving take only seconds
@@ -50,8 +50,8 @@ disable_progress_bar()  # of transformers, because loading and saving take only 
 class Policy(nn.Module):
     """A causal language model that computes log-probs of the sampled tokens of packed sequences.
 
-    `version` identifies the present weights. Every optimizer step calls `bump_version`, so
-    parallel.py notices an engine with other weights.
+    `version` identifies the current weights. Every optimizer step calls `bump_version`, so
+    parallel.py notices an engine with older weights.
     """
 
     _versions = itertools.count(1)
@@ -73,14 +73,14 @@ class Policy(nn.Module):
             observations follow: (R + O,).
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        # The token before predicts the token. The backward of an index would sort it.
+        # A hidden state predicts the next token. hidden[index] would sort in its backward.
         states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
         targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
 
 
 class Critic(nn.Module):
-    """The same backbone with a scalar head: the value of the state before each sampled token."""
+    """A backbone with a scalar head, which gives the value before each sampled token."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -101,7 +101,7 @@ def train_padding_token(module: nn.Module) -> nn.Module:
     """Let the embedding of the padding token get a gradient, in place. Returns: the module.
 
     Packed rows have no padding, so a padding token in them is a real one: SmolLM2 pads with
-    <|im_end|>, which ends every message. nn.Embedding would drop the gradient of its row.
+    <|im_end|>, which ends every message. nn.Embedding would drop that gradient.
     """
     module.get_input_embeddings().padding_idx = None
     return module
@@ -162,13 +162,13 @@ def chunked_logprobs(
         hidden: (R, H) float.
         weight: (V, H) float, the head.
         targets: (R,) int64.
-        chunk_size: the number of vocabulary tokens whose logits are in memory at a time; 0 takes
-            the one in CHUNK_SIZES for the device.
+        chunk_size: the number of vocabulary tokens whose logits are in memory at a time; 0 =
+            the number in CHUNK_SIZES for the device.
 
     Returns: logprobs (R,) and entropy (R,), float32, in nats, both differentiable.
     """
     device_type = hidden.device.type
-    if torch.is_autocast_enabled(device_type):  # the backward runs outside of autocast
+    if torch.is_autocast_enabled(device_type):  # cast here: the backward runs outside of autocast
         hidden = hidden.to(torch.get_autocast_dtype(device_type))
     chunk_size = chunk_size or CHUNK_SIZES[device_type]
     return _ChunkedLogProbs.apply(hidden, weight, targets, temperature, chunk_size)
@@ -177,8 +177,8 @@ def chunked_logprobs(
 class _VocabChunk(NamedTuple):
     """A chunk of C tokens of the vocabulary, and their logits."""
 
-    rows: slice  # of these tokens in the vocabulary
-    weight: Tensor  # (C, H), these rows of the head, in the type of the hidden states
+    rows: slice  # of the head, one for each token of the chunk
+    weight: Tensor  # (C, H), `rows` of the head, in the type of the hidden states
     logits: Tensor  # (R, C) float32, divided by the temperature
     target_column: Tensor  # (R, 1) int64, 0 if the target is in another chunk
     has_target: Tensor  # (R,) bool
@@ -205,7 +205,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
     """Log-prob of the target and entropy at each position. It saves O(R) numbers for the backward.
 
     Only the logits of one chunk of the vocabulary exist at a time, so they fit into the cache of a
-    CPU. The backward computes them again and writes the gradient of the head once. With
+    CPU. The backward computes the logits again and writes the gradient of the head once. With
 
         z = W h / temperature,   p = softmax(z),   logp = log p[target],   S = -sum_j p_j log p_j
 
@@ -241,7 +241,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             exp = distance.exp()  # (R, C)
             moment = shift.exp() * (moment + shift * total) + distance.mul_(exp).sum(1)
             total = shift.exp() * total + exp.sum(1)
-            del chunk, z, distance, exp  # free the memory before the next chunk takes it
+            del chunk, z, distance, exp  # free memory before the next chunk is computed
         log_total = total.log()
         entropy = log_total - moment / total
         ctx.save_for_backward(hidden, weight, targets, maximum, log_total, entropy)
@@ -260,7 +260,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None  # (V, H)
         chunks = _vocab_chunks(hidden, weight, targets, ctx.temperature, ctx.chunk_size)
         for chunk in chunks:
-            # The steps are in place: the names of a tensor change, and two (R, C) tensors suffice.
+            # The steps work in place, so two (R, C) tensors suffice. Each step renames its result.
             logp = chunk.logits.sub_(maximum[:, None]).sub_(log_total[:, None])
             p = logp.exp()
             grad_z = logp.add_(entropy[:, None]).mul_(grad_entropy[:, None])
@@ -271,7 +271,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_hidden += product_in_float32(grad_z, chunk.weight)
             if grad_weight is not None:
                 grad_weight[chunk.rows] = grad_z.T @ hidden
-            del chunk, logp, p, grad_z  # free the memory before the next chunk takes it
+            del chunk, logp, p, grad_z  # free memory before the next chunk is computed
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
@@ -286,7 +286,7 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
     alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads its
     weight.
 
-    Raises: UserError if the rank is larger than the width of the layers.
+    Raises: UserError if the rank is larger than the hidden size of the model.
     """
     if rank > model.config.hidden_size:
         raise UserError(
@@ -363,7 +363,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_architecture(folder, config)
-        # The folder may name an attention kernel on the hub, which is code.
+        # Otherwise config.json could name an attention kernel on the hub, which is foreign code.
         config._attn_implementation = "layout"
         _check_shapes(config, shapes, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -381,24 +381,24 @@ def load_model(
         raise UserError(f"model={folder!r} could not be loaded ({summary(error)})") from error
     _check_weights(model, tokenizer, folder)
     if is_on_hub:
-        model.name_or_path = name  # an adapter names the model on the hub, not its folder here
+        model.name_or_path = name  # so an adapter names the model on the hub, not a local folder
     return model.to(device), tokenizer
 
 
 def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
-    """Compare the weights of the files with those that the settings of the model ask for.
+    """Compare the weights in the files with those that config.json describes.
 
-    Args: config: of transformers; shapes: of the weights in the files, by name.
+    Args: config: from config.json; shapes: of the weights in the files, by name.
     Raises: UserError if a weight is missing, unknown, or has another shape.
     """
-    with torch.device("meta"):  # its tensors have shapes and take no memory
+    with torch.device("meta"):  # tensors on meta have shapes but take no memory
         expected = AutoModelForCausalLM.from_config(config).state_dict()
     for name in shapes:
         if name not in expected:
             raise UserError(f"model={folder!r} has a weight {name!r}, unknown to its config.json")
     for name, tensor in expected.items():
         if name not in shapes:
-            if name == "lm_head.weight" and config.tie_word_embeddings:  # it is the embedding
+            if name == "lm_head.weight" and config.tie_word_embeddings:  # the embedding is the head
                 continue
             raise UserError(f"model={folder!r} lacks the weight {name!r}")
         if shapes[name] != list(tensor.shape):

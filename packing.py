@@ -3,7 +3,8 @@
 The row is cut into *pieces*. The context of a piece lists the earlier pieces that it continues. The
 tokens of a piece attend to these pieces and, causally, to each other. So a prompt that several
 sequences share is computed once. Example: two responses A A and B to the prompt P P P p. The last
-prompt token p is in both pieces, because its hidden state predicts the first token of a response.
+prompt token p is repeated before each response, because its hidden state predicts the response's
+first token.
 
     row        P P P p A A p B
     piece      0 0 0 1 1 1 2 2     contexts: (), (0,), (0,)
@@ -32,7 +33,7 @@ try:
 except ImportError:
     flash_attn_varlen_func = None
 
-# torch 2.12 lets query heads share a key head. torch 2.11 wants one key head for each query head.
+# In torch 2.12 query heads can share a key head. torch 2.11 needs a key head for each query head.
 VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 # Below this ratio of keys to queries, a causal kernel over the whole context is faster than a mask.
@@ -66,9 +67,9 @@ class PackedBatch:
     ids: Tensor  # (T,) int64
     position_ids: Tensor  # (T,) int64, position of each token in its sequence
     lengths: list[int]  # tokens of each piece; they sum to T
-    contexts: list[tuple[int, ...]]  # for each piece, the pieces that it continues, in their order
-    response_index: Tensor  # (R,) int64, row indices of sampled tokens; no piece begins with one
-    # (O,) int64, row indices of the observations between replies; None unless they were asked for
+    contexts: list[tuple[int, ...]]  # for each piece, the pieces that it continues, in row order
+    response_index: Tensor  # (R,) int64, row indices of sampled tokens; none begins a piece
+    # (O,) int64, row indices of observation tokens; None unless `pack` had observations=True
     observation_index: Tensor | None = None
 
     @property
@@ -85,7 +86,7 @@ class PackedBatch:
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
     """Divide sequences into packs of at most `max_tokens` tokens. A pack becomes one row.
 
-    Sequences with the same first prompt are neighbours, because `pack` computes that prompt once.
+    Sequences with the same first prompt are adjacent, so that `pack` computes that prompt once.
     A sequence that is longer than `max_tokens` gets a pack of its own.
 
     Returns: for each pack the indices of its sequences.
@@ -120,14 +121,14 @@ def pack(
 ) -> PackedBatch:
     """Put sequences into one row. Prompt tokens that they share are computed once.
 
-    The first piece holds the tokens that all first prompts begin with. Neighbours with the same
-    first prompt (members of a group) continue one piece with the rest of that prompt. Then every
-    sequence has a piece with its own tokens.
+    The first piece holds the tokens that all first prompts begin with. For adjacent sequences with
+    the same first prompt (members of a group), one shared piece holds the rest of that prompt. Then
+    every sequence has a piece with its own tokens.
 
     Args:
         sequences: at least one. Put those with the same first prompt next to each other, as
             `micro_batches` does.
-        observations: True to fill in `observation_index`. The sequences must be trajectories.
+        observations: True to fill in `observation_index` from the sequences' `observation_mask`.
     """
     common_length = len(os.path.commonprefix([_shareable(sequence) for sequence in sequences]))
     row = _Row(observations)
@@ -149,7 +150,7 @@ def _shareable(sequence: TokenSequence) -> list[int]:
 class _Piece:
     ids: list[int]
     response_mask: list[bool]
-    observation_mask: list[bool]  # empty unless asked for
+    observation_mask: list[bool]  # empty if `pack` had observations=False
     start: int  # position of the first token in its sequence
     context: tuple[int, ...]  # numbers of the pieces that this one continues
 
@@ -202,9 +203,9 @@ class _Row:
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """Copy tensors (n,) of one type from the CPU to a device.
+    """Copy 1-D tensors of one type from the CPU to a device.
 
-    On a GPU they share one copy from pinned memory, so the host does not wait for the GPU.
+    One copy from pinned memory moves them all to a GPU, so the host does not wait for the GPU.
     """
     if device.type != "cuda":
         return tensors
@@ -232,9 +233,9 @@ class _VarlenIndex(NamedTuple):
 class PackedLayout:
     """Attention for one packed batch, shared by all layers.
 
-    Newer GPUs run one varlen kernel for the whole row. A CPU, an older GPU and float32 run one SDPA
-    call for each piece. The keys of a piece are the keys of its context, then its own keys. So the
-    queries of a piece have the positions of its last keys.
+    Newer GPUs run one varlen kernel for the whole row. On a CPU, on an older GPU and in float32,
+    each piece is one SDPA call. The keys of a piece are the keys of its context, then its own keys.
+    So the queries of a piece have the positions of its last keys.
     """
 
     def __init__(self, batch: PackedBatch):
@@ -261,8 +262,8 @@ class PackedLayout:
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """One SDPA call for each piece."""
-        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. The
-        # backward of each slice would fill a tensor of the size of the row.
+        # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. With
+        # slices, the backward of each one would fill a tensor of the size of the row.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
         key_parts = k[None].split(self.lengths, dim=2)  # each (1, kv_heads, length, D)
         value_parts = v[None].split(self.lengths, dim=2)
@@ -287,7 +288,7 @@ class PackedLayout:
         """The mask (queries, keys) of each piece, or None for a causal kernel without a mask.
 
         A causal kernel computes half of the scores, but it needs as many queries as keys. Where
-        that is faster, the queries of the context are computed as well, and their outputs dropped.
+        it is still faster, it also computes the queries of the context, whose outputs are dropped.
         """
         masks: list[Tensor | None] = []
         for length, key_length in zip(self.lengths, self.key_lengths, strict=True):
@@ -319,7 +320,7 @@ class PackedLayout:
 
     @cached_property
     def varlen_index(self) -> _VarlenIndex:
-        """Where the pieces lie. It is built on the CPU and copied to the device once."""
+        """The index for the varlen kernel. It is built on the CPU and copied to the device once."""
         row = torch.arange(sum(self.lengths), dtype=torch.int32).split(self.lengths)
         pieces = chain.from_iterable((*context, i) for i, context in enumerate(self.contexts))
         keys = torch.cat([row[i] for i in pieces])

@@ -2,7 +2,7 @@
 
 Every rank samples its groups of trajectories on its own engine. All ranks then exchange their
 trajectories, so each one filters the same global batch and computes the same advantages. For the
-update each rank takes its part of the micro-batches. A single process is one rank.
+update each rank takes its part of the micro-batches. Without torchrun there is one rank.
 
 A *collective* is a call that all ranks must make in the same order, because each waits for the
 data of the others. A rank that skips one blocks the others. Collectives are every forward and
@@ -91,8 +91,8 @@ def rendezvous() -> tuple[dist.Store, int, int]:
     """The store in which the ranks find each other, this rank, and the number of ranks.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
-    read the address of a dead one. A prefix with the number of the restart separates their keys. It
-    is used on one node only, because the agents of several nodes count restarts independently.
+    read the address of a dead one. A prefix with the number of the restart separates their keys.
+    With several nodes there is no prefix, because their agents count restarts independently.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return dist.HashStore(), 0, 1
@@ -117,7 +117,7 @@ def leave_group() -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Largest memory of this process so far, in GiB: torch's GPU memory, or resident memory."""
+    """Peak memory of this process so far in GiB: torch's on a GPU, resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
@@ -157,7 +157,7 @@ def make_mesh(device: torch.device) -> DeviceMesh:
     """Arrange the ranks for FSDP2.
 
     One node shards the weights over its ranks. Several nodes use HSDP: each node shards the
-    weights inside, and the nodes average gradients once a step.
+    weights over its own ranks, and the nodes average gradients once a step.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -172,7 +172,7 @@ def shard(
 ) -> nn.Module:
     """Apply FSDP2 in place, to each layer and to the rest of the module.
 
-    The weights and the reduction of gradients are float32. The computation runs in `dtype`.
+    Weights are kept and gradients are reduced in float32. The computation runs in `dtype`.
     """
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
@@ -183,7 +183,7 @@ def shard(
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All shards of a tensor in one (collective), or the tensor as given if it is not sharded."""
+    """Gather the shards of a tensor (collective). A tensor without shards is returned as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -217,9 +217,9 @@ def stream_weights(
 def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
     """W + (alpha / rank) B A, computed in float32, sharded like W.
 
-    For a 16-bit type it is rounded at random, because rounding to the nearest number often gives W
-    again. The noise depends only on the name and the shard, so a continued run samples the same
-    tokens.
+    For a 16-bit type the sum is rounded at random, because rounding to the nearest number often
+    gives W again. This noise depends only on the name and the shard, so a continued run
+    samples the same tokens.
     """
     weight = linear.base_layer.weight
     merged = torch.addmm(
@@ -234,7 +234,7 @@ def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
         return round_at_random(merged, dtype, zlib.crc32(name.encode()))
     mesh = weight.device_mesh
     merged = merged.redistribute(placements=weight.placements)
-    shard_index = mesh.get_coordinate()[-1]  # the last dimension of the mesh shards
+    shard_index = mesh.get_coordinate()[-1]  # weights are sharded over the last mesh dimension
     seed = zlib.crc32(f"{name} {shard_index}".encode())
     local = round_at_random(merged.to_local(), dtype, seed)
     return DTensor.from_local(
@@ -266,7 +266,7 @@ def collect_all(
 
     Args: options: more arguments of `rollout.collect`.
     Returns: the trajectories of all ranks in the order of `starts`, on every rank.
-    Raises: RuntimeError if the engine does not hold the present weights of the policy.
+    Raises: RuntimeError if the engine does not hold the policy's current weights.
     """
     if engine.version != policy.version:
         raise RuntimeError(
@@ -292,15 +292,15 @@ def collect_all(
 class MicroBatch(NamedTuple):
     """The trajectories of one forward and backward pass on this rank."""
 
-    indices: list[int]  # of trajectories in the batch that all ranks have
-    weight: float  # 1, or 0 if it only makes the number of micro-batches equal on all ranks
+    indices: list[int]  # of trajectories in the batch that every rank holds
+    weight: float  # 1, or 0 for padding, which makes the number of micro-batches equal on all ranks
 
 
 def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[MicroBatch]:
-    """This rank's micro-batches of a batch that all ranks have.
+    """This rank's micro-batches of a batch that every rank holds.
 
-    The forward of a micro-batch is a collective, so all ranks need the same number. Ranks with
-    fewer repeat the shortest trajectory with weight 0.
+    The forward of a micro-batch is a collective, so all ranks need the same number. A rank with
+    fewer micro-batches repeats the shortest trajectory with weight 0.
     """
     costs = [_compute_cost(len(trajectory.ids)) for trajectory in trajectories]
     packs_by_rank = []
@@ -322,7 +322,7 @@ def _compute_cost(num_tokens: int) -> int:
 
 
 def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
-    """Balance the ranks: assign the most expensive first, each to the rank with the lowest cost.
+    """Balance the ranks: the most expensive trajectory first, each to the cheapest rank so far.
 
     Returns: for each rank the indices of its trajectories, ascending.
     """
@@ -338,7 +338,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """The `micro_batches` of some trajectories. They contain indices into `trajectories`."""
+    """`micro_batches` of trajectories[i] for i in `indices`. Returns: packs of such i."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):

@@ -1,7 +1,7 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
 `random` draws an action, `greedy` takes the action that looks best, and `optimal` follows the plan
-of the environment. They reply under the limits of the policy, in the form that the prompt asks for.
+of the environment. They have the limits of the policy and reply in the form that the prompt shows.
 """
 
 import numpy as np

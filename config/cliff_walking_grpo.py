@@ -1,5 +1,5 @@
-# StarPO-S with GRPO on CliffWalking of gymnasium: walk along a cliff to the target. There is only
-# one game. Install requirements/hubs.txt first, see docs/hubs.md.
+# StarPO-S with GRPO on CliffWalking of gymnasium: walk along a cliff to the target. All games are
+# the same. Install requirements/hubs.txt first, see docs/hubs.md.
 # Launch:  torchrun --standalone train.py config/cliff_walking_grpo.py
 
 env = "gymnasium:CliffWalking-v1"

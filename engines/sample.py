@@ -12,7 +12,7 @@ class Sample(NamedTuple):
 
     key: int  # the trajectory, as given to `Engine.add`
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    # of these tokens under softmax(logits / temperature), nats; NaN if vLLM was not asked for them
+    # in nats, under softmax(logits / temperature); NaN if vLLM was not asked for them
     logprobs: list[float]
 
 

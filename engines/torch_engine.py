@@ -21,9 +21,10 @@ from packing import to_device
 from support import preflight
 from support.precision import product_in_float32
 
-# The part of the free memory that the cache may take. Gradients, moments and activations follow.
+# The part of the free memory that the cache may take. Gradients, optimizer states and activations
+# need the rest.
 CACHE_SHARE = 0.5
-LARGE_CACHE = 10**9  # bytes; the engine says the size of larger caches
+LARGE_CACHE = 10**9  # bytes; the engine prints the size of a larger cache
 
 
 class _Request(NamedTuple):
@@ -73,10 +74,10 @@ class TorchEngine:
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 
-    The cache has as many rows as trajectories have been there at once: at most max_running, and at
-    most what half of the free memory holds. Further trajectories wait for a free row.
+    The cache grows with the number of trajectories, up to max_running rows and up to what half of
+    the free memory holds (at least one row). Further trajectories wait for a free row.
 
-    A response that ends does not wait for the others, and a request joins the next step. The last
+    A finished response is returned at once, and a new request joins the next step. The last
     token of a history has no keys and values yet: it is the input of the next decode step.
 
     The rows in use are the first ones, so a decode step works on contiguous views. When a row is
@@ -90,12 +91,12 @@ class TorchEngine:
         self.num_steps = 0
         self.num_prefilled = 0  # number of prefilled tokens so far
         self.eos_id = eos_id
-        self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its own
+        self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its model
         for parameter in self.model.parameters():
             # self.model.to(dtype) would also round the rotary frequencies, since they are buffers.
             parameter.data = parameter.data.to(dtype)
         self.head = self._head()
-        self.row_shape = (  # of the keys of a layer
+        self.row_shape = (  # of the keys of one row in one layer
             model.config.num_key_value_heads,
             config.max_context_tokens,
             model.model.layers[0].self_attn.head_dim,
@@ -107,7 +108,7 @@ class TorchEngine:
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
         self.responses: dict[int, _Response] = {}  # under way, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> trajectory with it
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> its first trajectory
         self.waiting: list[_Request] = []
 
     @property
@@ -170,7 +171,7 @@ class TorchEngine:
         return self._append(tokens.tolist(), logprobs.tolist())
 
     def _head(self) -> Tensor:
-        """The head, (V, H). A CPU multiplies in float32: one copy serves all steps."""
+        """The head, (V, H). On a CPU a float32 copy, so that no step has to convert it again."""
         weight = self.model.lm_head.weight.detach()
         return weight.float() if weight.device.type == "cpu" else weight
 
@@ -195,13 +196,13 @@ class TorchEngine:
         return max(1, int(CACHE_SHARE * self.free_bytes / self._row_bytes()))
 
     def _make_room(self) -> None:
-        """Enlarge the cache if more trajectories are here and wait than it has rows for."""
+        """Enlarge the cache if running and waiting trajectories need more rows than it has."""
         waiting = {request.key for request in self.waiting} - self.histories.keys()
         num_asked = len(self.row_keys) + len(waiting)
         num_rows = self.cache.shape[2]
         if min(num_asked, self.max_running) <= num_rows:
             return
-        # At least twice as many rows, so that requests one by one cause few copies.
+        # At least double the rows, so that the cache is seldom copied if requests come one by one.
         num_rows = min(max(num_asked, 2 * num_rows), self.max_running)
         num_bytes = num_rows * self._row_bytes()
         size = (
@@ -332,7 +333,7 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 def free_memory(device: torch.device) -> int:
     """Bytes of memory that are free on a device.
 
-    The ranks of a machine share its memory, so each of them counts its part.
+    The ranks of a machine share the memory of its CPU, so each of them counts an equal part.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -41,8 +41,9 @@ class VLLMEngine:
         if is_cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
             raise UserError("VLLM_BATCH_INVARIANT=1 needs a GPU; unset it")
         if is_cpu:
-            # vLLM caches whole blocks. Its default on a CPU, 128 tokens, is longer than what most
-            # prompts share. On a CPU, chunked prefill of a request with a seed crashes.
+            # The prefix cache holds whole blocks. A block of 128 tokens, the default on a CPU, is
+            # longer than most shared prefixes. On a CPU, chunked prefill of a request with a seed
+            # crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
             # vLLM only compares this with the free memory: kv_cache_memory_bytes sizes the cache.
@@ -127,7 +128,7 @@ class VLLMEngine:
         """Do nothing: a finished request holds no memory that others need."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights and reset the prefix cache. Raises: RuntimeError if vLLM does not."""
+        """Load new weights and reset the prefix cache. Raises: RuntimeError if either fails."""
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         has_reset = self.llm.reset_prefix_cache()
         if not has_reset:  # vLLM would continue to use keys and values of the old weights
@@ -154,7 +155,7 @@ def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
 
 
 def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> int:
-    """Memory for the keys and values of all running requests, with a margin for partial blocks."""
+    """Bytes for the keys and values of all running requests, with a margin for partial blocks."""
     num_tokens = (config.max_running + 1) * (config.max_context_tokens + 64)
     num_heads = model.config.num_hidden_layers * model.config.num_key_value_heads
     head_dim = model.model.layers[0].self_attn.head_dim
@@ -165,7 +166,7 @@ def _cache_bytes(model: PreTrainedModel, config: Config, dtype: torch.dtype) -> 
 def _process_state_kept() -> Iterator[None]:
     """Restore random states, threads and environment variables, because vLLM changes them.
 
-    On a GPU vLLM sets one thread for the CPU. On a CPU it replaces torch.set_num_threads.
+    On a GPU vLLM sets torch to one CPU thread. On a CPU it replaces torch.set_num_threads.
     """
     set_num_threads = torch.set_num_threads
     num_threads = torch.get_num_threads()

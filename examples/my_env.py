@@ -1,4 +1,4 @@
-"""A template: copy this file, and change what the comments name.
+"""A template: copy this file, and change the parts that the comments describe.
 
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
@@ -21,11 +21,11 @@ class Doors(Env):
     """One of eight doors has a prize behind it. A wrong door says on which side the prize is."""
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
-    repeats = True  # leave it out if there are more than 512 instances, for disjoint splits
+    repeats = True  # with more than 512 instances, leave this out: then the splits are disjoint
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2
         super().__init__(**common)
-        self.max_reward = reward  # what a success pays in all
+        self.max_reward = reward  # the total reward of a success
 
     def draw(self, rng):
         """A random instance: a name, then all that the start of a game depends on."""
@@ -38,7 +38,7 @@ class Doors(Env):
         self.highest = len(self.actions) - 1
 
     def _move(self, index):
-        """Execute actions[index]. Returns: reward, the end?, a success?, did anything change?"""
+        """Execute actions[index]. Returns: reward, terminated, success, effective (any change?)."""
         before = (self.lowest, self.highest)
         if index < self.prize:
             self.lowest = max(self.lowest, index + 1)
@@ -58,8 +58,8 @@ class Doors(Env):
             f"Find the prize. A wrong door says which doors are left. Reward {self.max_reward:g}."
         )
 
-    # Two optional methods: the first checks thoughts, the second is for reference players and
-    # demonstrations.
+    # Two optional methods: thoughts are checked against the first; reference players and
+    # demonstrations use the second.
 
     def statements(self):
         """True sentences about the present state."""

@@ -1,8 +1,9 @@
-"""The command lines of the scripts that import torch, which takes seconds.
+"""Reads the command lines of the scripts that import torch.
 
-Such a script reads its command line twice: before its slow imports, so that a mistake is answered
-within a second, and in its `main`. The functions check all that needs no torch: the settings, the
-environments, the folders of models and runs. All raise UserError for what is wrong.
+Importing torch takes seconds. So these scripts read their command line twice: before the slow
+imports, to report a mistake within a second, and in `main`. The functions check everything that
+does not need torch: settings, environments, folders of models and runs. All raise UserError for a
+mistake.
 """
 
 from configurator import (
@@ -37,7 +38,7 @@ MAX_LAYERS = 1000  # of studies/speed/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 CREDIT_OPTIONS = {  # of studies/credit/measure.py
     "checkpoints": "start,end",
-    "draws": 16,  # continuations of every turn, before and after its reply
+    "draws": 16,  # continuations of each turn from before its reply, and as many from after it
     "out": "out/credit",
 }
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
@@ -94,10 +95,10 @@ def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
 
 
 def check_imitation(config: SftConfig) -> None:
-    """Check the settings that supervised learning reads, but cannot follow.
+    """Refuse the values of settings that supervised learning does not support.
 
     Raises: UserError."""
-    if config.dtype == "float16":  # its gradients would need a loss scale
+    if config.dtype == "float16":  # float16 would need a loss scale
         raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
 
 
@@ -119,18 +120,18 @@ def read_random_model(argv: list[str]) -> tuple[str, int | None]:
     folder = Path(folders[0])
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new folder")
-    if folder.is_dir() and any(folder.iterdir()):  # such as a run, whose config.json would be lost
+    if folder.is_dir() and any(folder.iterdir()):  # a run would lose its config.json
         raise UserError(f"{folder} is not empty; give a new folder")
     return folders[0], layers
 
 
 def scored_envs(config: Config) -> list[str]:
-    """The environments to evaluate in: those of eval_env, or else of env's last stage."""
+    """The environments to evaluate in: the last stage of eval_env, or of env if that is empty."""
     return list(mixture_at(config.eval_env or config.env, None))
 
 
 def check_envs(config: Config, envs: Iterable[str]) -> None:
-    """Check that these environments can draw and start games, before a model is loaded."""
+    """Check that the first turn can be played in these environments, before a model is loaded."""
     for env in envs:
         make_episode(config, env)
         check_first_turn(env, config.observation, config.actions_per_traj, config.step_timeout_s)
@@ -146,7 +147,7 @@ class Job:
     config: Config
     options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
     models: list[str]  # the models to score: names or folders
-    command: str = "eval.py"  # its name in `inert.READ_BY`
+    command: str = "eval.py"  # the script, a key of `unread.READ_BY`
     sources: dict[str, str] = field(default_factory=dict)  # of the settings, see `load_config`
 
 
@@ -163,7 +164,7 @@ def read_eval(argv: list[str]) -> Job:
 
 
 def _check_against(job: Job) -> None:
-    """Refuse a reference that no row's name can begin with, before the evaluation."""
+    """Before the evaluation, refuse a value of --against with which no row's name can begin."""
     reference = job.options["against"]
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
@@ -206,7 +207,7 @@ def read_replay(argv: list[str]) -> Job:
 class CreditJob:
     """What studies/credit/measure.py measures."""
 
-    runs: dict[str, Config]  # folder of a run -> its settings, for the games that are measured
+    runs: dict[str, Config]  # folder of a run -> settings of the measured games
     checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None for the start
     options: dict  # a value for each key of CREDIT_OPTIONS
 
@@ -240,9 +241,10 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """The report pools the runs with one environment and estimator: they must be seeds of a method.
+    """Check that the runs that the report pools are seeds of one method.
 
-    Raises: UserError if two of them have one seed, or differ in other settings."""
+    It pools runs with the same environment and estimator.
+    Raises: UserError if two of them have the same seed, or differ in other settings."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -258,12 +260,12 @@ def _check_pools(runs: dict[str, Config]) -> None:
 
 
 def _earlier_of(folder: str) -> tuple:
-    """The settings that a run had before they were changed on the way, without seeds."""
+    """The settings that a run had before a restart changed them, without seeds."""
     return earlier_without_seed(read_earlier(Path(folder)))
 
 
 def _credit_settings(config: Config) -> Config:
-    """The settings of the games that are measured: a batch of training, but no filter."""
+    """The settings of the measured games: those of training, without filter, KL and shaping."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(
@@ -318,10 +320,10 @@ def read_scoring(
 
     Args:
         options: the legal options with their defaults.
-        command: the script, a key of `inert.READ_BY`.
+        command: the script, a key of `unread.READ_BY`.
         default_model: True to score the config's model if neither runs nor players are given.
-        score_runs: True to score the policies of the given runs; False to use the first run only
-            for its settings.
+        score_runs: True to score the policies of the given runs; False to use only the settings of
+            the first run.
     """
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     for arg in argv[len(runs) :]:

@@ -1,28 +1,28 @@
-"""Warnings about replies and games that a budget of tokens ended, and about idle iterations.
+"""Warnings about replies and games that ran out of tokens, and about idle iterations.
 
-An end by a budget looks like bad behaviour: a reply that was cut off has no valid form, and a game
-without room for another reply is not won. An iteration is idle if the filter kept no group, so that
-nothing was updated. The functions keep no state, so a continued run says the same as one without an
-interruption.
+Running out of tokens looks like bad behaviour: a reply that was cut off is mostly not valid, and a
+game whose context has no room for another reply is not won. An iteration is idle if the filter kept
+no group, so that nothing was updated. The functions keep no state, so a continued run prints the
+same warnings as a run without an interruption.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
 
-BUDGET_LIMIT = 0.1  # from this fraction of the replies or games on, a sentence names the budget
+BUDGET_LIMIT = 0.1  # smallest fraction of replies or games that causes a warning
 LAST_ROWS = 10  # iterations that the summary at the end of a run describes
-# The metrics that `budget_note` reads. Old rows of metrics.jsonl lack them.
+# The metrics that `budget_note` reads. Old rows of metrics.jsonl do not have them.
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
-IDLE_LIMIT = 10  # iterations in a row without an update, after which a run says so
-SOLVED = 0.9  # from this success rate on, scores are equal because nearly all games are won
-UNREADABLE = 0.5  # below this fraction of valid replies, their form is the problem
+IDLE_LIMIT = 10  # idle iterations in a row that cause a warning
+SOLVED = 0.9  # from this success rate on, equal scores mean that nearly all games are won
+UNREADABLE = 0.5  # below this fraction of valid replies, the advice is to teach their form
 
 
 # ---------- budgets of tokens
 
 
 def budget_note(metrics: dict) -> str:
-    """What the budgets of tokens ended, and what to do; "" if that is less than BUDGET_LIMIT.
+    """Which budgets of tokens ended replies and games, and what to do; "" below BUDGET_LIMIT.
 
     Args: metrics: those of `rollout.summarize`, or a row of metrics.jsonl.
     >>> budget_note({"cut_frac": 1.0, "cut_by_context_frac": 0.0, "out_of_tokens_frac": 0.0})
@@ -60,7 +60,7 @@ def budget_summary(history: Sequence[dict]) -> str:
 
 
 def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
-    """The means of BUDGET_METRICS over rows of metrics.jsonl; 0 where no row knows them."""
+    """The means of BUDGET_METRICS over rows of metrics.jsonl; 0 for a metric that no row has."""
     means = {}
     for key in BUDGET_METRICS:
         known = [row[key] for row in rows if row.get(key) is not None]
@@ -72,7 +72,7 @@ def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
 
 
 def idle_warning(history: Sequence[dict]) -> str | None:
-    """The sentence after exactly IDLE_LIMIT idle iterations in a row; None otherwise."""
+    """A warning if the history ends with exactly IDLE_LIMIT idle iterations; None otherwise."""
     num_idle = 0  # at the end of the history
     for row in reversed(history):
         if row["kept_groups"]:
@@ -82,7 +82,7 @@ def idle_warning(history: Sequence[dict]) -> str | None:
 
 
 def idle_summary(history: Sequence[dict]) -> str | None:
-    """The sentence at the end of a run with no update, or with IDLE_LIMIT idle iterations."""
+    """A warning about a run without updates, or with at least IDLE_LIMIT idle iterations."""
     num_idle = sum(not row["kept_groups"] for row in history)
     if num_idle and (num_idle == len(history) or num_idle >= IDLE_LIMIT):
         return _describe(history)

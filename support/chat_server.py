@@ -1,6 +1,6 @@
-"""Chat completions of an OpenAI-compatible server that is not trusted.
+"""Requests chat completions from an OpenAI-compatible server that is not trusted.
 
-Nothing here needs torch, so a dead server is reported at once.
+This module does not import torch, so a server that does not answer is reported at once.
 """
 
 from configurator import UserError, printable
@@ -25,10 +25,11 @@ PROBE_S = 5.0  # time limit of the first request, which only tests the connectio
 
 @lru_cache  # a script reads its command line twice
 def check_server(url: str) -> None:
-    """Ask a server for its models, so that a dead one is reported before the slow imports.
+    """Ask a server for its models, to report a wrong address or key before the slow imports.
 
-    Raises: UserError if there is no connection. Any answer is good enough: some servers have no
-        list of models, and a busy one may be slow.
+    Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP. Other
+        answers are accepted, because some servers have no list of models. So is a connected server
+        that answers too late, because it may be busy.
     """
     print(f"api_base={url!r}: asking for its models", file=sys.stderr, flush=True)
     try:
@@ -53,9 +54,9 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     """Request a chat completion from an OpenAI-compatible server.
 
     It tries again after errors that may be temporary: no connection, timeouts, 5xx, 408, 429 and
-    malformed replies. It calls `on_fault` with each such error in words.
-    Returns: a reply with as many tokens as the server counted: the whole text, then empty ones. If
-        all attempts fail, a reply with an error.
+    malformed replies. It calls `on_fault` with a description of each such error.
+    Returns: a reply with as many tokens as the server counted. The first token is the whole text,
+        the others are empty. If the request fails, a reply with an error.
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()
@@ -127,7 +128,8 @@ def read_reply(answer: bytes, max_tokens: int) -> Reply:
             f"completion_tokens is {num_tokens!r}, expected a number up to max_tokens, {max_tokens}"
         )
     cut_by = None
-    if choice.get("finish_reason") == "length":  # else the context of the server was full
+    # "length": max_tokens was reached, or the context of the server was full.
+    if choice.get("finish_reason") == "length":
         has_whole_budget = num_tokens == max_tokens
         cut_by = "max_response_tokens" if has_whole_budget else "max_context_tokens"
     return Reply(text, response_ids=[text, *[""] * (num_tokens - 1)], cut_by=cut_by)

@@ -53,7 +53,7 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
-LONG_WAIT = 0.05  # of the time of a run
+LONG_WAIT = 0.05  # fraction of a run's time; a longer wait is reported
 FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
 FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob of the checkpoints; six digits are the step
 ITERATION = "iteration.json"  # in the folder of a policy
@@ -69,8 +69,8 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 class Saver:
     """Writes the checkpoints of a run in a thread, one at a time. Its methods are collectives.
 
-    At its end, the context waits for the last checkpoint. It says how long training waited if that
-    was more than LONG_WAIT of its time.
+    When its context ends, it waits for the last checkpoint. If training waited for more than
+    LONG_WAIT of the time, it prints how long.
     """
 
     def __init__(self, out_dir: Path, keep: int):
@@ -106,7 +106,7 @@ class Saver:
 
         Args:
             state: tensors in nested dicts, such as those of `training_state`.
-            counts: what state.json will hold: "step", and whatever else continues the run.
+            counts: content of state.json: "step", and what else the run needs to continue.
         Raises: UserError if the previous checkpoint could not be written.
         """
         self.wait()
@@ -200,7 +200,7 @@ class ShardWriter(dcp.HuggingFaceStorageWriter):
 def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterator[Path]:
     """Yield a folder that all ranks write into, and rename it to `final` when it is complete.
 
-    Args: group: the process group of the ranks; a thread must not use the one of training.
+    Args: group: the process group of the ranks. A thread must not use the group of training.
     Raises: UserError if a file cannot be written. An older folder `final` then stays.
     """
     partial = final.with_name("partial")
@@ -275,8 +275,8 @@ def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 def to_cpu(state, buffers=None):
     """A copy in CPU memory of the tensors in nested dicts; sharded tensors stay sharded.
 
-    Args: buffers: of `make_buffers`, to copy into. Copies from a GPU may still be under way when
-        this function returns.
+    Args: buffers: from `make_buffers`, to copy into; None allocates new memory. Copies from a GPU
+        into buffers may still be under way when this function returns.
     """
     if isinstance(state, dict):
         copies = {}
@@ -291,11 +291,11 @@ def to_cpu(state, buffers=None):
 
 
 def make_buffers(state: dict) -> tuple[Tensor, dict]:
-    """Memory for a copy of the tensors in nested dicts, in one buffer; it is not filled yet.
+    """Allocate one buffer for a copy of the tensors in nested dicts, without copying them.
 
     The GPU copies into pinned memory several times faster. torch's own pinned memory rounds each
-    tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B model. So CUDA pins the
-    buffer as it is. If it cannot, the copies are slower and as right.
+    tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B model. So the
+    buffer is ordinary memory that CUDA pins. If it cannot, copies are slower but still correct.
 
     Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
     """
@@ -325,7 +325,7 @@ def _placed(state, parts: Iterator[Tensor]):
     part = next(parts)[: local.nbytes].view(local.dtype).view(local.shape)
     if not isinstance(state, DTensor):
         return part
-    # DTensor.from_local would move it back to the GPU. torch.distributed does the same as here.
+    # DTensor.from_local would move it back to the GPU. torch also sets _local_tensor for this.
     sharded = state.detach().to("cpu", copy=True)
     sharded._local_tensor = part
     return sharded
@@ -369,7 +369,7 @@ def _newest_on_rank_0(out_dir: Path) -> Path | None:
 
 
 def _check_state(folder: Path) -> None:
-    """Raise UserError if state.json has another format, or the step of another folder."""
+    """Raise UserError if state.json has another format, or another step than its folder's name."""
     path = folder / "state.json"
     version = read_json(path, {"format": int})["format"]
     if version != FORMAT:
@@ -383,7 +383,7 @@ def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, An
     """Load a checkpoint into modules and optimizers; any number of ranks may have written it.
 
     Returns: the content of state.json.
-    Raises: UserError if the checkpoint lacks a tensor that is trained now, or has one with NaN.
+    Raises: UserError if a tensor that is trained now is missing, or a weight is NaN or infinite.
     """
     state = training_state(modules, optimizers)
     try:

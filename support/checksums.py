@@ -1,10 +1,10 @@
-"""Checksums of the files of a run, which show damage that leaves a file readable.
+"""Checksums of the files of a run. They reveal damage that leaves a file readable.
 
     checkpoint-STEP/manifest.json    of all files of the checkpoint
     checkpoint-STEP/logs.json        of the logs of the run, up to the iteration of the checkpoint
     best/checksums.json              of the files of the policy; policy/ has the same
 
-They protect against damage, not against somebody who changes the checksums, too.
+They do not protect against somebody who changes a file and its checksum.
 """
 
 from configurator import UserError
@@ -16,7 +16,7 @@ from pathlib import Path
 from support.run_folder import read_json
 
 LOGS = ("metrics.jsonl", "trajectories.jsonl")  # append-only: written lines never change
-LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # of logs.json, see support/json_shapes.py
+LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"
 BLOCK = 4 * 2**20  # bytes to read at once
 
@@ -118,7 +118,7 @@ class LogChecksums:
         return sizes
 
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
-        """What logs.json holds when the logs have these sizes. Sizes never fall. Raises: OSError"""
+        """The content of logs.json for logs of these sizes. They never shrink. Raises: OSError."""
         record = {}
         for name, size in sizes.items():
             with (self.out_dir / name).open("rb") as file:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "code.diff"  # in the folder of a run
 MAX_CHARACTERS = 1_000_000  # of a saved difference
-# No run depends on results and pages, and some commands write both while another run starts.
+# Results and pages are left out: no run depends on them, and other commands may write them.
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
-# The settings of a user must not change the format.
+# These options override git settings of the user that would change the format.
 DIFF = (
     "diff",
     "--no-ext-diff",
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
 
 def git_commit() -> str | None:
-    """Commit of this code, with "-dirty" if a tracked file has changed that a run may depend on.
+    """The commit of this code, with "-dirty" if a tracked file has changed (RESULTS excepted).
 
     Returns: None without git.
     """
@@ -49,7 +49,7 @@ def git_commit() -> str | None:
 def code_diff() -> str:
     """How the code differs from its commit, as one text for `git apply`; "" if it does not.
 
-    It has the tracked files, and the untracked Python files that this process has imported from
+    It covers the tracked files, and the untracked Python files that this process has imported from
     inside the repository, except those that git ignores. A text of more than MAX_CHARACTERS is cut
     after a line, and its last line says so.
     """
@@ -79,7 +79,7 @@ def changes_in(diff: str) -> dict[str, Change]:
     changes = {}
     for part in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
         head, _, body = part.partition("\n@@ ")
-        lines = body.split("\n")[1:]  # without the place of the first hunk
+        lines = body.split("\n")[1:]  # without the rest of the first @@ line
         if head.startswith("diff --git "):
             name = head.split("\n")[0].rpartition(" b/")[2]
             added = sum(line.startswith("+") for line in lines)

@@ -1,4 +1,4 @@
-"""The Echo Trap in the rows of metrics.jsonl: regimes, signs of collapse and early stops.
+"""Finds the Echo Trap in rows of metrics.jsonl: regimes, signs of collapse and early stops.
 
 In the Echo Trap an agent repeats itself: rewards inside a group stop varying, so there is nothing
 left to learn from. Source: https://arxiv.org/abs/2504.20073; regimes and early stops as in RAGEN-2,
@@ -12,25 +12,25 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 WINDOW = 5  # iterations; the level of a metric is its median over this many
-PERIOD = 10  # iterations of the first level, and between two levels that are compared
+PERIOD = 10  # iterations in the first level, and from one compared level to the next
 
-# Regimes. MI is compared with its upper bound H(X), the entropy of the choice of a prompt (metric
-# mi_bound_first). It was over 0.9 H(X) for models that read their prompts, and under 0.01 H(X) for
-# models that did not.
+# Regimes. MI, the mutual information of thought and prompt, is compared with its upper bound H(X),
+# the entropy of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read
+# their prompts, and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # nats per token: the entropy of a choice between two at 99 : 1
+LOW_ENTROPY = 0.05  # nats per token; 0.056 is the entropy of two tokens at 99 % and 1 %
 LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
 # PERIOD iterations. Gradient norms are no sign: in 48 collapses, their level never reached 10 times
 # its first level (studies/collapse/README.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
-SOLVED = 0.5  # from this success rate on, success itself lowers the std of rewards
+SOLVED = 0.5  # no sign from this success rate on: success itself lowers the std of rewards
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
 # Early stops, as in RAGEN-2
 STALE_STD_SHARE = 0.1  # stop: the std of rewards is below this share of its mean at the start
-DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations
+DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 
 
 def early_stop_reason(history: Sequence[dict]) -> str | None:
@@ -52,7 +52,8 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """Sentences about the signs of collapse that appear with the last row.
 
-    A sign is reported each time it begins. Most begin after the fall (studies/collapse/README.md).
+    A sign is reported each time it begins. Most begin after success has fallen
+    (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
     return [
@@ -83,15 +84,15 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
         diverse     both high: healthy
         template    thoughts vary, but not with the prompt
-        compressed  thoughts are certain and depend on the prompt; a trained policy may look so
+        compressed  thoughts are certain and depend on the prompt, as a trained policy's may
         collapsed   both low
 
     The last measurement of first-turn thoughts decides. A measurement on a single prompt does not
     count, because its mutual information is always 0. Without a measurement, the policy's entropy
-    and the traces of the Echo Trap decide.
+    and `_shows_trap` decide.
 
     Args: row: the metrics of the iteration. history: the rows before it.
-    Returns: None if neither entropy is known.
+    Returns: the regime; None if neither entropy is known.
     """
     rows = [*history, row]
     measured = [past for past in rows if past["mi_bound_first"]]

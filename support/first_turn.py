@@ -1,9 +1,9 @@
-"""Plays one turn of each environment before a run begins, to find its faults early.
+"""Plays the first turn of each environment before a run begins, to find faults early.
 
-It shows two faults that a run would see late or never. An environment that is random when it is
-built has another game for each member of a group, and another fixed prompt in each evaluation. In
-an environment whose options ask for something impossible, each game may last until its time limit.
-`python -m tools.check_env` tries much more.
+It finds two faults that a run would notice late or never. If an environment draws random numbers
+when it is built, the members of a group play different games, and the fixed evaluation prompts
+differ between evaluations. If its options demand something impossible, each game may last until its
+time limit. `python -m tools.check_env` makes many more checks.
 """
 
 from configurator import UserError
@@ -17,17 +17,17 @@ from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
-NUM_BUILDS = 4  # environments that are compared; of those with two variants, 7 of 8 are noticed
+NUM_BUILDS = 4  # compared builds; they reveal 7 of 8 environments with two equally likely variants
 NUM_GAMES = 3  # evaluation games that are tried before the environment counts as broken
 
 
 @lru_cache(maxsize=256)  # scripts read their command line twice
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
-    """Play the first turn of an evaluation game in environments that are built separately.
+    """Play the first turn of an evaluation game in several builds of an environment.
 
     Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
         `make_env`; limit_s: the time limit of a turn, in seconds.
-    Raises: UserError if their first observations differ, or if no first turn can be played."""
+    Raises: UserError if the builds start differently, or if no first turn can be played."""
     envs = []
     for _ in range(NUM_BUILDS):
         envs.append(make_env(spec, observation=observation, max_actions=max_actions))
@@ -48,7 +48,7 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def start(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Draw an instance and start an evaluation game. Returns: what must not depend on the build."""
+    """Draw an instance and start an evaluation game. Returns: what all builds must share."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))
     observation = env.reset(index, split="eval")
     return observation, tuple(env.actions), instance
@@ -63,7 +63,7 @@ def act(env: Env) -> None:
 
 
 def compare(views: list[tuple[Hashable, ...]], spec: str) -> None:
-    """Raises: UserError unless all environments gave the same."""
+    """Raises: UserError unless all views are equal."""
     for view in views:
         for first, other in zip(views[0], view, strict=True):
             if first != other:

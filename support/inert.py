@@ -33,7 +33,7 @@ METHOD_SWITCHES = (
 
 
 def warn(config: Config, sources: dict[str, str]) -> str:
-    """The line about the given settings that have no effect on training; '' if all have one.
+    """The line about the given settings that have no effect on training; '' if there are none.
 
     Args: sources: from `load_config`."""
     return sentence(inert_settings(config, given_settings(sources)))
@@ -42,7 +42,8 @@ def warn(config: Config, sources: dict[str, str]) -> str:
 def given_settings(sources: dict[str, str]) -> list[str]:
     """The settings that the user chose: those from the command line and from files that are no
     overlays, and METHOD_SWITCHES from any file."""
-    is_ignored = {"default": True, "command line": False}  # source -> whether it is no choice
+    # source -> whether its settings are no choice of the user
+    is_ignored = {"default": True, "command line": False}
     for source in set(sources.values()) - is_ignored.keys():
         is_ignored[source] = Path(source).read_text(encoding="utf-8").startswith("# Overlay")
     given = []
@@ -85,17 +86,18 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "clip_low clip_high", "tv_bound takes the place of the clip"
     kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
     trainer_scores = kl_in_reward or not config.mask_observations
-    if trainer_scores and config.engine == "torch":  # on vLLM it also drops the engine's log-probs
+    # On vLLM, recompute_old_logprobs also drops the engine's log-probs.
+    if trainer_scores and config.engine == "torch":
         why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
         yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
 
 
 def _one_step(config: Config) -> Iterator[Reason]:
-    """Clips limit what changed since the rollout, so they act from the second step on.
+    """Clips limit changes since the rollout, so they act from the second optimizer step on.
 
-    In the first step the ratio is 1 if the trainer has computed the old log-probs. If they come
-    from the engine, it is the mismatch of engine and trainer. In float32 this mismatch is far below
-    every limit. In bfloat16 it may be larger than the clip range of GSPO."""
+    In the first step the ratio is 1 if the trainer has computed the old log-probs. If the
+    engine has, the ratio is the mismatch of engine and trainer. In float32 this mismatch is far
+    below every limit. In bfloat16 it may be larger than the clip range of GSPO."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return
@@ -127,14 +129,14 @@ def _estimator(config: Config) -> Iterator[Reason]:
         return
     yield "gamma", f"{estimator} does not discount tokens"
     if config.turn_level or config.state_weight:
-        return  # these discount turns
+        return  # these two discount turns
     reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
     yield "turn_gamma", reason
     if config.reward_norm_over == "group":
         names = "reward_norm reward_norm_over"
         if config.reward_norm == "mean":
             yield names, f"{estimator} subtracts the mean of the group, too"
-        # With a KL in the reward, the std divides the rewards and not the KL.
+        # A KL in the reward gives it an effect: the std divides the rewards, not the KL.
         kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
         if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:
             yield names, f"{estimator} normalises in the same way"
@@ -151,7 +153,9 @@ def _filter(config: Config) -> Iterator[Reason]:
 
 
 def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
-    """What the environment ignores. It starts only if needed; nothing is said if it fails."""
+    """Settings that the environment ignores. It is started only if needed.
+
+    If it fails, it counts as an environment that ignores nothing."""
     if config.think_reward and "think_reward" in given:
         if not config.think:
             yield "think_reward", "think is False, so replies have no thoughts"

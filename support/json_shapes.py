@@ -22,8 +22,8 @@ WORDS = {
     int: "a whole number, 0 or more",
     float: "a finite number, not above 1e300",
 }
-LARGEST = 2**63  # whole numbers are smaller
-LARGEST_FLOAT = 1e300  # a reader may still multiply it
+LARGEST = 2**63  # whole numbers must be smaller
+LARGEST_FLOAT = 1e300  # so that a reader can multiply a number without an overflow
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:

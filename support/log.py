@@ -3,8 +3,8 @@
     tensorboard --logdir out
 
 The tab SCALARS shows the metrics in the groups of support/metrics.py. HPARAMS compares the settings
-of runs. TEXT shows the settings of a run and sampled trajectories. support/wandb_log.py sends the
-same to Weights & Biases.
+of runs. TEXT shows the settings of a run and sampled trajectories. support/wandb_log.py sends
+settings, metrics and trajectories to Weights & Biases.
 """
 
 from configurator import Config
@@ -55,7 +55,7 @@ class Log:
     def write(self, row: dict[str, float | str | None], samples: Sequence[Trajectory] = ()) -> None:
         """Append the row of an iteration, and show some of its trajectories.
 
-        Raises: ValueError if the row lacks a metric or has an unknown one.
+        Raises: ValueError if a metric of the row is missing or unknown.
         """
         wrong = sorted(row.keys() ^ self.groups.keys())
         if wrong:
@@ -63,7 +63,7 @@ class Log:
         with append_to(self.path) as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
-            os.fsync(file.fileno())  # a checkpoint must not outlive the row of its iteration
+            os.fsync(file.fileno())  # a crash must not leave a checkpoint without its row
         self._show(row, samples)
 
     def close(self, exit_code: int = 0) -> None:
@@ -102,6 +102,6 @@ def tag_of(name: str, group: str) -> str:
 
 def preformatted(text: str) -> str:
     """Preformatted Markdown, so that TensorBoard does not interpret the text."""
-    # A lone surrogate has no UTF-8, and TensorBoard's writer would raise an error.
+    # UTF-8 cannot encode a lone surrogate, so TensorBoard's writer would raise an error.
     encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return indent(encodable, "    ", lambda _: True)

@@ -1,6 +1,6 @@
 """Mixtures and curricula: the settings env='A + 2*B' and env='A @50 > B'.
 
-A name with one of the signs of a mixture stands in quotes: env="'/my games/doors.py:Doors' + B".
+A name that contains one of SIGNS must stand in quotes: env="'/my games/doors.py:Doors' + B".
 """
 
 from configurator import UserError
@@ -69,7 +69,7 @@ def specs_that_run_programs(text: str) -> list[str]:
         mixture, _ = STAGE.fullmatch(part).groups()
         for spec in _weights_in(mixture, text):
             name, place, options = split_spec(spec)
-            # A user's file is code: it is not imported to ask it.
+            # A user's file is code. It counts as a program and is not imported.
             is_file = name.endswith(".py")
             if is_file or find_class(place).can_run_programs(split_options(options)):
                 found.append(spec)
@@ -93,7 +93,7 @@ def _parse_stages(text: str) -> list[Stage]:
 
 
 def _check_quotes(text: str) -> None:
-    """Raises: UserError for the path of a file of code that has a sign of mixtures unquoted."""
+    """Raises: UserError if the unquoted path of a file of code contains one of SIGNS."""
     start, is_class, _ = text.partition(".py:")
     signs = [sign for sign in SIGNS if sign in start]
     if is_class and signs and Path(f"{start}.py").is_file():

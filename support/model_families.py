@@ -1,4 +1,4 @@
-"""The model families that can be trained. These checks need no torch, so they answer at once.
+"""The model families that can be trained, and checks, which need no torch and are fast.
 
 All families are decoders with rotary positions, causal attention over the whole context, and the
 module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`. Everything
@@ -39,7 +39,7 @@ def check_model_type(name: str, model_type: str) -> None:
 
 
 def check_architecture(name: str, config) -> None:
-    """Check that our attention and both engines compute what the model's settings ask for.
+    """Check that our attention and both engines support the settings of a model.
 
     Args:
         name: of the model, for the message.

@@ -35,7 +35,7 @@ def download(name: str) -> str:
     """The folder of a model of the Hugging Face hub in the local cache.
 
     It asks the hub once, without the retries of transformers, and downloads missing files.
-    Raises: UserError if the cache lacks the model and the hub does not give it.
+    Raises: UserError if the model is not in the cache and cannot be downloaded.
     """
     from huggingface_hub import snapshot_download  # this import takes half a second
 
@@ -73,7 +73,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
             "changed it yourself"
         )
     described = read_description(folder)
-    if (folder / "adapter_config.json").exists():  # transformers would load the model it names
+    if (folder / "adapter_config.json").exists():  # transformers would load the model that it names
         raise UserError(f"{given} holds an adapter; merge it into its model, and give that one")
     _check_numbers(described, given)
     # Without a vocabulary, transformers makes an empty tokenizer and says nothing.
@@ -92,7 +92,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The config.json of a model. Raises: UserError for another file or type of model."""
+    """The config.json of a model. Raises: UserError if it or its type cannot be used."""
     described = _read_object(folder / "config.json", f"model={str(folder)!r}")
     check_model_type(str(folder), str(described.get("model_type")))
     return described
@@ -110,7 +110,7 @@ def _read_object(path: Path, given: str) -> dict[str, Any]:
 
 
 def _check_numbers(described: dict[str, Any], given: str) -> None:
-    """Check the sizes in config.json. The shapes of the weights are compared when they load."""
+    """Check the sizes in config.json. The shapes of weights are checked when they are loaded."""
     sizes = {key: described.get(key) for key in SIZES}
     for key in ("num_key_value_heads", "head_dim"):
         if described.get(key) is not None:  # both have defaults in transformers

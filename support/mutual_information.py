@@ -8,8 +8,8 @@ answers. The mutual information in nats,
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
 is 0 when thoughts ignore prompts, and H(X) when every thought identifies its prompt. Source:
-RAGEN-2, https://github.com/mll-lab-nu/RAGEN. Its bound log N equals H(X) if the N prompts differ.
-docs/diagnostics.md explains the numbers; support/metrics.py lists them.
+RAGEN-2, https://github.com/mll-lab-nu/RAGEN. RAGEN-2's bound log N equals H(X) if the N prompts
+differ. docs/diagnostics.md explains the numbers; support/metrics.py lists them.
 """
 
 from configurator import Config
@@ -29,7 +29,7 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; log-probs of a thought that differ by less differ only by rounding
+TIE = 1e-3  # nats; smaller differences between log-probs of a thought are rounding errors
 EMA_DECAY = 0.9  # decay per measurement of the moving average of marginal_std
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
@@ -46,7 +46,7 @@ def measure_collapse(
 
     Args:
         trajectories: the same on every rank.
-        rng: draws the thoughts that are compared; the same on every rank.
+        rng: draws the thoughts that are measured; the same on every rank.
         history: earlier rows of metrics.jsonl. The moving average of the standard deviation
             continues from the last row that has one.
     Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
@@ -80,7 +80,7 @@ def measure_collapse(
 
 def _last_value(history: Sequence[dict], name: str) -> float | None:
     for row in reversed(history):
-        value = row.get(name)  # runs of earlier versions lack the newest metrics
+        value = row.get(name)  # rows of earlier versions do not have the newest metrics
         if value is not None:
             return value
     return None
@@ -97,10 +97,10 @@ class Thought(NamedTuple):
 
 
 class ThoughtSamples(NamedTuple):
-    """The two samples that are measured. The metrics of a sample end with the field's name."""
+    """The two samples that are measured. Names of a sample's metrics end with the field's name."""
 
     first: list[Thought]  # from first turns
-    sampled: list[Thought]  # from a uniform turn per trajectory
+    sampled: list[Thought]  # from one random turn per trajectory
 
 
 def find_thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
@@ -122,7 +122,7 @@ def find_thoughts(trajectory: Trajectory, chat: Chat) -> list[Thought | None]:
 def _thought_span(turn: Turn, chat: Chat) -> range | None:
     """Indices of the sampled tokens between <think> and </think>; None if there are none.
 
-    Encoding the text again could give other tokens, so this bisects over decoded prefixes.
+    Encoding the text again could give other tokens, so the function bisects over decoded prefixes.
     A token that contains a part of a tag, like ".</", belongs to the tag.
     """
     before, opening_tag, rest = turn.text.partition("<think>")
@@ -145,7 +145,7 @@ def sample_thoughts(
     max_thoughts: int,
     rng: np.random.Generator,
 ) -> ThoughtSamples:
-    """Draw at most `max_thoughts` thoughts for each sample, at most one of a trajectory."""
+    """Draw at most `max_thoughts` thoughts for each sample, at most one per trajectory."""
     first = []
     sampled = []
     order = rng.permutation(len(thoughts_by_trajectory))

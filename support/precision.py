@@ -23,7 +23,7 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """Round to a 16-bit type, up or down at random, so that the expected result is exact.
+    """Round to a 16-bit type, up or down at random, so that the expected value is exact.
 
     Rounding to the nearest number would drop every change of less than half a step: a weight near
     0.03 has steps of 1.2e-4 in bfloat16. Here a change of a tenth of a step moves a tenth of the
@@ -32,8 +32,8 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     Args:
         values: float32.
         dtype: bfloat16 or float16. Numbers of float16 below 6e-5 are rounded to the nearest.
-        seed: of the random numbers. With one seed a number is rounded up from the same point on, so
-            a weight that grows is never rounded down again.
+        seed: of the random numbers. With one seed, each position keeps its threshold for rounding
+            up. So the rounded value of a weight that grows never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # of 23 mantissa bits: 16 or 13
     generator = torch.Generator(values.device).manual_seed(seed)

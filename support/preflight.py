@@ -1,6 +1,6 @@
-"""Checks before a run: are the model, the engine and enough memory there?
+"""Checks before a run: the model, the engine, W&B, the NVIDIA driver and free memory.
 
-These checks need no torch, so they answer at once.
+The checks need no torch, so they are fast.
 """
 
 from configurator import Config, UserError
@@ -81,8 +81,8 @@ def check_driver(cuda_version: str | None) -> None:
 def free_memory() -> int:
     """Bytes of memory that this process can still take without swapping.
 
-    The smallest of what the machine, the container (cgroup v2) and `ulimit -v` leave. Where the
-    system does not say how much is free (macOS), it is all of the memory.
+    It is the smallest of three numbers: what the machine and the container (cgroup v2) have left,
+    and the limit of `ulimit -v`. macOS does not report free memory: there the first is all memory.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMORY_FILE.is_file():
@@ -93,7 +93,7 @@ def free_memory() -> int:
         limit = int(limit_file.read_text(encoding="utf-8"))
         used = int((CONTAINER / "memory.current").read_text(encoding="utf-8"))
         stat = (CONTAINER / "memory.stat").read_text(encoding="utf-8")
-        cached = int(re.search(r"^inactive_file (\d+)$", stat, re.M)[1])  # given back when needed
+        cached = int(re.search(r"^inactive_file (\d+)$", stat, re.M)[1])  # freed when needed
         limits.append(limit - used + cached)
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
@@ -104,8 +104,8 @@ def free_memory() -> int:
 def find_model(name: str) -> str:
     """The folder of a local model, or the unchanged name of a model on the hub.
 
-    Args: name: "tiny", a folder, or a name on the hub. What looks like a folder is never looked up
-        on the hub.
+    Args: name: "tiny", a folder, or a name on the hub. A name that looks like a folder is never
+        looked up on the hub.
     Raises: UserError if a folder does not exist, or holds no model of a supported type.
     """
     if name == "tiny":

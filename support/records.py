@@ -67,7 +67,7 @@ REASONS = {
 def why_ended(status: str, last: Mapping) -> str:
     """Why a trajectory ended, in words; "" for a success.
 
-    Args: last: the facts of the last turn, see `TurnRecord`. Old records lack some."""
+    Args: last: the facts of the last turn, see `TurnRecord`. Old records do not have all."""
     if status == "success":
         return ""
     if status == "error":
@@ -140,7 +140,7 @@ def turn_record(turn: Turn, tokenizer) -> dict:
         tokens = list(turn.response_ids)
     surprise = [round(-logprob, 4) for logprob in turn.rollout_logprobs]
     if any(math.isnan(nats) for nats in surprise):
-        surprise = []  # vLLM was not asked for log-probs
+        surprise = []  # vLLM returned no log-probs
     return {
         "observation": turn.observation,
         "response": turn.text,

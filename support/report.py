@@ -138,7 +138,7 @@ def remove_final_outputs(out_dir: Path) -> None:
 
 
 def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | None) -> bool:
-    """If the run is finished, print its report and how to continue. Returns: whether it is."""
+    """Print the report of a finished run and how to continue. Returns: whether it is finished."""
     report = Path(config.out_dir, "scores.md")
     out_of_iterations = num_rows >= config.num_iterations
     if not report.is_file() or not (early_stop_reason or out_of_iterations):
@@ -148,7 +148,7 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    if early_stop_reason or config.final_lr != 1:  # a change of num_iterations bends the schedule
+    if early_stop_reason or config.final_lr != 1:  # num_iterations sets the schedule
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
     print(printable(read_text(report), limit=SHOWN_REPORT, keep="\n"))
@@ -165,6 +165,6 @@ def next_steps_hint(config: Config) -> str:
     env = ""
     for key in ("env", "eval_env"):
         value = getattr(config, key)
-        if specs_that_run_programs(value):  # eval.py wants these on the command line
+        if specs_that_run_programs(value):  # eval.py takes these from the command line only
             env += f" --{key}={shlex.quote(value)}"
     return NEXT_STEPS.format(run=config.out_dir, runs=Path(config.out_dir).parent, env=env)

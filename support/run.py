@@ -41,7 +41,7 @@ from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
 SAMPLE_SIZE = 32  # trajectories of a recorded iteration, rounded up to whole groups
-MAX_SAMPLE_BYTES = 64_000_000  # of trajectories.jsonl, plus one recorded iteration
+MAX_SAMPLE_BYTES = 64_000_000  # of trajectories.jsonl; the last recorded iteration may exceed it
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
@@ -54,7 +54,7 @@ HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shap
     "mi_bound_first": NUMBER,
     "mi_seq_first": NUMBER,
     "conditional_entropy_first": NUMBER,
-    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # old rows lack them
+    **dict.fromkeys(BUDGET_METRICS, (NUMBER, ...)),  # old rows do not have them
 }
 
 
@@ -78,7 +78,7 @@ def open_run(config: Config, sources: dict[str, str]) -> Iterator["Run"]:
 
 
 class Run:
-    """Everything around the iterations. Every rank has a Run, but only rank 0 writes log files."""
+    """Starts, records and ends a run. Every rank has a Run, but only rank 0 writes log files."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Run:
         Args: start_scores: environment -> scores of the model that the run begins with."""
         self.learner = learner
         self.start_scores = start_scores
-        self.scores: dict[str, Scores] | None = None  # newest iteration; None if not evaluated
+        self.scores: dict[str, Scores] | None = None  # of the newest iteration, if evaluated
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
@@ -149,7 +149,7 @@ class Run:
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
 
     def _note_damage(self, sentence: str) -> None:
-        """Say now and at the end of the run what is missing in its folder. Args: "" for nothing."""
+        """Print a sentence about damage, now and at the end of the run; "" for no damage."""
         if sentence:
             self.damage.append(sentence)
             print(sentence, flush=True)
@@ -222,8 +222,8 @@ class Run:
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
         """Whether trajectories of this iteration are written.
 
-        An iteration is left out while the file is larger than its share of MAX_SAMPLE_BYTES. So a
-        long run is recorded less often, but up to its end."""
+        After a fraction of the iterations, the file may hold the same fraction of MAX_SAMPLE_BYTES.
+        So a long run is recorded less often, but up to its end."""
         config = self.config
         step = self.learner.step
         if not config.sample_every:
@@ -234,7 +234,7 @@ class Run:
         return bool(has_room and is_wanted)
 
     def _samples(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """The trajectories to write: at least SAMPLE_SIZE, in whole groups."""
+        """The trajectories to write: the first SAMPLE_SIZE, rounded up to whole groups."""
         size = self.config.group_size
         return trajectories[: math.ceil(SAMPLE_SIZE / size) * size]
 
@@ -254,7 +254,7 @@ class Run:
     def finish(self, play_references: Callable[[Config], dict[str, dict[str, Scores]]]) -> None:
         """Write the policy and the report, or say that the run was interrupted.
 
-        Args: play_references: gives the scores of the reference players for the report."""
+        Args: play_references: returns the scores of the reference players for the report."""
         self.bar.close()
         self.saver.wait()
         step = self.learner.step
@@ -304,7 +304,7 @@ def explain_full_disk(out_dir: Path) -> Iterator[None]:
 
 
 def describe(config: Config, sources: dict[str, str]) -> str:
-    """Write a line "key = value (source)" for out_dir and each setting that has a source."""
+    """A line "key = value (source)" for out_dir and for each setting that is not a default."""
     lines = []
     for key, source in sources.items():
         if source != "default" or key == "out_dir":
@@ -313,9 +313,10 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 
 
 def check_lost_checkpoints(out_dir: Path) -> None:
-    """Say that a run without checkpoints begins again. Refuse it if the run was finished once.
+    """Print that a run without checkpoints begins again. Refuse a run that was finished.
 
-    The last checkpoint is on disk before policy/ is written, so somebody removed it.
+    A run writes policy/ after its last checkpoint. So if policy/ exists without a
+    checkpoint, somebody removed the checkpoint.
     Raises: UserError if out_dir holds rows of metrics and a last policy."""
     metrics = out_dir / "metrics.jsonl"
     if not metrics.is_file() or not metrics.stat().st_size:
@@ -400,5 +401,5 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # A policy of a later iteration is from before a crash, and its iteration is made again.
+    # After a crash, best/ may be of a later iteration, which the run will repeat.
     return known.get(step, max(known.values())), ""

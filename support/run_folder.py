@@ -42,11 +42,12 @@ MAY_CHANGE_ON_RESUME = (
 
 FORMER_SETTINGS = ("num_samples",)  # older runs have them; none changed a number of training
 
-# ... unless another setting reads them: setting -> (its reader, the value that does not read it)
+# Exceptions: these change training if another setting uses them.
+# setting -> (that other setting, its value that does not use it)
 READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
-# What train.py and tools.sft open in the folder of a run. Nothing else there matters, such as the
-# folder of W&B with its links.
+# What train.py and tools.sft open in the folder of a run. Other files, such as those of W&B, are
+# not checked.
 OPENED_FILES = (
     "config.json",
     "code.diff",
@@ -61,7 +62,7 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # of tools.sft; these and the next are patterns
+MODELS = ("model", "model-[0-9]*")  # of tools.sft; this and CHECKPOINTS are glob patterns
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
@@ -120,7 +121,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Check that what a run opens are plain files and folders, and no links to others."""
+    """Check that all that a run opens are plain files and folders, not links."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -200,7 +201,7 @@ def load_saved(path: str | Path) -> Config:
     """Read the settings of a run.
 
     Args: path: a config.json, or the folder of a run.
-    Returns: the settings. Those that the file lacks have their defaults.
+    Returns: the settings. Those that are not in the file have their defaults.
     Raises: UserError if the file cannot be read, or a setting is unknown or illegal.
     """
     path = Path(path)
@@ -221,7 +222,7 @@ def load_saved(path: str | Path) -> Config:
 
 
 def settings_from(saved: dict, source: str) -> Config:
-    """Settings from a JSON object; those that it lacks have their defaults.
+    """Settings from a JSON object; those that are not in it have their defaults.
 
     Args: source: the file, for messages.
     Returns: a Config, or an SftConfig if the object has its settings.
@@ -280,7 +281,7 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what a crash left of `replace_file`. Folders are not ours."""
+    """Remove the files that `replace_file` left at a crash. It makes no folders: they stay."""
     for path in folder.glob(f"*{PARTIAL}"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -307,7 +308,7 @@ def append_to(path: Path) -> IO[str]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check that a file can be written, before the work that makes its content.
+    """Check that a file can be written, before its content is computed.
 
     It creates an empty file in the same folder and removes it. The folders out/ and COMPARISONS,
     which a fresh copy of the repository does not have, are made.

@@ -107,7 +107,7 @@ def score_table(rows: dict[str, Scores]) -> str:
 
 
 def budget_notes(rows: dict[str, Scores]) -> str:
-    """A line for each row whose games or replies a budget of tokens ended (budget_warnings.py).
+    """A line for each row that gets a warning about budgets of tokens (budget_warnings.py).
 
     Returns: the lines, "" for none."""
     lines = []
@@ -121,7 +121,7 @@ def budget_notes(rows: dict[str, Scores]) -> str:
 def success_interval(trajectories: list[Trajectory]) -> tuple[float, float]:
     """95 % interval of the success rate over prompts, see `statistics.rate_interval`.
 
-    The samples of a prompt are not independent. Their mean counts."""
+    The samples of a prompt are not independent, so their mean counts as one value."""
     low, high = rate_interval(rates_by_prompt(trajectories)[None])
     return float(low), float(high)
 
@@ -138,12 +138,12 @@ def differences(
     """Success of each row minus that of the reference row, paired by prompt, in %.
 
     Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
-    the seed alone get another line together, with each seed in parentheses. A sentence says which
-    models cannot be pooled, and why.
+    the seed alone also share a line, with the value of each seed in parentheses. Sentences tell
+    which models cannot be pooled, and why.
 
     Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
         if the two differ.
-    Raises: UserError if no row's name begins so, or if the rows played different prompts."""
+    Raises: UserError if no row's name begins with it, or if the rows played different prompts."""
     matches = [name for name in rows if name.startswith(reference)]
     if not matches:
         names = " or ".join(repr(name) for name in rows)

@@ -19,7 +19,7 @@ class Method(NamedTuple):
 
     folder: str  # name of the model's folder; policy/ (the last) and best/ are not comparable
     settings: Config  # without seed
-    earlier: tuple[Earlier, ...]  # settings that changed on the way, without seed
+    earlier: tuple[Earlier, ...]  # settings before restarts that changed them, without seed
 
 
 class Pools(NamedTuple):
@@ -69,7 +69,7 @@ def without_seed(config: Config) -> Config:
 
 
 def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
-    """What `without_seed` is for the present settings, for those that changed on the way."""
+    """Apply `without_seed` to the settings that a run had before restarts changed them."""
     return tuple(Earlier(until, without_seed(settings)) for until, settings in earlier)
 
 
@@ -82,7 +82,7 @@ def settings_of_model(folder: str) -> Config | None:
 
 
 def _differences(pools: dict[Method, dict[int, str]]) -> list[str]:
-    """A sentence about each method but the first: in what it differs from the first."""
+    """A sentence about each method except the first: how it differs from the first."""
     sentences = []
     for method, seeds in list(pools.items())[1:]:
         first_method, first_seeds = next(iter(pools.items()))

@@ -5,8 +5,8 @@ iterations were made with:
 
     [{"until": 4, "config": {...}}, ...]    iterations up to 4, then up to the next "until"
 
-So two runs with the same settings now are not taken for seeds of one method if one of them changed
-its settings on the way. Changes that a run accepts without the flag are not in the list, because
+So two runs whose present settings agree do not count as seeds of one method if one of them had
+other settings before. Changes that a run accepts without the flag are not in the list, because
 they change no number of training (support/run_folder.py).
 """
 
@@ -20,7 +20,7 @@ from support.run_folder import changed_settings, load_saved, read_json, settings
 
 EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # see support/json_shapes.py
 
-# Evaluations can be compared if these and the environments agree.
+# Evaluations can be compared if these settings and the environments agree.
 EVALUATION_READS = (
     "eval_split",
     "eval_size",
@@ -57,7 +57,7 @@ def read_earlier(out_dir: Path) -> list[Earlier]:
 def earlier_when_continued(out_dir: Path, config: Config, step: int) -> list[Earlier]:
     """The earlier settings of a run that continues with `config` after iteration `step`.
 
-    Iterations after `step` are made again, so what they were made with is dropped."""
+    Iterations after `step` are made again, so their settings are dropped."""
     if not (out_dir / "config.json").is_file():
         return []
     stretches = [*read_earlier(out_dir), Earlier(step, load_saved(out_dir))]
@@ -84,7 +84,7 @@ def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
 
 
 def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
-    """The last iteration whose evaluation cannot be compared with those of now; 0 if all can."""
+    """The last iteration whose evaluation cannot be compared with present ones; 0 if all can."""
     present = _evaluation_of(config)
     last = 0
     for until, settings in earlier:
@@ -96,7 +96,7 @@ def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
 def _evaluation_of(config: Config) -> tuple:
     """What decides the prompts and the rules of an evaluation.
 
-    Environments are compared as text: a folder may name one that runs a program when it is built.
+    Environments are compared as text. Building one that a folder names could run a program.
     """
     last_stage = (config.eval_env or config.env).split(">")[-1].strip()
     return last_stage, *(getattr(config, key) for key in EVALUATION_READS)

@@ -1,17 +1,17 @@
 """Statistics of success rates: intervals over seeds and instances, paired differences, pass@k.
 
-The intervals are for the mean over all seeds and all instances that could have been drawn. Their
-error has two parts. The part of the instances is large if instances differ in difficulty. The part
-of the seeds is large if training runs differ. Two or three seeds say little about it, so it gets
-the quantiles of Student's t. `rate_interval` and `difference_interval` add the squares of the two
-half-widths (the method MOVER of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds
-have the same rate, only the part of the instances is left. tests/test_statistics.py simulates how
-often the intervals contain the true value.
+The intervals are for the mean over all seeds and all instances that could have been drawn. The
+error of a measured mean has two parts. The part of the instances is large if instances differ in
+difficulty. The part of the seeds is large if training runs differ. Two or three seeds say little
+about the part of the seeds, so its half-width uses quantiles of Student's t. `rate_interval` and
+`difference_interval` add the squares of the two half-widths (the method MOVER of Zou and Donner,
+https://doi.org/10.1002/sim.3095). If all seeds have the same rate, only the part of the instances
+is left. tests/test_statistics.py simulates how often the intervals contain the true value.
 
 A few seeds cannot show that others collapse. If each seed collapses with probability 1/5, to 10 %
 instead of 80 %, `rate_interval` contains the true mean of 66 % in only 67, 49, 67 and 89 % of all
 experiments with 2, 3, 5 and 10 seeds (simulated, 256 instances). With three seeds, half of the
-experiments have no collapsed seed, so nothing in their data tells of it. Therefore every table
+experiments have no collapsed seed, so their data do not show the collapse. Therefore every table
 shows each seed beside its interval; `percent` writes both.
 """
 
@@ -41,8 +41,9 @@ def rate_interval(wins: ndarray) -> Interval:
     rate of every seed.
 
     It contains the true mean less often if few seeds are far from the rest. If one seed in five
-    collapses from 80 to 10 %, the share is 67, 49, 67 and 89 % with 2, 3, 5 and 10 seeds, and that
-    of `difference_interval` is 70, 54, 67 and 89 % (256 instances, 20,000 experiments).
+    collapses from 80 to 10 %, it contains the true mean in 67, 49, 67 and 89 % of experiments with
+    2, 3, 5 and 10 seeds, and `difference_interval` contains the true difference in 70, 54, 67 and
+    89 % (256 instances, 20,000 experiments).
 
     Args:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.
@@ -57,7 +58,7 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The number of independent games with the same error. It exceeds n if instances are alike.
+    # The number of independent games with the same error; more than n if instances are alike.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -135,7 +136,7 @@ def seed_interval(rates: ndarray) -> Interval:
 def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
     """Variance of the instances' means over seeds, (...,).
 
-    Two more instances count, with the lowest score and with 1. Without them the variance would be
+    Two instances are added, one with the lowest score and one with 1. Without them the variance is
     too small where few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
     confidence interval for a difference of binomial proportions based on paired data", 2012.
     """
@@ -170,7 +171,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t. From 10 degrees of freedom on it is that of 10.
+    """97.5 % quantile of Student's t. For more than 10 degrees of freedom it is that of 10.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)
@@ -218,7 +219,7 @@ def pass_at_k(n: int, num_right: int, k: int) -> float:
 
 
 def percent(scores: ndarray, low: float, high: float) -> str:
-    """Mean, interval and means of the seeds, in %; one number for seeds that are the same.
+    """Mean, interval and each seed's mean, in %. Seeds with equal scores are not listed.
 
     Args: scores: (S, n).
     >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)
@@ -272,8 +273,8 @@ def jackknife_interval(
 def mean_over_seeds(values: ndarray, half_widths: ndarray) -> tuple[ndarray, ndarray]:
     """The mean of S seeds and the half-width of its 95 % interval, by the method MOVER.
 
-    The squares of two half-widths are added: that of the seeds' own intervals, and Student's t of
-    the differences between seeds.
+    The squares of two half-widths are added: one from the seeds' own intervals, and one from the
+    differences between seeds, with Student's t.
 
     Args:
         values, half_widths: (S, ...), one for each seed.

@@ -18,11 +18,11 @@ LONGEST_VALUE = 1000  # characters of a setting in the tab TEXT
 class Board:
     """An event file of TensorBoard.
 
-    It has no thread, unlike torch's SummaryWriter, so the error of a full disk is raised here. It
-    is printed, and the run goes on without TensorBoard: metrics.jsonl has all metrics.
+    It has no thread, unlike torch's SummaryWriter, so the error of a full disk is raised here. The
+    error is printed, and the run goes on without TensorBoard: metrics.jsonl has all metrics.
 
     Args:
-        first_step: events of older files from this step on are forgotten.
+        first_step: TensorBoard drops events of older files from this step on.
         config: the settings for the tabs HPARAMS and TEXT."""
 
     def __init__(self, folder: Path, first_step: int, config: Config):
@@ -68,7 +68,7 @@ class Board:
 def settings_table(config: Config) -> str:
     """All settings as a table in Markdown.
 
-    Values are code in it, so that nothing in them is interpreted."""
+    Values are written as code, so that TensorBoard interprets no Markdown in them."""
     lines = ["| setting | value |", "|---|---|"]
     for name, value in asdict(config).items():
         shown = printable(str(value), limit=LONGEST_VALUE).replace("`", "'").replace("|", "/")

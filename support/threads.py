@@ -41,7 +41,7 @@ def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterato
             yield future.result()
     finally:
         for future in futures:
-            future.cancel()  # those that have not begun
+            future.cancel()  # has an effect on those that have not begun
 
 
 def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
@@ -62,7 +62,7 @@ class Result:
         self.error: BaseException | None = None
 
     def run(self, call: Callable[[], Any], results: SimpleQueue) -> None:
-        """Call a function, keep what it returns or raises, and put this into `results`."""
+        """Call a function, keep what it returns or raises, and put this Result into `results`."""
         with self:
             self.value = call()
         results.put(self)

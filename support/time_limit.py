@@ -2,7 +2,7 @@
 
 For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
 the signal raises TimeUp. It sends SIGURG, so an environment can still use SIGALRM. Python cannot
-interrupt any other thread. There the call runs in one more thread, which is given up when the time
+interrupt any other thread. There the call runs in one more thread, which is abandoned when the time
 is over.
 """
 
@@ -27,7 +27,7 @@ CHUNK_S = 0.5  # seconds that fast items may take together, see `limit_items`
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"  # how the error of a time limit begins
 RING = signal.SIGURG  # signal of the watchdog; a process without a handler ignores it
-# Handlers that an environment may not change for the rest of the run.
+# Their handlers are restored after a call, because an environment may have changed them.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 Item = TypeVar("Item")
@@ -69,13 +69,13 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
             raise
         raise EnvError(time_out(limit_s)) from error
     finally:
-        limit.stop()  # again: the signal may arrive before the first line of __exit__
+        limit.stop()  # again, because the signal may interrupt __exit__ before its first line
 
 
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
     """Yield the items of an iterator, each of which may take `limit_s` seconds.
 
-    Fast items come in batches of CHUNK_S seconds, because a limit costs more than they do.
+    Fast items come in batches of CHUNK_S seconds, because a limit costs more time than they do.
     Raises: EnvError if an item exceeds the limit, or what the iterator raises."""
 
     def next_items() -> list:
@@ -92,7 +92,7 @@ def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
 
 
 def _call_in_thread(limit_s: float, call: Callable, *args, **options) -> Any:
-    """Call a function in a new thread, which is given up after `limit_s` seconds."""
+    """Call a function in a new thread, which is abandoned after `limit_s` seconds."""
     results: SimpleQueue = SimpleQueue()
     start_thread(partial(call, *args, **options), results)
     try:
@@ -132,12 +132,12 @@ class TimeLimit:
             raise TimeUp
 
     def stop(self) -> None:
-        """End the limit, and an alarm that the code has set. A second call does nothing."""
+        """End the limit and an alarm of the code; restore handlers. A second call does nothing."""
         if self not in TimeLimit.active:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.handlers.items():
-            if handler is not None:  # None: a handler that is not Python
+            if handler is not None:  # None: the handler was not set by Python
                 signal.signal(number, handler)
         faulthandler.cancel_dump_traceback_later()
         TimeLimit.active.remove(self)
@@ -155,7 +155,7 @@ def _raise_time_up(*_) -> None:
 class Watchdog:
     """A thread that sends RING to the main thread whenever an active time limit is over.
 
-    It takes no lock, because the handler of a signal may leave the main thread's code anywhere."""
+    It takes no lock, because TimeUp may end the main thread's code while it holds the lock."""
 
     def __init__(self):
         self.thread: threading.Thread | None = None
@@ -163,7 +163,7 @@ class Watchdog:
         self.wakes_at = math.inf
 
     def look_at(self, moment: float) -> None:
-        """Make the thread look at the time limits at this moment of time.monotonic()."""
+        """Make the thread check the time limits at this time of time.monotonic()."""
         if self.thread is None or not self.thread.is_alive():  # in a forked process it is dead
             self.wakes_at = math.inf
             self.thread = threading.Thread(target=self._run, daemon=True)
@@ -202,7 +202,7 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
         KeyboardInterrupt passes."""
     try:
         return limit_time(limit_s, call, *args, **options)
-    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: of a call around this one
+    except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: of an outer call
         raise
     except BaseException as error:  # user code may raise anything
         raise EnvError(describe_error(error)) from error

@@ -54,7 +54,7 @@ def iteration_metrics(
 def rollout_metrics(
     stats: GroupStats, successes: torch.Tensor, group_size: int
 ) -> dict[str, float]:
-    """Metrics of learning and collapse. A falling in-group std announces a collapse (2504.20073).
+    """Metrics of learning and collapse. A falling in-group std may announce one (arXiv 2504.20073).
 
     Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
         group_size N.

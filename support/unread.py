@@ -2,18 +2,19 @@
 
     these settings have no effect: seed, temperature: eval.py does not use them
 
-Such a command prints the line at its start, as train.py does (support/inert.py). It names no
-settings from files: an experiment's file is for train.py, and other commands read a part of it.
+Such a command prints the line at its start, as train.py does (support/inert.py). Settings
+from files are not named: an experiment's file is for train.py, and other commands read a part of
+it.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig
 
 from collections.abc import Collection, Iterable, Iterator
 
-# (names of settings, separated by blanks; why none of them can act)
+# (names of settings, separated by blanks; why none of them has an effect)
 Reason = tuple[str, str]
 
-# the settings of a game and of its rewards; the system prompt promises max_response_tokens
+# settings of a game and of its rewards; the system message states max_response_tokens
 GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens
     step_timeout_s"""
 REWARDS = "format_penalty reward_density think_reward"
@@ -41,7 +42,7 @@ READ_BY = {  # command -> the settings that change its result
 
 
 def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
-    """The line about the settings from the command line that have no effect; '' if all have one.
+    """The line about the settings from the command line that have no effect; '' if there are none.
 
     Args: command: a key of READ_BY; sources: from `load_config`."""
     given = [name for name, source in sources.items() if source == "command line"]
@@ -63,7 +64,7 @@ def _them(names: Collection[str]) -> str:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """The given settings that cannot act -> the first reason."""
+    """The given settings that have no effect -> the first reason."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():

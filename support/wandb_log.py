@@ -5,7 +5,7 @@
 
 W&B gets the settings, the metrics under TensorBoard's tags, a table of the recorded trajectories,
 and at the end the page of tools.view as an artifact. It gets no weights and no code. Log in with
-`wandb login`. With WANDB_MODE=offline nothing is sent, and `wandb sync` sends it later.
+`wandb login`. With WANDB_MODE=offline nothing is sent; `wandb sync` sends the data later.
 
 Only this module imports wandb, and only if the setting `wandb` is given.
 """
@@ -111,8 +111,8 @@ class WandbLog:
         reason = printable(" ".join(str(error).split()))
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
-        # W&B says good-bye to its own process at the end of ours. If that process was killed, this
-        # would print a traceback. Functions of atexit run in reverse order, so ours is first.
+        # At exit, wandb calls its own process. If that process was killed, the call would print a
+        # traceback. Functions of atexit run in reverse order, so `_tear_down` runs before that.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:
@@ -121,7 +121,7 @@ class WandbLog:
 
 
 def run_id(path: Path, is_new: bool) -> str:
-    """The id of the W&B run, kept in a file so that a continued run continues there, too."""
+    """The id of the W&B run, kept in a file for use when the run continues."""
     if not is_new and path.is_file():
         found = read_text(path).strip()
         if not re.fullmatch("[0-9a-f]{8}", found):
@@ -135,7 +135,7 @@ def run_id(path: Path, is_new: bool) -> str:
 
 
 def table_row(step: int, trajectory: Trajectory) -> list:
-    """The cells of a trajectory. Text of models and environments is escaped, and never HTML."""
+    """The cells of a trajectory. Text of models and environments is escaped and plain."""
     return [
         step,
         printable(trajectory.env),

@@ -1,8 +1,8 @@
 """One HTTP request to a server that is not trusted.
 
-The reply has a limit in time and in bytes, and a redirect is not followed: it would carry the key
-of the server to another host. An https server is reached through the proxy of HTTPS_PROXY, if that
-is set.
+The reply has a limit in time and in bytes. A redirect is not followed, because it would carry the
+key of the server to another host. An https server is reached through the proxy of HTTPS_PROXY, if
+that is set.
 """
 
 import http.client
@@ -27,7 +27,7 @@ def exchange(
 ) -> tuple[int, bytes]:
     """Send a request and read the reply. Returns: the status code and the body.
 
-    Args: time_limit_s: for the whole reply. A server that sends a byte now and then is too slow.
+    Args: time_limit_s: for the whole reply. It also ends a reply that arrives byte by byte.
     Raises: OSError (TimeoutError included), HTTPException or ValueError without a complete reply.
     """
     connection = _connection(url)

@@ -1,6 +1,6 @@
-"""What the tests of environments share: settings, boards drawn by hand, players, upstream's means.
+"""Helpers of the tests of environments: specs, hand-made boards, players, upstream's means.
 
-It imports little, because a test also loads it in another process.
+This file imports little, because a test also loads it in another process.
 """
 
 from configurator import Config
@@ -25,7 +25,8 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# size 4, start (1,1), goal (3,4), holes (1,3) (2,2) (4,1); cells are numbered row by row from 0
+# size 4; (row, column) of the start (1,1), goal (3,4), holes (1,3) (2,2) (4,1); cells are numbered
+# row by row from 0
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
 # size 6, one box; a wall is right of the box
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
@@ -70,7 +71,7 @@ def in_room(board, **options):
 
 
 def episode_in(board, *, max_actions=10, **settings):
-    """An episode in front of its first turn, in this room or on this lake (without slips)."""
+    """An episode before its first turn, in the room or on the lake of `board` (without slips)."""
     make = in_room if "#" in board else on_lake
     env = make(board, max_actions=max_actions)
     episode = Episode(env, Config(**settings))
@@ -123,9 +124,9 @@ def legend(spec):
 
 
 def symbols_seen(spec, seeds):
-    """All symbols of boards in messages, over random and planned moves in some games.
+    """All symbols of the boards in the messages of some games with random and planned moves.
 
-    A board on which the game has ended is in no message.
+    No message shows the board on which a game ends.
     """
     env = make_env(spec, max_actions=60)
     rng = np.random.default_rng(7)
@@ -142,7 +143,7 @@ def symbols_seen(spec, seeds):
 
 
 def neighbours(board, symbol, border):
-    """The symbols up, down, left and right of a symbol in the board text; `border` outside."""
+    """The symbols up, down, left and right of a symbol in the board text; `border` if outside."""
     lines = board.split("\n")
     edge = border * (len(lines[0]) + 2)
     rows = [edge, *(border + line + border for line in lines), edge]
@@ -209,12 +210,12 @@ def assert_mean(values, upstream, upstream_values=256):
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / upstream_values)
-    tolerance = max(tolerance, 0.0005)  # the figures are rounded to 0.1 %, half a unit
+    tolerance = max(tolerance, 0.0005)  # upstream's figures are rounded to 0.1 %
     assert abs(values.mean() - upstream) <= tolerance, (values.mean(), upstream, tolerance)
 
 
 def assert_fraction(hits, upstream, upstream_values=256):
-    """The same for a fraction, with the pooled standard deviation: one of the two may be 0 or 1."""
+    """As `assert_mean`, for fractions. s is pooled, because one fraction may be 0 or 1."""
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), upstream_values
     pooled = (hits.sum() + m * upstream) / (n + m)
@@ -226,7 +227,7 @@ def assert_fraction(hits, upstream, upstream_values=256):
 
 
 def prompt_digest():
-    """sha256 over first prompts of several environments, seeds, splits and members, and slips."""
+    """sha256 over first prompts of several environments, seeds and splits, and over first turns."""
     digest = hashlib.sha256()
     for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs", SMALL_COUNTDOWN):
         for observation in ("grid", "relations"):

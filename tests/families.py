@@ -1,11 +1,11 @@
 """Small random models of every supported family, as folders that plain transformers writes.
 
-Widths are small. What makes a family special is kept: heads that are wider than hidden size / heads
-(Qwen3), layers without positions (SmolLM3), tied and untied heads, more embeddings than tokens, the
-special tokens, and the chat template.
+Widths are small. The special features of a family are kept: attention heads wider than hidden size
+/ number of heads (Qwen3), layers without positions (SmolLM3), tied and untied LM heads, more
+embeddings than tokens, the special tokens, and the chat template.
 
-The templates are written anew. Without tools they render what the published templates of
-Qwen2.5-0.5B-Instruct, Qwen3-0.6B, SmolLM2-135M-Instruct and SmolLM3-3B render.
+The templates are rewritten. Without tools they render the same text as the published templates of
+Qwen2.5-0.5B-Instruct, Qwen3-0.6B, SmolLM2-135M-Instruct and SmolLM3-3B.
 """
 
 from configurator import Config
@@ -117,14 +117,14 @@ SMOLLM3_TEMPLATE = """\
 
 class Family(NamedTuple):
     config_class: type
-    settings: dict  # of the config: what differs from WIDTHS
+    settings: dict  # of the config, where they differ from WIDTHS
     template: str
     tokenizer_class: str  # in tokenizer_config.json, as published
     special: tuple[str, ...]  # special tokens, in the order of their ids
     roles: dict[str, str]  # of the tokenizer: bos_token, eos_token and so on
     ids: dict[str, str]  # of the config: the token of each *_token_id
-    added: tuple[str, ...] = ()  # tokens that are added and not special
-    bos: str = ""  # the token that encoding puts first, if special tokens are added
+    added: tuple[str, ...] = ()  # added tokens that are not special
+    bos: str = ""  # the token that encoding puts first, if it adds special tokens
     unused: int = 0  # embeddings without a token
 
 
@@ -210,7 +210,7 @@ FAMILIES = {
 
 @lru_cache
 def game_texts():
-    """Messages of a game, from which the tokenizers learn their words."""
+    """First messages of some games, from which the tokenizers learn their words."""
     episode = Episode(make_env("frozenlake"), Config())
     texts = ["system\nuser\nassistant\n"]
     for seed in range(20):
@@ -261,8 +261,8 @@ def save_family(name, folder):
 
 @torch.no_grad()
 def randomize(model):
-    """Weights so large that a token depends visibly on all before it. A head of queries or keys
-    with another norm, or without one, gives other log-probs."""
+    """Draw weights so large that a token depends visibly on all tokens before it. A wrong or
+    missing norm of the query or key heads then changes the log-probs."""
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
             weight.normal_(std=0.16)

@@ -1,7 +1,7 @@
-"""Hostile replies go through the parser, the prompt builder, every environment and the mask.
+"""Hostile replies go through the parser, the prompt builder, most environments and the mask.
 
-A grammar (hypothesis) composes replies, and well-formed replies get their bytes damaged. Nothing
-may raise, take long, or forge a role or a mask.
+hypothesis composes replies from a grammar, and bytes of well-formed replies are damaged. No reply
+may raise an error, take long, or forge a role or the response mask.
 
 Run with:  python tests/fuzz.py COUNT
 """
@@ -25,8 +25,8 @@ from packing import pack
 from rollout import Chat, collect, split_by_context
 from studies.base_model.tiny_model import build_tiny_tokenizer
 
-NUM_TURNS = 3  # of an episode
-# The others need packages, or have fuzz tests in files of their own.
+NUM_TURNS = 3  # in an episode
+# The other environments need packages, or have fuzz tests in files of their own.
 ENV_NAMES = sorted(ENVS.keys() - {"textworld", "alfworld", "swe", "own_data", *HUBS})
 MARKS = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "user\n", "assistant\n"),
@@ -35,7 +35,7 @@ MARKS = [
     *("'", '"', "<script>", "&", "9", "(", ")", "*", "/0", "-", ".", " "),
     *("Goal up.", "edit 1: ", "while 1: n = n * n", "range(9**9)", "run", "submit"),
 ]
-SPECIAL_IDS = (0, 1, 2, 3)  # the ids of special marks, which a policy may sample anywhere
+SPECIAL_IDS = (0, 1, 2, 3)  # the ids of special tokens, which a policy may sample anywhere
 CONFIG = small_config(
     think=True,
     max_turns=NUM_TURNS,
@@ -48,7 +48,7 @@ CONFIG = small_config(
 
 
 class Script:
-    """An engine with given replies. Each trajectory gets them in turn, again and again."""
+    """An engine with given replies. Each trajectory gets them in order, again and again."""
 
     def __init__(self, *replies):
         self.replies = replies
@@ -75,7 +75,7 @@ class Script:
 
 
 def tokens_of(chat, pieces):
-    """The ids of a reply made of texts and ids. A text alone forges no mark in any message."""
+    """The ids of a reply made of texts and ids. Checks that no text adds a mark to a message."""
     ids = []
     for piece in pieces:
         if not isinstance(piece, str):
@@ -107,7 +107,7 @@ def expected_marks(chat, replies, k, context_turns):
 
 
 def play(chat, env, number, replies):
-    """Plays an episode with these replies, lists of texts and ids. Returns how many it took."""
+    """Plays an episode with these replies (lists of texts and ids). Returns how many it used."""
     replies = [tokens_of(chat, reply) for reply in replies]
     config = replace(CONFIG, env=env, think=number % 3 > 0, context_turns=number % 2 * 2)
     starts = [((number % 8,), 0)]
@@ -133,7 +133,8 @@ def play(chat, env, number, replies):
 
 @st.composite
 def episodes(draw):
-    """Environment, number and replies of marks, actions, text and special ids, some repeated."""
+    """Draws the environment, number and replies for `play`. Replies consist of marks, actions and
+    text, some of them repeated, and special ids."""
     env = draw(st.sampled_from(ENV_NAMES))
     texts = st.sampled_from(MARKS) | st.sampled_from(actions_of(env)) | st.text(max_size=8)
     repeats = st.sampled_from((1,) * 30 + (2, 30, 1000))

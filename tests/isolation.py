@@ -18,7 +18,7 @@ os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name
-SETTINGS_OF_A_USER = (  # how the names of variables begin
+SETTINGS_OF_A_USER = (  # prefixes of environment variables
     "HF_",
     "HUGGING_FACE_",
     "NANORAGEN_TRACEBACK",

@@ -14,8 +14,8 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# The estimators of this repository. Tests that expect the same of all formulas go through these
-# names, so they say nothing of an estimator that a reader adds.
+# The estimators of this repository. Tests of properties that all of them share loop over these
+# names, so an estimator that a user adds is not tested for them.
 BUILT_IN = (
     "gae",
     "bi_level_gae",
@@ -29,7 +29,7 @@ BUILT_IN = (
 
 
 def make_learner(start, *, bias=False, **changes):
-    """A learner on the small settings, from the model in folder `start`, with attribute `engine`.
+    """A learner with the small settings and the model in folder `start`. It has an `engine`.
 
     With `bias` the value head is random: a head of zeros would hide mistakes in the values."""
     config = small_config(**(dict(num_groups=4) | changes))
@@ -80,18 +80,18 @@ def stats_of(played, group_size=4):
 
 
 def backward(learner, experience):
-    """Gradients of the experience as one mini-batch, aggregated by the token mean."""
+    """Gradients of the experience as one mini-batch; its loss is the mean over tokens."""
     return train.backward(learner, weighted(experience))
 
 
 def weighted(experience):
-    """The experience as a mini-batch that is aggregated by the token mean."""
+    """The experience with a weight of 1 for each token, so the loss is the mean over tokens."""
     return replace(experience, token_weights=torch.ones(len(experience.advantages)))
 
 
 def both_losses(learner, batch, experience):
-    """Yields (loss, metrics) of the policy and, with a critic, of the critic. Neither has been
-    differentiated."""
+    """Yields (loss, metrics) of the policy and then of the critic, if there is one. backward() was
+    not called."""
     num_tokens = len(experience.advantages)
     yield train.policy_loss(learner, batch, weighted(experience), num_tokens)
     if learner.critic:

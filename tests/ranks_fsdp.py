@@ -1,5 +1,5 @@
 """
-What two ranks must do like one process. Run by test_parallel.py:
+Tests that two ranks do the same as one process. test_parallel.py runs them:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q tests/ranks_fsdp.py
 """
@@ -31,7 +31,7 @@ def ranks():
 
 
 def plain(learner, start):
-    """Policy, critic and reference of a fresh learner, not sharded."""
+    """Unsharded copies of the policy, critic and reference of a fresh learner."""
     policy = model.Policy(model.load_model(str(start))[0])
     if learner.config.lora_rank:
         model.add_lora(policy.model, learner.config.lora_rank, learner.config.seed)
@@ -46,7 +46,7 @@ def plain(learner, start):
 
 
 def one_process(single, kept, experience, optimizers):
-    """One optimizer step of plain modules, one trajectory after the other.
+    """One optimizer step of unsharded modules. Each trajectory is a micro-batch.
 
     Returns: sums of the metrics, and the gradient norm of each module.
     """
@@ -78,14 +78,14 @@ def played_experience(learner, count):
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
-        t.turns[-1].reward += 0.1 * i  # never all the same
+        t.turns[-1].reward += 0.1 * i  # so the rewards differ
     experience = train.build_experience(learner, played)
     wave = torch.sin(torch.arange(len(experience.old_logprobs)))
     experience.old_logprobs = experience.old_logprobs + 0.1 * wave
     return kept, experience.select(range(count))
 
 
-CASES = {  # trajectories, settings
+CASES = {  # case -> number of trajectories, settings
     "one micro-batch each": (16, {}),
     "accumulation": (16, dict(micro_batch_tokens=640)),
     "unequal data": (7, dict(micro_batch_tokens=1280)),
@@ -93,7 +93,7 @@ CASES = {  # trajectories, settings
     "no critic": (9, dict(estimator="grpo", micro_batch_tokens=1280)),
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
-    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 3 rows of A on 2 ranks
+    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # A has 3 rows on 2 ranks
 }
 
 
@@ -131,7 +131,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
     for count, tokens in ((16, 4096), (16, 700), (7, 700), (1, 700)):
         work = all_gather_lists(parallel.local_micro_batches(played[:count], tokens))
         assert len(work) == world_size() == 2
-        assert len(work[0]) == len(work[1])  # every micro-batch is a collective
+        assert len(work[0]) == len(work[1])  # the forward of a micro-batch is a collective
         counted = []
         num_tokens = []
         for part in work:
@@ -140,13 +140,13 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
             counted += mine
             num_tokens.append(sum(len(played[i].ids) for i in mine))
         assert sorted(counted) == list(range(count))
-        if count == 16:  # balanced: no rank has more than the other by more than one trajectory
+        if count == 16:  # balanced: the ranks differ by at most one trajectory
             longest = max(len(t.ids) for t in played)
             assert abs(num_tokens[0] - num_tokens[1]) <= longest
 
 
 def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
-    """FSDP2 must reshard the root after a forward, or it keeps embedding, norm and head."""
+    """FSDP2 must reshard the root after a forward, or it keeps the old embedding, norm and head."""
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
@@ -176,7 +176,7 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     assert parallel.forward_sequences(
         learner.policy, played, learner.config, 1.0
-    )  # a forward first
+    )  # weights are streamed after a forward
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()
@@ -185,7 +185,7 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
         for name, weight in streamed:
             assert weight.dtype == dtype and torch.equal(weight, expected[name].to(dtype)), name
     local = sum(p.to_local().numel() for p in learner.policy.parameters())
-    assert local < 0.6 * sum(p.numel() for p in single.parameters())  # sharded indeed
+    assert local < 0.6 * sum(p.numel() for p in single.parameters())  # they are sharded
 
 
 def test_lora_is_merged_from_shards(trained_folder):
@@ -202,7 +202,7 @@ def test_lora_is_merged_from_shards(trained_folder):
                 expected[name.replace("lora_B.default.", "")] += b @ a
     for name, weight in parallel.stream_weights(learner.policy):
         torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
-    # In 16 bits it is rounded at random, to the same neighbour on all ranks.
+    # In 16 bits the merged weight is rounded at random, to the same neighbour on all ranks.
     for name, weight in parallel.stream_weights(learner.policy, torch.bfloat16):
         step = expected[name].abs() * torch.finfo(torch.bfloat16).eps + 1e-5
         assert ((weight - expected[name]).abs() <= step).all()
@@ -228,7 +228,7 @@ def test_groups_are_dealt_out_and_gathered_in_order(trained_folder):
         learner.engine, learner.policy, chat, config, starts, group_size=4, **options
     )
     learner.engine.add = add
-    assert len(requested) == (8 if rank() == 0 else 4)  # groups 0 and 2, group 1
+    assert len(requested) == (8 if rank() == 0 else 4)  # rank 0 plays groups 0 and 2
     alone = collect(learner.engine, chat, config, starts, **options)
     assert [(t.seed, t.member, t.ids, t.score) for t in played] == [
         (t.seed, t.member, t.ids, t.score) for t in alone
@@ -273,7 +273,7 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monk
 
 @pytest.mark.parametrize("lora_rank", [0, 3])
 def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
-    folder = all_gather_lists([tmp_path])[0][0]  # the same for both
+    folder = all_gather_lists([tmp_path])[0][0]  # the same folder for both ranks
     learner = make_learner(trained_folder, bias=True, learning_rate=1e-3, lora_rank=lora_rank)
     kept, experience = played_experience(learner, 8)
     train.optimizer_step(learner, backward(learner, experience))
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     with checkpoint.Saver(folder, 2) as saver:
         learner.save(saver)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
-    dist.barrier()  # until both have looked
+    dist.barrier()  # until both ranks have read the folder
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     other = make_learner(trained_folder, lora_rank=lora_rank)
     other.load(folder / "checkpoint-000003")

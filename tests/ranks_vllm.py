@@ -1,5 +1,5 @@
 """
-vLLM in each of two ranks, together with FSDP2. Run by test_parallel.py:
+Tests of vLLM in each of two ranks, together with FSDP2. test_parallel.py runs them:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q -s tests/ranks_vllm.py
 """
@@ -65,7 +65,7 @@ def policy(trained_folder):
 
 
 def spy_on_requests(vllm, monkeypatch):
-    """Prompt tokens that came from the prefix cache, request by request."""
+    """A list; each finished request adds its number of prompt tokens from the prefix cache."""
     cached, step = [], vllm.engine.step
 
     def spy():
@@ -120,10 +120,10 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
                 learner.policy, played, learner.config, temperature
             )
             assert (found - expected).abs().max() < 1e-4
-            # two blocks of the cache
+            # every first prompt fills two blocks of the prefix cache
             assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
-        if last is not None:  # an engine with the weights before the update would differ
+        if last is not None:  # an engine with the old weights would differ
             trajectories, before = last
             after, _ = parallel.forward_sequences(learner.policy, trajectories, learner.config, 0.5)
             assert (after - before).abs().max() > 0.05
@@ -169,10 +169,10 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
 
 
 def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
-    """One prompt, on both ranks: another member is another sample, the same member the same one."""
+    """One prompt on both ranks. Members give different samples; the rank does not matter."""
     parallel.sync_weights(vllm, policy)
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
-    members = (0, 1, 2, 3, 1, 2, 3, 0)  # in turn to rank 0 and rank 1
+    members = (0, 1, 2, 3, 1, 2, 3, 0)  # dealt out to ranks 0 and 1 in turn
     starts = [((8,), member) for member in members]
     played = parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
     first = [t.turns[0].response_ids for t in played]

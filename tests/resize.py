@@ -1,6 +1,6 @@
 """
-Train on recorded trajectories with two ranks, then one, then two, and compare with one rank that
-never stopped. test_parallel.py runs this. The ranks are forks of one process, which saves imports:
+Train on recorded trajectories with two ranks, then one, then two. Compare with a run on one rank
+that never stopped. test_parallel.py runs this file. Ranks are forks, which saves imports:
 
     python tests/resize.py MODEL FOLDER
 """

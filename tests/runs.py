@@ -10,7 +10,7 @@ from shared_fixtures import SMALL_RUN
 import train
 from support.checksums import find_corruption
 
-# The filter keeps 2 groups of 4: an iteration has two optimizer steps of 4 trajectories each.
+# The filter keeps 2 of 4 groups: an iteration has two optimizer steps of 4 trajectories each.
 RUN = SMALL_RUN | dict(num_groups=4)
 
 
@@ -58,6 +58,6 @@ def assert_same_checkpoint(first, second):
 
 
 def rows_in(text):
-    """The lines of a printed table by their first cell."""
+    """first cell -> line of a printed table."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return {line.split("|")[1].strip(): line for line in lines}

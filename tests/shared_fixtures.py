@@ -15,8 +15,9 @@ import pytest
 import torch
 
 # Modules that take seconds to import are imported inside the fixtures.
-torch.set_num_threads(1)  # a sum has one order of additions, and other processes get the other core
-# A shell lets the jobs in its background ignore Ctrl-C, which some tests send to their processes.
+# One thread: a sum is always added in the same order, and other processes get the other cores.
+torch.set_num_threads(1)
+# Background jobs of a shell ignore Ctrl-C, but some tests send it to their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Answers have a few tokens and there are three turns: a trajectory has about 320 tokens.
@@ -51,7 +52,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def config_file(name: str) -> str:
-    """The path of a file in config/ or in one of its folders, such as that of gspo."""
+    """The path of a file in config/ or in a folder of it, such as config/methods/gspo.py."""
     (path,) = ROOT.glob(f"config/**/{name}.py")
     return str(path)
 
@@ -109,7 +110,7 @@ def small_tokenizer(monkeypatch, tokenizer):
 
 @pytest.fixture
 def random_model(small_tokenizer):
-    """A small model whose weights are so large that a token depends visibly on all before it."""
+    """A small model with weights so large that a token depends visibly on all tokens before it."""
     from studies.base_model import tiny_model
 
     built = tiny_model.build_tiny(0, "2x64")[0]
@@ -126,7 +127,7 @@ def random_model(small_tokenizer):
 def trained_folder(tmp_path_factory, tokenizer):
     """A small model after 30 steps of imitation. About half of its replies are well formed, so
     scores vary."""
-    if "NANORAGEN_TEST_START" in os.environ:  # written by the test that runs this one in torchrun
+    if "NANORAGEN_TEST_START" in os.environ:  # set by the test that runs torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
     from dialogue import Chat
@@ -176,7 +177,7 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def two_runs(trained_folder, tmp_path_factory):
-    """The folders a and b of two runs with the same policy, once as policy/ and once as best/."""
+    """A folder with two runs, a and b, of the same policy: a has it as policy/, b as best/."""
     from support.run_folder import save_config
 
     folder = tmp_path_factory.mktemp("two_runs")

@@ -1,6 +1,6 @@
 """
 Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a
-run that was not killed, whose memory must not grow. Several ranks sample with vLLM.
+run that was not killed. The memory of that run must not grow. Several ranks sample with vLLM.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
@@ -27,7 +27,7 @@ from support.log import Log
 
 
 class Moment(NamedTuple):
-    """A process kills itself at the `count`-th call of a function, in any thread."""
+    """When a process kills itself: at the `count`-th call of a function, in any thread."""
 
     owner: Any  # the class or module that has the function
     name: str
@@ -126,9 +126,9 @@ def check_memory(rows):
 
 
 def live(arguments, log, *, ranks=1, moment=None, mortal=0):
-    """Train in forks, which spares the imports.
+    """Train in forks of this process, which saves the imports.
 
-    Args: mortal: the rank that has the moment.
+    Args: mortal: the rank that kills itself at `moment`.
     Returns: the exit code of the first rank that failed, negative for a signal; 0 if none did.
     """
     with socket.create_server(("localhost", 0)) as server:
@@ -181,7 +181,7 @@ def die_at(moment):
 
 
 def import_vllm():
-    """Once, and not in every fork."""
+    """Import vLLM once, not in every fork."""
     os.environ.update(VLLM_ENVIRONMENT)
     names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
     for name in (*names, "model_executor.models.qwen2"):

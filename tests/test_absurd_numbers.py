@@ -1,4 +1,4 @@
-"""Absurd numbers are one sentence, or settings with which a run can start.
+"""An absurd number is refused in one sentence, or a run can start with it.
 
 Run with:  python -m pytest -q tests/test_absurd_numbers.py
 """
@@ -77,7 +77,7 @@ def test_sentences(arguments, sentence):
     assert str(error.value) == sentence
 
 
-# The settings that meet tensors, where a number of float32 must hold them.
+# These settings enter computations with float32 tensors, so float32 must be able to hold them.
 SCALARS = """
     adam_beta1 adam_beta2 adam_eps clip_high clip_low critic_lr dual_clip entropy_coef
     format_penalty gamma grad_clip importance_cap kl_coef lam learning_rate temperature turn_gamma
@@ -86,7 +86,7 @@ SCALARS = """
 
 
 def extremes(key):
-    """The smallest and the largest legal number of NUMBERS for a setting, beside SMALL_RUN."""
+    """The smallest and the largest of NUMBERS that are legal for a setting of SMALL_RUN."""
     legal = []
     for number in (*map(float, NUMBERS[:-5]), LARGEST_NUMBER):
         try:

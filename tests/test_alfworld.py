@@ -83,7 +83,7 @@ for path, seed in json.loads(sys.argv[1]):
 @pytest.mark.slow
 @needs_alfworld
 def test_observations_of_alfworld_are_those_of_the_stock_engine(tmp_path):
-    """20 random steps in a game of each type, in another process without the caches."""
+    """20 random steps in a game of each type. The stock engine runs in a process without caches."""
     games = []
     for index, task in enumerate(TASKS):
         path = tmp_path / f"{task}.tw-pddl"
@@ -144,7 +144,8 @@ def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch
     name = "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl"
     assert env.instance == ("alfworld", name)
     assert solve(env)[0].success
-    assert opened("alfworld:task=heat").instance[0] == "household"  # there is no part train
+    # The data set here has no part train, so the game is generated.
+    assert opened("alfworld:task=heat").instance[0] == "household"
 
     (folder / name).write_text("{}")
     with pytest.raises(UserError, match="has no pddl_domain, grammar, pddl_problem, solvable"):

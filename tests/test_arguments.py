@@ -1,4 +1,4 @@
-"""A mistake on the command line is answered before torch is imported, in one sentence.
+"""A mistake on the command line ends in an error of one sentence, before torch is imported.
 
 Run with:  python -m pytest -q tests/test_arguments.py
 """
@@ -27,7 +27,7 @@ from support.run_folder import check_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
-COMMANDS = {  # command -> arguments that are right
+COMMANDS = {  # command -> valid arguments
     "train.py": LAKE,
     "eval.py": LAKE,
     "-m tools.sft": [*LAKE, "--sft_steps=1"],
@@ -166,7 +166,7 @@ def test_a_wrong_type_of_model_comes_before_the_settings(run_without_torch, comm
     assert f"model={str(tmp_path)!r} is of type 'gpt2'; expected one of qwen2" in done.stderr
 
 
-OWN_OPTIONS = {  # script -> options that are no settings
+OWN_OPTIONS = {  # script -> options that are not settings
     "train": ["take_config"],
     "eval": SCORING_OPTIONS,
     "tools.api_models": [*SCORING_OPTIONS, "api_base", "api_model"],
@@ -240,7 +240,8 @@ def test_a_file_in_place_of_the_folder_is_said_at_once(run_without_torch, out_di
 
 
 def test_a_folder_without_permission_is_said_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may all
+    # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     sentence = re.escape(f"cannot be written: you may not write to {tmp_path}")
     with pytest.raises(UserError, match=sentence):
         read_train([*LAKE, f"--out_dir={tmp_path / 'run'}"])

@@ -1,6 +1,6 @@
 """
-Tests of the games of one action: the Bandit's payments, Countdown's expressions against Python's
-grammar, and its players.
+Tests of the games with one action: the Bandit's rewards, and Countdown's players and expressions,
+which are compared with Python's grammar.
 
     python -m pytest -q tests/test_bandit_countdown.py
 """
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_bandit_is_the_documented_exception():
-    # one pair has two prompts (the order of the arms): every split shows both
+    # a pair of arms has only two prompts, one for each order, so every split shows both
     env = make_env("bandit")
     both = {"Arms: Phoenix, Dragon", "Arms: Dragon, Phoenix"}
     for split in envs.SPLITS:
@@ -73,9 +73,9 @@ def problem(numbers, target):
         (" 2*(5+3) ", 1.0),
         ("((3)+(05)) * 2", 1.0),
         ("5 * 3 + 2 / 2", 0.0),  # 16, but 2 is used twice
-        ("3 * 5 + 1", 0.0),  # 16, but of 1
+        ("3 * 5 + 1", 0.0),  # 16, but 1 is not given
         ("(3 + 5)", 0.0),  # 2 is not used
-        ("32 / 5", 0.0),  # digits, not numbers
+        ("32 / 5", 0.0),  # 32 is not given
         ("3 + 5 * 2", 0.1),  # 13: products come first
         ("5 - 3 - 2", 0.1),  # 0
         ("2 / (3 - 5)", 0.1),  # -1
@@ -90,8 +90,8 @@ def test_countdown_pays_by_hand(action, reward):
 
 
 def test_countdown_is_exact():
-    # 8 / (3 - 8 / 3) = 8 / (1 / 3) = 24, in floating point 23.99..; the solver takes whole steps
-    # only, so it finds no solution
+    # 8 / (3 - 8 / 3) = 8 / (1 / 3) = 24, but 23.99.. in floating point. The solver allows only
+    # whole intermediate results, so it finds no solution.
     assert problem((8, 8, 3, 3), 24).step("8 / (3 - 8 / 3)").success
     assert countdown_solution(tuple((n, str(n)) for n in (8, 8, 3, 3)), 24) is None
     assert countdown_solution(((6, "6"), (2, "2")), 3) == "(6 / 2)"
@@ -126,11 +126,11 @@ def test_longest_expressions():
 def python_reads(text):
     """(numbers, value) by Python's own grammar, or None.
 
-    Legal are binary + - * / of whole numbers and nothing else.
+    Only binary + - * / of whole numbers are legal.
     """
     if len(text) > 100 or not set(text) <= set("0123456789+-*/() "):
         return None
-    without_zeros = re.sub(r"\b0+(?=\d)", "", text).strip()  # Python has no leading zeros
+    without_zeros = re.sub(r"\b0+(?=\d)", "", text).strip()  # Python allows no leading zeros
     try:
         tree = ast.parse(without_zeros, mode="eval")
     except SyntaxError:
@@ -252,7 +252,7 @@ def test_countdown_texts():
     env = problem((25, 7, 3), 96)
     assert env.observe() == "Target 96. Numbers 25 7 3."
     assert env.statements() == ["Target 96.", "Numbers 25 7 3."]
-    assert env.greedy() == "25 + 7 + 3"  # 35, 29, 21 and 15
+    assert env.greedy() == "25 + 7 + 3"  # 35; the others give 29, 21 and 15
     assert problem((25, 7, 3), 20).greedy() == "25 - 7 + 3"
     assert env.plan(5, 5) == ["(25 + 7) * 3"]
     assert problem((5, 2), 10).plan(1, 1) == ["5 * 2"]
@@ -285,7 +285,7 @@ def test_countdown_dialogue():
     # one action is left
     outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")
     assert (outcome.status, outcome.record.actions) == ("success", ["(3 + 5) * 2"])
-    assert outcome.reward == pytest.approx(0.9)  # the second is over the limit
+    assert outcome.reward == pytest.approx(0.9)  # the second action is over the limit
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Replies and games that a budget ends, and instances that cannot start: they are counted and told.
+"""Replies and games that a budget ends, and instances that cannot start, are counted and reported.
 
 Run with:  python -m pytest -q tests/test_budgets.py
 """
@@ -40,7 +40,7 @@ RAISE_REPLY = (
 
 
 class Script:
-    """An engine that gives one trajectory these replies, lists of token ids, in order."""
+    """An engine that gives one trajectory these replies (lists of token ids) in order."""
 
     def __init__(self, *replies):
         self.replies = list(replies)
@@ -84,7 +84,7 @@ def test_doctests():
     [(0, False, "max_response_tokens"), (1, False, "max_context_tokens"), (1, True, None)],
 )
 def test_a_cut_reply_names_the_budget(chat, more, ends, cut_by):
-    """The engine stops after two tokens. The budget of a reply is that, or one token more."""
+    """The reply has two tokens, and the end token if `ends`. Its budget is 2 + `more` tokens."""
     text = chat.encode("<answer>Left")
     assert len(text) == 2
     reply = [*text, chat.end] if ends else list(text)
@@ -116,7 +116,7 @@ def test_an_old_record_of_a_cut_reply():
     turn = {"tokens": ["a", "b"], "surprise": [0.5, 0.5]}
     assert view_data.explain_cut(turn) == "The reply was cut off at 2 tokens."
     assert view_data.explain_cut({**turn, "tokens": ["a", "<|im_end|>"]}) == ""
-    assert view_data.explain_cut({**turn, "surprise": []}) == ""  # of a player
+    assert view_data.explain_cut({**turn, "surprise": []}) == ""  # the turn of a scripted player
 
 
 def test_a_cut_game_can_be_replayed(chat, tokenizer):
@@ -193,8 +193,8 @@ def test_a_run_says_it_once_and_at_its_end():
     history = [NO_CUTS] * 2 + [ALL_CUT] * 3 + [NO_CUTS] + [ALL_CUT]
     told = [budget_warning(history[:n]) for n in range(1, len(history) + 1)]
     assert told == ["", "", RAISE_REPLY, "", "", "", ""]
-    assert budget_summary([{}] * 3) == budget_summary([]) == ""  # old rows
-    # of the last 10 rows, 9 are cut
+    assert budget_summary([{}] * 3) == budget_summary([]) == ""  # rows of an older version
+    # in 9 of the last 10 rows, all replies were cut off
     wanted = RAISE_REPLY.replace("100%", "90%")
     found = budget_summary([NO_CUTS] * 90 + [ALL_CUT] * 9 + [NO_CUTS])
     assert found == f"in the last iterations, {wanted}"
@@ -216,7 +216,7 @@ def test_the_advice_of_an_idle_run_looks_at_budgets_first():
 
 
 def test_a_first_prompt_that_does_not_fit_is_an_error_of_its_game(chat, monkeypatch):
-    """Member 1 has a long prompt. The others play on, and the engine never sees the long one."""
+    """Member 1 has a long prompt. Member 0 plays on, and the engine never gets the long prompt."""
     config = small_config(max_turns=1)
     reply = [*chat.encode("<answer>Left</answer>"), chat.end]
     starts = [((4, 0), member) for member in range(2)]
@@ -257,7 +257,8 @@ def test_an_engine_that_samples_nothing_is_an_error(chat):
 
 
 def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
-    """Two of three groups vary, but one of them failed, so one more is sampled."""
+    """The scores of two of three groups vary, but one of the two has an error. So two groups are
+    sampled, not one."""
     low, high = made_up("failure", (None, 1)), made_up("success", (None, 1))
     high.turns[0].reward = 1.0
     failed = made_up("error", (None, 0))
@@ -275,7 +276,7 @@ def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
     config = replace(config, sampling_rounds=2, max_error_frac=0.5)
     learner = SimpleNamespace(config=config, step=0, policy=None)
     played = train.collect_rollouts(learner, None, None)
-    assert asked == [3, 2]  # without the mended count: [3, 1]
+    assert asked == [3, 2]  # [3, 1] if the group with an error counted
     kept = without_errors(played, config, 2)
     scores = torch.tensor([trajectory.score for trajectory in kept])
     assert scores.view(-1, 2).std(1).gt(0).sum() == 3
@@ -294,7 +295,7 @@ def test_a_cut_reply_is_learnt_without_an_end(chat, tmp_path):
     file.write_text(json.dumps(record) + "\n")
     (demo,) = demonstrations.read_demonstrations(str(file), chat, small_sft_config())
     assert demo.turns[0].response_ids == list(chat.encode("<answer>Le"))
-    assert demo.turns[1].prompt_ids[0] == chat.end  # the prompt closes the message
+    assert demo.turns[1].prompt_ids[0] == chat.end  # the next prompt closes the cut reply
     assert demo.turns[1].response_ids == [*chat.encode("<answer>Up</answer>"), chat.end]
     assert demonstrations.describe_cuts([demo, made_up("success", (None, 1))]) == (
         "1 of 2 demonstrations end before their game, because max_context_tokens has no room for "
@@ -329,7 +330,7 @@ def test_a_demonstration_that_fails_is_left_out(chat, monkeypatch, capsys):
 
 
 class Holes(hub.Hub):
-    """Games of a hub that cannot begin for every tenth seed; for no seed with all_fail."""
+    """A hub whose game cannot begin for every tenth seed, or for any seed with all_fail."""
 
     def __init__(self, *, all_fail: bool = False, splits: str = "seen", **common):
         super().__init__(splits=splits, **common)

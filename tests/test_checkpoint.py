@@ -66,11 +66,11 @@ def test_the_files_of_a_checkpoint(tmp_path):
     assert names_in(folder / "state") == ["shard-00001.safetensors"]
     state = json.loads((folder / "state.json").read_text())
     assert state == {"format": 1, "step": 3, "bad_steps": 0}
-    assert names_in(tmp_path) == ["checkpoint-000003", "config.json"]  # nothing half written
+    assert names_in(tmp_path) == ["checkpoint-000003", "config.json"]  # and no partial folder
 
 
 def test_later_checkpoints_are_removed(tmp_path):
-    """After going back from step 7, which was damaged, the checkpoint of step 3 is the last."""
+    """If step 7 is damaged, a run continues from step 2. Its step 3 then replaces step 7."""
     save_steps(tmp_path, 1, 2, 7)
     assert len(names_in(tmp_path)) == 3
     save_steps(tmp_path, 3, keep=1)
@@ -167,7 +167,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_path, monkeypatch):
-    """Sharded weights and moments. The device is still the CPU."""
+    """With sharded weights and moments. torch.cuda is patched; the device is the CPU."""
     synchronized = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(1))
@@ -199,7 +199,7 @@ def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_pa
 
 
 def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
-    """Pinned one by one, torch rounds each tensor up to a power of two: 4,100 bytes to 8,192."""
+    """If tensors are pinned one by one, torch rounds 4,100 bytes up to a power of two, 8,192."""
     tensors = {
         "step": torch.tensor(3.0),
         "half": torch.arange(5, dtype=torch.bfloat16),
@@ -219,7 +219,7 @@ def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
 
 
 def test_the_buffer_of_a_gpu_is_pinned_as_it_is(tmp_path, monkeypatch):
-    """CUDA gets the address and the size of the whole buffer, and again its address at the end."""
+    """CUDA registers the whole buffer by address and size, and unregisters it at the end."""
     calls = []
 
     class Runtime:
@@ -235,7 +235,7 @@ def test_the_buffer_of_a_gpu_is_pinned_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     state = {"w": torch.arange(40.0).as_subclass(TensorOfGPU)}
     memory, _ = make_buffers(state)
-    assert calls == [("register", memory.data_ptr(), 192, 1)]  # 40 numbers of 4 bytes
+    assert calls == [("register", memory.data_ptr(), 192, 1)]  # 160 bytes, rounded up to 3 * 64
     with Saver(tmp_path, 9) as saver:
         saver.memory = memory
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
@@ -373,7 +373,7 @@ def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path, capsys):
 
 
 def test_make_train_answers_in_one_sentence():
-    """torchrun would add forty lines with a traceback."""
+    """torchrun would add a traceback of forty lines to an error."""
     makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text(encoding="utf-8")
     files = "config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py"
     assert f".venv/bin/python train.py {files} $(ARGS)" in makefile

@@ -104,7 +104,7 @@ def test_a_checkpoint_without_checksums_of_logs_is_accepted(saved, tmp_path):
 def test_a_damaged_model_is_found(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(100))
-    assert find_damage(tmp_path) == ""  # not ours
+    assert find_damage(tmp_path) == ""  # no checksums, so it is not ours
     write_checksums(tmp_path, "checksums.json")
     (tmp_path / "README.md").write_text("added")
     assert find_damage(tmp_path) == ""

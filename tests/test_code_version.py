@@ -35,7 +35,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def import_file(path, monkeypatch):
-    """Let Python believe that it has imported a file."""
+    """Write a file and list it in sys.modules as imported."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("three = 3\n")
     module = ModuleType(path.stem)
@@ -51,14 +51,14 @@ def test_doctests():
 def test_git_commit_and_dirty(tree, tmp_path, monkeypatch):
     commit = git(tree, "rev-parse", "HEAD")
     assert code_version.git_commit() == commit
-    (tree / "studies/rows/old.json").write_text("two")  # one run writes results, another starts
+    (tree / "studies/rows/old.json").write_text("two")  # a run writes results while another starts
     (tree / "studies/page.md").write_text("two")  # and a page about them
     assert code_version.git_commit() == commit
     assert code_version.code_diff() == ""
     (tree / "train.py").write_text("one = 1\ntwo = 4\n")
     assert code_version.git_commit() == f"{commit}-dirty"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert code_version.git_commit() is None  # no git
+    assert code_version.git_commit() is None  # git is not in PATH
     assert code_version.code_diff() == ""
 
 

@@ -37,7 +37,7 @@ def healthy(num_rows):
 
 
 def changed(rows, start, **changes):
-    """The rows with other values from index `start` on; a function is given the row."""
+    """The rows with new values from index `start` on. A value may be a function of the row."""
     result = list(rows[:start])
     for row in rows[start:]:
         values = {key: new(row) if callable(new) else new for key, new in changes.items()}
@@ -53,9 +53,9 @@ def measured(matrix, own, lengths=None):
 
 
 UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)  # four thoughts, whatever the prompt
-READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])  # two for each of the prompts
-CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])  # one for each
-SAME = log([1] * 4, [1] * 4)  # one for both
+READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])  # two thoughts for each prompt
+CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])  # one thought for each prompt
+SAME = log([1] * 4, [1] * 4)  # one thought for both prompts
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_the_four_regimes(matrix, mi, entropy, expected):
 
 
 def test_entropy_is_low_against_the_start():
-    # p = 0.9 for each of ten tokens, and 0.5 before: 0.105 nats a token, under a quarter of 0.693
-    # and over 0.05
+    # Each of ten tokens has p = 0.5 at the start (0.693 nats) and 0.9 later. The later 0.105 nats
+    # are under a quarter of 0.693, and over the fixed limit of 0.05.
     start, later = (
         healthy(1)[0] | measured(10 * log([p, 0.01], [0.01, p]), [0, 1], [10, 10])
         for p in (0.5, 0.9)
@@ -142,7 +142,7 @@ def test_a_healthy_run_is_left_alone():
 def test_signs_are_reported_once(changes, sentence):
     rows = changed(changed(healthy(60), 0, success=0.3), 30, **changes)
     warnings = all_warnings(rows)
-    assert list(warnings) == [33]  # three of five iterations make the median
+    assert list(warnings) == [33]  # the median over five iterations changes with the third
     (warning,) = warnings[33]
     (new,) = changes.values()
     assert sentence in warning and warning.endswith(f" to {new:.3g}")
@@ -151,10 +151,10 @@ def test_signs_are_reported_once(changes, sentence):
 def test_levels_in_a_sentence_by_hand():
     rows = changed(changed(healthy(20), 0, entropy=0.5), 17, entropy=0.1)
     assert new_warnings(rows) == ["sign of collapse: entropy per token went from 0.5 to 0.1"]
-    assert new_warnings(rows[:19]) == []  # two of five
-    assert new_warnings(changed(rows, 17, entropy=0.126)) == []  # not a quarter
+    assert new_warnings(rows[:19]) == []  # only two of five iterations
+    assert new_warnings(changed(rows, 17, entropy=0.126)) == []  # over a quarter of 0.5
     certain = changed(changed(rows, 0, entropy=0.04), 17, entropy=0.001)
-    assert new_warnings(certain) == []  # it was certain already
+    assert new_warnings(certain) == []  # entropy was low from the start
 
 
 def test_slow_decline_is_no_cliff():

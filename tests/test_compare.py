@@ -1,8 +1,8 @@
-"""Tests of tools/compare.py: two arms of runs made by hand, and what is refused.
+"""Tests of tools/compare.py: two arms of hand-made runs, and what is refused.
 
     python -m pytest -q tests/test_compare.py
 
-The numbers are worked out in comments.
+Comments derive the expected numbers.
 """
 
 from configurator import Config, UserError
@@ -28,12 +28,12 @@ PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> pro
 
 
 def games(num_solved):
-    """The first prompts are solved."""
+    """1 for each of the first `num_solved` prompts, 0 for the others."""
     return [1] * num_solved + [0] * (NUM_PROMPTS - num_solved)
 
 
 def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **settings):
-    """A finished run in out/. Args: solved: prompts solved at iterations 2, 4, ..."""
+    """A finished run in out/. Args: solved: numbers of prompts solved at iterations 2, 4, ..."""
     folder = Path("out", name)
     config = Config(
         out_dir=str(folder),
@@ -60,7 +60,7 @@ def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **set
 
 @pytest.fixture
 def two_arms(tmp_path, monkeypatch):
-    """GRPO solves no prompt after RL, seeds 0, 1, 2 of RLOO solve 2, 4, 6."""
+    """After RL, GRPO solves no prompt; seeds 0, 1, 2 of RLOO solve 2, 4, 6."""
     monkeypatch.chdir(tmp_path)
     grpo = [write_run(f"grpo_s{s}", [2, 0], seed=s, estimator="grpo") for s in range(3)]
     rloo = []
@@ -111,8 +111,8 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     text = capsys.readouterr().out
     # Seeds: differences 2/8, 4/8, 6/8. Mean 0.5, std 0.25; t = 4.3027 for three seeds.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # Prompts: means over seeds 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0, and two more, -1 and 1. Their mean
-    # is 0.4, their mean square (2 + 8/9 + 2/9 + 2) / 10, their variance 0.35111.
+    # Prompts: means over seeds 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0, and -1 and 1, which the interval
+    # adds. Their mean is 0.4, their mean square (2 + 8/9 + 2/9 + 2) / 10, their variance 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)
@@ -125,7 +125,7 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
         lines_with(text, "| grpo | 0, 1, 2")[0],
         lines_with(text, "| rloo | 0")[0],
     )
-    assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")  # the best is the start
+    assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")  # the start is the best
     # best: 2 (also the start), 4 and 7 of 8 prompts
     assert "| 50.0 [" in rloo_line and rloo_line.endswith("(25.0, 50.0, 75.0) | 54.2 |")
 
@@ -134,7 +134,8 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree. Prompts: six times 1, twice 0, -1 and 1: mean 0.6, variance 0.44.
+    # The seeds agree. Prompts: six times 1, twice 0, and the added -1 and 1: mean 0.6, variance
+    # 0.44.
     # 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     assert (
@@ -198,7 +199,8 @@ DIFF = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n x\n"
 
 
 def test_code_that_differs_is_named(two_arms, capsys):
-    """Both arms change starpo.py in the same way. RLOO adds a line to train.py, one seed two."""
+    """Both arms change starpo.py in the same way. Two seeds of RLOO add a line to train.py, the
+    third adds two."""
     grpo, rloo = two_arms
     both = DIFF.format("starpo.py") + "-y\n+z\n"
     for folder in (*grpo, *rloo):

@@ -1,4 +1,4 @@
-"""Settings: files and command line go through one check, and a sentence names every mistake.
+"""Settings: files and command line go through the same check. One sentence names each mistake.
 
 Run with:  python -m pytest -q tests/test_configurator.py
 """
@@ -32,7 +32,7 @@ EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", 
 EXPERIMENTS += ["guess_grpo", "household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
 EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "cliff_walking_grpo"]
-ENVS = {  # that are not named like the file
+ENVS = {  # whose name differs from that of the config file
     "guess": "worlds/guess.py",
     "tools_fetch": "tools",
     "guess_number": "gem",
@@ -352,7 +352,7 @@ def test_batch_is_no_more_than_the_filter_keeps():
     assert "batch_size (64) is more than the 32 trajectories kept" in str(error.value)
     assert "filter_keep 0.25 of num_groups 8, group_size 16" in str(error.value)
     assert load("--batch_size=64", "--filter_keep=0.5").batch_size == 64
-    # 2 groups * 0.25 is less than one group, and one is kept all the same
+    # 2 groups * 0.25 is less than one group, but one is kept
     assert load("--num_groups=2", "--batch_size=16").num_groups == 2
 
 
@@ -405,7 +405,7 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
     )
     assert str(error.value) == message
     assert load("--kl_coef=0.01", "--kl_estimator=k1", "--kl_in=reward").kl_estimator == "k1"
-    assert load("--kl_estimator=k1").kl_coef == 0.0  # nothing is measured
+    assert load("--kl_estimator=k1").kl_coef == 0.0  # there is no KL
 
 
 SINGLES = ["--group_size=1", "--batch_size=1", "--filter_keep=1.0"]
@@ -434,7 +434,7 @@ def test_a_group_of_one_is_never_kept():
         load("--group_size=1", "--batch_size=1")
     assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
     assert load("--group_size=1", "--batch_size=1", "--filter_zero_std=True").group_size == 1
-    # 29 groups of 16
+    # 29 groups of 16, although 100 * 0.29 is 28.99.. in floating point
     assert load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464
 
 
@@ -575,7 +575,7 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
-    """A file may assign them for both commands; each takes its own."""
+    """A file may have settings of both commands; each command takes its own."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
     config, _, sources = load_config([path])
     assert (type(config), config.seed) == (Config, 3)
@@ -597,7 +597,7 @@ def test_the_help_of_tools_sft_shows_its_settings():
     text = help_text("What the script does.", SftConfig)
     for field in fields(SftConfig):
         assert text.count(f"  --{field.name}=") == 1
-    assert "Settings and their defaults:\n\nsupervised learning:\n" in text  # its own come first
+    assert "Settings and their defaults:\n\nsupervised learning:\n" in text  # they come first
     assert "sft_" not in help_text("What the script does.")
 
 

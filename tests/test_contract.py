@@ -285,7 +285,7 @@ def test_each_fault_gives_its_sentence(name, tmp_path, monkeypatch):
     before, after, title, sentence = FAULTS[name]
     if name == "slow steps":
         monkeypatch.setattr("tools.check_env.SLOW_STEP_S", 0.01)
-    # Only the check of the fault runs, because the one of another process takes a second.
+    # Only the check for this fault runs, because the one with another process takes a second.
     check = GLOBAL if title == PRINTS else title
     monkeypatch.setattr("tools.check_env.CHECKS", {check: CHECKS[check]})
     found = failures(write(tmp_path, before, after))
@@ -361,7 +361,7 @@ def test_an_environment_that_ends_its_process_fails(tmp_path, before, moment):
 
 
 def test_an_environment_that_ends_another_process(tmp_path):
-    """Its hash seed shows that it is not the first process."""
+    """The environment ends processes with the hash seed 1 or 2. The first process has 0."""
     leave = '        import os\n        os.environ["PYTHONHASHSEED"] in "12" and os._exit(0)\n'
     subject = write(tmp_path, MOVE, leave + MOVE)
     done = run_tool(subject.spec, hash_seed="0")

@@ -1,4 +1,4 @@
-"""Tests of the players whose games the tiny base model is pretrained on, on boards drawn by hand.
+"""Tests of the players whose games the tiny base model is pretrained on, with hand-made boards.
 
 Run with:  python -m pytest -q tests/test_crowd.py
 """
@@ -72,7 +72,7 @@ def test_the_careful_player_never_pushes_a_box_into_a_corner():
     # ######
     # ######
     floor = tuple(row * 6 + col for row in (1, 2, 3) for col in (1, 2, 3, 4))
-    # The player is left of the box. Pushing it right shortens its way, but leaves it in a corner.
+    # The player is left of the box. A push brings the box nearer to the target, but into a corner.
     env = room(floor, (16,), 8, (9,))
     assert env.greedy() == "Right"
     assert "Right" not in choices(env)

@@ -1,4 +1,4 @@
-"""Tests of demonstrations: they are right, keep the limits of a rollout, and replay.
+"""Tests of demonstrations: they are correct, keep the limits of a rollout, and can be replayed.
 
 python -m pytest -q tests/test_demonstrations.py
 """
@@ -81,8 +81,8 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """The first 30 of 40 demonstrations are those without noise, the others those with it. The
-    share counts steps times batch size, or sft_demos if that is less."""
+    """The first 30 of 40 demonstrations have no noise, the others have it. sft_clean is a share of
+    steps times batch size, or of sft_demos if that is less."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)
@@ -95,7 +95,8 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # Drawn are 0.75 and 1/3. A near goal makes plans shorter, so there are a few more.
+        # One action is drawn with probability 0.75 or 1/3. Plans near the goal are short, so a few
+        # more turns have one action.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 
@@ -113,7 +114,7 @@ def test_the_planner_demonstrates_the_optimal_plan_of_every_turn(chat, experimen
 
 
 def test_the_crowd_demonstrates_good_and_bad_play(chat):
-    """A planner's games differ from those of the others, and nearly all of them are won."""
+    """The planner wins most of its games, the other players far fewer."""
     config = tiny_config("sokoban_ppo", sft_player="crowd")
     rates = []
     for planners in (1.0, 0.0):
@@ -130,7 +131,7 @@ def test_a_demonstration_stays_inside_the_context(chat):
     whole = first_demonstration(config, chat, num_turns=3)
     index = whole.seed[-1]
     used = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
-    limit = used + len(whole.turns[1].prompt_ids) - 1  # the second prompt does not fit by one token
+    limit = used + len(whole.turns[1].prompt_ids) - 1  # one token too few for the second prompt
     cut = demonstration(replace(config, max_context_tokens=limit), chat, index)
     assert (cut.status, len(cut.turns), cut.ids) == ("out_of_tokens", 1, whole.ids[:used])
 
@@ -149,7 +150,7 @@ def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
                 rest += whole.turns[i].response_ids + whole.turns[i + 1].prompt_ids
             assert turn.prompt_ids == opening + rest
             assert turn.response_ids == last.response_ids
-    # Each turn has the whole context for its window.
+    # max_context_tokens limits the window of each turn, not the whole game.
     limit = max(len(turn.prompt_ids) for turn in demo.turns[1:]) + config.max_response_tokens
     short = replace(config, context_turns=3, max_context_tokens=limit)
     assert demonstration(short, chat, whole.seed[-1]).status == demo.status
@@ -172,7 +173,7 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
     def within(max_context_tokens):
         return demonstration(replace(config, max_context_tokens=max_context_tokens), chat, index)
 
-    # A context that ends inside of the last reply ends before its turn.
+    # If the context ends inside the last reply, the demonstration ends before that turn.
     cut = within(len(whole.ids) - 1)
     assert (cut.status, cut.ids) == ("out_of_tokens", replace(whole, turns=whole.turns[:-1]).ids)
     one_turn = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
@@ -185,7 +186,7 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
-    """Few boards exist at these sizes, so unguarded draws would meet reserved ones often."""
+    """Few boards exist at these sizes, so draws without a check would often be reserved."""
     config = tiny_config("frozenlake_ppo", env=env, observation="grid")
     episode = make_episode(config)
     reserved = set()

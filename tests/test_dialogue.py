@@ -1,4 +1,4 @@
-"""Tests of dialogue.py: rewards at other densities and for true thoughts, and games by hand.
+"""Tests of dialogue.py: reward densities, rewards for true thoughts, and games played by hand.
 
 More tests of dialogues are in test_envs.py and test_turns.py.
 
@@ -28,12 +28,12 @@ from envs import make_env
         # A win makes up for lost steps.
         ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        # Progress that pays more than a win is held below one.
+        # Progress before a win is capped at 0.99.
         ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # Progress in turns 0, 2, 3 of 4 steps is paid at the second time; a win pays the rest.
+        # Turns 0, 2, 3 make progress. It is paid at the second of them and at the last turn.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
         ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # a step back is no progress
@@ -51,12 +51,12 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),  # a step away, then nearer
-        ([2, None, None], False, [-1, 0]),  # a dead end is 4 away
-        ([3, None, 1], False, [-1, 5 / 3]),  # another move led out of it
+        ([2, None, None], False, [-1, 0]),  # a dead end counts as 4 away
+        ([3, None, 1], False, [-1, 5 / 3]),  # the next move leads out of the dead end
         ([3, 0], True, [1]),
-        ([3, 0], False, [-1]),  # at the goal, and yet no success
-        ([3, None], True, [1]),  # where it is over there may be no plan
-        ([None, 3, 0], True, [-2, 3]),  # no plan was found, and still it was won
+        ([3, 0], False, [-1]),  # at the goal, but no success
+        ([3, None], True, [1]),  # a finished game may have no plan
+        ([None, 3, 0], True, [-2, 3]),  # the start had no plan, but the game was won
         ([None, None], False, [-1]),
     ],
 )
@@ -100,8 +100,8 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 
 
 def bonus(thought, most=0.6, **options):
-    """What the thought adds to the reward if all true facts are worth `most`. The policy never
-    sees it."""
+    """What the thought adds to the reward if all true facts are worth `most`. Messages to the
+    policy never show this bonus."""
     paid = outcome_of(thought, think_reward=most, **options)
     unpaid = outcome_of(thought, think_reward=0.0, **options)
     assert (paid.user, paid.status, paid.record) == (unpaid.user, unpaid.status, unpaid.record)
@@ -120,11 +120,11 @@ def test_think_reward_by_hand():
         (f"{second}\n{first}", 0.6),
         (first, 0.3),
         (first.removesuffix("."), 0.3),
-        (f"{first} " * 5, 0.3),  # again and again earns nothing more
-        (f"{first} I go left. {second}", 0.6),  # what is no claim costs nothing
+        (f"{first} " * 5, 0.3),  # repeating a fact earns nothing
+        (f"{first} I go left. {second}", 0.6),  # a sentence that is no claim costs nothing
         (f"{first} {second} {false}", 0.3),
         (f"{first} {false}", 0.0),
-        (f"{first} {false} {false}", 0.0),  # never less than nothing
+        (f"{first} {false} {false}", 0.0),  # the bonus is never negative
         (false, 0.0),
         (f"Not {first} Not {second}", 0.0),  # a fact inside of another sentence is no statement
         ("", 0.0),
@@ -167,7 +167,7 @@ def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     done = play("frozenlake:success_rate=1", "--seed=3", typed=lines)
     episode = Episode(make_env("frozenlake:success_rate=1"), Config())
     system, first = episode.reset(3)
-    # Tags are put around a line without tags only.
+    # Only a line without tags is put into tags.
     tagged = ["<think></think><answer>down || Right</answer>", typed[1], typed[2]]
     users = [first, *(episode.step(text).user for text in tagged)]
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]

@@ -1,4 +1,4 @@
-"""The edits that README, docs and examples/ show work in a copy of the code, and pass its tests.
+"""README, docs and examples/ show edits of the code. In a copy, they work and pass fast tests.
 
 python -m pytest -q tests/test_edits.py
 """
@@ -30,7 +30,7 @@ def replace_in(path, old, new):
 
 
 def code_in(page, start):
-    """The code block of a page that begins with `start`."""
+    """The code block that begins with `start` on a page."""
     text = (ROOT / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf"^ *```\n( *{re.escape(start)}.*?)^ *```$", text, re.M | re.S)
     return code
@@ -158,7 +158,7 @@ def test_the_state_of_an_estimator_survives_a_restart(launcher, tree, trained_fo
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "parts")
-    # The filter keeps half of the groups, but the baseline is that of all trajectories.
+    # The filter keeps half of the groups, but the baseline is over all trajectories.
     baseline = whole[0]["in_group_reward_mean"]
     for row in whole:
         assert row["kept_trajectories"] == 8

@@ -76,7 +76,7 @@ def test_the_budget_truncates():
     assert not env.step("left").truncated
     assert not env.step("door").valid and env.actions_left == 1
     assert env.step("right").truncated
-    step = env.step("left")  # nothing is left
+    step = env.step("left")  # no action is left
     assert (step.valid, step.truncated, step.terminated) == (False, True, False)
 
 
@@ -105,8 +105,8 @@ def test_same_seed_same_prompts_in_another_process():
 
 
 def test_splits_are_disjoint():
-    # at frozen_prob 0.9 boards repeat: a board without holes is one draw in five, and there are
-    # only 240 of those
+    # at frozen_prob 0.9 boards repeat: one draw in five has no holes, and there are only 240 boards
+    # without holes
     env = make_env(LAKE_V2)
     sets = {}
     for split in ("eval", "heldout"):
@@ -174,7 +174,7 @@ def test_training_leaves_out_what_any_environment_of_the_run_reserves():
     together = [envs.draw_instance(easy, (0, i), "train", (hard,)) for i in range(300)]
     assert len(reserved.intersection(alone)) > 10
     assert not reserved.intersection(together)
-    # nothing else changes
+    # all other instances stay the same
     same = sum(a == b for a, b in zip(alone, together, strict=True))
     assert same == sum(instance not in reserved for instance in alone)
     for text in (f"{easy} @5 > {hard}", f"{easy} + 2*{hard}"):
@@ -183,7 +183,7 @@ def test_training_leaves_out_what_any_environment_of_the_run_reserves():
 
 
 def test_shipped_tokenizer_is_built_again(tokenizer):
-    """A new environment must not change it: the weights in `base` were trained with it."""
+    """A new environment must not change this tokenizer: `base` was trained with it."""
     base = json.loads((ROOT / "base" / "tokenizer.json").read_text(encoding="utf-8"))
     built = json.loads(tokenizer.backend_tokenizer.to_str())
     assert len(base["model"]["merges"]) > 100

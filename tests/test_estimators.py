@@ -1,4 +1,4 @@
-"""The tuples of configurator.py say which estimators train a critic; their names do not matter.
+"""Tuples in configurator.py, not the names of estimators, decide which ones train a critic.
 
 Run with:  python -m pytest -q tests/test_estimators.py
 """

@@ -1,6 +1,6 @@
 """Tests of eval.py: reference players, one model, pass@k, tables and records, several policies.
 
-Records played again are in test_replay.py, servers in test_api_models.py.
+test_replay.py tests the replay of records, test_api_models.py tests servers.
 
 Run with:  python -m pytest -q tests/test_eval.py
 """
@@ -162,8 +162,8 @@ def test_scores_of_several_samples_by_hand():
     # pass@2: 1 - 3/6, 0, 1 - 0/6; pass@4: 1, 0, 1
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
-    # Rates 1/4, 0 and 3/4 of the three prompts, and two more prompts with 0 and 1: the variance is
-    # (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. Three single games have 2/9.
+    # The three prompts have rates 1/4, 0 and 3/4, and the interval adds rates 0 and 1: the variance
+    # is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. Single games with rate 1/3 have 2/9.
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")
@@ -190,7 +190,7 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 def test_rows_are_paired_with_one_of_them():
     """Prompts with samples 11, 10, 00 are compared with 10, 00, 00: the mean difference is
-    (0.5 + 0.5 + 0) / 3. tests/test_seed_groups.py has models that are seeds of one method."""
+    (0.5 + 0.5 + 0) / 3. tests/test_seed_groups.py tests models that are seeds of one method."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}
@@ -200,14 +200,14 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # With differences of +1 and -1 added, the variance of three zeros is 2 / 5, its error 2 / 25.
+    # The interval adds +1 and -1 to three zeros: the variance is 2 / 5, that of the mean 2 / 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")
     message = r"--against must be the beginning of 'm' or .* or 'r', got 's'"
     with pytest.raises(ValueError, match=message):
         differences(rows, "s")
-    del rows["p"][1][:2]  # the samples of a prompt
+    del rows["p"][1][:2]  # the samples of one prompt are missing
     with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
         differences(rows, "r")
 
@@ -339,7 +339,7 @@ def test_a_measured_zero_is_a_number():
 
 @pytest.fixture
 def run(tmp_path, trained_folder):
-    """The folder of a run that train.py has not ended yet."""
+    """The folder of a run that is not finished."""
     folder = tmp_path / "run"
     save_config(small_config(eval_size=4), {}, folder)
     shutil.copytree(trained_folder, folder / "best")
@@ -448,7 +448,7 @@ def test_several_policies_and_players_in_one_table(two_runs, trained_folder, tmp
     saved = json.loads(scores.read_text())
     assert list(saved) == names
     assert all(len(row["successes"]) == row["n"] == 6 for row in saved.values())
-    # The record alone makes the same table, with the settings of a run or of files.
+    # The record alone makes the same table, with the settings of a run.
     replay.main([str(second), f"--record={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
     # A replay needs no policy.
@@ -461,7 +461,7 @@ def test_several_policies_and_players_in_one_table(two_runs, trained_folder, tmp
     (tmp_path / "c,lr=1").symlink_to(first, target_is_directory=True)
     evaluation.main([str(tmp_path / "c,lr=1"), "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [f"{tmp_path}/c,lr=1/policy"]
-    # Beside a run, only the models that --model names are scored.
+    # With --model, only the models that it names are scored, not the policy of the run.
     evaluation.main([str(first), f"--model={trained_folder},{second}/best", "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [str(trained_folder), f"{second}/best"]
 

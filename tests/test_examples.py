@@ -27,7 +27,7 @@ def test_the_template_works():
         while not env.terminated:
             step = env.step(env.plan(1, 1)[0])
         assert step.success and step.reward == env.max_reward == 2
-        assert env.num_actions <= 4  # 2^3 = 8 doors, and the last is opened
+        assert env.num_actions <= 4  # 3 actions halve the 2^3 = 8 doors, 1 opens the last
     env.start(("doors", 2), [0])
     step = env.step("door 6")
     assert (step.reward, step.terminated, step.effective) == (0, False, True)
@@ -37,7 +37,7 @@ def test_the_template_works():
 
 
 def commands_of_the_template():
-    """The commands in its docstring, as lists: the module of a script, then its arguments."""
+    """The commands in the docstring of the template, as lists: module, then arguments."""
     doc = ast.get_docstring(ast.parse(TEMPLATE.read_text(encoding="utf-8")))
     commands = []
     for line in doc.replace("\\\n", " ").splitlines():
@@ -49,7 +49,7 @@ def commands_of_the_template():
 
 @pytest.mark.slow
 def test_the_commands_of_the_template_work_as_they_stand(tmp_path, monkeypatch, capsys):
-    """Each reads what the one before it wrote. SFT and RL are shortened."""
+    """Commands read what earlier ones wrote. SFT and RL are shortened."""
     for name in ("config", "examples"):
         (tmp_path / name).symlink_to(ROOT / name, target_is_directory=True)
     monkeypatch.chdir(tmp_path)

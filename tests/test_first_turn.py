@@ -1,5 +1,5 @@
 """
-Tests of what is tried when a run starts (support/first_turn.py), and of the time limit of draws.
+Tests of the trial games when a run starts (support/first_turn.py), and of the time limit of draws.
 
     python -m pytest -q tests/test_first_turn.py
 """
@@ -101,7 +101,7 @@ def test_a_lake_of_gymnasium_with_a_random_map():
 
 @pytest.mark.parametrize("place", ["START", "MOVE"])
 def test_games_that_never_begin(tmp_path, place):
-    """Without this, each game of a run would last until its time limit."""
+    """Without this check, each game of a run would last until its time limit."""
     spec = spec_of(tmp_path, **{place: "import time; time.sleep(60)"})
     message = "could not play the first turn of 3 evaluation games; .* no answer within 0.2 s$"
     with pytest.raises(UserError, match=message):
@@ -158,7 +158,7 @@ def test_a_draw_that_never_ends(tmp_path, monkeypatch):
 
 @pytest.fixture
 def meeting(monkeypatch):
-    """Each reset of an environment waits until there are four. One after the other, it fails."""
+    """Each reset waits until four resets run at once. Resets one after the other would fail."""
     barrier = threading.Barrier(4)
     reset = dialogue.Episode.reset
 

@@ -1,6 +1,6 @@
 """
-Tests of FrozenLake: gymnasium's transitions, upstream's measured numbers, slow recursions, boards
-drawn by hand.
+Tests of FrozenLake against gymnasium's transitions, upstream's measured numbers, slow recursions
+and hand-made boards.
 
     python -m pytest -q tests/test_frozenlake.py
 """
@@ -69,7 +69,7 @@ def move_outcome(env, cell, action, u):
 def our_transitions(env, cell, action):
     """{(next cell, reward, terminated): probability}.
 
-    A random number u decides: there are three bands of u, (1-p)/2 and (1-p)/2 and p wide.
+    A random number u decides. It has three bands, which are (1-p)/2, (1-p)/2 and p wide.
     """
     side = (1 - env.success_rate) / 2
     total = Counter()
@@ -137,7 +137,7 @@ def test_a_slip_names_the_move_that_took_place():
         slips[step.slipped_to] += 1
     assert min(slips.values()) > 40 and len(slips) == 3
     env.terminated = True
-    assert env.step("Up").slipped_to == ""  # nothing took place
+    assert env.step("Up").slipped_to == ""  # no move took place
 
 
 def test_ends_by_hand():
@@ -195,7 +195,7 @@ def test_shortest_paths():
 
 
 def lake_dynamics(instance, success_rate):
-    """(next-cell distribution as a function, set of absorbing cells), with rows and columns."""
+    """(function from cell and action to the distribution of the next cell, absorbing cells)."""
     _, size, holes, _, goal = instance
     sides = {
         "Left": ("Up", "Down"),
@@ -231,7 +231,7 @@ def after_sequence(after, cell, actions):
 
 
 def achieved(env, instance, k, turns, actions):
-    """Exact success probability of `env.plan(k, turns left)` followed turn by turn."""
+    """Exact success probability of a player that follows `env.plan(k, turns left)` in each turn."""
     after, absorbing = lake_dynamics(instance, env.success_rate)
     env.start(instance, [0])
 
@@ -285,7 +285,7 @@ def test_closed_loop_plan_is_optimal(spec):
 def test_two_action_plans():
     env, instances = raw_draws(LAKE_V1, 10, seed=4)
     gains = [achieved(env, i, 2, 5, 10) - achieved(env, i, 1, 5, 10) for i in instances]
-    # ten actions in five turns can do all that five can, and more
+    # in five turns, two actions a turn can do all that one can, and more
     assert min(gains) > -1e-5 and max(gains) > 0.01
     env, instances = raw_draws("frozenlake:size=3,success_rate=0.5", 3, seed=5)
     for instance in instances:
@@ -298,9 +298,10 @@ def test_plan_by_hand():
     env = on_lake(LAKE_BOARD)
     assert env.optimal_length() == 5
     assert env.plan(5, 1) == ["Down", "Down", "Right", "Right", "Right"]
-    # corridor S _ G above a row of holes, success rate 0.5. From cell 0: Right is 1/2 ahead, 1/4 up
-    # (stays), 1/4 down (hole). In one turn of two actions, Right Right reaches the goal with
-    # 1/2 * 1/2. "Up" at cell 0 stays with 1/2 + 1/4 and slips right with 1/4, so Up Right is worse.
+    # corridor S _ G above a row of holes, success rate 0.5. From cell 0, Right goes ahead with 1/2,
+    # up (stays) with 1/4 and down (hole) with 1/4. In one turn of two actions, Right Right reaches
+    # the goal with 1/2 * 1/2. "Up" at cell 0 stays with 1/2 + 1/4 and slips right with 1/4, so Up
+    # Right is worse.
     instance = ("frozenlake", 3, (3, 4, 5), 0, 2)
     env = make_env("frozenlake:size=3,success_rate=0.5", max_actions=2)
     env.start(instance, [0])
@@ -310,7 +311,7 @@ def test_plan_by_hand():
 
 
 def test_greedy_by_hand():
-    # goal 2 down 3 right: vertical first, blind to holes; then along the row
+    # the goal is 2 down and 3 right: the greedy player goes down, then right, and ignores holes
     env = on_lake(LAKE_BOARD)
     path = []
     while not env.terminated:
@@ -337,7 +338,7 @@ def last_line(board):
 
 
 def test_observation_modes_by_hand():
-    # (1,3), two to the right of (1,1), and (2,2), the corner, are holes
+    # the player is at (1,1); (1,3), two to the right, and (2,2), the corner, are holes
     text = on_lake(LAKE_BOARD, observation="relations").observe()
     relations = "Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole."
     assert text == f"{LAKE_BOARD}\n{relations}"
@@ -359,12 +360,12 @@ def test_observation_modes_by_hand():
             [],
             ["Next edge ice ice edge.", "Goal 2 down 3 right.", "Way down down right right right."],
         ),
-        (  # at (1,2): holes below at (2,2) and right at (1,3); in the order Left, Down, Right, Up
+        (  # at (1,2): holes below and to the right; Next has the order Left, Down, Right, Up
             LAKE_BOARD,
             ["Right"],
             ["Next ice hole hole edge.", "Goal 2 down 2 right.", "Way left down down right right."],
         ),
-        (  # left could slip down
+        (  # a move left could slip down into the hole
             "G__\n_P_\n_O_",
             [],
             ["Next ice hole ice ice.", "Goal 1 up 1 left.", "Way up left."],

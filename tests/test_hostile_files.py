@@ -141,7 +141,7 @@ def test_a_run_refuses_a_folder_with_links(name, folder, target):
     (folder / "config.json").write_text('{"config": {}}')
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target)  # also one to nothing is refused
+    path.symlink_to(target)  # a dangling link is refused, too
     with pytest.raises(UserError) as error:
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
     target.unlink()
@@ -467,7 +467,7 @@ def test_the_state_of_a_checkpoint_of_another_kind(state, sentence, folder):
 @pytest.mark.parametrize("manifest", ["[]", '{"state.json": 1}', "{}", "[" * 5000, '{"../x": "a"}'])
 def test_the_manifest_of_a_checkpoint_of_another_kind(manifest, folder, capsys):
     checkpoint_with(folder, '{"format": 1, "step": 3}', manifest)
-    (folder / "checkpoint-abcdef").mkdir()  # no checkpoint
+    (folder / "checkpoint-abcdef").mkdir()  # not a checkpoint
     (folder / "checkpoint-000009").write_text("")
     with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
         checkpoint.newest(folder)

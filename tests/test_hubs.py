@@ -1,7 +1,7 @@
 """Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
-Fakes stand for hubs with broken manners, so most tests need no package. Tests of the packages
-themselves are skipped if these are not installed:
+Most tests use fakes of hubs that behave badly, so they need no package. Tests of a package itself
+are skipped if it is not installed:
 
     make test-hubs
 """
@@ -60,7 +60,7 @@ def fake_module(monkeypatch, name, **values):
     return module
 
 
-# ---------- a hub with broken manners
+# ---------- a hub that behaves badly
 
 
 class BadManners:
@@ -251,7 +251,7 @@ def test_a_game_whose_size_differs_shows_its_rules_in_each_message(fake_gem):
     assert env.step("7").observation.startswith("Guess.")
 
 
-# ---------- reasoning-gym, a fake
+# ---------- a fake of reasoning-gym
 
 
 class FakeDataset:
@@ -550,7 +550,7 @@ def test_settings_are_literals_or_texts():
 
 
 def test_marks_of_a_guess():
-    """Worked by hand: the second e of 'eerie' has no other e left in 'crepe' but one."""
+    """'crepe' has two e. The last and the first e of 'eerie' match them, so its second e gets X."""
     assert "".join(marks("crepe", "eerie")) == "YXYXG"
     assert "".join(marks((1, 2, 3), (3, 2, 4))) == "YGX"
 
@@ -635,7 +635,7 @@ def test_every_game_of_gem_accepts_any_text_and_its_random_player():
     rng = np.random.default_rng(0)
     for name in games:
         if name in ("game:Sokoban-v0-hard", "game:Sokoban-v0-random"):
-            continue  # seconds for a start
+            continue  # a start takes seconds
         env = make_env(f"gem:{name},splits=seed", max_actions=12)
         env.start(env.draw(rng), [0])
         for text in STRANGE:
@@ -660,7 +660,7 @@ def test_every_game_of_gem_accepts_any_text_and_its_random_player():
     ],
 )
 def test_reference_players_of_gem_win(name):
-    """In the puzzle, boards without a solution are left out: they are half of all."""
+    """Boards of the fifteen puzzle without a solution are left out: they are half of all."""
     wins = games = 0
     for seed in range(12):
         env = opened(f"gem:game:{name},splits=seed", seed, max_actions=50)
@@ -692,7 +692,7 @@ def test_words_of_gem_need_no_download():
 @pytest.mark.slow
 @needs_rg
 def test_the_answers_of_the_datasets_are_right():
-    """All but two datasets give a right answer. Any text has a score."""
+    """All but two of the datasets give a correct answer. Every text gets a score."""
     from reasoning_gym.factory import DATASETS
 
     without_solution = []

@@ -1,4 +1,4 @@
-"""A run whose filter keeps nothing says so, why, and what to do.
+"""A run whose filter keeps no group reports this, the reason, and what to do.
 
 Run with:  python -m pytest -q tests/test_idle.py
 """
@@ -60,11 +60,11 @@ def test_a_run_says_it_also_after_a_continuation(random_model, tokenizer, tmp_pa
     start = tmp_path / "random"
     random_model.save_pretrained(start)
     tokenizer.save_pretrained(start)
-    # No reply has the form, and a missing form costs nothing: all scores are 0.
+    # No reply has the required form, and the format penalty is 0, so all scores are 0.
     settings = dict(format_penalty=0.0, num_groups=2, group_size=2, batch_size=2, eval_size=1)
     settings |= dict(max_turns=1, sample_every=0, eval_every=0)
     run(tmp_path / "out", start, **settings, num_iterations=9)
-    # It hardly ever samples the end of a turn, so nearly all replies are cut off.
+    # The model hardly ever samples the end-of-turn token, so nearly all replies are cut off.
     sentence = (
         "0 of {n} iterations updated the policy; in the other {n} the filter kept no group, "
         "because all scores in each group were equal (replies valid in 0%, success in 0%); "
@@ -78,7 +78,7 @@ def test_a_run_says_it_also_after_a_continuation(random_model, tokenizer, tmp_pa
     out = capsys.readouterr().out
     assert out.count("iteration 10: " + sentence.format(n=10)) == 1
     assert out.count(sentence.format(n=12)) == 1 and out.count("iterations updated") == 2
-    # A finished run says it again.
+    # A finished run that is started again repeats the sentence.
     run(tmp_path / "out", start, **settings, num_iterations=12)
     assert capsys.readouterr().out.count(sentence.format(n=12)) == 1
     assert json.dumps([row["kept_groups"] for row in rows_of(tmp_path / "out")]) == str([0] * 12)

@@ -20,7 +20,7 @@ from dialogue import Chat
 from support.inert import given_settings, inert_settings, warn
 
 ROOT = Path(__file__).resolve().parent.parent
-# small_config keeps 2 groups of 4: one step with this batch size, and two with half of it.
+# The filter keeps 2 of 4 groups of 4 trajectories: one step with batch size 8, two with 4.
 ONE = dict(num_groups=4, batch_size=8)
 ONE_GRPO = dict(**ONE, estimator="grpo")
 TWO_GRPO = dict(num_groups=4, batch_size=4, estimator="grpo")
@@ -114,7 +114,7 @@ INERT = [
     (ALL_BY_COUNT, "filter_loss_scale", "sqrt", "the filter keeps all groups"),
     (ONE_GRPO, "think_reward", 1.0, THINK_OFF),
 ]
-# These leave the same gradient but for rounding.
+# These change the gradient only by rounding.
 NEARLY_INERT = [
     (ONE_GRPO, "reward_norm", "mean", "estimator grpo subtracts the mean of the group, too"),
     (ONE_GRPO, "reward_norm", "mean_std", "estimator grpo normalises in the same way"),
@@ -147,7 +147,7 @@ def test_the_line_names_the_setting_and_the_reason(case):
 
 @pytest.fixture(scope="module")
 def weights_after(trained_folder):
-    """The weights of policy and critic after an iteration with these settings."""
+    """A function: settings -> the weights of policy and critic after an iteration."""
 
     @lru_cache
     def after(changes):
@@ -192,7 +192,7 @@ def test_a_second_normalisation_changes_no_advantage(case, trained_folder, one_r
     torch.testing.assert_close(*advantages, rtol=1e-4, atol=1e-4)
 
 
-# Settings that act, though they are the ones above: (settings, setting, value).
+# Cases in which the settings of the tables above have an effect: (settings, setting, value).
 ACTIVE = [
     (TWO_GRPO, "clip_high", 1e-4),
     (TWO_GRPO, "clip_low", 0.001),
@@ -209,7 +209,7 @@ ACTIVE = [
 
 
 def sharp(settings):
-    """The same settings with large steps, so that the second step meets the clips."""
+    """The settings with high learning rates, so that the clips act in the second step."""
     return {**settings, "learning_rate": 1e-3, "critic_lr": 1e-2}
 
 
@@ -238,7 +238,7 @@ def test_on_vllm_recomputed_logprobs_drop_those_of_the_engine():
 
 
 def test_the_cap_of_importance_weights_is_for_mismatch():
-    """In bfloat16 the engine's log-probs differ so much that the cap may act in the first step."""
+    """In bfloat16, log-probs of engine and trainer differ, so the cap may act in the first step."""
     config = small_config(**ONE, importance_cap=1.5)
     in_bfloat16 = (dict(dtype="bfloat16"), dict(engine_dtype="bfloat16"), dict(device="auto"))
     for changes in (*in_bfloat16, dict(batch_size=4)):
@@ -249,8 +249,8 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 
 
 def test_clips_act_on_mismatch_in_the_first_step():
-    """In bfloat16 the ratio of the first step is that of trainer and engine, unless the trainer has
-    computed the old log-probs. The critic's old values are always its own."""
+    """In bfloat16 the ratio of the first step compares trainer and engine, unless the trainer has
+    computed the old log-probs. The old values always come from the critic itself."""
     clips = ["clip_low", "clip_high", "dual_clip", "sequence_ratio"]
     given = [*clips, "value_clip"]
     config = small_config(**ONE, sequence_ratio=True)
@@ -259,7 +259,8 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(replace(config, **changes), given)) == ["value_clip"]
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
-        # vLLM then returns no log-probs, so masks compare the policy with itself.
+        # The torch engine still returns log-probs. vLLM then returns none, so that masks compare
+        # the policy with itself.
         assert inert_settings(again, ["sequence_mask"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     assert list(inert_settings(on_vllm, ["sequence_mask"])) == ["sequence_mask"]

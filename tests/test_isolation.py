@@ -12,7 +12,7 @@ from pathlib import Path
 import isolation
 import pytest
 
-# A test that works in the checkout would find the runs in its out/.
+# A test whose working folder is the checkout would find the user's runs in out/.
 WORKS_IN_THE_CHECKOUT = re.compile(r"(?:cwd=|chdir\()\w*\.?ROOT")
 SHOW_VARIABLES = """
 import isolation, os

@@ -254,7 +254,8 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
-    """Log-probs of tokens under policy, old policy and engine, advantages, and their sequences."""
+    """Log-probs of tokens under policy, old policy and engine, their advantages, and the number of
+    the sequence of each token."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
@@ -276,8 +277,8 @@ def pieces_of(numbers):
 def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
     """Loss and gradient of equation 5 of arXiv 2507.18071, with s as a root of a product.
 
-    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. It is 0 if the clipped
-    term is the smaller one."""
+    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. The gradient of
+    the loss is 0 if the clipped term is the smaller one."""
     pieces = pieces_of(numbers)
     loss = 0.0
     gradient = torch.zeros(len(new), dtype=torch.float64)
@@ -466,7 +467,7 @@ def test_missing_groups_and_candidates_by_hand():
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
     assert methods.candidate_groups(std, 2).tolist() == [1, 3]  # the first ones with variance
-    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]  # one without variance
+    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]  # 0 fills up
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
     assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # errors removed three
 
@@ -663,8 +664,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """To drop trajectories is to set their advantages to 0 and to leave their tokens out of the
-    denominator."""
+    """Dropping trajectories equals setting their advantages to 0 and leaving their tokens out of
+    the denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])

@@ -39,7 +39,7 @@ def points(events, tag):
 
 
 def texts(out_dir, tag):
-    """(step, text), by the reader of TensorBoard's pages: the other one keeps old texts."""
+    """(step, text), by the reader of TensorBoard's pages: event_accumulator keeps dropped texts."""
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
 
@@ -57,8 +57,8 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     log.write(last)
     assert read_rows(tmp_path / "metrics.jsonl") == [*history, last]
     events = events_of(tmp_path)
-    assert points(events, "rollout/reward") == [(2, 0.5), (3, 1.0)]  # the 9 is forgotten
-    assert events.Tags()["scalars"] == ["rollout/reward"]  # TensorBoard smooths by itself
+    assert points(events, "rollout/reward") == [(2, 0.5), (3, 1.0)]  # the 9.0 is dropped
+    assert events.Tags()["scalars"] == ["rollout/reward"]  # no smoothed copy
     assert texts(tmp_path, "collapse/regime") == [(1, "diverse"), (2, "diverse"), (3, "template")]
 
 
@@ -134,7 +134,7 @@ def test_a_failed_trajectory_tells_why(tmp_path):
     ]
 
 
-# ---------- a disk without room
+# ---------- a full disk
 
 
 def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path, capsys):
@@ -163,7 +163,8 @@ def test_a_folder_that_cannot_be_made_ends_tensorboard_and_not_the_run(tmp_path,
 
 @pytest.fixture(scope="module")
 def continued(trained_folder, tmp_path_factory):
-    """Three iterations; the third has no checkpoint, and a second start makes it again."""
+    """Four iterations. The first start ends after the third, which has no checkpoint; the second
+    start repeats it."""
     out_dir = tmp_path_factory.mktemp("runs") / "run"
     settings = small_config(
         model=str(trained_folder),

@@ -50,7 +50,7 @@ def frozen_weights(module):
 
 @pytest.fixture(scope="module")
 def updated(trained_folder, tmp_path_factory):
-    """A learner after two optimizer steps, what it learned from, and its checkpoint."""
+    """A learner after two optimizer steps, the trajectories it was trained on, and its folder."""
     folder = tmp_path_factory.mktemp("lora")
     parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)
@@ -109,7 +109,7 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
     for module in (learner.policy.model, learner.critic.backbone):
         prefix = "" if module is learner.policy.model else "model."
         frozen = frozen_weights(module)
-        # embedding; matrices, biases and norms of two layers; norm
+        # embedding; matrices, biases and norms of two layers; final norm
         assert len(frozen) == 1 + 2 * (7 + 3 + 2) + 1
         assert all(torch.equal(weight, base[prefix + name]) for name, weight in frozen.items())
     settings = json.loads((folder / "policy/adapter/adapter_config.json").read_text())
@@ -124,14 +124,14 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
                 b, a = (own[f"{part}.lora_{x}.default.weight"] for x in "BA")
                 expected = expected + settings["lora_alpha"] / settings["r"] * b @ a
                 assert (expected - base[name]).abs().max() > 1e-3
-            rtol = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # a step
+            rtol = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # one step
             torch.testing.assert_close(weight.double(), expected, rtol=rtol, atol=1e-6)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_folder, dtype):
-    """The change is a twentieth of a step of a weight, so the nearest number is the weight."""
+    """A weight changes by a twentieth of a 16-bit step, so the nearest number is the old weight."""
     learner = make_learner(trained_folder, lora_rank=RANK, dtype=dtype, estimator="grpo")
     rounded = getattr(torch, dtype)
     names = []
@@ -153,7 +153,7 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
         change = exact[name] - start
         assert change.abs().min() > 0 and torch.equal(exact[name].to(rounded).float(), start)
         arrived = ((merged[name].float() - start) * change.sign()).sum() / change.abs().sum()
-        assert arrived == pytest.approx(1.0, abs=0.2)  # 4,096 weights or more, a twentieth moves
+        assert arrived == pytest.approx(1.0, abs=0.2)  # a twentieth of 4,096 or more weights moves
     parallel.sync_weights(learner.engine, learner.policy)
     own = dict(learner.engine.model.named_parameters())
     assert all(torch.equal(own[name], merged[name]) for name in names)
@@ -181,7 +181,7 @@ def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained
     base = AutoModelForCausalLM.from_pretrained(trained_folder)
     assert merged.config.to_dict().keys() == base.config.to_dict().keys()
     before = plain_logprobs(base, kept)
-    assert (expected - before).abs().max() > 0.05  # there was something to learn
+    assert (expected - before).abs().max() > 0.05  # the update changed them
     torch.testing.assert_close(plain_logprobs(merged, kept), expected, rtol=0, atol=1e-5)
     adapted = PeftModel.from_pretrained(base, folder / "policy/adapter")
     torch.testing.assert_close(plain_logprobs(adapted, kept), expected, rtol=0, atol=1e-5)
@@ -219,7 +219,7 @@ def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
 
 
 def test_without_lora_peft_is_not_imported(trained_folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)  # an import of it fails
+    monkeypatch.setitem(sys.modules, "peft", None)  # importing peft fails
     names = {name for name, _ in make_learner(trained_folder).policy.model.named_parameters()}
     expected = model.load_model(str(trained_folder))[0].state_dict()
     assert names | {"lm_head.weight"} == expected.keys()

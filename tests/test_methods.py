@@ -29,7 +29,7 @@ def flatten(gradients):
 class Update:
     """One iteration up to its only optimizer step, whose gradients are kept.
 
-    `prepare(learner)` is called before the experience, `change(experience)` after it."""
+    `prepare(learner)` is called before the experience is built, `change(experience)` after that."""
 
     def __init__(self, start, prepare=None, change=None, **changes):
         settings = dict(estimator="grpo", batch_size=8, entropy_coef=0.0) | changes
@@ -87,7 +87,7 @@ class Update:
 
     def plain_gradient(self):
         """Gradient of -sum of A log p, in a loop over the trajectories and their turns, with one
-        forward for each."""
+        forward per turn."""
         plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
         for trajectory, advantages in zip(self.kept, self.advantages(), strict=True):
             seen = []
@@ -128,7 +128,7 @@ def scores_of(update):
 
 
 def centred(values):
-    """Each row less its mean."""
+    """Each row minus its mean."""
     return values - values.mean(1, keepdim=True)
 
 
@@ -220,7 +220,7 @@ def varies_by_turn_only(update):
 
 
 def doubles_the_advantages(update, neutral):
-    """All trajectories of a group have one turn from one state, so both comparisons agree."""
+    """All trajectories of a group have one turn from one state, so GRPO and GiGPO agree."""
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
     return same(first_advantages(update), 2 * grpo)
@@ -267,7 +267,7 @@ METHODS = {
         dict(estimator="turn_ppo", turn_gamma=0.99, turn_lam=0.9),
         lambda u, n: spread(u) > 0 and varies_by_turn_only(u) and trains_critic(u),
     ),
-    # Normalised rewards: GRPO of them is GRPO, and so is Dr. GRPO.
+    # Normalised rewards: GRPO with mean and Dr. GRPO with mean_std equal plain GRPO.
     "mean": (dict(reward_norm="mean"), same_gradient),
     "mean_std": (dict(reward_norm="mean_std", estimator="dr_grpo"), same_gradient),
     "asym_clip": (dict(reward_norm="asym_clip", estimator="dr_grpo"), clips_normalised_scores),
@@ -318,7 +318,7 @@ METHODS = {
         sees_all_tokens_of_windows,
     ),
     "all tokens": (dict(mask_observations=False), trains_other_tokens_only),
-    # Reward densities: this environment pays at the goal only, so only the plan is denser.
+    # Reward densities: this environment pays at the goal only, so only "plan" is denser.
     "sparse": (dict(reward_density="sparse"), same_gradient),
     "balanced": (dict(reward_density="balanced"), same_gradient),
     "dense": (dict(reward_density="dense"), same_gradient),
@@ -376,8 +376,8 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
-    """The policy is its reference and earns no reward. If the rounding differences of the engine
-    counted as KL, whitening would blow them up."""
+    """The policy equals its reference, and rewards are 0. If the rounding differences of the engine
+    counted as KL, whitening would magnify them."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)
@@ -406,7 +406,8 @@ def test_kl_in_the_loss_by_hand(trained_folder, neutral, kl_estimator):
 
 
 def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
-    """All ratios are e^2 = 7.4: good tokens are clipped, bad ones only by a dual clip below 7.4."""
+    """All ratios are e^2 = 7.4. Tokens with positive advantages are clipped, those with negative
+    ones only by a dual clip below 7.4."""
 
     def move_away(experience):
         experience.old_logprobs = experience.old_logprobs - 2.0

@@ -40,8 +40,8 @@ def test_names_that_depend_on_the_settings():
 def test_names_of_the_collapse_metrics():
     groups = metric_groups(Config())
     collapse = [name for name, group in groups.items() if group == "collapse"]
-    # per sampling: pairs, bound, five values per token and per thought, averages of two,
-    # 3 x 4 of retrieval
+    # for each of two samplings: pairs and bound, five values per token and five per thought,
+    # moving averages of two values, 3 x 4 of retrieval
     assert len(collapse) == 2 + 2 * (2 + 10 + 2 + 12)
     assert {"mi_seq_first", "mi_zscore_ema_sampled", "retrieval_above@8_first"} <= set(collapse)
 

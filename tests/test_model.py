@@ -1,6 +1,6 @@
 """
 Tests of model.py and of attention in packs: the packed forward against Hugging Face's own forward,
-log-probs against autograd, files and messages. On a CPU.
+log-probs against autograd, files and error messages. On a CPU.
 
     python -m pytest -q tests/test_model.py
 """
@@ -49,7 +49,7 @@ def packed(sequences):
     )
 
 
-# the sequences 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 with their common beginnings once
+# the sequences 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 with each common beginning once
 SHARED = PackedBatch(
     torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]),
     torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
@@ -110,8 +110,8 @@ def one_by_one(reference, sequences, temperature):
 
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path, kind):
-    """config.json may name any token. Packed rows have no padding, so its embedding gets the
-    gradient that it has in a model without a padding token."""
+    """config.json may name any token as padding. Packed rows have no padding, so the embedding of
+    this token gets the same gradient as in a model without a padding token."""
 
     def gradient(pad_token_id):
         random_model.config.pad_token_id = pad_token_id
@@ -144,7 +144,7 @@ def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path,
 def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attention, temperature):
     reference = saved_reference(random_model, tmp_path, attention)
     torch.manual_seed(1)
-    weights = torch.randn(2, 11)  # a random functional of the 4 + 1 + 6 log-probs and entropies
+    weights = torch.randn(2, 11)  # random weights of the 4 + 1 + 6 log-probs and entropies
 
     def values_and_gradients(module, scores):
         module.zero_grad()
@@ -182,7 +182,7 @@ def test_order_of_the_pack_does_not_matter(random_model):
 
 
 def test_shared_prompts_equal_repeated_ones(random_model):
-    # 1 2 3 is in all three sequences, 4 5 in two of them; log-probs of 8, 9, 11 and 13
+    # 1 2 3 is in all three sequences, 4 5 in two of them; 8, 9, 11 and 13 are sampled
     repeated = packed(
         [
             ([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]),
@@ -194,7 +194,7 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # 1 2 is shared and short: no mask, but the queries of the context once more
+    # 1 2 is shared and short, so a causal kernel without a mask computes its queries once more
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -210,7 +210,7 @@ def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
 
 
 def check_scores_and_gradients(random_model, shared, repeated):
-    """Both batches have four sampled tokens."""
+    """Both batches give the same scores and gradients. Each has four sampled tokens."""
     weights = torch.randn(2, 4)
     scores = []
     gradients = []
@@ -251,7 +251,7 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
-    """A varlen kernel as a loop. The queries of a sequence belong to the last of its keys."""
+    """A varlen kernel as a loop. The queries of a sequence are at the places of its last keys."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
     assert (q_ends[-1], k_ends[-1]) == (len(q), len(k))
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -605,7 +605,7 @@ def test_folder_of_a_run(tmp_path):
 
 
 def test_hub_name_without_network(monkeypatch, capsys):
-    # the environment variable is read at import
+    # HF_HUB_OFFLINE is read at import
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)
@@ -617,7 +617,7 @@ def test_hub_name_without_network(monkeypatch, capsys):
 
 
 def test_a_model_of_the_hub_is_loaded_from_the_cache(monkeypatch):
-    """An adapter names the model on the hub, and not the folder of the cache."""
+    """The model keeps its name on the hub, for adapters, and not the folder of the cache."""
     asked = []
 
     def snapshot_download(name, **options):

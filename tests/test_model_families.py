@@ -1,6 +1,6 @@
 """
-Tests of the model families: each one by a small random folder (families.py), whose log-probs are
-compared with plain Hugging Face. On a CPU.
+Tests of the model families. Each is a small random model (families.py), whose log-probs are
+compared with those of plain transformers. On a CPU.
 
     python -m pytest -q tests/test_model_families.py
 """
@@ -74,7 +74,7 @@ def plain(folder):
 
 
 def two_turns(chat, first_ids, second_ids):
-    """A trajectory with these responses."""
+    """A trajectory with these two responses."""
     first = Turn(chat.opening("Rules.", "Go."), first_ids, [0.0] * len(first_ids))
     trajectory = Trajectory((0,), 0, turns=[first])
     prompt = following_prompt(chat, trajectory, "Again.", 0)
@@ -83,8 +83,8 @@ def two_turns(chat, first_ids, second_ids):
 
 
 def random_trajectories(chat, vocab_size):
-    """Four conversations with random responses, ids without a token among them. The first three
-    share their prompt, so packing computes it once."""
+    """Four conversations with random responses, in which some ids have no token. The first three
+    share their first prompt, so packing computes it once."""
     generator = torch.Generator().manual_seed(1)
     played = []
     for length in (3, 9, 14, 6):
@@ -142,7 +142,7 @@ def test_the_packed_forward_is_that_of_hugging_face(folders, name):
 
 
 def test_what_makes_a_family_special_changes_its_log_probs(folders):
-    """Without the norms of queries, or with positions in all layers, other numbers come out."""
+    """With other norms of queries, or with positions in all layers, log-probs change."""
     network, tokenizer = load_model(str(folders["qwen3"]))
     attention = network.model.layers[0].self_attn
     assert attention.q_proj.weight.shape == (4 * 32, 64)  # wider than the hidden size
@@ -179,7 +179,7 @@ def test_positions_that_are_scaled(tmp_path, rope):
 
 
 def test_the_padding_token_of_smollm2_is_trained(folders):
-    """It is <|im_end|>, whose embedding gets no gradient in plain transformers."""
+    """This token is <|im_end|>, whose embedding gets no gradient in plain transformers."""
     network, tokenizer = load_model(str(folders["smollm2"]))
     chat = Chat(tokenizer)
     assert tokenizer.pad_token_id == network.config.pad_token_id == chat.end
@@ -212,8 +212,8 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
 
 
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
-    """With Qwen3 the norms have seven versions here, and more on a GPU. Beyond the limit of dynamo
-    a function would go on uncompiled, without an error."""
+    """Qwen3's norms are compiled in seven versions here, and in more on a GPU. Beyond the limit of
+    dynamo a function would run uncompiled, without an error."""
     compile_without_compiler(monkeypatch)
     monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
@@ -248,12 +248,12 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
     found = torch.tensor([logprob for t in played for logprob in t.rollout_logprobs])
     assert len(found) == len(sampled) > 100
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    if FAMILIES[name].unused:  # ids without a token are sampled, and are no text
+    if FAMILIES[name].unused:  # ids without a token are sampled, and decode to no text
         assert max(sampled) >= len(tokenizer)
         assert tokenizer.decode([max(sampled)]) == ""
 
 
-# config.json of the published models, in the keys of its time, and their parameters and head sizes
+# model -> its published config.json with the keys of its time, number of parameters, head size
 PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": (
         dict(
@@ -377,7 +377,7 @@ def messages(system, dialogue):
 
 
 def chat_ids(chat, system, dialogue):
-    """The ids that a policy sees before its last reply, if it ends every reply."""
+    """The ids that a policy sees before its last reply, if each reply has an end token."""
     ids = chat.opening(system, dialogue[0][0])
     for (_, reply), (user, _) in zip(dialogue, dialogue[1:], strict=False):
         ids += [*chat.encode(reply), chat.end, *chat.following(user, closed=True)]
@@ -397,7 +397,8 @@ def without_thoughts(dialogue):
 
 @each_family
 def test_prompts_are_those_of_the_chat_template(folders, name):
-    """First prompts always; later ones as far as the template keeps the replies."""
+    """First prompts, and later ones as far as the template keeps the replies. SmolLM3, which adds
+    metadata, has a test of its own."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     for system in (SYSTEM, THINKING):
@@ -407,7 +408,8 @@ def test_prompts_are_those_of_the_chat_template(folders, name):
         assert found == template_ids(tokenizer, system, DIALOGUE[:1])
         dialogue = without_thoughts(DIALOGUE) if name in QWEN3 else DIALOGUE
         assert chat_ids(chat, system, dialogue) == template_ids(tokenizer, system, dialogue)
-    assert tokenizer.decode(chat.opening(SYSTEM, "Go.")).count("system\n") == 1  # no other rules
+    # there is no default system message
+    assert tokenizer.decode(chat.opening(SYSTEM, "Go.")).count("system\n") == 1
 
 
 @pytest.mark.parametrize("name", QWEN3)
@@ -439,7 +441,7 @@ def test_the_template_of_smollm3_writes_metadata_and_the_chat_does_not(folders):
     broken = tokenizer.decode(template_ids(tokenizer, THINKING, DIALOGUE))
     assert "<think>thoughts<><answer>" in broken
     assert "<think>thoughts</think><answer>" in tokenizer.decode(chat.opening(THINKING, "Go."))
-    # Encoding adds a token at the beginning of a text. Prompts have none.
+    # Encoding adds a token at the beginning of a text. Prompts do not have it.
     assert tokenizer("Go.")["input_ids"][0] == tokenizer.bos_token_id
     assert tokenizer.bos_token_id not in found
 
@@ -541,7 +543,7 @@ def test_other_families_are_refused_by_name(kind):
 
 @pytest.mark.parametrize("missing", [IM_START, IM_END])
 def test_a_tokenizer_without_chatml(missing):
-    family = FAMILIES["smollm2"]  # with a token for unknown text
+    family = FAMILIES["smollm2"]  # it has a token for unknown text
     FAMILIES["other"] = family._replace(
         special=tuple(token for token in family.special if token != missing),
         roles=dict(unk_token="<|endoftext|>"),
@@ -553,7 +555,7 @@ def test_a_tokenizer_without_chatml(missing):
 
 
 def test_marks_that_text_could_forge():
-    """As added tokens that are not special, they are found in any text."""
+    """Added tokens that are not special are found in any text."""
     FAMILIES["other"] = FAMILIES["qwen2"]._replace(special=(), roles={}, added=(IM_START, IM_END))
     tokenizer = build_tokenizer("other")
     del FAMILIES["other"]
@@ -606,7 +608,7 @@ def test_lora_continues_from_a_checkpoint_bit_by_bit(folders, name, tmp_path):
 
 
 def launch(command, out_dir, **changes):
-    """Run train.py in a process of its own on the small settings. Returns: its metrics."""
+    """Run train.py in a process of its own. Returns: its metrics."""
     settings = dict(device="cpu", num_threads=1, out_dir=out_dir) | changes
     arguments = [f"--{key}={value}" for key, value in settings.items()]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}

@@ -211,7 +211,7 @@ def test_an_equal_head_may_be_stored_beside_its_embedding(folder):
 
 
 def test_a_folder_without_tokenizer_is_refused(folder):
-    """transformers would make an empty tokenizer and say nothing."""
+    """transformers would make an empty tokenizer without an error."""
     (folder / "tokenizer.json").unlink()
     assert refusal(folder) == "has no tokenizer.json"
 
@@ -237,7 +237,7 @@ def test_a_tokenizer_must_give_a_text_back(folder):
 
 
 def test_a_folder_runs_no_code(folder, tmp_path):
-    """The answer "y" on standard input would be taken for a consent to run it."""
+    """The answer "y" on standard input would be taken as consent to run the code."""
     marker = tmp_path / "marker"
     code = f"open({str(marker)!r}, 'w')\n"
     for name in ("evil.py", "custom_generate/generate.py"):

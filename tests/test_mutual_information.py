@@ -78,7 +78,7 @@ def test_a_thought_is_what_was_sampled_between_the_tags(chat, before, thought, a
 
 
 def test_offsets_hold_for_any_sampled_ids(chat):
-    """Random tokens, among them parts of characters, which encoding the text would not return."""
+    """Random tokens, some of them parts of characters. Encoding their text gives other tokens."""
     rng = np.random.default_rng(0)
     (opening,) = chat.encode("<think>")
     (closing,) = chat.encode("</think>")
@@ -94,7 +94,8 @@ def test_offsets_hold_for_any_sampled_ids(chat):
 
 
 def test_tags_of_several_tokens():
-    """As in Qwen2.5: "<think>" is no token; ".</" is one, reaches into the tag and is left out."""
+    """As in Qwen2.5, "<think>" is not one token. ".</" is one token, which reaches into the tag, so
+    it is not part of the thought."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
@@ -157,7 +158,8 @@ def test_samples_are_uniform_over_trajectories_and_turns():
     many = [sample_thoughts(found, 1, np.random.default_rng(seed)) for seed in range(900)]
     assert all(samples.first == [a] for samples in many)
     counts = [sum(samples.sampled == [thought] for samples in many) for thought in (a, b, c, d)]
-    # both trajectories with a thought 450 times each, the turns of one 150 times: sd 15 and 11
+    # expected: each trajectory with a thought 450 times, each turn of the second 150 times; sd 15
+    # and 11
     assert sum(counts) == 900
     assert abs(counts[0] - 450) < 45 and all(abs(count - 150) < 35 for count in counts[1:])
     samples = sample_thoughts(found, 9, np.random.default_rng(0))
@@ -220,7 +222,8 @@ def test_retrieval_by_rank():
 
 
 def test_shared_prompts_weigh_like_their_copies():
-    """Against one row per pair with weight 1/N, in a slow loop: the definition of RAGEN-2."""
+    """The metrics equal those of a slow loop over RAGEN-2's definition: each pair of prompt and
+    thought has its own row with weight 1/N, also if prompts are equal."""
     rng = np.random.default_rng(0)
     own = [0, 2, 2, 1, 2, 0]
     matrix = rng.normal(size=(3, 6))
@@ -281,7 +284,7 @@ class PromptBlindPolicy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """Six demonstrations on three boards: two trajectories each have the same first prompt."""
+    """Six demonstrations on three boards. Each pair on a board has the same first prompt."""
     return [demonstration(CONFIG, chat, i // 2) for i in range(6)]
 
 
@@ -315,7 +318,8 @@ def test_the_matrix_equals_single_forwards(random_model, chat, played, monkeypat
 
 
 def test_measure_a_model_that_depends_on_its_prompt(random_model, chat, played):
-    """The weights are random but large: a prompt changes what follows, though not as was played."""
+    """The weights are random but large: a prompt changes the log-probs of thoughts, though the
+    played thoughts do not come from this model."""
     row = measure(Policy(random_model), played, chat)
     assert set(row) == MEASURED and None not in row.values()
     assert row["pairs_first"] == row["pairs_sampled"] == 4 and row["valid_thinking_rate"] == 1
@@ -353,10 +357,10 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         now = second[f"marginal_std_{sampling}"]
         average = second[f"marginal_std_ema_{sampling}"]
         assert average == pytest.approx(0.9 * before + 0.1 * now) != pytest.approx(now)
-        # RAGEN-2 divides by the moving average; it does not average z-scores
+        # RAGEN-2 divides by the moving average of the std; it does not average z-scores
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
-    oldest = {"mi_zscore_ema_first": 5.0}  # a run of an earlier version
+    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version
     assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 

@@ -1,5 +1,5 @@
 """
-Tests of packing.py: rows and packs by hand. test_model.py compares attention in packs.
+Tests of packing.py: rows and packs worked out by hand. test_model.py tests attention in packs.
 
     python -m pytest -q tests/test_packing.py
 """
@@ -14,7 +14,7 @@ from packing import micro_batches, pack
 
 @dataclass
 class Sequence:
-    """A prompt and a response, and then perhaps more of both."""
+    """A prompt and a response, and perhaps more turns."""
 
     first_prompt_ids: list[int]
     ids: list[int]
@@ -22,7 +22,7 @@ class Sequence:
 
 
 def sequence(*turns):
-    """The prompt and the response of each turn."""
+    """A Sequence of turns, each given as a pair (prompt, response)."""
     ids = []
     response_mask = []
     for prompt, response in turns:
@@ -41,7 +41,7 @@ def test_pack_by_hand():
     batch = pack([first, sequence(([20], [21, 22]))])
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
-    # the first prompt without its last token, then the rest; a prompt of one token is not cut
+    # 5 6, the rest of the first sequence, and the second, whose prompt of one token is not cut
     assert batch.lengths == [2, 7, 3]
     assert batch.contexts == [(), (0,), ()]
     assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
@@ -74,7 +74,7 @@ def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     b = list(range(20, 30))
     # 10 + 1 tokens each; a second member adds its last prompt token and its response
     sequences = with_prompts(a, b, a, b, a)
-    # 11 + 2 + 2 + 11 = 26 tokens; the next one makes 28
+    # 11 + 2 + 2 + 11 = 26 tokens; the fifth sequence makes 28
     assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]
     assert micro_batches(sequences, 25) == [[0, 2, 4], [1, 3]]
     assert micro_batches([], 10) == []

@@ -3,7 +3,7 @@ Tests of the page of tools/view.py in a browser: links, search, order, filters, 
 
     python -m pytest -q tests/test_page.py
 
-The browser is playwright's Chromium or an installed one. Without any, the tests are skipped.
+The browser is playwright's Chromium or an installed one. Without a browser, the tests are skipped.
 """
 
 import json
@@ -17,7 +17,7 @@ from test_view import HOSTILE, LAKE, ROOM, SHOWN, record, to_lines, turn_record
 from tools import view
 
 pytestmark = pytest.mark.slow  # a page takes Chromium about half a second
-PATIENCE_MS = 60_000  # on a busy machine
+PATIENCE_MS = 60_000  # enough for a busy machine
 
 START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
 SECOND = "Reward -0.1.\nTurn 2 of 5, 9 actions left.\n_P\nOG"
@@ -25,7 +25,7 @@ ARMS = "Turn 1 of 1, 1 action left.\nArms: Right, Dragon"
 
 
 def lake_group():
-    """Two members of a group: a success with an invalid reply and a slip, and a hostile loss."""
+    """Two members of a group: a win with an invalid reply and a slip, and a hostile loss."""
     tokens = ["<think>", "\ufffd", "<|im_end|>"]
     invalid = turn_record(START, "Go right.", ["Right", "Jump"], -0.1, tokens, [0.0, 1.5, 3.004])
     invalid |= {"format_ok": False, "moves": ["Right", ""], "faults": ['Unknown action: "Jump".']}
@@ -55,7 +55,7 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Run a: a text game before RL, the group on a lake, a room. Run b: the lake's start again."""
+    """Run a: a text game before RL, the group on a lake, a room. Run b: the same lake and room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -72,7 +72,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tab(browser):
-    """One tab for all tests, because a new one takes a busy machine long."""
+    """One tab for all tests, because a busy machine opens a new one slowly."""
     tab = browser.new_page(color_scheme="dark")
     tab.set_default_timeout(PATIENCE_MS)
     return tab
@@ -80,7 +80,7 @@ def tab(browser):
 
 @pytest.fixture
 def open_page(tab):
-    """A function that opens a page. At the end: nothing failed, and no other file was requested."""
+    """A function that opens a page. At the end, no error was logged and no other file requested."""
     opened, requested, errors = {"about:blank"}, set(), []
     listeners = {
         "request": lambda request: requested.add(request.url.partition("#")[0]),
@@ -93,7 +93,7 @@ def open_page(tab):
     def open_path(path, place="", width=1280):
         opened.add(path.as_uri())
         tab.set_viewport_size({"width": width, "height": 860})
-        tab.goto("about:blank")  # otherwise only the part behind # would change
+        tab.goto("about:blank")  # otherwise the browser would change only the part behind #
         tab.goto(f"{path.as_uri()}#{place}")
         return tab
 
@@ -116,7 +116,7 @@ def page(open_page, html):
 
 @pytest.fixture
 def games(tmp_path):
-    """A file as eval.py --jsonl writes it: a false statement and a fall into a hole."""
+    """The page of a file of eval.py --jsonl, with a false statement and a fall into a hole."""
     turn = turn_record(START, "Goal up. I go.", ["Down"], 0.0, ["a"], [0.5])
     turn |= {"statements_checked": 1, "statements_true": 0, "out_of_actions": False}
     turn |= {"false_statements": {"Goal up.": HOSTILE}, "why_lost": "fell into a hole at (2,1)"}
@@ -174,7 +174,7 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
     assert texts_of(page, ".progress") == ["Turn 2 of 5, 9 actions left. Reward -0.1."]
     page.keyboard.press("ArrowLeft")
     assert boards_of(page, boards) == ["P_\nOG"]
-    # the player with two eyes, the hole and the flag, once each
+    # one player with two eyes, one hole and one flag
     assert count_colors(page, "ice", "player", "eye", "water", "goal") == [4, 1, 2, 1, 1]
     for _ in range(3):  # the last press stays on the last trajectory
         page.keyboard.press("ArrowDown")
@@ -245,7 +245,7 @@ def test_members_of_a_group_stand_side_by_side(page):
     first, second = page.locator(".card .answer-line").all_text_contents()
     assert (first, second) == ("←⤳↓", "constructor")
     card = page.locator(".card").nth(1)
-    assert "ended" in card.get_attribute("class")  # a turn before
+    assert "ended" in card.get_attribute("class")  # its game ended a turn earlier
     card.click()
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
 
@@ -323,7 +323,7 @@ def test_filters_leave_what_fits(page):
     page.select_option("#outcome", "lost")
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     page.select_option("#outcome", "")
-    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]  # what passes stays
+    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]  # the row still fits
     page.select_option("#iteration", "")
     page.select_option("#environment", ROOM)
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
@@ -336,7 +336,7 @@ def test_filters_leave_what_fits(page):
     }
     page.select_option("#replies", "a slip")
     assert rows_of(page) == [LAKE_GROUP]
-    assert page.locator(".turns .selected").text_content().startswith("turn 2")  # which slipped
+    assert page.locator(".turns .selected").text_content().startswith("turn 2")  # with the slip
     page.select_option("#replies", "")
     page.select_option("#training", "dropped by the filter")
     assert rows_of(page) == ["iteration 3, group 0"]
@@ -345,9 +345,9 @@ def test_filters_leave_what_fits(page):
 def test_search_finds_thoughts_and_answers(page):
     page.fill("#search", "go DOWN")
     assert rows_of(page) == [LAKE_GROUP]
-    # The page shows the turn in which the text is, and marks it.
+    # The page shows the turn with this text and marks the text.
     assert texts_of(page, ".turns .selected", ".thought mark") == ["turn 2 1.00⤳", "Go down"]
-    page.fill("#search", "dragon")  # of the thought; the observation is not searched
+    page.fill("#search", "dragon")  # in the thought; observations are not searched
     assert rows_of(page) == ["prompt 7"]
     page.fill("#search", "constructor")
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
@@ -356,7 +356,7 @@ def test_search_finds_thoughts_and_answers(page):
     assert texts_of(page, "#count") == ["no trajectory fits; change the search or the filters"]
     page.fill("#search", "")
     assert len(rows_of(page)) == 4
-    page.keyboard.press("ArrowRight")  # moves the cursor, not the turn
+    page.keyboard.press("ArrowRight")  # moves the cursor and does not change the turn
     assert page.locator(".turns .selected").text_content().startswith("turn 1")
 
 
@@ -427,7 +427,7 @@ def test_links_by_hand(page):
 
 
 def click_iteration(page, step):
-    """Clicks a little beside an iteration. Returns: what the pointer says before the click."""
+    """Click 3 pixels right of an iteration on the curve. Returns: the tooltip before the click."""
     x = page.evaluate(f"layOutStrip(element('curve').value).x({step})")
     box = page.locator("#strip svg").bounding_box()
     page.mouse.move(box["x"] + x + 3, box["y"] + 40)
@@ -444,9 +444,9 @@ def test_a_click_on_the_curve_opens_its_trajectories(page):
     assert page.input_value("#iteration") == "iteration 3"
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
     page.select_option("#outcome", "out of turns")
-    click_iteration(page, 1)  # the filter on the outcome does not fit, so it is reset
+    click_iteration(page, 1)  # nothing passes the filter on the outcome, so it is reset
     assert rows_of(page) == [LAKE_GROUP] * 2
-    click_iteration(page, 4)  # not recorded: the nearest is opened
+    click_iteration(page, 4)  # iteration 4 is not recorded, so the nearest opens
     assert page.input_value("#iteration") == "iteration 3"
     place = place_of(page, "only-iteration=iteration+3")
     assert place["only-iteration"] == "iteration 3"
@@ -460,7 +460,7 @@ def test_the_curve_has_its_points(page):
     points = page.locator("#strip polyline.faint").get_attribute("points").split()
     assert [float(point.split(",")[0]) for point in points] == pytest.approx(ends)
     heights = [float(point.split(",")[1]) for point in points]
-    # 0 % is at 98 pixels and 100 % at 12, see STRIP
+    # 0 % is at 98 pixels and 100 % at 12, see STRIP in the page's script
     assert heights == pytest.approx([98 - 86 * rate for rate in (0.2, 0.4, 0.6, 0.8)])
     page.select_option("#curve", "entropy")
     assert page.locator("#strip polyline.faint").count() == 0

@@ -129,11 +129,11 @@ def assert_close(rows, expected):
 
 @pytest.fixture(scope="module")
 def one_process(trained_folder, tmp_path_factory):
-    """The rows of three iterations in one process, and the arguments of train.py but --out_dir."""
+    """Three iterations in one process: rows, arguments of train.py but --out_dir, and scores.md."""
     folder = tmp_path_factory.mktemp("one")
     changes = dict(model=str(trained_folder), num_iterations=3, num_groups=4)
     arguments = ["train.py", small_settings(folder / "small.py", **changes)]
-    train.main([*arguments[1:], f"--out_dir={folder}/out"])  # the tests run as one process
+    train.main([*arguments[1:], f"--out_dir={folder}/out"])  # in this process
     return rows_of(folder / "out"), arguments, (folder / "out" / "scores.md").read_text()
 
 
@@ -143,7 +143,7 @@ def test_two_ranks_train_like_one_and_one_continues(one_process, trained_folder,
     done = launch([*launched, "--num_iterations=2"], trained_folder)
     assert done.returncode == 0, done.stdout
     assert_close(rows_of(tmp_path / "out"), rows[:2])
-    assert done.stdout.count("/2 reward") == 2  # one rank reports
+    assert done.stdout.count("/2 reward") == 2  # only rank 0 prints
     train.main(launched[1:])
     assert "from iteration 2" in capsys.readouterr().out
     assert_close(rows_of(tmp_path / "out"), rows)
@@ -151,7 +151,7 @@ def test_two_ranks_train_like_one_and_one_continues(one_process, trained_folder,
 
 
 def test_two_nodes_train_like_one_process(one_process, trained_folder, tmp_path):
-    """Two agents on this machine meet as two nodes: a mesh of (replicate, shard)."""
+    """Two torchrun agents on this machine act as two nodes. The mesh is (replicate, shard)."""
     rows, arguments, _ = one_process
     command = [*TORCHRUN, *NODES, *arguments, f"--out_dir={tmp_path}/out"]
     nodes = [start_node(command, trained_folder) for _ in range(2)]
@@ -163,7 +163,7 @@ def test_two_nodes_train_like_one_process(one_process, trained_folder, tmp_path)
 
 
 def start_node(command, start):
-    """A torchrun command that goes on in the background; its output and errors are one text."""
+    """Start a torchrun command in the background, with output and errors in one text."""
     return subprocess.Popen(
         command,
         env=environment(start),
@@ -197,8 +197,8 @@ def test_the_flagship_on_two_ranks_with_vllm(trained_folder):
 
 
 def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
-    """2, 1 and 2 ranks on recorded trajectories: losses within 1e-5 of one rank's, and the same
-    instances."""
+    """A run on 2, 1 and 2 ranks trains on recorded trajectories. Its losses are within 1e-5 of
+    those of one rank, and its instances are the same."""
     arguments = ["tests/resize.py", str(trained_folder), str(tmp_path)]
     done = run_alone(arguments, trained_folder)
     assert done.returncode == 0 and "losses differ by " in done.stdout, done.stderr[-3000:]
@@ -207,7 +207,7 @@ def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
 # ---------- the Qwen2.5 path
 
 
-# with a default system prompt, which must not leak in
+# Like Qwen2.5's template, this one adds a default system prompt. Prompts must not contain it.
 QWEN_TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}"
     "<|im_start|>system\nYou are Qwen.<|im_end|>\n"
@@ -237,8 +237,8 @@ def qwen_tokenizer():
 
 
 def save_qwen(path):
-    """Like Qwen2.5-0.5B-Instruct but small, with sampling defaults that must not leak in. It has
-    seen the format of replies for a moment."""
+    """Save a small Qwen2.5 with sampling defaults that must have no effect. A short SFT teaches it
+    the format of replies."""
     tokenizer = qwen_tokenizer()
     torch.manual_seed(0)
     shape = Qwen2Config(
@@ -283,7 +283,7 @@ def save_qwen(path):
 
 @needs_vllm
 def test_the_qwen_path(tmp_path):
-    """torchrun train.py config/frozenlake_ppo.py, with other sizes and device only."""
+    """torchrun train.py config/frozenlake_ppo.py, with smaller sizes and on a CPU."""
     save_qwen(tmp_path / "qwen")
     changes = dict(
         model=tmp_path / "qwen",
@@ -307,7 +307,7 @@ def test_the_qwen_path(tmp_path):
     for row in rows:
         # sampled from softmax(logits / T) of the trainer's model: no top_k, no repetition penalty
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
-        assert row["valid_frac"] > 0.3  # tags of several tokens are read
+        assert row["valid_frac"] > 0.3  # replies are parsed though a tag has several tokens
     played = (tmp_path / "out" / "trajectories.jsonl").read_text()
     assert "You are Qwen" not in played and "<think>" in played
     lines = (tmp_path / "out" / "eval_final.jsonl").read_text().splitlines()
@@ -342,7 +342,7 @@ def kill_rank_1(node):
 
 
 def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
-    """torchrun starts all ranks again once, and they go on; then it gives up."""
+    """torchrun restarts all ranks once, and they continue. After the second kill it gives up."""
     changes = dict(num_iterations=10_000, eval_every=0, save_every=1)
     settings = small_settings(tmp_path / "small.py", model=str(trained_folder), **changes)
     launcher = [*TORCHRUN, *TWO_RANKS, "--max-restarts=1"]
@@ -357,7 +357,7 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
             kills += 1
             if kills == 2:
                 break
-    rest = node.stdout.read()  # not communicate, which would leave out what the loop has read ahead
+    rest = node.stdout.read()  # communicate would miss what the loop has read ahead
     node.wait(timeout=60)
     assert node.returncode != 0
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest

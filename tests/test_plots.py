@@ -34,7 +34,7 @@ LIMITS = {"max_turns": 2, "actions_per_turn": 5, "actions_per_traj": 10}
 
 
 def solved(rate):
-    """The first of four prompts are solved."""
+    """The successes on four prompts, of which the first are solved."""
     return [int(i < 4 * rate) for i in range(4)]
 
 
@@ -74,9 +74,9 @@ def draw(metric, rows):
 
 def test_a_curve_is_the_mean_of_its_seeds():
     axes = draw("reward", ROWS)
-    # five epochs an iteration; the mark lies on the mean
+    # x counts epochs, five an iteration; the mark of the warning lies on the mean
     assert lines_of(axes) == [([5, 10], [2.0, 4.0]), ([5], [2.0])]
-    assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))  # smallest and largest seed
+    assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))  # lowest and highest seed
     axes = draw("eval_success", ROWS)
     assert lines_of(axes)[0] == ([0, 10], [25, 75])
     axes = draw("eval_success", ROWS[1:])
@@ -102,9 +102,9 @@ def test_the_band_is_open_where_a_seed_has_no_evaluation():
 
 
 def test_players_are_labelled_lines():
-    """Their successes are those of SUCCESSES: three and none of four prompts.
+    """SUCCESSES has three of four prompts for the optimal player and none for the random one.
 
-    Greedy has ten turns and the policy two."""
+    The greedy player is left out: it has ten turns, and the policy two."""
     axes = Canvas().subplots()
     labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
     assert [height[0] for _, height in lines_of(axes)] == [75, 0]
@@ -161,7 +161,7 @@ def test_all_pictures_are_drawn(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The axes of the next picture."""
+    """The axes of the pictures that a test draws."""
     axes = []
     original = Canvas.subplots
 
@@ -195,12 +195,13 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     view_curves.draw_curves(runs, path)
     assert Image.open(path).size == (1440, 960)
     (axes,) = drawn
-    curves = lines_of(axes)[:5]  # the rest connects labels
+    curves = lines_of(axes)[:5]  # the other lines connect labels
     assert curves[3] == ([2], [pytest.approx(50)])
     assert curves[4] == ([2], [80])
     assert [heights for _, heights in curves[:3]] == [[pytest.approx(h)] for h in (40, 50, 60)]
     assert texts_of(axes) == ["a4 50 (3 seeds)", "b 80 (1 seed)"]
-    # Three seeds solve 4, 5 and 6 of ten prompts, at most the same ones. One seed solves 8.
+    # Three seeds solve 4, 5 and 6 of ten prompts. The interval assumes that they solve the same
+    # ones as far as possible. The seed of b solves 8.
     intervals = []
     for band in axes.collections:
         heights = band.get_paths()[0].vertices[:, 1]
@@ -227,7 +228,7 @@ def test_long_names_are_in_a_legend_below(tmp_path, drawn):
 def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     games = {"start": [0] * 10, "after RL": [1] * 10, "optimal, 5 a turn": [1, 0] * 5}
     scores = {"frozenlake": games, "bandit": games}
-    run = write_run(tmp_path / "_a$x$", [0.5, 1.0], scores)  # neither mathematics nor hidden
+    run = write_run(tmp_path / "_a$x$", [0.5, 1.0], scores)  # $ is no formula, _ hides no label
     view_curves.draw_curves([run], tmp_path / "curves.png")
     (axes,) = drawn
     assert lines_of(axes)[0][1] == [50, 50]
@@ -238,7 +239,7 @@ def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     (legend,) = axes.figure.legends
     entries = [text.get_text() for text in legend.get_texts()]
     assert entries == [" 95 % interval", " player under the same limits"]
-    (band,) = axes.collections  # at the ends it is the interval of 0 and of 10 prompts of 10
+    (band,) = axes.collections  # its ends are the intervals of 0 and of 10 solved prompts of 10
     heights = 100 * np.array([rate_interval(np.array([[win] * 10])) for win in (0, 1)])
     corners = band.get_paths()[0].vertices
     for iteration, ends in ((0, heights[0]), (4, heights[1])):

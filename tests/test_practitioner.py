@@ -8,34 +8,34 @@ here if this code has the same defect.
         rollout: test_engine_logprobs_equal_a_plain_forward
         update: test_recomputed_log_probs_are_the_trainers
         practitioner: test_a_response_depends_on_all_of_its_prompt
-    trained on text that was encoded again, without the line break after a reply
+    training on text that was encoded again, without the line break after a reply
         rollout: test_trained_ids_are_the_sampled_ids
         rollout: test_prompts_by_hand
     a game that is over counts as won
         turns: test_hole_ends_in_failure
         practitioner: test_a_lost_game_is_worth_less_than_a_won_one
         textworld: test_a_lost_game_is_no_success
-    a late game with 9 of 10 milestones pays 9, a won one 1
+    a game that runs out of turns with 9 of 10 milestones pays 9, and a won one pays 1
         dialogue: test_every_win_pays_one_and_every_loss_less
         worlds: test_a_win_is_worth_more_than_any_loss
         practitioner: test_a_lost_game_is_worth_less_than_a_won_one
     GRPO and RLOO with groups of one
         practitioner: test_every_recipe_of_groups_has_groups
         starpo: test_equal_rewards_and_groups_of_one_teach_nothing
-    the export of demonstrations fails, and would hold the first turn alone
+    the export of demonstrations fails; if it worked, it would hold only the first turn
         practitioner: test_a_demonstration_holds_every_turn
         worlds: test_players_and_demonstrations
-    the header of a reply is trained, and messages are templated one by one
+    the loss includes the header of a reply, and each message gets the chat template alone
         rollout: test_prompts_equal_the_chat_template
         rollout: test_trained_ids_are_the_sampled_ids
-    an episode that is cut off has no place for a reward
+    an episode that is cut off has no token for its reward
         practitioner: test_every_episode_has_a_place_for_its_reward
         rollout: test_context_limit_ends_a_trajectory
-    the planner as expert is silently another one
+    the expert "planner" is silently the handcoded expert
         alfworld: test_the_expert_wins_alfworld
     training and evaluation share seeds
         worlds: test_splits_are_disjoint
-    a harmless patch earns the tests that pass anyway
+    a patch without effect is paid for the tests that pass anyway
         repair: test_repair_leaves_out_what_the_unpatched_code_passes
         sandbox: test_the_ratio_leaves_out_what_the_unpatched_code_passes
     stale bytecode: the tests see the code before the patch
@@ -125,7 +125,7 @@ class Dinner(Env):
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced"])
 def test_a_lost_game_is_worth_less_than_a_won_one(density):
     """A win pays 1. Nine of ten milestones pay at most 0.9 if the food is then eaten or the turns
-    end (upstream: 1 and 9)."""
+    end. In meow-tea-taro a win pays 1 and the nine milestones 9."""
     totals = {}
     for end in ("cook", "eat", "wait"):
         env = Dinner(max_actions=10)
@@ -172,8 +172,8 @@ def test_a_demonstration_holds_every_turn(name, chat):
 
 @pytest.mark.parametrize("limit", [300, 640])
 def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
-    """Wherever the context ends an episode, each of its tokens has the score less the mean score of
-    the rest of the group (RLOO)."""
+    """Wherever the context ends an episode, the advantage of each token is the score minus the mean
+    score of the rest of the group (RLOO)."""
     rloo = dict(estimator="rloo", format_penalty=-0.25, batch_size=8, filter_keep=1)
     config = small_config(max_context_tokens=limit, **rloo)
     starts = [((4, group), member) for group in range(2) for member in range(4)]

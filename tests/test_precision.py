@@ -13,7 +13,7 @@ TYPES = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_of_16_bit_factors_are_not_rounded_to_16_bits(dtype):
-    """1 + 2^-11 lies between two numbers of both types."""
+    """In both types 1 + 2^-11 lies between two neighbouring numbers."""
     a = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     b = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=dtype)
     assert product_in_float32(a, b).tolist() == [[1.0, 1.0 + 2.0**-11]]
@@ -29,7 +29,7 @@ def test_a_product_of_float32_is_the_usual_one():
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_quarter_of_a_step_moves_a_quarter_of_the_numbers(dtype, sign):
-    step = torch.finfo(dtype).eps  # between 1 and 2
+    step = torch.finfo(dtype).eps  # the distance of neighbouring numbers between 1 and 2
     values = torch.full((100_000,), sign * (1 + step / 4))
     rounded = round_at_random(values, dtype, 3).float()
     assert rounded.unique().tolist() == sorted([sign, sign * (1 + step)])

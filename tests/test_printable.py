@@ -1,4 +1,4 @@
-"""Text of models, servers and environments on the terminal.
+"""Tests of text from models, servers and environments that is printed on the terminal.
 
 Run with:  python -m pytest -q tests/test_printable.py
 """
@@ -98,7 +98,7 @@ run_main(main)
 
 
 def test_a_closed_output_is_one_line():
-    """As in COMMAND | head: here, nobody reads the pipe."""
+    """As with COMMAND | head, the reader of the pipe has ended."""
     script = "from configurator import run_main\nrun_main(lambda argv: print('x', flush=True))"
     reader, writer = os.pipe()
     os.close(reader)

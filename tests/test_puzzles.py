@@ -1,5 +1,5 @@
 """
-Tests of worlds/rubik.py and worlds/sudoku.py: against geometry, known counts and boards by hand.
+Tests of worlds/rubik.py and worlds/sudoku.py by geometry, known counts and hand-made boards.
 
     python -m pytest -q tests/test_puzzles.py
 """
@@ -76,7 +76,7 @@ def test_solutions_are_shortest():
             for action in rng.choice(rubik.Rubik.actions, count).tolist():
                 cube = rubik.turn(cube, action)
             path = rubik.shortest_solution(cube)
-            assert len(path) <= count and len(path) % 2 == count % 2  # each turn is odd
+            assert len(path) <= count and len(path) % 2 == count % 2  # a turn is an odd permutation
             for number, action in enumerate(path):
                 assert len(rubik.shortest_solution(cube)) == len(path) - number
                 cube = rubik.turn(cube, action)
@@ -137,7 +137,7 @@ def opened(text, **options):
 
 
 def is_full_board(cells):
-    """By the rules: rows, columns and corners have four different digits."""
+    """By the rules: rows, columns and 2x2 blocks have four different digits."""
     grid = np.array(cells).reshape(4, 4)
     units = [*grid, *grid.T]
     units += [grid[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2)]
@@ -174,7 +174,8 @@ def test_puzzles_have_one_solution(empty):
 def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
-    # 1 3: row 1 has 1, 2, 4. 2 3: column 3 has 4 and 2, row 2 has 3, so 1. 2 4 has 2. 3 2 has 1.
+    # Cell 1 3 is 3: row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and row 2 has 3.
+    # Cell 2 4 is 2, and cell 3 2 is 1.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")
@@ -183,7 +184,7 @@ def test_sudoku_by_hand():
     assert env.plan(1, 9) == ["3 2 1"]  # mistakes are corrected first
     assert not env.step("3 2 2").effective
     for action in ("1 1 2", "5 1 1", "1 3 5", "1 3", "133", "1 3 3 1", "a b c"):
-        assert not env.step(action).valid  # 1 1 was given
+        assert not env.step(action).valid  # cell 1 1 was given
     for action in ("3 2 1", "1 3 3", "2 3 1"):
         assert not env.step(action).terminated
     last = env.step("2 4 2")

@@ -1,4 +1,4 @@
-"""Tests of quotes: paths whose signs would separate environments, options or models.
+"""Tests of quotes around paths with signs that separate environments, options or models.
 
 Run with:  python -m pytest -q tests/test_quotes.py
 """
@@ -55,7 +55,7 @@ def test_doctests(module):
 
 @pytest.fixture(params=FOLDERS)
 def own(request, tmp_path):
-    """A file of code in a folder whose name has signs of mixtures."""
+    """An environment file in a folder whose name has signs of the mixture syntax."""
     folder = tmp_path / request.param
     folder.mkdir()
     (folder / "my_env.py").write_text(OWN)

@@ -1,4 +1,4 @@
-"""README and docs keep their promises: commands parse, short ones run, files and functions exist.
+"""Tests of README, docs and studies: commands parse, short ones run, files and functions exist.
 
 Run with:  python -m pytest -q tests/test_readme.py
 """
@@ -32,7 +32,7 @@ PATHS = [
 PAGES = {path: path.read_text(encoding="utf-8") for path in PATHS}
 STARTS = ("python", "torchrun", "make", "pip", "tensorboard")
 COSTS = re.compile(r"GPU|CPU-s|CPU-min|seconds|minute|hour|server|Slurm")
-# What makes a command of each script short. Commands of other scripts are not run.
+# Script -> arguments that shorten its commands. Commands of other scripts are not run.
 SHORT = {
     "train": "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 "
     "--eval_size=2",
@@ -45,9 +45,9 @@ SHORT = {
     "studies.reproduce": "--dry_run=True",
     "studies.base_model.corpus": "--packs=4",
 }
-# Of train, eval and tools.sft: what a laptop can do.
+# A command of train, eval or tools.sft is run only if an argument matches this.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
-OPTIONAL = {  # start of an argument -> package of make test-extras or make test-hubs
+OPTIONAL = {  # start of an argument -> package it needs (make test-extras or test-hubs)
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",
     "--env=rg:": "reasoning_gym",
@@ -94,7 +94,7 @@ def command_words(text):
 
 
 def read_torchrun(arguments):
-    """What torchrun's own parser reads; None for an option that the installed torch lacks.
+    """What torchrun's own parser reads; None if the installed torch does not know an option.
 
     This file is collected with every version of torch, so an unknown option must not end pytest."""
     try:
@@ -195,7 +195,7 @@ def test_there_are_commands():
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """An empty folder with the files that commands name. Commands find what earlier ones wrote."""
+    """A folder with only the files that commands name. Commands find what earlier ones wrote."""
     folder = tmp_path_factory.mktemp("desk")
     for name in ("config", "docs", "examples", "worlds"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
@@ -263,7 +263,7 @@ def test_readme_is_short():
 
 
 def test_every_setting_is_read():
-    """A setting that neither another file nor a public method of the settings reads is dead."""
+    """Another file or a public method of the settings must read each setting."""
     paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
     own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)
@@ -293,7 +293,7 @@ WRITES = re.compile(r"--(?:json|jsonl|export|out_dir)=(\w[^\s`\]]+)")
 
 
 def test_commands_write_under_out():
-    """What a reader copies leaves nothing beside the code."""
+    """Commands that a reader copies write no files beside the code."""
     texts = [*PAGES.values(), *(path.read_text(encoding="utf-8") for path in ROOT.glob("*.py"))]
     texts += [path.read_text(encoding="utf-8") for path in ROOT.glob("tools/*.py")]
     paths = [path for text in texts for path in WRITES.findall(text)]

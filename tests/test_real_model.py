@@ -42,7 +42,8 @@ SMALL = (
 )
 ONE_ITERATION = ("--num_iterations=1", "--save_every=0")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.2}  # engine in float32, mean over tokens, nats
+# dtype of the trainer -> nats, mean over tokens; the engine is in float32
+MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def desk(tmp_path_factory):
 
 
 def start(arguments):
-    """Start Python in the checkout; its output and errors are one text."""
+    """Start Python in the current folder, with output and errors in one text."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
@@ -78,13 +79,13 @@ def arguments_of(out_dir, *more, overlays=()):
 
 @pytest.fixture(scope="module")
 def whole(desk):
-    """The folder of a run of two iterations that nobody disturbed."""
+    """The folder of a run of two iterations without interruption."""
     finish(start(arguments_of(desk / "whole")))
     return desk / "whole"
 
 
 def test_every_weight_is_that_of_the_wheel():
-    """The sum was taken after `check_weights`; it does not depend on the order in the file."""
+    """WEIGHTS_SHA256 was computed after `check_weights`. The order in the file does not matter."""
     digest = hashlib.sha256()
     num_parameters = 0
     with safe_open(FOLDER / "model.safetensors", framework="np") as weights:
@@ -131,7 +132,7 @@ def test_a_run_trains_and_its_engine_agrees(whole):
 def test_a_killed_run_continues_bit_by_bit(whole, desk):
     cut = desk / "cut"
     process = start(arguments_of(cut))
-    while not (cut / "checkpoint-000001").is_dir():  # it gets its name when it is complete
+    while not (cut / "checkpoint-000001").is_dir():  # this is its name once it is complete
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -150,7 +151,7 @@ def test_eval_scores_the_policy_as_the_run_did(whole, desk):
     for game, expected in zip(
         read_lines(desk / "games.jsonl"), read_lines(whole / "eval_final.jsonl"), strict=True
     ):
-        del game["policy"], expected["policy"]  # the name of the row
+        del game["policy"], expected["policy"]  # the row's name differs
         assert game == expected
 
 

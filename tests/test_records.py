@@ -55,7 +55,7 @@ def test_what_the_filter_did_is_noted_in_each_member():
         ({}, 0, [1, 2, 4, 5, 6, 8, 10]),  # the first, every second, and 5, which was evaluated
         ({"sample_every": 4}, 0, [1, 4, 5, 8]),
         ({"sample_every": 0}, 0, []),
-        # Iteration i may begin with i/10 of 64 MB in the file.
+        # Iteration i of 10 is recorded if the file has at most i/10 of 64 MB.
         ({"sample_every": 1}, 32_000_000, [5, 6, 7, 8, 9, 10]),
         ({"sample_every": 1}, 64_000_001, []),
     ],
@@ -126,7 +126,7 @@ def test_a_failure_is_told_by_what_ended_it():
     assert why_ended("failure", {"out_of_actions": True}) == "its last action was used"
     assert why_ended("failure", {"out_of_actions": False}) == "the game was lost"
     old = "the game ended, or its last action was used, without a success"
-    assert why_ended("failure", {}) == old  # old records do not tell
+    assert why_ended("failure", {}) == old  # old records do not hold the cause
     hole = {"out_of_actions": False, "why_lost": "fell into a hole at (2,3)\x1b"}
     assert why_ended("failure", hole) == r"fell into a hole at (2,3)\x1b"
     assert why_ended("success", hole) == ""

@@ -60,7 +60,7 @@ def whole(trained_folder, tmp_path_factory):
 
 
 def copied(whole, tmp_path):
-    """A copy of a run that was ended before its report."""
+    """A copy of a run, as if it had ended before its report."""
     out_dir = tmp_path / "out"
     shutil.copytree(whole[0], out_dir)
     (out_dir / "scores.md").unlink()
@@ -155,7 +155,7 @@ def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full(saver, state, counts, log_sizes):
-        if counts["step"] == 2:  # from now on no file may be larger
+        if counts["step"] == 2:  # from now on no file may exceed this size
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
         write(saver, state, counts, log_sizes)
 
@@ -295,7 +295,7 @@ def test_a_failing_environment_ends_its_trajectory_only(
     failed = found[2]
     assert failed.status == "error" and failed.score == 0 and len(failed.turns) == 1
     assert failed.turns[-1].record.error == sentence
-    # A game that cannot start asks the engine for no reply.
+    # If a game cannot start, the engine samples no reply.
     assert failed.response_mask.count(True) == (0 if method == "reset" else len(reply))
     for i in (0, 1, 3):
         assert found[i].ids == expected[i].ids
@@ -330,7 +330,7 @@ def test_a_thread_does_not_stop_the_clock_of_the_main_one():
 def test_groups_with_errors_are_left_out_of_the_update(
     trained_folder, tmp_path, monkeypatch, capsys
 ):
-    wrong = 2 + 6 + 5  # two checks, the evaluation of the start, one of group 1
+    wrong = 2 + 6 + 5  # after two checks and six games of the evaluation, a member of group 1
     episodes = []
     filtered = []
     kept_fractions = []
@@ -357,8 +357,8 @@ def test_groups_with_errors_are_left_out_of_the_update(
     monkeypatch.setattr(train, "select_groups", spy_on_filter)
     monkeypatch.setattr(train, "build_experience", spy_on_advantages)
     (row,) = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
-    assert kept_fractions == [4 / 12]  # of the groups that the filter saw
-    # half of three groups, rounded down
+    assert kept_fractions == [4 / 12]  # 1 of the 3 groups that the filter saw
+    # the filter keeps half of three groups, rounded down
     assert row["error_frac"] == 1 / 16 and row["kept_trajectories"] == 4
     assert len(filtered) == 12 and all(played.status != "error" for played in filtered)
     assert {played.seed for played in filtered} == {(0, 31, 0, group) for group in (0, 2, 3)}
@@ -415,7 +415,7 @@ def test_an_engine_that_dies_is_one_sentence(error, said):
     def step():
         raise error
 
-    engine = VLLMEngine.__new__(VLLMEngine)  # vLLM itself is not needed to fail
+    engine = VLLMEngine.__new__(VLLMEngine)  # this needs no installed vLLM
     engine.num_steps = 0
     engine.engine = SimpleNamespace(step=step)
     with pytest.raises(UserError) as raised:
@@ -429,7 +429,7 @@ def test_an_engine_that_dies_is_one_sentence(error, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", [fuzz.grammar, fuzz.damaged])
 def test_hostile_replies_forge_nothing(chat, maker):
-    """A part of the replies of `python tests/fuzz.py`."""
+    """Some of the replies that `python tests/fuzz.py` tries."""
     assert maker(chat, 500) >= 500
 
 
@@ -446,7 +446,7 @@ def test_hostile_replies_forge_nothing(chat, maker):
     ],
 )
 def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):
-    """kill -9 at moments of rollout, update, evaluation, log, write and rename, drawn by a seed."""
+    """kill -9 at moments that a seed draws: in rollout, update, evaluation, log, write, rename."""
     settings = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "tests/soak.py", *arguments]
     done = subprocess.run(command, env=os.environ | settings, text=True, capture_output=True)

@@ -1,5 +1,6 @@
 """
-Tests of Repair by hand, and of its interpreter against Python and with hostile code.
+Tests of Repair with hand-made games, and of its interpreter: compared with Python, and with
+hostile code.
 
     python -m pytest -q tests/test_repair.py
 """
@@ -51,7 +52,7 @@ def test_repair_by_hand():
 def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
     deciding = FAULTY_TESTS[repair.NUM_VISIBLE :]
     num_unpatched = sum(right == sum(x >= 3 for x in xs) for xs, right in deciding)
-    assert num_unpatched > 0  # so a ratio of all tests would pay
+    assert num_unpatched > 0  # so a ratio over all tests would pay
     assert opened(FAULTY, reward=reward).step("submit").reward == 0
 
     last = play(opened(FAULTY, reward=reward), ["edit 6: return 1000", "submit"])[-1]

@@ -73,7 +73,7 @@ def test_a_game_that_takes_too_long_cannot_be_compared(tmp_path):
     )
     with pytest.raises(UserError, match=message):
         replay.main([*lake, f"--record={lines}"])
-    # The same the other way round: the record has the error.
+    # Now the record has the error, and the new game has none.
     (tmp_path / "tired").unlink()
     (record,) = read_lines(lines)
     record["turns"][-1]["error"] = "no answer within 9 s"
@@ -103,7 +103,7 @@ def test_a_record_without_the_newer_facts_is_repeated(tmp_path):
 
 @pytest.fixture
 def record(two_runs, tmp_path, capsys):
-    """The record of two games of the policy of run a."""
+    """A record of two games that run a's policy played."""
     lines = tmp_path / "one.jsonl"
     evaluation.main([str(two_runs / "a"), "--eval_size=2", f"--jsonl={lines}"])
     capsys.readouterr()
@@ -164,8 +164,7 @@ def test_a_file_without_trajectories_is_refused(record, change, sentence):
 
 
 def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
-    """Names of environments may be files, which are code. Only files that the user names are
-    run."""
+    """The name of an environment may be a file of code. Only files that the user names are run."""
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     env = f"{tmp_path}/evil.py:X"
     lines = tmp_path / "lines.jsonl"
@@ -180,7 +179,7 @@ def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
     message = r"which can run programs or read files; if you trust it, add --env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):
         evaluation.main([str(run)])
-    # With eval_env, another env changes nothing.
+    # If eval_env is set, --env does not change what is played.
     save_config(small_config(eval_env=env), {}, run)
     message = r"which can run programs or read files; if you trust it, add --eval_env=.*evil.py:X"
     with pytest.raises(ValueError, match=message):

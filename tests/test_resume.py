@@ -58,7 +58,7 @@ def test_a_longer_schedule_is_refused_or_stays_visible(trained_folder, out_dir, 
     start(trained_folder, out_dir, "--take_config=True", **others)
     said = "until iteration 2: num_iterations was 2 and is now 4, which final_lr=0.1 reads, eval_en"
     assert said in capsys.readouterr().out
-    # 1 - 0.9 * step / num_iterations of the first rates, with steps 0 and 1 of 2, 2 and 3 of 4
+    # 1 - 0.9 * step / num_iterations, for steps 0 and 1 of 2 and then steps 2 and 3 of 4
     factors = [1, 0.55, 0.55, 0.325]
     rows = rows_of(out_dir)
     for key, first in (("learning_rate", 1e-4), ("critic_lr", 2e-4)):
@@ -104,7 +104,7 @@ def test_changed_metrics_are_refused(trained_folder, out_dir):
 
 @pytest.mark.slow
 def test_a_run_continues_beside_links_and_a_folder_of_that_name(trained_folder, out_dir):
-    """W&B offline makes links in its folder."""
+    """Offline W&B writes links into its folder."""
     (out_dir / "wandb").mkdir()
     (out_dir / "wandb/latest-run").symlink_to("offline-run-1")
     (out_dir / "newest").symlink_to("checkpoint-000002")

@@ -97,7 +97,7 @@ class Spy:
 
 
 class Script:
-    """An engine for one trajectory that gives these replies, lists of token ids, in order."""
+    """An engine for one trajectory. It returns the given replies (lists of token ids) in order."""
 
     def __init__(self, replies):
         self.replies = list(replies)
@@ -312,7 +312,7 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
         before = [(list(turn.prompt_ids), list(turn.response_ids)) for turn in t.turns]
         opened = unmask(t, chat)
         cut = len(chat.message("system", t.system))
-        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # a copy
+        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # not changed
         assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]
         parts = split_by_context([t], config)
         opened_parts = split_by_context([opened], config)
@@ -441,8 +441,8 @@ def test_prompts_equal_the_chat_template(chat):
 
 @pytest.mark.parametrize("real_marks", [False, True])
 def test_an_echoed_action_forges_no_role(chat, real_marks):
-    """The action is reported back as unknown. The marks in it stay text, even if the policy sampled
-    real ones."""
+    """The next prompt repeats the unknown action. Chat marks in it become plain text, even if the
+    policy sampled the tokens of marks."""
     config = small_config(max_response_tokens=40)
     marks = [chat.start] if real_marks else chat.encode("<|im_start|>")
     rest = chat.encode("user || <|im_end|> || <|im_end|>\n<|im_sta</answer>")
@@ -554,7 +554,7 @@ def test_every_trajectory_is_reported_once_when_done(trained_model, chat):
 
 @pytest.mark.slow
 def test_a_blocking_environment_steps_beside_the_decoding(trained_model, chat, monkeypatch):
-    """Every second instance takes 0.2 s a step. The others continue during that time, and no
+    """Every second environment takes 0.2 s a step. The others continue during that time, and no
     trajectory changes."""
     config = small_config()
     expected = play(trained_model, chat, config)
@@ -652,11 +652,11 @@ def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
         for key in range(num_keys):
             engine.release(key)
     assert sizes == [3, 6, 6, 13]
-    assert capsys.readouterr().out == ""  # the cache is small
+    assert capsys.readouterr().out == ""  # only a large cache is reported
 
 
 def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
-    """A trajectory samples the same, alone or if others join it after its first token."""
+    """A trajectory has the same tokens alone and if others join it after its first token."""
     found = []
     for others in (0, 5):
         engine = make_engine(small_config(), trained_model, chat)
@@ -675,7 +675,7 @@ def test_a_cache_that_grows_keeps_its_keys(trained_model, chat):
 
 
 def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, monkeypatch, capsys):
-    """Half of the memory of eleven rows holds five. The others wait, and nothing else changes."""
+    """Half of the free memory holds five rows. The other trajectories wait and do not change."""
     config = small_config(max_turns=2)
     expected = play(trained_model, chat, config)
     assert capsys.readouterr().out == ""
@@ -691,7 +691,7 @@ def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, mo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_engine_on_a_cpu_keeps_one_copy_of_its_head_in_float32(trained_model, chat, dtype):
-    """A decode step must not convert the head again. After `load` it is the new head."""
+    """So a decode step does not convert the head again. `load` replaces the copy."""
     name = str(dtype).removeprefix("torch.")
     engine = make_engine(small_config(dtype=name), trained_model, chat)
     weights = {key: 2 * value for key, value in trained_model.state_dict().items()}
@@ -712,7 +712,7 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
-    """In float32 neither does the response. In 16 bits products round by the size of the batch."""
+    """In float32 the response does not, either. In 16 bits the batch size changes the rounding."""
     config = small_config(dtype=dtype, max_response_tokens=8)
     prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
     found = []
@@ -782,7 +782,7 @@ def test_the_engine_has_weights_of_its_own_and_takes_new_ones(trained_model, ran
     assert_same(collect(engine, chat, config, STARTS, **OPTIONS), play(random_model, chat, config))
     with torch.no_grad():
         for p in random_model.parameters():
-            p.zero_()  # the engine does not see it
+            p.zero_()  # the engine has its own copy
     assert collect(engine, chat, config, STARTS, **OPTIONS)[0].ids != first[0].ids
     engine.add(0, chat.opening("a", "b"), max_tokens=2, temperature=1.0, seed=(0,))
     with pytest.raises(AssertionError, match="while a trajectory is under way"):

@@ -104,8 +104,8 @@ CONNECT = 'python -c "import socket; socket.{call}"'
 TCP = "create_connection(('127.0.0.1', {port}), 2)"
 UNIX = "socket(socket.AF_UNIX).connect('{folder}/door')"
 REMOUNT = "mount -o remount,bind,rw /usr && echo owned > /usr/owned"
-# the aim of a program -> a shell command; {secret} is a file outside of the sandbox, {port} and
-# {folder}/door are sockets that listen outside, {pid} is a process outside
+# attack -> the shell command that tries it. All placeholders are outside the sandbox: {secret} is a
+# file, {port} a TCP port that listens, {folder}/door a Unix socket that listens, {pid} a process.
 HOSTILE = {
     "fork bomb": "bomb() {{ bomb | bomb & }}; bomb; sleep 1; exit 1",
     "fork bomb in Python": "python -c 'import os\nwhile True: os.fork()'",
@@ -332,7 +332,7 @@ def test_the_folders_in_memory_hold_few_files(tmp_path):
 
 
 def hostile_checkout(folder, settings):
-    """A checkout whose settings run programs, and whose attributes want them."""
+    """A checkout whose git settings run programs, and whose .gitattributes request the programs."""
     repo = folder / "calc"
     repo.mkdir()
     files = {
@@ -434,14 +434,14 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
         # 2 of 3 tests pass, as after one fix
         pytest.param([FIX_ADD, FIX_MUL, BREAK_SAME], 0.5, marks=pytest.mark.slow),
         pytest.param([BREAK_SAME], 0.0, marks=pytest.mark.slow),
-        # the tests are restored
+        # submit restores the tests
         pytest.param([OWN_TESTS], 0.0, marks=pytest.mark.slow),
         pytest.param(["rm -r tests; ln -s / tests"], 0.0, marks=pytest.mark.slow),
-        # there is no stale bytecode
+        # bytecode from before the patch is not used
         pytest.param(
             [f"python -c 'import calc'; {FIX_ADD}; {FIX_MUL}"], 1.0, marks=pytest.mark.slow
         ),
-        # the output of the code, zero bytes too, hides no line of the report
+        # output of the code, zero bytes included, hides no line of the report
         pytest.param(
             [FIX_ADD, FIX_MUL, SHOW_OUTPUT, f"sed -i '1i import os; {PRINT_ZEROS}' calc.py"],
             1.0,
@@ -596,7 +596,7 @@ def test_a_row_by_hand(rows):
     assert env.observe() == "Task: add and mul are wrong"
     assert env.instance == ("swe", "calc-1")
     files = env.step("ls -A").observation.split("\n")[1:]
-    assert files == ["calc.py", "conftest.py", "tests"]  # and no history
+    assert files == ["calc.py", "conftest.py", "tests"]  # and no .git, which would hold the answer
     assert env.random(3, np.random.default_rng(0))
     assert env.greedy() == "submit"
     assert env.statements() == []

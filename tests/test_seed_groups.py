@@ -95,7 +95,7 @@ def test_the_seed_of_an_sft_stage_is_left_out():
 
 
 def test_differences_pool_seeds_of_one_method_only(in_folder):
-    """Two prompts: seeds 0 and 1 of PPO win both and one of them, GRPO none, greedy one."""
+    """Of two prompts, PPO's seed 0 wins both and its seed 1 one, GRPO none, and greedy one."""
     names = [save_run("a"), save_run("b", seed=1), save_run("c", estimator="grpo"), "greedy"]
     rows = {}
     for name, wins in zip(names, ["11", "10", "00", "10"], strict=True):

@@ -69,7 +69,7 @@ def continue_run(folder, config, step):
 
 def test_each_stretch_of_settings_is_kept(tmp_path):
     assert continue_run(tmp_path, A, 0) == []  # a new run
-    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # changes no number
+    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # it affects no number
     a = replace(A, num_iterations=9)
     assert continue_run(tmp_path, B, 4) == [(4, a)]
     assert continue_run(tmp_path, B, 6) == [(4, a)]
@@ -107,9 +107,9 @@ def test_changes_are_said():
     "change, last_old",
     [
         ({"clip_high": 0.4}, 0),
-        ({"env": "sokoban"}, 4),  # the same prompts are scored, if eval_env is empty
+        ({"env": "sokoban"}, 4),  # eval_env is empty, so env is scored
         ({"eval_env": "sokoban"}, 4),
-        ({"eval_env": "frozenlake"}, 0),  # env is frozenlake, too
+        ({"eval_env": "frozenlake"}, 0),  # eval_env="" already meant env, frozenlake
         ({"env": "sokoban @9 > frozenlake"}, 0),  # the last stage is scored
         ({"eval_size": 8}, 4),
         ({"eval_split": "heldout"}, 4),

@@ -48,7 +48,7 @@ def test_imitation_lowers_the_loss(small_tokenizer, chat, muon):
     demos = [demonstrations.demonstration(config, chat, i) for i in range(8)]
     policy = model.Policy(tiny_model.build_tiny(0, "2x64")[0])
     before = loss_of(policy, demos)
-    # Random weights are nearly uniform over the vocabulary.
+    # With random weights, the distribution over the vocabulary is nearly uniform.
     assert before == pytest.approx(math.log(768), abs=0.2)
     sft.imitate(policy, lambda _: [demos], config)
     assert loss_of(policy, demos) < before / 2
@@ -71,7 +71,7 @@ def test_muon_is_that_of_torch_but_for_its_precision(decay):
                 weight.grad = gradient.clone()
                 optimizer.step()
         assert (theirs - start).abs().max() > 0.05
-        # Torch computes with 8 bits of mantissa.
+        # Torch's Muon computes in bfloat16, with 8 bits of mantissa.
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.01)
 
 
@@ -126,7 +126,7 @@ def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatc
 
 
 def test_a_log_has_twenty_lines(capsys, monkeypatch):
-    seconds = iter(range(0, 6000, 60))  # each line comes a minute after the one before
+    seconds = iter(range(0, 6000, 60))  # the clock advances a minute with each line
     monkeypatch.setattr(sft.time, "perf_counter", lambda: next(seconds))
     lines = sft.Lines(10, 50)
     for finished in range(11, 51):
@@ -256,7 +256,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
     few = replace(config, sft_demos=3, sft_file="")
     shown = [sorted({t.seed[-1] for t in sft.packs_of(few, chat, step)[0]}) for step in (0, 1)]
     assert shown == [[0, 1], [0, 2]]
-    # The file has two steps, so step 2 begins again.
+    # The file is enough for two steps, so step 2 begins with its first game again.
     assert sft.packs_of(config, chat, 2)[0][0].ids in [t.ids for t in read[:2]]
 
 

@@ -1,4 +1,4 @@
-"""Tests of docs/sharing.md: its lines of transformers run on the folder of a model.
+"""Tests of docs/sharing.md: its code for transformers runs on the folder of a model.
 
 python -m pytest -q tests/test_sharing.py
 """
@@ -16,7 +16,7 @@ GAME = {"system": "Walk to G.", "turns": [{"observation": "P_\n_G"}]}
 
 
 def test_the_lines_of_transformers_play_a_turn(trained_folder, tmp_path, monkeypatch, capsys):
-    """The prompt is that of training, and the reply is a text."""
+    """The prompt equals that of training, and a reply is printed."""
     monkeypatch.chdir(tmp_path)
     run = Path("out/frozenlake_ppo")
     run.mkdir(parents=True)

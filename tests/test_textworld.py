@@ -1,5 +1,5 @@
 """
-Tests of TextWorld against the package itself; skipped if the package is not installed.
+Tests that compare TextWorld with the package itself. Without the package they are skipped.
 
     make test-extras
 """
@@ -53,7 +53,7 @@ def words_of(game, text):
 
 
 def start_z_machine(game, folder):
-    """The game compiled for and played by the z-machine."""
+    """Compile the game for the z-machine and start it there."""
     import textworld
     from textworld.generator import compile_game
 
@@ -149,8 +149,8 @@ def test_the_expert_wins_textworld(spec):
 def test_densities_of_a_simple_game():
     """The same game at three densities, with 1, 3 and 7 payments in 8 commands.
 
-    The chips lie in the refrigerator. Sparse pays the last command alone; balanced the kitchen and
-    the chips as well; dense also drawer, key, unlocked and opened door.
+    The chips lie in the refrigerator. Sparse rewards pay the last command alone. Balanced ones
+    also pay the kitchen and the chips, and dense ones drawer, key, unlocked door and open door.
     """
     for rewards, payments in (("sparse", 1), ("balanced", 3), ("dense", 7)):
         env = opened(f"textworld:game=simple,rewards={rewards}", 1)
@@ -211,7 +211,7 @@ def test_a_cookbook_can_be_read():
 
 @needs_textworld
 def test_players_and_facts_of_textworld_are_possible_and_read_back():
-    """Random commands and the first command of a plan are possible; thoughts repeat all facts."""
+    """Random commands and the first of a plan are possible. A thought may repeat all facts."""
     env = opened("textworld:game=cooking,w=6,q=3", 1)
     rng = np.random.default_rng(0)
     for _ in range(60):

@@ -82,7 +82,7 @@ def test_only_the_asked_key_ends_the_game():
     assert not env.step("put box Tavor").terminated
     wrong = env.step("put edge 44")
     assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
-    wrong = opened(PUT).step("answer 43")  # the task asks to store it
+    wrong = opened(PUT).step("answer 43")  # the task asks to store the number
     assert (wrong.reward, wrong.terminated, wrong.success) == (0.0, True, False)
 
 
@@ -129,7 +129,7 @@ def test_a_search_by_other_words_counts_as_well():
 def test_scores_by_hand():
     index = Index(TOWNS)
     names = [document.name for document in index.search("the SALT of new Tavor, 31", 3)]
-    # new: log(1 + 3), tavor, salt and 31: log(1 + 3/2) each
+    # weights: log(1 + 3) of new; log(1 + 3/2) of tavor, salt and 31
     new, common = math.log(4), math.log(2.5)
     assert new + 3 * common > 2 * common > common
     assert names == ["New Tavor", "Tavor", "Lunen"]
@@ -260,7 +260,7 @@ def test_names_that_share_all_words(tmp_path):
 
 
 def test_names_that_a_search_finds():
-    """`found_by_name` agrees with the search, and the search with one that is written plainly."""
+    """`found_by_name` agrees with the search, and the search agrees with a simple one."""
     rng = np.random.default_rng(0)
     documents = []
     for number in range(200):
@@ -343,11 +343,11 @@ RIVERS = [
 @pytest.mark.parametrize(
     "question, answer, plan",
     [
-        # the title stands in the question; Basel comes first and has the answer, too
+        # a title is in the question; the passage Basel comes first and has the answer, too
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
-        # no title stands in the question, so its words are the query
+        # no title is in the question, so its words are the query
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # neither finds the answer: the last search is for a passage with it
+        # title and words do not find the answer, so the last search is for a passage that has it
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",

@@ -74,7 +74,7 @@ def first_half(trained_folder, tmp_path_factory):
 
 
 def test_rows_of_two_iterations(first_half):
-    """`make check` runs this one; the others of this file are slow."""
+    """`make check` runs this test; the other whole runs of this file are marked slow."""
     out_dir, rows = first_half
     assert [row["step"] for row in rows] == [1, 2]
     assert all(sorted(row) == sorted(KEYS) for row in rows)
@@ -96,8 +96,8 @@ def test_rows_of_a_run(gae_run):
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3
         assert row["entropy"] > 0.01
-    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # the largest so far
-    # At first the critic says 0 everywhere.
+    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # the peak so far
+    # The critic starts with a value of 0 everywhere.
     assert rows[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -105,7 +105,7 @@ def test_rows_of_a_run(gae_run):
 def test_files_of_a_run(gae_run, trained_folder):
     out_dir, _ = gae_run
     names = {path.name for path in out_dir.iterdir()}
-    names.discard("code.diff")  # of a changed tree
+    names.discard("code.diff")  # written if the code has uncommitted changes
     assert names == {
         *("config.json", "metrics.jsonl", "tensorboard", "trajectories.jsonl"),
         *("eval_start.jsonl", "eval_final.jsonl", "scores.md", "scores.json"),
@@ -264,7 +264,7 @@ def save_model(weights, tokenizer, folder):
 @pytest.mark.slow
 def test_a_filter_that_keeps_nothing_skips_the_update(random_model, tokenizer, tmp_path, capsys):
     start = save_model(random_model, tokenizer, tmp_path / "random")
-    # No reply has the form, and a missing form costs nothing: all scores are 0.
+    # No reply has the required form, and the penalty for this is 0. So all scores are 0.
     rows = run(tmp_path / "out", start, format_penalty=0.0, weight_decay=0.1)
     message = (
         "iteration 1: the filter kept no group, because the scores in each group are equal; "
@@ -413,7 +413,7 @@ DRIVERS = [
 
 @pytest.mark.parametrize("line", DRIVERS)
 def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
-    """Else device=auto would start on the CPU, and vLLM for GPUs would fail there."""
+    """Otherwise device=auto would start on the CPU, and vLLM for GPUs would fail there."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(preflight, "DRIVER_FILE", driver)
@@ -556,8 +556,8 @@ def test_a_run_of_bad_steps_stops_and_leaves_the_checkpoint(trained_folder, tmp_
 
 @pytest.mark.slow
 def test_the_policy_learns_which_arm_pays(tmp_path, monkeypatch):
-    """The whole chain on the bandit. The base model pulls either arm, so only reward can tell
-    which is better."""
+    """A whole run on the bandit. The base model pulls both arms, so only the reward can tell which
+    is better."""
     monkeypatch.chdir(tmp_path)
     root = Path(train.__file__).parent
     files = [config_file(name) for name in ("bandit_grpo", "tiny")]

@@ -58,8 +58,8 @@ def test_formatted_responses_are_read_back(think):
 
 def test_check_thought_by_hand():
     facts = ["Next ice hole.", "Goal up."]
-    # begins like a fact: Goal up (true), Next ice hole (true), Next hole hole (false); "I go" is no
-    # claim
+    # three sentences begin like a fact: Goal up (true), Next ice hole (true), Next hole hole
+    # (false); "I go" does not
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
     false = "Goal down. Next hole. Next ice hole. Goal down. Box left."
@@ -71,7 +71,7 @@ def test_check_thought_by_hand():
 def test_the_end_of_a_lost_game_says_why():
     lake = make_env("frozenlake:size=2,success_rate=1")
     episode = Episode(lake, Config())
-    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))  # P_ over OG
+    episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))  # the board: P_ above OG
     outcome = episode.step("<think>a</think><answer>Down</answer>")
     assert outcome.status == "failure" and outcome.record.why_lost == "fell into a hole at (2,1)"
     episode.open(lake.start(("frozenlake", 2, (2,), 0, 3), [0]))
@@ -119,14 +119,14 @@ def test_first_messages():
     assert system == episode.reset(1)[0] == episode.system()
     assert "Actions: Up, Down, Left, Right." in system
     form = re.search(r"Reply (.*) in at most 400 tokens", system).group(1)
-    parsed = parse_response(form)  # the form that is shown is one that the parser accepts
+    parsed = parse_response(form)  # the parser accepts the form that is shown
     assert parsed.well_formed and parsed.thought and len(parsed.actions) == 2
 
 
 def test_unknown_action_is_reported_and_penalised():
     episode = episode_in(ROOM_BOARD)
     outcome = episode.step("<think>a</think><answer>Left || Jump || up</answer>")
-    # two moves, -0.1 each, and the format penalty -0.1; the unknown one costs no action
+    # two moves, -0.1 each, and the format penalty -0.1; the unknown action does not count as one
     assert outcome.reward == pytest.approx(-0.3)
     head = 'Reward -0.3. Unknown action: "Jump".\nTurn 2 of 5, 8 actions left.\n'
     assert outcome.user.startswith(head)
@@ -145,7 +145,7 @@ def test_surplus_actions_are_reported():
     assert outcome.reward == pytest.approx(-0.3) and outcome.record.num_actions == 2
     head = "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
     assert outcome.user.startswith(head)
-    # the budget cuts too: one action is left of three, and the reply has two
+    # the limit of the trajectory acts, too: one action is left of three, and the reply has two
     episode = episode_in(ROOM_BOARD, max_actions=3)
     reply = "<think>a</think><answer>Left || Right</answer>"
     assert episode.step(reply).reward == pytest.approx(-0.2)
@@ -221,7 +221,7 @@ def test_action_budget():
     outcome = episode.step("<think>a</think><answer>Left || Right</answer>")
     assert (outcome.status, outcome.user) == ("failure", "")
     assert outcome.reward == pytest.approx(-0.2)
-    # success with the last action of the budget and of the turns is a success
+    # a win with the last action of the last turn is a success
     episode = episode_in(NEARLY_SOLVED, max_actions=1, max_turns=1)
     assert episode.step("<think>a</think><answer>Left</answer>").status == "success"
 
@@ -287,10 +287,10 @@ FRAGMENTS = (
     "<think>a</think><answer>Left || Up || Up || Right</answer>",
     "<answer>Up || Left || Jump</answer>",
 )
-# ASCII characters of the generated text mean fragments, all others themselves
+# an ASCII character of the generated text stands for a fragment; all others stay
 TO_FRAGMENTS = {code: FRAGMENTS[code % len(FRAGMENTS)] for code in range(128)}
 ANY_TEXT = st.text(max_size=8).map(lambda text: text.translate(TO_FRAGMENTS))
-# the text alone, as the answer in the right form, as the thought in front of a right answer
+# the text alone, as the answer with and without a thought, as the thought before a valid answer
 WRAPS = (
     "{}",
     "<think>a</think><answer>{}</answer>",

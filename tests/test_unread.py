@@ -1,4 +1,4 @@
-"""Commands other than train.py name the given settings that they do not use.
+"""Tests that commands other than train.py name the given settings that they do not use.
 
 Run with:  python -m pytest -q tests/test_unread.py
 """

@@ -93,7 +93,7 @@ def test_neutral_settings_leave_the_targets_of_plain_ppo_and_grpo(trained_folder
             to_go = sum(later.reward for later in trajectory.turns[k:])
             expected += [to_go if estimator == "gae" else relative] * len(turn.response_ids)
     expected = torch.tensor(expected)
-    if estimator == "gae":  # the rewards to come less the value, whitened
+    if estimator == "gae":  # the rewards to come minus the value, whitened
         torch.testing.assert_close(experience.returns, expected, rtol=1e-5, atol=1e-5)
         expected = expected - experience.old_values
         expected = (expected - expected.mean()) / expected.std()
@@ -115,7 +115,7 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
         torch.testing.assert_close(values, values_alone, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logprobs, logprobs_alone, rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
-        # These are the sampler's.
+        # They equal those of the engine.
         torch.testing.assert_close(logprobs, experience.old_logprobs, rtol=1e-4, atol=1e-4)
 
 
@@ -201,7 +201,7 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
         chosen = [numbers[ids] for ids in trajectories_in(batch)]
         assert num_tokens == sum(lengths[i] for i in chosen)
         assert micro_batch.token_weights.tolist() == [1.0] * num_tokens  # token_mean
-        for field in fields(train.Experience):  # the numbers of the trajectories of the pack
+        for field in fields(train.Experience):  # the values of the trajectories in the pack
             value = getattr(micro_batch, field.name)
             expected = [getattr(pieces[i], field.name) for i in chosen]
             if field.name == "token_weights":
@@ -221,7 +221,7 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator):
-    """The gradient of the loss is zero in every hidden state that does not choose a sampled
+    """The gradient of the loss is zero in every hidden state that does not predict a sampled
     token."""
     coefficients = dict(kl_coef=0.1, entropy_coef=0.1)
     learner = make_learner(trained_folder, bias=True, estimator=estimator, **coefficients)
@@ -251,8 +251,8 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
 
 
 def test_prompt_text_is_not_trained(trained_folder):
-    """The loss does not read prompt tokens as experience. They count only by what they do to the
-    states of the sampled tokens."""
+    """Prompt tokens are no targets of the loss. They affect it only through the hidden states that
+    predict sampled tokens."""
     learner = make_learner(trained_folder, estimator="grpo")
     kept, experience = collect_and_target(learner)
     # This policy is not sharded, so its parts can be used alone.
@@ -286,7 +286,7 @@ def test_the_loss_moves_probability_towards_advantage(trained_folder):
 
 
 def compile_without_compiler(monkeypatch):
-    """torch.compile only traces, and PyTorch runs the traced graphs."""
+    """Let torch.compile only trace. PyTorch runs the traced graphs."""
     compile_module = torch.nn.Module.compile
 
     def compile_eagerly(module, **options):
@@ -322,7 +322,7 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
     learner = make_learner(trained_folder, recompute_old_logprobs=True)
     kept = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for trajectory in kept:
-        for turn in trajectory.turns:  # an engine that is off
+        for turn in trajectory.turns:  # an engine whose log-probs are 0.5 too low
             turn.rollout_logprobs = [logprob - 0.5 for logprob in turn.rollout_logprobs]
     experience = train.build_experience(learner, kept)
     expected, _ = parallel.forward_sequences(learner.policy, kept, learner.config, 1.0)
@@ -345,7 +345,7 @@ def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_
 
 
 def test_epsilon_of_adam_damps_small_gradients(trained_folder):
-    """In the first step both moments are those of the gradient g, so a weight moves by
+    """In Adam's first step the moments are g and g^2 for a gradient g, so a weight moves by
     learning_rate * g / (abs(g) + adam_eps)."""
     sizes = dict(learning_rate=1e-3, adam_eps=0.01, weight_decay=0.0, grad_clip=1e9)
     learner = make_learner(trained_folder, **sizes)
@@ -384,7 +384,7 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
     learner = make_learner(trained_folder, estimator="grpo", entropy_coef=0.5)
     kept, experience = collect_and_target(learner)
     num_tokens = len(experience.advantages)
-    experience.advantages = torch.zeros(num_tokens)  # leaves the bonus alone
+    experience.advantages = torch.zeros(num_tokens)  # so that only the bonus is left
     loss, metrics = train.policy_loss(learner, pack(kept), weighted(experience), num_tokens)
     mean_entropy = metrics["entropy"].item() / num_tokens
     assert mean_entropy > 0.01
@@ -392,7 +392,7 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
 
 
 def test_aggregation_weighs_the_value_loss(trained_folder):
-    """The sum over tokens multiplies all losses by the mean number of tokens of a trajectory."""
+    """seq_mean_token_sum multiplies all losses by the mean number of tokens of a trajectory."""
     losses = {}
     for aggregation in ("token_mean", "seq_mean_token_sum"):
         learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)
@@ -502,7 +502,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         train.update(learner, experience)
         assert capsys.readouterr().out == message
         assert learner.bad_steps == count and unchanged(learner, before)
-        assert all(p.grad is None for p in learner.policy.parameters())  # the next step starts new
+        assert all(p.grad is None for p in learner.policy.parameters())  # nothing is left over
     with pytest.raises(ValueError) as error:
         train.update(learner, experience)
     assert str(error.value) == (
@@ -611,7 +611,7 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
 
 
 def test_learning_rates_fall_linearly(trained_folder):
-    """They start at 0.1 and 0.2 and end at a fifth of this; 0.2 + 0.8 * 3/4 are left after 1/4."""
+    """Rates of 0.1 and 0.2 fall to a fifth. After 1 of 4 iterations 0.2 + 0.8 * 3/4 is left."""
     learner = make_learner(
         trained_folder, learning_rate=0.1, critic_lr=0.2, final_lr=0.2, num_iterations=4
     )

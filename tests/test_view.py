@@ -153,7 +153,7 @@ def test_records_by_hand(run_folder):
         ["1", "0", "1"],
         ["2", "0", "0"],
     ]
-    assert [t["prompt"] for t in trajectories] == [0, 1, 1, 2]  # two start alike
+    assert [t["prompt"] for t in trajectories] == [0, 1, 1, 2]  # two have the same start
     assert [t["outcome"] for t in trajectories] == ["failure", "success", "failure", "out of turns"]
     turn = trajectories[1]["turns"][0]
     assert [texts[i] for i in turn.pop("tokens")] == ["<think>", "\ufffd", "<|im_end|>"]
@@ -175,19 +175,20 @@ def test_records_by_hand(run_folder):
         "statements": [0, 0],
         "sentences": 1,
     }
-    player = trajectories[0]["turns"][0]  # sampled no tokens: its response is one
+    player = trajectories[0]["turns"][0]  # it has no tokens, so its response is shown as one
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
     assert [texts[i] for i in player["tokens"]] == ["<think></think><answer></answer>"]
 
 
 def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
-    """As eval.py --jsonl, tools.api_models and tools.replay write it: two policies, two members."""
+    """A file as eval.py --jsonl, tools.api_models and tools.replay write it. This one has two
+    policies and two members."""
     turn = turn_record("Turn 1 of 5, 10 actions left.\nP_\nOG", "", ["Right"])
     rows = []
     for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
         row = record(LAKE, [turn], member=member, policy=policy, entropy=None)
         rows.append({**row, "system": "Reply <think>a</think>"})
-    rows.append({**rows[0], "policy": LAKE})  # a line of eval_final.jsonl
+    rows.append({**rows[0], "policy": LAKE})  # as in eval_final.jsonl, which names the environment
     rows[2]["system"] = "Reply <answer>a</answer>"
     path = tmp_path / "games.jsonl"
     path.write_text(to_lines(rows))
@@ -201,7 +202,7 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     ]
     assert {t["prompt"] for t in data["trajectories"]} == {0}
     assert data["runs"][0]["name"] == "games.jsonl" and data["runs"][0]["steps"] == []
-    # The form of a reply is that of the system message: the third one shows its thought as text.
+    # The system message of the third asks for no thought, so its thought is shown as text.
     assert [t["turns"][0]["reply"] == "" for t in data["trajectories"]] == [True, True, False, True]
     view.main([str(path)])
     assert (tmp_path / "games_view.html").is_file()

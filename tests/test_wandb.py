@@ -136,9 +136,9 @@ def test_a_run_gets_settings_metrics_and_a_table(tmp_path, wandb, page):
 def test_a_continued_run_goes_on_in_its_run(tmp_path, wandb):
     log = Log(tmp_path, [], CONFIG)
     log.close(75)
-    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # it was interrupted
+    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # 75: it was interrupted
     Log(tmp_path, [a_row(1)], CONFIG)
-    Log(tmp_path, [], CONFIG)  # begins again
+    Log(tmp_path, [], CONFIG)  # a run without rows begins again
     first, second, third = [run.id for run in wandb.runs]
     assert first == second != third
     (tmp_path / "wandb_id").write_text("../../x\n")
@@ -172,7 +172,7 @@ def test_a_later_error_ends_wandb_and_not_the_run(tmp_path, wandb, capsys, error
 
 
 def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypatch):
-    """The package, 0.31: its function of atexit raises ConnectionResetError."""
+    """The function that wandb 0.31 registers with atexit raises ConnectionResetError."""
     at_exit = []
     exit_codes = []
 
@@ -184,7 +184,7 @@ def test_a_killed_process_of_wandb_leaves_no_traceback(tmp_path, wandb, monkeypa
     monkeypatch.setattr(wandb, "teardown", teardown)
     log = Log(tmp_path, [], CONFIG)
     log.write(a_row(1))
-    assert at_exit == []  # W&B ends by itself
+    assert at_exit == []  # nothing is registered while W&B works
     monkeypatch.setattr(wandb.runs[0], "log", lambda *_, **__: teardown(None))
     log.write(a_row(2))
     (at_end,) = at_exit

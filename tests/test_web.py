@@ -1,4 +1,4 @@
-"""Tests of hostile servers: one bad reply costs one attempt, and never the evaluation.
+"""Tests of hostile servers: a bad reply costs one attempt, but does not end the evaluation.
 
 Every server answers each request with the same bytes.
 
@@ -22,7 +22,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 @contextmanager
 def server_of(answer, *, pauses=False):
-    """A server that sends `answer`, with pauses between its bytes if asked.
+    """A server that sends `answer`. With `pauses` it pauses after each byte.
 
     Yields: its address, and the list of requests that it got."""
     requests = []
@@ -53,7 +53,7 @@ def server_of(answer, *, pauses=False):
                 for byte in answer:
                     connection.sendall(bytes([byte]))
                     stopped.wait(0.05)
-            except OSError:  # the client has had enough
+            except OSError:  # the client has closed the connection
                 return
 
         threading.Thread(target=serve, daemon=True).start()

@@ -1,5 +1,5 @@
 """
-Tests of the text worlds: by hand, against a search without shortcuts, and with any text.
+Tests of the text worlds: games by hand, plans compared with brute force, and any text as command.
 
     python -m pytest -q tests/test_worlds.py
 """
@@ -57,7 +57,7 @@ def test_quest_by_hand():
     assert env.optimal_length() == 9
 
     steps = play(env, HOUSE_PLAN)
-    # Door, key, box (unlocked) and coin change on the way; the coin on the table is the fifth part.
+    # Five parts are paid: open door, key taken, box unlocked, coin taken, coin on the table.
     rewards = [step.reward for step in steps]
     assert rewards == pytest.approx([0.2, 0, 0.2, 0, 0.2, 0, 0.2, 0, 0.2])
     assert [step.success for step in steps] == [False] * 8 + [True]
@@ -405,7 +405,7 @@ def test_same_seed_same_game_in_another_process():
 VOCABULARY = """go to take put open close unlock edit 2: read run submit east drawer 1 table fridge
 in on in/on from with red key box coin apple return n x > = ( [ while True: for if"""
 WORDS = st.lists(st.sampled_from(VOCABULARY.split()))
-POSSIBLE = st.integers(0, 40)  # stands for a possible command
+POSSIBLE = st.integers(0, 40)  # an integer stands for a possible command
 TEXTS = st.one_of(st.text(max_size=40), WORDS.map(" ".join), POSSIBLE)
 
 

@@ -1,6 +1,6 @@
 """What the tests of the text worlds share: instances made by hand, and helpers.
 
-It imports little, because a test also loads it in another process.
+This file imports little, because a test also loads it in another process.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ HOUSE = (
 )
 HOUSE_PLAN = list(HOUSE[-1])
 
-# A kitchen with an apple in the closed drawer. The task is a hot one on the table.
+# A kitchen with an apple in the closed drawer. The task is to put a hot apple on the table.
 APPLE_AND_MUG = (("apple 1", "drawer 1"), ("mug 1", "table 1"))
 KITCHEN = ("household", "kitchen", "heat", "apple", "table", "", APPLE_AND_MUG)
 STUDY = ("household", "bedroom", "light", "book", "desklamp", "desk 1", (("book 1", "bed 1"),))

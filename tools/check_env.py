@@ -4,7 +4,7 @@
     python -m tools.check_env my_env.py:MyEnv,size=5 --actions_per_traj=20
     python -m tools.check_env quest:w=2,o=3,q=4
 
-Each check prints a line, and what fails in one sentence each. The exit code is 1 if a check fails,
+Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
 and 2 if the environment cannot be built. The checks run in a process of their own, so an
 environment that ends its process fails, too.
 """
@@ -54,8 +54,8 @@ NUM_LOOKS = 4  # games of each instance, by which two instances are compared
 NUM_TRAIN = 100  # training games that are compared with those of the evaluation
 NUM_PLAYED = 40  # evaluation games of the expert and of the random player
 EXPERT_ACTIONS = 50  # action budget of the expert
-MAX_TWINS = 0.1  # training games that look like a game of the evaluation
-MAX_RANDOM = 0.75  # wins of the random player for each win of the expert
+MAX_TWINS = 0.1  # largest fraction of training games that may look like a game of the evaluation
+MAX_RANDOM = 0.75  # largest number of wins of the random player for each win of the expert
 SLOW_STEP_S = 0.1  # seconds; a slower step should be `blocking`
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
@@ -77,7 +77,7 @@ class Subject:
     spec: str
     observation: str = "grid"
     max_actions: int = 10
-    notes: list[str] = field(default_factory=list)  # figures for the end of the report
+    notes: list[str] = field(default_factory=list)  # lines for the end of the report
 
     def make(self, max_actions: int | None = None) -> Env:
         limit = self.max_actions if max_actions is None else max_actions
@@ -158,7 +158,7 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 
 def send_findings(subject: Subject, writer: Connection) -> None:
     """Run all checks, and send through a pipe: what is done next, each finding, the notes."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process answers Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent process handles Ctrl-C
     try:
         check_environment(subject, writer.send)
         writer.send(subject.notes)
@@ -169,7 +169,7 @@ def send_findings(subject: Subject, writer: Connection) -> None:
 def check_environment(
     subject: Subject, report: Callable[[str | Finding], object] = lambda _: None
 ) -> list[Finding]:
-    """Run all checks. It changes the state of no global random generator.
+    """Run all checks. Afterwards the global random generators have the states from before.
 
     Args: report: is called with a text on what is done next, and with each finding.
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
@@ -226,14 +226,14 @@ def random_action(env: Env, rng: np.random.Generator) -> str:
 
 
 class Seen(NamedTuple):
-    """What is seen of one step."""
+    """What a game shows in one step."""
 
     step: str
-    asked: str  # what the methods say that must not change the game
+    asked: str  # results of the methods that must not change the game
 
 
 def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iterator[Seen]:
-    """Play a training game at random and yield what is seen, beginning with the first text.
+    """Play a training game at random and yield what it shows, first the opening observation.
 
     Args: asks: False to call only the methods that the game needs.
     """
@@ -272,7 +272,7 @@ def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
 
 
 def check_repeats(subject: Subject) -> list[str]:
-    """A seed gives the same game in every order, beside other games, and however it is watched."""
+    """A seed gives the same game after and beside other games, and whichever methods are called."""
     expected = {seed: list(game_log(subject.make(), seed)) for seed in SEEDS}
     problems = []
     env = subject.make()
@@ -351,7 +351,7 @@ def check_splits(subject: Subject) -> list[str]:
 
 
 def appearance(env: Env, instance: tuple) -> tuple:
-    """What is seen of an instance: a game that follows the plan, and some random games."""
+    """What an instance shows: a game that follows the plan, and some random games."""
     texts = []
     for number in range(NUM_LOOKS):
         rng = np.random.default_rng([CHECK_SEED, number])
@@ -366,7 +366,7 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Games end at the budget, pay what they should, and take no action after their end."""
+    """Games end at the budget, have correct rewards, and take no action after their end."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)
@@ -403,7 +403,7 @@ def budget_problems(env: Env, seed: int) -> list[str]:
 
 
 def check_texts(subject: Subject) -> list[str]:
-    """Any text is an action or not: no error, and an illegal one changes nothing."""
+    """No text raises an error, and a text that is no legal action changes nothing."""
     env = subject.make()
     env.reset([0, CHECK_SEED])
     rng = np.random.default_rng(CHECK_SEED)
@@ -462,7 +462,7 @@ def check_sentences(subject: Subject) -> list[str]:
 
 
 def check_players(subject: Subject) -> list[str]:
-    """The actions of all players are legal, and no more than they were asked for."""
+    """All players choose legal actions, and at most as many as requested."""
     env = subject.make()
     problems = []
     if missing_method(env, "random"):
@@ -540,7 +540,7 @@ def wins_game(env: Env, choose: Callable[[Env], str]) -> bool:
 
 
 def is_random(subject: Subject) -> bool:
-    """Whether the members of a group have different games with the same actions."""
+    """Whether the members of a group see different games after the same actions."""
     for seed in SEEDS:
         logs = set()
         for member in range(4):

@@ -3,7 +3,7 @@
     python -m tools.compare out/grpo* vs out/rloo*           # two arms, each with its seeds
     python -m tools.compare out/a* vs out/b* vs out/c*       # b and c are compared with a
     python -m tools.compare out/a*                           # one arm: its curve and its costs
-    python -m tools.compare out/a* vs out/b* --threshold=80  # costs until 80 % of the prompts
+    python -m tools.compare out/a* vs out/b* --threshold=80  # costs of reaching 80 % success
     python -m tools.compare out/a* vs out/b* --out=out/a_b   # a_b.md, .csv, .png and .pdf in out/
 
 An arm is one method: finished runs whose settings differ in the seed alone. All arms must be scored
@@ -34,7 +34,7 @@ from tools.viewer.curves import draw_arms, shared_players
 OPTIONS = {"threshold": float, "out": str}
 ENDINGS = (".md", ".csv", ".png", ".pdf")
 LONGEST_STEM = 120  # characters
-LEVEL_STEP = 5  # per cent; the threshold is a multiple of it
+LEVEL_STEP = 5  # per cent; the default threshold is a multiple of it
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
 parentheses hold the result of each seed. From a few seeds no interval can show that others would
@@ -51,11 +51,11 @@ class Command(NamedTuple):
 
     groups: list[list[Path]]  # the folders of the runs of each arm
     threshold: float | None  # per cent; None: the highest level that all runs reach
-    out: str  # path of the files without ending; "" for out/comparisons/A_vs_B
+    out: str  # path of the files without its ending; "" for out/comparisons/A_vs_B
 
 
 class Cost(NamedTuple):
-    """What the seeds of an arm used to reach a success rate."""
+    """What the seeds of an arm used until they reached a success rate."""
 
     cpu_s: list[float]  # of the seeds that reach it
     tokens: list[float]
@@ -157,7 +157,8 @@ def best_success(run: TrainedRun) -> float:
 
 
 def cost_to(arm: Arm, threshold: float) -> Cost:
-    """What each seed used until its first evaluation with at least `threshold` per cent."""
+    """CPU seconds and sampled tokens of each seed up to its first evaluation with at least
+    `threshold` % success. Seeds that never reach it are left out."""
     cost = Cost([], [])
     for run in arm.runs:
         for evaluation in run.evaluations.values():
@@ -286,7 +287,7 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
     if any(run.earlier for arm in arms for run in arm.runs):
         changes = []
         for arm in arms:
-            run = arm.runs[0]  # its seeds have changed in the same way
+            run = arm.runs[0]  # the settings of all seeds changed in the same way
             changes.append(cell("; ".join(describe_earlier(run.earlier, run.config)) or "none"))
         lines.append(["changed on the way", *changes])
     commits = []

@@ -1,13 +1,13 @@
 """The crowd: scripted players of grid worlds whose games the tiny base model is pretrained on.
 
 Web text holds games of good and bad players, and so does the corpus. Three players look at most one
-step ahead, and one is exact:
-- random: any actions.
-- greedy: straight to the goal, blind to holes; in Sokoban, the step that shortens distances most.
-- careful: greedy, but it avoids holes beside it, and never pushes a box into a corner.
-- planner: the optimal plan under the limits of the game (worlds/planners.py).
+step ahead, and one is optimal:
+- random: takes random actions.
+- greedy: goes straight to the goal and ignores holes; in Sokoban it shortens distances most.
+- careful: like greedy, but avoids holes beside it, and moves that leave a box stuck in a corner.
+- planner: follows the optimal plan under the limits of the game (worlds/planners.py).
 
-    python -m tools.crowd config/frozenlake_ppo.py              # how well each of them plays
+    python -m tools.crowd config/frozenlake_ppo.py              # the success of each player
     python -m tools.crowd config/sokoban_ppo.py --samples=16
 """
 
@@ -29,12 +29,12 @@ from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 
 SEED_CROWD = 15  # purpose number of the random streams
-# Without the planner, the shares of the others grow in proportion.
+# Shares of the other players in the games without the planner.
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MOST_ERRORS = 0.2  # the largest share of random turns; every game draws its own
-LONGEST_PLAN = 3  # plans of more slippery actions take long to find
+MOST_ERRORS = 0.2  # largest share of random turns; each game draws its share
+LONGEST_PLAN = 3  # longer plans on slippery ice take long to compute
 
-# What a step costs in the eyes of a player: the lowest cost is the best.
+# The cost of a step for a player, who chooses the step with the lowest one.
 Cost = tuple[float, ...]
 
 
@@ -127,7 +127,7 @@ def sokoban_cost(env: Sokoban, index: int) -> Cost:
 
 
 def in_corner(env: Sokoban, cell: int) -> bool:
-    """Whether walls block a row and a column next to this cell, so that no box can leave it."""
+    """Whether walls are beside this cell in both directions, so that no box can leave it."""
     up, down, left, right = (cell + delta not in env.floor for delta in env.deltas)
     return (up or down) and (left or right)
 

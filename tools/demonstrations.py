@@ -32,7 +32,7 @@ COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more:
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play an opened rollout with scripted replies, encoded like those of a policy.
+    """Play a started rollout with scripted replies, encoded like those of a policy.
 
     Raises: UserError if the environment fails."""
 
@@ -93,11 +93,11 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
     """The demonstrations of these indices, without those that fail or break a limit of rollouts.
 
-    A demonstration fails if its environment does. All numbers are seeded, so it would fail again
-    after each restart.
+    A demonstration fails if its environment does. It would fail again after each restart, because
+    all random numbers are seeded. One may always fail, unless max_error_frac is 0.
 
-    Raises: UserError with the first fault if more than max_error_frac and one demonstration fail,
-        or if none is left."""
+    Raises: UserError with the first fault if more than the fraction max_error_frac fail, or if none
+        is left."""
     demonstrations = []
     faults = []
     for index in indices:
@@ -278,7 +278,7 @@ def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
     """The trajectory of one line. A reply that was cut off gets no end-of-turn token.
 
     Raises: LookupError or TypeError for another kind of record."""
-    # Older files lack the split. Those of eval.py name a policy or player.
+    # Older files do not have the split. Those of eval.py name a policy or player.
     split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
         tuple(record["seed"]),

@@ -1,4 +1,4 @@
-"""How well a model plays held-out instances during SFT. tools/sft.py calls it; it is no command."""
+"""Measures how well a model plays held-out instances during SFT, for tools/sft.py."""
 
 from configurator import Config
 

@@ -43,7 +43,7 @@ RECORD = {  # what a line must hold, see support/json_shapes.py
     "entropy": ((float, None), ...),
 }
 
-# of a turn; older records lack them
+# keys of a turn that older records do not have
 NEW_FACTS = ("moves", "faults", "out_of_actions", "cut_by", "false_statements", "why_lost")
 
 
@@ -58,10 +58,10 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     Raises: UserError if the record has games of an environment that is not scored. After the last
         row, UserError if a trajectory differs from its record or cannot be compared with it."""
     path = job.options["record"]
-    groups = defaultdict(list)  # ((env, policy, entropy), evaluation) -> trajectories
+    groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
     num_seen = Counter()  # game -> how often it was seen; a file may hold several evaluations
     different = []
-    late = []  # the environment exceeded its time limit, then or now
+    late = []  # games in which the time limit was exceeded, in the record or now
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])

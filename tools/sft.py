@@ -5,8 +5,8 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train: 25 steps x 16 of them in the example above.
---sft_file imitates them, eight times each in the example.
+--export writes demonstrations and does not train. The example above writes 25 steps x 16 of them.
+--sft_file imitates them. The example imitates each of them eight times.
 
 The demonstrations are games in the config's environment, or those of a file. Generated ones depend
 only on seed, step and index, not on the number of processes. The processes share the work and add
@@ -57,9 +57,9 @@ from tools.probes import probe
 
 WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # of the replies after training; below it, a warning is printed
-SHOWN = ("loss", "success", "valid_frac")  # beginnings of the metrics that are printed
+SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # lines that report the progress of a run
-TOTALS = {  # of a run so far, see support/json_shapes.py
+TOTALS = {  # sums and lists over the run so far; for the shape see support/json_shapes.py
     "tokens": int,
     "response_tokens": int,
     "cpu_s": float,
@@ -162,14 +162,14 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
 
 
 def describe(row: dict) -> str:
-    """The most important numbers of a row in one line. Probes of pretraining have no games."""
+    """The most important numbers of a row in one line; a probe may not have all of them."""
     shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
     numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
     return f"step {row['step']}: {numbers} (curve.jsonl has more)"
 
 
 def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]) -> str:
-    """A sentence with a cure if few replies are valid after training; "" if enough are.
+    """A warning with advice if few replies are valid after training; "" if enough are.
 
     Args: measured: what the probes found; sources: where each setting was given."""
     valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
@@ -269,7 +269,7 @@ def imitate(
 
 
 class Lines:
-    """Lines that report the progress of a run, also in a log file, which shows no bar.
+    """Prints lines about the progress of a run, also in log files, which show no bar.
 
     Args: first: the steps of earlier processes; steps: those of the whole run."""
 

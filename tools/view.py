@@ -1,17 +1,17 @@
 """Look at what an agent did: a page of trajectories, an animation of one, plots of runs.
 
     python -m tools.view out/frozenlake_ppo                      # the page: view.html
-    python -m tools.view out/frozenlake_ppo --follow             # and again while the run goes on
+    python -m tools.view out/frozenlake_ppo --follow             # updated while the run goes on
     python -m tools.view out/frozenlake_ppo --against=out/frozenlake_grpo     # two runs, one page
     python -m tools.view out/games.jsonl                         # what --jsonl of eval.py wrote
-    python -m tools.view out/frozenlake_ppo --gif=12             # trajectory 12 of it, as a GIF
+    python -m tools.view out/frozenlake_ppo --gif=12             # trajectory 12 as a GIF
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
 The file is written into the folder of the first run, a plot as PNG and as PDF. The page shows runs,
 and files that --jsonl of eval.py, tools.api_models or tools.replay wrote. It is one HTML
 file that a browser opens from disk; it loads nothing from the network. Its address names the
-trajectory, the turn and the filters, so that a link to it shows the same.
+trajectory, the turn and the filters, so that a link to it shows them again.
 """
 
 from configurator import UserError, run_main
@@ -45,7 +45,7 @@ class Command:
     gif: int | None = None  # number of the trajectory to animate
     panel: bool = False
     follow: bool = False
-    against: Path | None = None  # the run at the right of the page
+    against: Path | None = None  # the run to show at the right of the page
 
     @property
     def shown(self) -> list[Path]:
@@ -181,7 +181,7 @@ def read_part(name: str) -> str:
 def follow(runs: list[Path], path: Path) -> None:
     """Write the page again whenever a run has new records, until all runs are finished.
 
-    Ctrl-C ends it. The last page is not loaded again by the browser."""
+    Ctrl-C ends it. The browser does not reload the last page."""
     seen = None
     try:
         while True:
@@ -206,7 +206,7 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """What changes when a run writes records: run -> sizes and times; [] without trajectories."""
+    """Sizes and times of the files of each run, to notice new records; [] without trajectories."""
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]

@@ -1,7 +1,7 @@
 """ALFWorld: its text games, played by the engine of the package `alfworld`.
 
-The package is optional and imported when a game begins. Without its data set, games of `Household`
-are converted to its format.
+The package is optional and imported when a game begins. Without ALFWorld's data set, games of
+`Household` are converted to its format.
 """
 
 from configurator import UserError
@@ -99,7 +99,7 @@ class ALFWorld(Household):
         return super()._move(command)._replace(effective=changed)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """The plan of ALFWorld's planner from here."""
+        """The plan of ALFWorld's planner from the present state."""
         if self.terminated:
             return ()
         return tuple(self.engine._pddl_state.replan(self.engine._entity_infos))
@@ -218,7 +218,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # it closes the bracket of define
+    problem += goal["pddl"].replace("#", "-").format(**words)  # its last ) closes (define
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")

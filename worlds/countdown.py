@@ -127,7 +127,7 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Raises: KeyError or AttributeError for anything but numbers and the four operators."""
+    """The value of an expression. Raises: KeyError or AttributeError for any other syntax."""
     if isinstance(node, ast.BinOp):
         operator = OPERATORS[type(node.op)]
         return operator(_value(node.left), _value(node.right))
@@ -135,7 +135,7 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """All ways to join two parts with + - * / to a part whose value is a whole number above 0.
+    """The lists of parts after any two are joined by + - * / to a whole number above 0.
 
     A part is (value, text of the expression).
     """
@@ -160,9 +160,9 @@ def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple
 
 @lru_cache(maxsize=16384)
 def countdown_solution(parts: tuple[tuple[int, str], ...], target: int) -> str | None:
-    """The first expression of all parts, in parentheses, that makes the target; None if none does.
+    """An expression of all parts that makes the target, in parentheses; None if there is none.
 
-    It tries all ways to join two parts, and solves each resulting list of parts in the same way.
+    The search joins two parts in all ways, and solves each shorter list of parts in the same way.
     """
     if len(parts) == 1:
         value, text = parts[0]

@@ -172,13 +172,13 @@ def read_value(value: object, key: str) -> str | int | float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number:
         return read_call_text(value, key, MAX_VALUE)
-    if not abs(value) < MAX_NUMBER:  # also for nan
+    if not abs(value) < MAX_NUMBER:  # true for nan, too
         raise ValueError(f"{key} is {value!r:.50}; expected a number below {MAX_NUMBER:,}")
     return value
 
 
 def read_call_text(value: object, key: str, limit: int) -> str:
-    """A text that a reply can name."""
+    """A text that a call in a reply can contain."""
     text = read_text(value, key, limit)
     if "||" in text or "</answer>" in text:
         raise ValueError(f"{key} {text!r} has || or </answer>, which no action can hold")
@@ -219,7 +219,7 @@ class Index:
         """At most `most` documents, best first.
 
         A document scores log(1 + documents / documents with the word) for each word that it shares
-        with the query. Ties: the order of the documents.
+        with the query. Ties: the earlier document comes first.
         """
         scores = np.zeros(len(self.documents))
         for word in sorted(words_of(query)):  # sorted: sums must not depend on the hash seed
@@ -254,8 +254,8 @@ class Index:
     def _is_found(self, number: int, most: int) -> bool:
         """Whether a search for the name of this document shows it.
 
-        No document scores more, because it has all words. Earlier documents with all words score
-        the same and come first.
+        No other document scores more, because this one has all words of its name. Earlier
+        documents with all these words score the same and come first.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)
@@ -270,7 +270,7 @@ class Index:
 
 
 def contains(rising: np.ndarray, number: int) -> bool:
-    """Whether an array of rising numbers has this one."""
+    """Whether an array of rising numbers contains a number."""
     place = int(np.searchsorted(rising, number))
     return place < len(rising) and rising[place] == number
 

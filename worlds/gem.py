@@ -3,8 +3,8 @@
 The package is optional. Rules, rewards and limits of turns are GEM's, with these differences:
 - A policy writes its action in <answer>, not in \\boxed{}. Text that a game cannot read is no
   action. In GEM it ends the game with a reward of -0.1.
-- The games with words take them from reasoning-gym, because GEM downloads its lists.
-- Tiles of 2048 come from the noise of the group's member.
+- Word games take their words from reasoning-gym, because GEM downloads its lists of words.
+- New tiles of 2048 are transition noise: they differ between the members of a group.
 """
 
 from configurator import UserError
@@ -26,10 +26,10 @@ from worlds.text_base import require_package
 
 DIRECTIONS = ("up", "down", "left", "right")
 BOXED = re.compile(r"\\boxed\{(.*?)\}")
-SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")  # to make
+SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")  # to start
 MOVES_DRAW = ("Game2048",)  # games whose moves draw random numbers
 MAX_STATES = 20_000  # of a search for a solution
-# Two games of gem-llm 0.1.0 cannot be made without these arguments. They draw others at each start.
+# Two games of gem-llm 0.1.0 cannot be made without these arguments. Each start draws other values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
@@ -50,14 +50,14 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # The size of these games differs from instance to instance, so their rules do, too.
+        # None: the game draws this argument anew in each instance, so its rules differ, too.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Returns: its board, and its size if that differs."""
+        """Start the game of this seed. Returns: its board, after its rules if these vary."""
         self.isolation.seed(seed)
         with self.isolation.run():
             self.game = make_game(self.name, self.arguments)
@@ -241,7 +241,7 @@ def random_of_game(game: Any, rng: np.random.Generator) -> str:
     return action.removeprefix("\\boxed{").removesuffix("}")
 
 
-# ---------- reference players: game -> actions, without what the player cannot know
+# ---------- reference players: game -> actions, chosen from what a player can know
 
 
 def plan_sudoku(game: Any) -> list[str]:
@@ -289,7 +289,7 @@ def plan_tiles(game: Any) -> list[str]:
 
 
 def search(start: Hashable, goal: Hashable, moves: Callable) -> list[str]:
-    """A shortest list of actions to the goal, breadth-first; [] if no search of 20,000 finds one.
+    """A shortest list of actions to the goal, breadth-first; [] if 20,000 states do not suffice.
 
     Args: moves: state -> (action, next state) for each legal action.
     """
@@ -344,7 +344,7 @@ def plan_word(game: Any) -> list[str]:
 
 
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
-    """For each sign of a guess: G in its place, Y elsewhere in the secret, X not in it.
+    """For each sign of a guess: G if the secret has it in this place, Y if elsewhere, X if not.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']
@@ -363,7 +363,7 @@ def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
 
 
 def plan_letters(game: Any) -> list[str]:
-    """The only word that fits, else the letter that most words that fit have."""
+    """The only fitting word, else the letter that occurs in most fitting words."""
     fitting = []
     wrong = game.guessed_letters - set(game.board)
     for word in map(str.upper, game.available_words):
@@ -373,7 +373,7 @@ def plan_letters(game: Any) -> list[str]:
     if len(fitting) == 1:
         return [fitting[0].lower()]
     letters = sorted(set("".join(fitting)) - game.guessed_letters)
-    if not letters:  # words with the same letters
+    if not letters:  # all fitting words have the same letters
         return [fitting[0].lower()]
     return [max(letters, key=lambda letter: sum(letter in word for word in fitting)).lower()]
 
@@ -387,7 +387,7 @@ class Kind(NamedTuple):
     pattern: re.Pattern  # the actions that the game can read, in lower case
     random: Callable[[Any, np.random.Generator], str]
     plan: Callable[[Any], list[str]] | None = None
-    guesses: bool = False  # a move that leaves the board as it is tells the player something
+    guesses: bool = False  # True: a move informs the player also if the board stays
 
 
 NUMBER = r"[0-9]{1,3}"

@@ -93,7 +93,7 @@ class Guess(Env):
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Any number, ruled out or not. So RL has to find out how to use the answers."""
+        """Random numbers, ruled out or not. So RL has to find out how to use the answers."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

@@ -1,8 +1,8 @@
 """gymnasium: environments with a few numbered actions, as `gymnasium:ID`.
 
 The package is optional. The state is shown by the text renderer of the environment ("ansi"), or as
-named numbers. Taxi, FrozenLake, CliffWalking, Blackjack and the small classic games work as they
-come. Others work with names on the command line:
+named numbers. Taxi, FrozenLake, CliffWalking, Blackjack and the small classic games work without
+options. Other environments can get names on the command line:
 
     --env=gymnasium:my_package:Lights-v0,names=on/off,values=brightness/hour,success=end
 """
@@ -19,10 +19,10 @@ from envs import Move, make_env, show
 from worlds.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text_base import require_package
 
-# A sign on a coloured ground is the player's place; a coloured sign is only that sign.
+# A background colour marks the player's place. Colours of characters are removed.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-LAST_ACTION = re.compile(r"\s*\(\w+\)")  # a line of the renderer
+LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the renderer's line for the last action
 MAX_NUMBERS = 50  # that an observation without a text renderer may have
 GAMMA = 0.99  # discount of the reference player
 SUCCESSES = ("reward", "end", "limit")
@@ -91,8 +91,8 @@ class Gymnasium(Hub):
 
     - `names`: of the actions, as up/down.
     - `values`: names of the numbers in an observation, as row/column.
-    - `success`: "reward": the last reward is above 0; "end": the game ends before its limit of
-      steps; "limit": it lasts until this limit.
+    - `success`: what a success is. "reward": the game ends with a reward above 0; "end": it ends
+      before its limit of steps; "limit": it lasts until this limit.
     - `settings`: arguments for gymnasium.make, as is_slippery=False;map_name=8x8.
     """
 
@@ -167,7 +167,7 @@ class Gymnasium(Hub):
         )
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The best actions by the environment's table of transitions, up to the first chance."""
+        """The best actions by the table of transitions, up to the first with a random outcome."""
         transitions = vars(self.game.unwrapped).get("P")
         if transitions is None:
             raise UserError(f"gymnasium:{self.name} has no reference player but random")
@@ -238,7 +238,7 @@ def make_game(name: str, settings: str) -> Any:
 
 @lru_cache
 def has_text_renderer(name: str, settings: str) -> bool:
-    """Whether an environment can show its state as text. Only a made one says so.
+    """Whether an environment can show its state as text. It must be made to find out.
 
     Raises: UserError if gymnasium cannot make it.
     """
@@ -247,7 +247,7 @@ def has_text_renderer(name: str, settings: str) -> bool:
 
 
 def _make(name: str, arguments: dict[str, Any]) -> Any:
-    """gymnasium.make. Raises: UserError if that fails."""
+    """Call gymnasium.make. Raises: UserError if that fails."""
     import gymnasium
 
     try:

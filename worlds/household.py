@@ -171,21 +171,23 @@ class Household(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """The wanted things, their places, the tool, the lamp, and one target in each state."""
+        """The wanted things, their places, the tool, the lamp, and targets.
+
+        Of several targets in the same state, such as closed, only the first is in the set."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
-            targets.setdefault(facts.get(place), place)  # the first target in each state
+            targets.setdefault(facts.get(place), place)  # the first in each state
         only = {self.lamp, *self.wanted, *targets.values()}
         only.update(facts[name] for name in self.wanted)
         only.update(place for place in self.places if kind_of(place) == tool)
         return only
 
     def progress(self, facts: Facts) -> float:
-        """The share of finished steps. The steps are: hold the thing, treat it, store it.
+        """The share of finished steps. The steps are to hold the thing and to store it.
 
-        A stored thing counts as held. In the task with the lamp, the steps are: hold the thing,
-        and be at the lamp while it is on.
+        Three tasks have a step in between: clean, heat or cool the thing. A stored thing counts as
+        held. The task with the lamp has the steps: hold the thing, be at the lamp while it is on.
         """
         if self.lamp:
             return self._reading_progress(facts)

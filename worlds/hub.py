@@ -1,8 +1,8 @@
 """The base class of the adapters to hubs of environments: `gem.py`, `reasoning_gym.py`, ...
 
 Code of a hub may print, seed the global random generators or draw from them, and change the logging
-of the process. `Isolation` keeps this inside. So a seed gives the same game in every process and
-order, and the rest of the run is not disturbed.
+of the process. `Isolation` hides this from the rest of the run, and lets a seed give the same game
+in every process and order.
 """
 
 from configurator import UserError
@@ -23,7 +23,7 @@ from envs import Env, drawn_in_time, make_env
 
 REQUIREMENTS = "requirements/hubs.txt"
 NUM_SEEDS = 2**31
-PROBES = 100  # starts that are compared to find out whether there are many
+PROBES = 100  # seeds whose starts are compared: if two are equal, the game has few starts
 
 
 class BrokenGame(Exception):
@@ -31,7 +31,7 @@ class BrokenGame(Exception):
 
 
 class Isolation:
-    """Runs code of a hub with global random generators of its own, and without its output."""
+    """Runs code of a hub with its own states of the global random generators. Drops its output."""
 
     def __init__(self):
         self.seed(0)
@@ -73,9 +73,9 @@ class Isolation:
 class Hub(Env):
     """An environment of a hub. Its instances are seeds.
 
-    With `splits=seen` no two splits have a game in common that looks the same at its start. If the
-    hub has too few starts for that, the splits share them. With `splits=seed` no game is made in
-    advance, and the splits differ by their seeds only. This is for games that take long to make.
+    With `splits=seen`, games of different splits look different at the start. If the environment
+    has too few different starts for that, the splits share them. With `splits=seed`, which is for
+    games that take long to make, no game is made in advance, and only the seeds of splits differ.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -90,7 +90,7 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """A hub may compute with the texts in its settings, such as names of variables."""
+        """Also True if a setting is a text: a hub may execute it, as with names of variables."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 
@@ -114,8 +114,8 @@ class Hub(Env):
     def draw(self, rng: np.random.Generator) -> tuple:
         """Draw ("hub", seed, what is seen first).
 
-        The last is "" if splits do not compare it, or if the game of this seed cannot begin. Such a
-        game fails when it is played, as an error of the environment."""
+        The third part is "" if the splits do not compare starts, or if the game cannot begin. Such
+        a game ends with an error of the environment when it is played."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
@@ -145,7 +145,7 @@ def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds look the same at the start.
 
     Then there are few different starts: 100 draws from 1,000 are all different with a probability
-    of 0.6 %, and an evaluation needs 512 that training does not draw.
+    of 0.6 %. The fixed splits need 512 starts that training does not draw.
     """
     env = make_env(spec)
     seen = set()

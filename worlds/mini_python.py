@@ -1,8 +1,8 @@
 """An interpreter for a small part of Python: whole numbers, and lists of them.
 
-`repair.py` runs code that a policy writes. It needs no sandbox, because neither `exec` nor a
-process runs this code. The interpreter knows only the statements and functions below, and limits
-steps and sizes.
+`repair.py` uses it for the code that a policy writes. No sandbox is needed, because this code is
+neither passed to `exec` nor run in a process. The interpreter knows only the statements and
+functions below, and limits steps and sizes.
 """
 
 import ast
@@ -126,7 +126,7 @@ class Program:
         self.steps = 0  # statements and operations executed so far
 
     def count_step(self) -> None:
-        """Count one step. All loops end, because every iteration counts at least one."""
+        """Count one step. All loops end, because every iteration counts at least one step."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ProgramError("too many steps")

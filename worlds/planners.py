@@ -25,7 +25,9 @@ LAKE_DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # (rows, columns) of Left, Dow
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
-    """The cell next to `cell` in a direction, 0..3 for Left, Down, Right, Up; the border stops."""
+    """The cell next to `cell` in a direction, 0..3 for Left, Down, Right, Up.
+
+    A move over the border of the board stays in `cell`."""
     row, col = divmod(cell, size)
     delta_row, delta_col = LAKE_DELTAS[direction]
     row = min(max(row + delta_row, 0), size - 1)
@@ -44,7 +46,7 @@ def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[i
     risks = {}
     queued = {goal}
     queue = deque([goal])
-    while queue:  # breadth-first from the goal
+    while queue:  # breadth-first search from the goal
         cell = queue.popleft()
         near = [lake_neighbour(size, cell, move) for move in range(4)]
         options = [(0, ())] if cell == goal else []

@@ -48,7 +48,7 @@ class Quest(World):
     """Fetch something in a house of `w` rooms and `o` objects: furniture, keys and items.
 
     Doors do not count as objects. A shortest solution has exactly `q` commands. `goal` sets which
-    of its commands the policy is told: all of them (full), the last one, or none.
+    of these commands the policy is told: all (full), only the last one (last), or none.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Quest(World):
         return tuple(links), tuple(placed), tuple(facts.items())
 
     def key(self, instance: tuple) -> tuple:
-        """A house has the same key if its parts are listed in another order, or links reversed."""
+        """The key does not depend on the order of a house's parts, or on the direction of links."""
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
         return (kind, goal, passages, frozenset(furniture), frozenset(facts))
@@ -169,7 +169,7 @@ class Quest(World):
     def _opening(self, facts: Facts, only: set[str] | None) -> Effects:
         effects = {}
         for name in self.fixed[facts["you"]]:
-            state = facts.get(name)  # None: a table has no lid
+            state = facts.get(name)  # None for a table, which cannot be closed
             key = _key_for(name)
             if state == "closed" and (only is None or name in only):
                 effects[f"open {name}"] = {name: "open"}
@@ -216,7 +216,7 @@ class Quest(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """The goal, all doors, the containers of relevant things, and the keys of locked ones."""
+        """The goal, all doors, the places of relevant things, and the keys of locked things."""
         only = {*self.goal, *(name for name in facts if name.endswith("door"))}
         while True:
             containers = {facts[name] for name in only if name in facts}
@@ -228,8 +228,8 @@ class Quest(World):
     def progress(self, facts: Facts) -> float:
         """The share of the task that is done, 1 at the goal.
 
-        Each thing in the shortest solution is a step, done once it is moved, opened or unlocked.
-        The goal is one step more.
+        Each thing in the shortest solution is one step, which is done while the thing is moved,
+        opened or unlocked. The goal is one more step.
         """
         thing, place = self.goal
         if facts[thing] == place:

@@ -3,7 +3,7 @@
 The package is optional. A question is answered in one turn, and its score is the reward. With
 `tries=3` the player sees the score of its answer and may try again; then the best score counts.
 
-Some datasets compute with the answer. This adapter does not let them run it as a program, see
+Some datasets evaluate the answer. This adapter keeps them from running it as a program, see
 `harmless`.
 """
 
@@ -27,15 +27,15 @@ from worlds.text_base import require_package
 
 DATASET_SIZE = 2**20  # questions of a dataset
 MAX_CHARACTERS = 10_000  # of an answer
-# Datasets with more than 20 ms of CPU time for a question.
+# Datasets that need more than 20 ms of CPU time for a question.
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
 # acre makes all questions at the start, and word_ladder limits their number. So each question gets
-# a dataset.
+# its own dataset of one question.
 ONE_BY_ONE = ("acre", "word_ladder")
-# Their questions or answers depend on the order of a set, which differs from process to process.
+# Questions or answers of these depend on the order of a set, which differs from process to process.
 HASH_DEPENDENT = (
     "isomorphic_strings",
     "knight_swap",
@@ -46,23 +46,24 @@ REFUSED = {
     "codeio": "it runs programs that nobody has checked",
     "composite": "mix environments with --env='rg:A + rg:B' instead",
 }
-# They pass the answer to eval(). literal_eval takes its place.
+# These datasets pass the answer to eval(). ast.literal_eval takes its place.
 WITH_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-# They pass the answer to sympy's parser, which evaluates it as Python.
+# These datasets pass the answer to sympy's parser, which evaluates it as Python. So `harmless`
+# checks it first.
 WITH_FORMULAS = (
     "countdown intermediate_integration polynomial_multiplication puzzle24 simple_integration"
 ).split()
 FUNCTIONS = (
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
-SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # of FUNCTIONS
+SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # see `grows`
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100
 MAX_TERMS = 200  # of a formula that is multiplied out
 MAX_NUMBER = 10**12
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
 SOLUTIONS = ("example_correct_answer", "example_answer", "possible_answer", "solution")
-# Errors of datasets that cannot read an answer.
+# Errors that datasets raise for an answer that they cannot read.
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -150,7 +151,7 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The answer of the dataset, or the example that it gives; [] if it has none."""
+        """The answer of the dataset, or the example of an answer; [] if the dataset has neither."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:
@@ -219,8 +220,8 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
 def harmless(formula: str) -> bool:
     """Whether a formula has only numbers, names, arithmetic and functions of mathematics.
 
-    sympy's parser would execute anything else, too. Powers, functions of functions and sums that
-    would be multiplied out are limited: the numbers in 9**9**9**9 do not fit into memory.
+    sympy's parser would also execute other code. Powers, functions of functions and sums that would
+    be multiplied out are limited: the numbers in 9**9**9**9 do not fit into memory.
     """
     if len(formula) > MAX_FORMULA:
         return False

@@ -136,7 +136,9 @@ class Result(NamedTuple):
 
 
 class Repair(Env):
-    """Mend a function. The task says what it should return. Some tests can be run; others decide.
+    """Mend a function so that it returns what the task describes.
+
+    The policy can run some tests. The others are hidden, and decide about success.
 
     `reward=binary` pays 1 if all deciding tests pass. `reward=ratio` pays the share that passes, on
     a scale where the unpatched code, or worse code, earns 0.
@@ -283,7 +285,7 @@ def _insert_k(text: str, k: int) -> str:
 
 @lru_cache(maxsize=1024)
 def tests_of(title: str, k: int) -> list[tuple]:
-    """(argument, right value) of all tests; the first NUM_VISIBLE are the visible ones."""
+    """(argument, right value) of all tests; the policy can run the first NUM_VISIBLE of them."""
     rng = np.random.default_rng([list(LIBRARY).index(title), k])
     arguments = rng.integers(4 * k, size=NUM_TESTS).tolist()
     if "(xs)" in title:  # lists of numbers up to 2 * K + 1, many of them K
@@ -306,7 +308,7 @@ def run_tests(code: str, title: str, k: int) -> list[Result]:
 
 @lru_cache(maxsize=1024)
 def faults(title: str, k: int) -> list[str]:
-    """All faulty codes: the right code with one operator swapped or one number off by one.
+    """All faulty versions: the right code with one operator swapped or one number off by one.
 
     Each fails at least one visible test and one deciding test.
     """

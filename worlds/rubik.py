@@ -1,11 +1,11 @@
 """Rubik: the cube of 2x2x2 pieces, as in RAGEN-2, with an exact planner.
 
 Differences from RAGEN-2, on purpose:
-- The actions turn three faces only, so the corner at the bottom, back and left never moves. Turns
-  of the other faces are the same turns of the pieces, seen from another side.
+- The actions turn three faces only, so the corner at the bottom, back and left never moves. A turn
+  of another face equals one of these turns, seen from another side.
 - The colours are dealt to the faces anew in every game, so that a small model cannot learn the
-  cubes by heart. The splits are disjoint by what is seen: training may show a cube of the
-  evaluation in other colours.
+  cubes by heart. The splits are disjoint in what the policy sees: training may show a cube
+  of the evaluation in other colours.
 """
 
 from configurator import UserError
@@ -17,9 +17,9 @@ import numpy as np
 from envs import Env, Move
 
 FACES = "URFDLB"  # up, right, front, down, left, back; their stickers have the numbers 0 to 23
-SOLVED = "".join(face * 4 for face in FACES)  # a cube, with the name of a face for each colour
+SOLVED = "".join(face * 4 for face in FACES)  # a cube: for each sticker, its face
 COLOURS = "123456"
-# A clockwise turn moves the sticker of each cycle to the place of the next one. Every face is
+# A clockwise turn moves each sticker of a cycle to the next place of the cycle. Every face is
 # numbered row by row as one looks at it, the back from behind and the bottom with the front on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
@@ -31,7 +31,7 @@ MAX_DISTANCE = 14  # of any cube, in quarter turns
 
 
 def _sources() -> dict[str, tuple[int, ...]]:
-    """Action -> the old places of the 24 stickers."""
+    """Action -> for each of the 24 places, the place that its new sticker comes from."""
     sources = {}
     for face, cycles in CYCLES.items():
         clockwise = list(range(24))
@@ -113,7 +113,7 @@ def turn(cube: str, action: str) -> str:
 
 
 def count_pairs(cube: str) -> int:
-    """Neighbours on a face with the same colour: at most 24."""
+    """The number of neighbours on a face with the same colour, at most 24."""
     total = 0
     for start in range(0, 24, 4):
         a, b, c, d = cube[start : start + 4]
@@ -139,9 +139,10 @@ def near_solved() -> dict[str, int]:
 
 @lru_cache(maxsize=65536)
 def shortest_solution(cube: str) -> tuple[str, ...]:
-    """The actions of a shortest solution: breadth-first to a cube near the solved one, then down.
+    """The actions of a shortest solution.
 
-    It takes up to a second for a cube that is 14 turns away, and milliseconds up to 10.
+    Breadth-first search to a cube that `near_solved` knows, then turns that shorten the distance.
+    It takes up to a second for a cube that is 14 turns away, milliseconds for 10 turns or fewer.
     """
     distances = near_solved()
     queue = [(cube, ())]

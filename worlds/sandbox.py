@@ -19,10 +19,10 @@ from itertools import count
 from typing import IO
 
 MAX_SECONDS = 60
-MAX_OUTPUT = 2**20  # bytes that are read back
+MAX_OUTPUT = 2**20  # bytes of output that are read
 MAX_FILES = 100_000  # files and folders that the folder of a command may hold
-MAX_BYTES = 2**31  # bytes on disk that it may hold
-CHECK_S = 1.0  # seconds between two counts of these while a command runs
+MAX_BYTES = 2**31  # bytes on disk that this folder may hold
+CHECK_S = 1.0  # seconds between two counts of files and bytes while a command runs
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
 LIMITS = (
     "prlimit",
@@ -180,7 +180,7 @@ def can_isolate() -> bool:
     return False
 
 
-# ---------- what a command leaves behind
+# ---------- files that a command leaves behind
 
 
 class TaskFolder:
@@ -200,7 +200,7 @@ class TaskFolder:
 
 def remove_folder(folder: str) -> None:
     """Remove a folder without recursion: nested folders are moved up until none is left."""
-    prefix = secrets.token_hex(8)  # no name that a command can have taken
+    prefix = secrets.token_hex(8)  # random, so that no command has used it
     numbers = count()
     while names := os.listdir(folder):
         for name in names:
@@ -227,8 +227,8 @@ def _is_real_folder(path: str) -> bool:
 def check_size(folder: str, *, finished: bool) -> None:
     """Count what a folder holds, without recursion.
 
-    Args: finished: False while a command can change the folder. Folders that cannot be read are
-        counted only if it is True.
+    Args: finished: False while a command can change the folder. If True, folders that cannot be
+        read are made readable and counted, too.
     Raises: FolderFull if the folder holds too much.
     """
     num_files = 0
@@ -252,7 +252,7 @@ def check_size(folder: str, *, finished: bool) -> None:
                             "The game is over."
                         )
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # the command has removed or closed it
+            continue  # the command has removed it, or its permissions
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise

@@ -1,6 +1,6 @@
-"""Sudoku on 4x4 cells: every puzzle has exactly one solution, and it stays in reach.
+"""Sudoku on 4x4 cells: every puzzle has exactly one solution, which the agent can always reach.
 
-RAGEN-2 plays it on 9x9 cells and does not check that there is one solution. With its default limits
+RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. With its default limits
 the agent has fewer actions than there are empty cells, so it cannot win. Here the agent may replace
 every digit that it wrote, so no mistake is final.
 """
@@ -19,8 +19,8 @@ from envs import MAX_DRAWS, Env, Move
 SIZE = 4
 NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
-EMPTY = 0  # the digit of a cell without one
-MAX_EMPTY = 10  # 12 is the most with one solution, but such puzzles are rare
+EMPTY = 0  # in place of a digit
+MAX_EMPTY = 10  # up to 12 are possible with one solution, but such puzzles are rare
 MAX_STATED = 3  # digits that a sentence of `statements` lists
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
 
@@ -53,7 +53,7 @@ class Sudoku(Env):
         self.num_empty = empty
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Empty random cells of a random full board until there is one solution only."""
+        """Empty random cells of random full boards until a board has only one solution."""
         boards = full_boards()
         for _ in range(MAX_DRAWS):
             board = list(boards[rng.integers(len(boards))])
@@ -98,7 +98,7 @@ class Sudoku(Env):
         )
 
     def statements(self) -> list[str]:
-        """The first digits that are sure, and written ones that break a rule."""
+        """The first digits that are sure, and the first written ones that break a rule."""
         sure = sure_digits(self.board)[:MAX_STATED]
         clashing = clashes(self.board, self.given)[:MAX_STATED]
         return [f"Next {listing(sure)}.", f"Clash {listing(clashing)}."]

@@ -1,8 +1,8 @@
-"""SWE-Gym: rows of the data set on local checkouts.
+"""SWE-Gym: tasks of the data set (its rows), on local checkouts.
 
 It is the code task of arXiv 2510.01132 without containers and downloads. It differs on purpose:
-- Commands and tests run in the sandbox of `sandbox.py`. Where it does not work, they run only with
-  the option `sandbox=none`.
+- Commands and tests run in the sandbox of `sandbox.py`. On a machine that does not support it, they
+  run only with the option `sandbox=none`.
 - The policy gets the files of the base commit without the git history, because the history may
   contain the answer. git reads only the objects of a checkout: its settings, hooks and attributes
   have no effect.
@@ -30,7 +30,7 @@ from worlds.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run
 
 MAX_COMMAND = 100_000  # bytes
 MAX_NAMES = 10_000  # bytes of the names of test files; Linux allows 131,072 bytes in all
-SHOWN_OUTPUT = 2_000  # last characters of the output that the policy sees
+SHOWN_OUTPUT = 2_000  # characters that the policy sees, from the end of the output
 END_OF_PATCH = "END OF PATCH"
 APPLY_PATCH = f"git apply --allow-empty - <<'{END_OF_PATCH}'\n{{}}\n{END_OF_PATCH}"
 RUN_TESTS = "python -m pytest -q -rA --tb=no -- {} 2>/dev/null | grep -a ^PASSED"
@@ -48,7 +48,7 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # in a patch
 
-# With these, git obeys nothing in a checkout but its objects, and its memory is limited.
+# With these, git uses nothing of a checkout but its objects, and limited memory.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -144,7 +144,7 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # The parser of replies splits at "||". If the patch has one, its first piece arrives here.
+        # The parser of replies splits at "||". If the patch has "||", its first piece arrives here.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # the last action submits as well
@@ -214,8 +214,9 @@ class SWE(Env):
 def archive_commit(checkout: Path, commit: str) -> bytes:
     """The files of a commit as a tar archive.
 
-    The checkout may be somebody else's. git works in an empty repository that borrows the objects
-    of the checkout, so its settings, filters, hooks, attributes and links have no effect.
+    Somebody else may have made the checkout. git works in an empty repository that borrows the
+    objects of the checkout, so settings, filters, hooks, attributes and links of the checkout have
+    no effect.
 
     Args: commit: hexadecimal digits.
     Raises: ValueError for a missing checkout or commit. OSError or SubprocessError if git fails.

@@ -3,8 +3,8 @@
 `quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132 at a size
 for small models. `textworld.py` and `alfworld.py` play the games of the original packages. All of
 them differ from that paper on purpose:
-- An episode earns the largest share of the task that was done at any moment: 1 for a success, less
-  otherwise.
+- An episode earns the largest share of the task that was done at any moment, which is 1 for a
+  success.
 - A command that is impossible now is not an action. Every observation repeats the task.
 - Optimal lengths come from a breadth-first search from the present state, not from a recorded
   solution.
@@ -30,8 +30,8 @@ class World(Env):
     """A game whose state is a dict of facts.
 
     A subclass defines:
-    - `effects`: all possible commands with the facts that they change. With a set of things `only`,
-      it may leave out commands that no shortest plan needs if other things do not matter.
+    - `effects`: all possible commands with the facts that they change. If only the things in the
+      set `only` matter, it may leave out commands that no shortest plan needs.
     - `relevant`: the things that matter in a shortest plan; `search` passes them as `only`.
     - `progress`: the share of the task that is done.
     - `_start`: sets up an instance and ends with a call of `_open`.
@@ -145,7 +145,7 @@ def listing(names: Sequence[str]) -> str:
 
 
 def drop_articles(text: str) -> str:
-    """The text in lower case, without articles and surplus spaces.
+    """The text in lower case, without articles and extra spaces.
 
     >>> drop_articles("Open  the blue door")
     'open blue door'
@@ -154,7 +154,7 @@ def drop_articles(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text at its full stops. Each sentence ends with one, without spaces around it."""
+    """Split a text into sentences, each with its full stop and without spaces around it."""
     return [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
 
 

@@ -2,7 +2,7 @@
 
 The package is optional and imported when a game begins. The games differ on purpose:
 - The Python logic of the package plays them, not a z-machine. `statements` makes the observations.
-- A lost game ends without success. A turn earns the rise of the score, as a share of the maximum.
+- A lost game ends without success. The reward is the rise of the score, as a share of the maximum.
 """
 
 from configurator import UserError
@@ -142,7 +142,7 @@ class TextWorld(World):
     def search(self, max_length: int) -> tuple[str, ...]:
         """TextWorld's own plan from the present state; it is not always the shortest.
 
-        If TextWorld has no plan: the rest of the walkthrough, if its next command is possible.
+        If TextWorld has no plan, it is the rest of the walkthrough if the next command is possible.
         """
         if self.state.done:
             return ()
@@ -181,7 +181,7 @@ class TextWorld(World):
 
 @dataclass
 class Scene:
-    """The facts of a game, sorted by what they say."""
+    """The facts of a game, sorted into the parts of an observation."""
 
     holders: list[str]  # names of containers and supporters
     room: str = ""  # the player's room
@@ -225,7 +225,7 @@ class Scene:
         return exits
 
 
-@lru_cache(maxsize=512)  # the members of a group share it
+@lru_cache(maxsize=512)  # the members of a group share the game
 def textworld_game(kind: str, w: int, o: int, q: int, rewards: str, goal: str, seed: int):
     """Make a game like `tw-make custom`, `tw-make tw-simple` or `tw-make tw-cooking`.
 

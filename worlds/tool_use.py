@@ -1,8 +1,8 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
-`ToolUse` asks about the bundled towns of worlds/documents.py. The facts are the same in every game,
-so a policy may learn them by heart; what the store holds is drawn anew. `OwnData` asks about a
-user's items (a shop), or asks the questions of a user's file (a search for passages).
+In `ToolUse`, questions are about the bundled towns of worlds/documents.py. Their facts are the same
+in every game, so a policy may learn them by heart. The content of the store is drawn anew. In
+`OwnData`, questions are about a user's items (a shop), or come from a user's file with passages.
 """
 
 from configurator import UserError
@@ -25,25 +25,25 @@ KEYS = ("box", "wall", "floor", "corner", "edge", "board")
 KEY = re.compile(r"\w{1,20}")
 MAX_TEXT = 200  # characters after the name of a tool
 MAX_SHOWN = 300  # characters of a document in a result
-MAX_ANSWERS = 100  # right answers of a question about attributes
-MAX_STORED = 99  # numbers in the store are drawn from 11 to this one
+MAX_ANSWERS = 100  # most right answers of a question about attributes
+MAX_STORED = 99  # the largest number in the store; the smallest is 11
 
 
 class Step(NamedTuple):
-    """A call that the expert makes before the last one."""
+    """A call of the optimal player before its last one."""
 
     call: str
-    proof: str  # what the game notes when it shows what this call is for, see `ToolUse.proofs`
-    note: str  # what the call tells, for `statements`
+    proof: str  # if `ToolUse.proofs` has this, the call is not needed any more
+    note: str  # the fact that the call shows, for `statements`
 
 
 class Task(NamedTuple):
-    """What is random in a game."""
+    """The random parts of a game."""
 
     question: str
     store: tuple[tuple[str, str], ...]
     steps: tuple[Step, ...]
-    last_calls: tuple[str, ...]  # each of them wins; the expert makes the first
+    last_calls: tuple[str, ...]  # each of them wins; the optimal player makes the first
 
 
 class ToolUse(Env):
@@ -73,7 +73,9 @@ class ToolUse(Env):
         raise UserError(f"these {self.noun}s have no task of the kind {', '.join(self.tasks)}")
 
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
-        """Which item has these attributes? None unless a search for their values shows one."""
+        """Which item has these attributes? None if a search for their values shows no such item.
+
+        Also None if more than MAX_ANSWERS items have them."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -110,7 +112,7 @@ class ToolUse(Env):
         )
 
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
-        """What is an attribute of two items together?"""
+        """What is the sum of an attribute of two items?"""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -152,8 +154,8 @@ class ToolUse(Env):
         )
 
     def _draw_item(self, rng: np.random.Generator) -> Document:
-        """A document that a search for its name shows."""
-        numbers = self.index.found_by_name(self.num_results)  # at least the first document
+        """A random document that a search for its own name shows."""
+        numbers = self.index.found_by_name(self.num_results)  # has at least the first document
         while True:
             number = int(rng.integers(len(self.index.documents)))
             if number in numbers:
@@ -266,7 +268,7 @@ class ToolUse(Env):
         return len(self._missing_calls())
 
     def _missing_calls(self) -> list[str]:
-        """The calls that are missing, and the last one."""
+        """The calls whose proof is missing, and the last call."""
         calls = [step.call for step in self.steps if step.proof not in self.proofs]
         return [*calls, self.last_calls[0]]
 
@@ -294,7 +296,7 @@ class ToolUse(Env):
 
 
 class OwnData(ToolUse):
-    """The same with the items, passages and questions of a user's file of JSON lines.
+    """The tools with the items, passages and questions of a user's file of JSON lines.
 
     If the file has questions, they are the tasks. Otherwise tasks about the items are drawn.
     """
@@ -318,7 +320,7 @@ class OwnData(ToolUse):
             raise UserError(
                 f"{file} has no questions, so it must have items with attributes and nothing else"
             )
-        # Tasks ask about the items that a search for their name shows.
+        # Tasks are only about items that a search for their own name shows.
         asked_about = self.questions or self.index.found_by_name(results)
         if task == "all":
             self.tasks = possible_tasks(documents)
@@ -336,8 +338,8 @@ class OwnData(ToolUse):
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
         """The steps of the file, or else a search that the question suggests.
 
-        The search is for a title that stands in the question, or else for all of its words. If no
-        such result has the first answer, a search for a passage with the answer follows.
+        The search is for a title that stands in the question, or else for all words of the
+        question. If no result has the first answer, a search for a passage with it follows.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
@@ -394,7 +396,7 @@ def has_answer(document: Document, answer: str) -> bool:
 
 
 def normalized(call: str) -> str:
-    """The call without articles, full stop and surplus spaces, in lower case."""
+    """The call without articles, full stop and extra spaces, in lower case."""
     return drop_articles(call.rstrip(".").casefold())
 
 
@@ -405,12 +407,12 @@ def is_whole(document: Document, attribute: str) -> bool:
 
 
 def condition(key: str, value: str | float) -> str:
-    """A wanted attribute in words. A number is the largest that is wanted."""
+    """A wanted attribute in words. A number is an upper bound."""
     return f"{key} {value}" if isinstance(value, str) else f"{key} at most {value}"
 
 
 def fits(document: Document, wanted: dict[str, str | int | float]) -> bool:
-    """Whether a document has the wanted attributes. A number is the largest that fits."""
+    """Whether a document has the wanted attributes. A number is an upper bound."""
     for key, value in wanted.items():
         own = document.attributes.get(key)
         if isinstance(value, str):

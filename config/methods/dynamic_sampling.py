@@ -1,5 +1,5 @@
 # Overlay for any experiment: dynamic sampling (DAPO, arXiv 2503.14476). Up to three rounds sample
-# groups until 8 have variance, and all of these are trained on.
+# groups until num_groups (8) of them have variance. The policy trains on these.
 # Example:  python train.py config/frozenlake_grpo.py config/methods/dynamic_sampling.py
 
 sampling_rounds = 3

@@ -1,5 +1,5 @@
 # Overlay for any experiment with several turns: ECHO (arXiv 2605.24517). The policy also learns to
-# predict what the environment answers, from the games of all groups.
+# predict the observations, from the trajectories of all groups.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/echo.py
 
 observation_coef = 0.1

@@ -1,11 +1,11 @@
-# Overlay for any experiment: GSPO (arXiv 2507.18071). The ratio is the geometric mean over a
-# trajectory, with the paper's clip range. --sequence=turn takes the mean over a turn.
+# Overlay for any experiment: GSPO (arXiv 2507.18071). The ratio of a trajectory is the geometric
+# mean over its tokens. The clip range is the paper's. --sequence=turn takes the mean over a turn.
 # It needs several optimizer steps on a rollout: with the 32 kept trajectories of
 # frozenlake_grpo.py, a batch_size of 8 makes four.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/gspo.py
 
 sequence_ratio = True
-recompute_old_logprobs = True  # rounding in bfloat16 may leave the clip range
+recompute_old_logprobs = True  # in bfloat16, rounding alone could exceed the clip range
 clip_low = 3e-4
 clip_high = 4e-4
 aggregation = "seq_mean_token_mean"

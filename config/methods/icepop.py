@@ -1,6 +1,6 @@
-# Overlay for any experiment: IcePop (arXiv 2510.18855). Tokens whose probability in the trainer is
-# less than half or more than five times that in the engine are dropped. Without this overlay, their
-# weight is only bounded from above (TIS), by 2; here that bound is 5.
+# Overlay for any experiment: IcePop (arXiv 2510.18855). It drops tokens whose probability in the
+# trainer is less than half or more than five times that in the engine. Without this overlay,
+# importance weights are only capped, at 2 (TIS).
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/icepop.py
 
 importance_floor = 0.5

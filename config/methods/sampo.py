@@ -1,7 +1,7 @@
 # Overlay for frozenlake_grpo.py: SAMPO (arXiv 2602.21534). It has three parts: GSPO with turns
 # as sequences and the clip range of the authors' scripts for SAMPO; GiGPO; and a filter that keeps
-# all groups with variance. --sampling_rounds=3 also samples groups in place of those without, as
-# the authors' code can.
+# all groups with variance. --sampling_rounds=3 also samples more groups in place of those without
+# variance, which the authors' code can do, too.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/sampo.py
 
 estimator = "grpo"
@@ -9,7 +9,7 @@ state_weight = 1.0
 turn_gamma = 0.95
 sequence_ratio = True
 sequence = "turn"  # as in the authors' code, where a turn is a sequence of its own
-recompute_old_logprobs = True  # rounding in bfloat16 may leave the clip range
+recompute_old_logprobs = True  # in bfloat16, rounding alone could exceed the clip range
 clip_low = 3e-3
 clip_high = 4e-3
 aggregation = "seq_mean_token_mean"

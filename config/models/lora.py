@@ -2,6 +2,6 @@
 # the rank of the StarPO paper.
 # Example:  torchrun --standalone train.py config/frozenlake_ppo.py config/models/lora.py
 
-lora_rank = 64  # alpha is the same
-learning_rate = 1e-5  # larger than without LoRA, because adapters are few weights and B starts at 0
+lora_rank = 64  # alpha is 64, too
+learning_rate = 1e-5  # higher than without LoRA: adapters have few weights, and B starts at 0
 critic_lr = 1e-4

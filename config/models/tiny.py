@@ -5,7 +5,7 @@
 model = "tiny"
 engine = "torch"  # samples in the training process; --engine=vllm works as well
 device = "cpu"
-num_threads = 1  # fixes the order of additions: two runs with one seed agree to the last bit
+num_threads = 1  # fixes the order of additions: runs with the same seed agree to the last bit
 max_response_tokens = 64
 max_context_tokens = 1024
 micro_batch_tokens = 4096

@@ -1,9 +1,10 @@
-# Overlay for frozenlake_grpo.py and tiny.py: StarPO without slip, at a learning rate that should
-# ruin it within a few iterations (studies/collapse/README.md). A run takes two CPU-minutes.
+# Overlay for frozenlake_grpo.py and tiny.py: StarPO on ice that is not slippery, at a learning rate
+# at which it should collapse within a few iterations (studies/collapse/README.md). A run takes two
+# CPU-minutes.
 # Example:
 #   python train.py config/frozenlake_grpo.py config/models/tiny.py config/models/tiny_collapse.py
 
-env = "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0"  # that of frozenlake_det.py
+env = "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0"  # as frozenlake_det.py
 learning_rate = 2e-3
 num_groups = 4
 group_size = 8

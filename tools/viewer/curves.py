@@ -50,7 +50,7 @@ def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations, and the reference players.
 
-    Long names of arms are in the legend, because at the curves they would take their place.
+    Long names of arms go into the legend, because beside the curves there is no room for them.
 
     Args: paths: files to write, PNG or PDF."""
     looks = {}
@@ -134,7 +134,7 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """The solved prompts before and after RL by place, if all seeds are finished, (S, n)."""
+    """Solved prompts (S, n) before RL, key 0, and after RL, key -1; {} for unfinished seeds."""
     if not all(run.is_finished() for run in arm.runs):
         return {}
     env = arm.runs[0].scored_env()

@@ -18,7 +18,7 @@ from support.settings_history import (
 )
 from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 
-STAGES = {  # file of a run -> what its trajectories are; None: training, an iteration per row
+STAGES = {  # file of a run -> stage of its trajectories; None: training, each row has its step
     "eval_start.jsonl": "before RL",
     "trajectories.jsonl": None,
     "eval_final.jsonl": "after RL",
@@ -74,7 +74,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
         cells, layers, colors: how to draw boards; see tools/viewer/pictures.py.
 
     Raises:
-        UserError: a folder has no trajectories, or a line is not one.
+        UserError: a folder has no trajectories, or a line is no trajectory.
     """
     text_ids: dict[str, int] = {}
     prompt_ids: dict[tuple, int] = {}
@@ -98,7 +98,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
             {"name": names[number], "players": players, **describe_curves(rows, records)}
         )
         for record, stage in records:
-            # A file has no settings; the system message says which form a reply must have.
+            # A file has no settings; the system message states the form of a reply.
             think = "<think>" in record["system"] if run.is_file() else config.think
             trajectory = describe_trajectory(record, stage, think, text_ids)
             trajectory["policy"] = stage if run.is_file() else None
@@ -123,7 +123,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
 def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
     """The records of a run with their stage, see STAGES.
 
-    Raises: UserError if there is none, or a line is not one."""
+    Raises: UserError if there is no trajectory, or a line holds something else."""
     records = []
     for file, stage in STAGES.items():
         shape = TRAJECTORY if stage else {"step": int, "group": int, **TRAJECTORY}
@@ -194,7 +194,7 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
 
 
 def read_players(path: Path) -> list[tuple[str, float]]:
-    """(name, success rate) of the greedy and the optimal player in scores.json; [] without it."""
+    """(name, success rate) of the greedy and optimal player in scores.json; [] without the file."""
     if not path.is_file():
         return []
     scores = next(iter(read_json(path, {str: {str: [int]}}).values()), {})
@@ -350,7 +350,7 @@ def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str
 def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]:
     """Why a reply is not valid, in sentences; [] for a valid one.
 
-    Older records lack the sentences. The next message has them, if there is one."""
+    Older records do not have them. Then they come from the next message, if there is one."""
     if turn["format_ok"]:
         return []
     faults = [shown(fault) for fault in turn.get("faults", [])]
@@ -374,8 +374,8 @@ def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]
 def explain_cut(turn: dict) -> str:
     """The sentence about a reply that was cut off; "" if it was not.
 
-    Older records do not name the setting that did it, but a reply that ended by itself has the
-    end-of-turn token."""
+    Older records do not name the setting that cut a reply off. In them, a reply that was cut off
+    has no end-of-turn token."""
     num_tokens = len(turn["tokens"])
     if turn.get("cut_by"):
         return cut_fault(num_tokens, shown(turn["cut_by"]))
@@ -386,7 +386,7 @@ def explain_cut(turn: dict) -> str:
 
 
 def explain_form(response: str, think: bool) -> str:
-    """What a response lacks of the required form, in words; "" for nothing.
+    """What is wrong with the form of a response, in words; "" if nothing is.
 
     >>> explain_form("<think>go</think>Up", think=True)
     'it has no <answer>'
@@ -415,7 +415,7 @@ def explain_form(response: str, think: bool) -> str:
 def shown(text: str) -> str:
     """A text with visible escapes for control characters and marks of writing direction.
 
-    So a text can neither hide a part of itself nor change how the texts around it are read."""
+    So a text can neither hide a part of itself nor change how the texts around it are shown."""
     if text.replace("\n", "").isprintable():
         return text
     return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has 10 characters

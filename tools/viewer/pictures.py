@@ -124,7 +124,7 @@ HEADER = re.compile(
 
 
 class Message(NamedTuple):
-    """The parts of a user message; a part that the message lacks is an empty string."""
+    """The parts of a user message; a missing part is an empty string."""
 
     report: str  # on the last turn
     budget: str  # turns and actions that are left

@@ -8,7 +8,7 @@ let selected = 0 // number of the trajectory that is shown
 let selectedTurn = 0
 let filtered = [] // numbers of the trajectories that pass the filters, in the chosen order
 
-// What a filter on replies finds in a turn.
+// Name of a filter on replies -> whether a turn passes it.
 const REPLY_FILTERS = {
   'an invalid reply': turn => turn.faults.length > 0,
   'a reply that was cut off': turn => turn.cut !== '',

@@ -29,7 +29,7 @@ function gray(text, className = '') {
   return make('span', `gray ${className}`, text)
 }
 
-// A number with a sign of its own width, such as −0.10.
+// A number with a true minus sign, such as −0.10.
 function formatNumber(number, digits = 2) {
   const rounded = Math.abs(number).toFixed(digits)
   return (number < 0 && Number(rounded) ? '−' : '') + rounded
@@ -40,7 +40,8 @@ function formatSigned(number) {
   return number > 0 && Number(text) ? `+${text}` : text
 }
 
-// The shape of each outcome differs, so that it can be told without its color.
+// Outcomes differ in shape, so that they can be told apart without color. Records with 'failure'
+// do not tell whether the game was lost.
 const ICONS = {
   success: 'M4.6 8.3l2.4 2.5 4.5-5.4',
   lost: 'M5.4 5.4l5.2 5.2M10.6 5.4l-5.2 5.2',
@@ -68,7 +69,7 @@ function makeMarked(tag, className, text) {
   const query = searchQuery()
   const lower = text.toLowerCase()
   let end = 0
-  // A few letters change their length in lower case, and positions would be wrong.
+  // A few letters change their length in lower case. Then nothing is marked.
   for (let at = -1; query && lower.length === text.length; ) {
     at = lower.indexOf(query, end)
     if (at < 0) break

@@ -26,7 +26,7 @@ function describePlace() {
   return place
 }
 
-// Shows what the address names. Without a name, it shows the first trajectory.
+// Shows what the address names. Without a trajectory in it, the first one is shown.
 function readLink() {
   const place = new URLSearchParams(location.hash.slice(1))
   element('search').value = place.get('search') ?? ''

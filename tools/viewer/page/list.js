@@ -5,7 +5,7 @@ const FILTERS = {
   outcome: trajectory => [trajectory.success ? 'success' : 'no success', trajectory.outcome],
   replies: trajectory => trajectory.replies,
   iteration: trajectory => (trajectory.policy ? [] : [trajectory.when]),
-  policy: trajectory => (trajectory.policy ? [trajectory.policy] : []), // of a file
+  policy: trajectory => (trajectory.policy ? [trajectory.policy] : []), // only in files
   group: trajectory => [trajectory.group],
   training: trajectory => {
     if (trajectory.kept === null) return []
@@ -88,7 +88,7 @@ function offerValues(changed, found) {
   }
 }
 
-// Filters and sorts the trajectories. The selected one stays if it passes.
+// Filters and sorts the trajectories. The selected one stays if it passes and the order is kept.
 function applyFilters(changed = '') {
   const query = searchQuery()
   const all = [...trajectories.keys()]

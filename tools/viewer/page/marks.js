@@ -62,7 +62,7 @@ function makeMarkEditor(trajectory) {
   return make('div', 'marks', '', star, note)
 }
 
-// What the export says of a trajectory. File and line name its whole record.
+// What the export writes about a trajectory. `file` and `line` locate its whole record.
 function exported(i) {
   const trajectory = trajectories[i]
   const {run, file, line, env, seed, when, address, outcome, reason, success, score} = trajectory

@@ -1,6 +1,6 @@
 // ---------- start
 
-const TYPING_MS = 4000 // a page that follows a run is not loaded again while somebody types
+const TYPING_MS = 4000 // no reload in this time after the last key: somebody may be typing
 let followPaused = false
 let lastTyped = 0
 

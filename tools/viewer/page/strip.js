@@ -1,7 +1,7 @@
 // ---------- the curves above: a click on an iteration opens its trajectories
 
 const STRIP = {height: 124, left: 46, top: 12, bottom: 26, end: 34}
-const PERCENT = ['success', 'valid_frac'] // metrics that are fractions
+const PERCENT = ['success', 'valid_frac'] // metrics that are shown in %, from 0 to 100
 
 function makeCurveChoice() {
   const labels = new Map(data.runs.flatMap(run => {
@@ -20,7 +20,7 @@ function makeCurveChoice() {
 // Where things are in the strip, in pixels.
 function layOutStrip(key) {
   const width = element('strip').clientWidth
-  const right = width - (width < 600 ? 80 : 118) // names of curves stand behind
+  const right = width - (width < 600 ? 80 : 118) // room for the names of curves
   const bottom = STRIP.height - STRIP.bottom
   const lastStep = Math.max(1, ...data.runs.map(run => run.steps.at(-1) ?? 0))
   const numbers = data.runs.flatMap(run => pointsOf(run, key).map(point => point[1]))
@@ -42,7 +42,7 @@ function pointsOf(run, key) {
   return run.steps.map((step, k) => [step, values[k]]).filter(point => point[1] != null)
 }
 
-// Where a recorded stage stands: 'after RL' at the right of the last iteration.
+// The x position of a recorded stage: 'after RL' is at the right of the last iteration.
 function stageX(stage, place) {
   if (stage === 'before RL') return place.x(0)
   if (stage === 'after RL') return place.right
@@ -108,7 +108,7 @@ function drawAxes(svg, place, key) {
   if (recordedStages().includes('after RL')) addText(svg, place.right + 4, y, 'after RL', 'end')
 }
 
-// A thin line shows the training rollouts if evaluations are known; they have dots.
+// If evaluations are known, their line has dots, and the line of the training rollouts is thin.
 function drawCurve(svg, place, key, run, number) {
   const points = pointsOf(run, key)
   const evaluated = key === 'success' ? run.eval : []
@@ -179,7 +179,7 @@ function nearestStage(x, place) {
   return recordedStages().reduce((a, b) => (distance(b) < distance(a) ? b : a))
 }
 
-// Tells the values at the pointer, and which trajectories a click opens.
+// Shows the values at the pointer, and which trajectories a click opens.
 function showTip(event, place, key, guide) {
   const stage = nearestStage(event.offsetX, place)
   const scale = place.x(1) - place.x(0)
