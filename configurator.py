@@ -147,7 +147,7 @@ class Config:
     eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
-    grace_s: Seconds = 60.0  # seconds in which the iteration must end and be saved after a signal
+    grace_s: Seconds = 60.0  # seconds that the current iteration has to end after a signal
     # N: record every N-th iteration, iteration 1 and evaluated ones in trajectories.jsonl: the
     # first groups that hold 32 trajectories or more together, up to 64 MB a run; 0 = none
     sample_every: Natural = 2
@@ -602,7 +602,7 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
     name = "bool (True or False)" if wanted is bool else wanted.__name__
-    raise UserError(f"{key} wants {name}, got {value!r} ({type(value).__name__}) from {source}")
+    raise UserError(f"{key} must be {name}, got {value!r} ({type(value).__name__}) from {source}")
 
 
 def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:

@@ -110,7 +110,7 @@ class FrozenLake(Grid):
         super().__init__(**common)
         if not (2 <= size <= 9 and 0 < frozen_prob <= 1 and 0 < success_rate <= 1):
             raise UserError(
-                "frozenlake wants size 2..9, 0 < frozen_prob <= 1, 0 < success_rate <= 1, got "
+                "frozenlake needs size 2..9, 0 < frozen_prob <= 1, 0 < success_rate <= 1, got "
                 f"size={size}, frozen_prob={frozen_prob}, success_rate={success_rate}"
             )
         self.size = size
@@ -302,7 +302,7 @@ class Sokoban(Grid):
         super().__init__(**common)
         if not (5 <= size <= 12 and 1 <= boxes <= 4 and search_depth >= 2):
             raise UserError(
-                "sokoban wants size 5..12, boxes 1..4 and search_depth >= 2, got "
+                "sokoban needs size 5..12, boxes 1..4 and search_depth >= 2, got "
                 f"size={size}, boxes={boxes}, search_depth={search_depth}"
             )
         if symbols not in self.SYMBOLS:

@@ -400,7 +400,7 @@ def _check_shapes(config, shapes: dict[str, list[int]], folder: str) -> None:
         if name not in shapes:
             if name == "lm_head.weight" and config.tie_word_embeddings:  # the embedding is the head
                 continue
-            raise UserError(f"model={folder!r} lacks the weight {name!r}")
+            raise UserError(f"model={folder!r} has no weight {name!r}")
         if shapes[name] != list(tensor.shape):
             raise UserError(
                 f"model={folder!r}: {name} has shape {shapes[name]}, "

@@ -261,7 +261,6 @@ def advantages(
         group_ids = _group_ids_of_turns(group_ids, turns_per_trajectory)  # (K,)
     else:
         scores = segment_sums(rewards, tokens_per_trajectory)  # (B,)
-    # group_ids are on the CPU
     raw = group_advantages(scores.cpu(), group_ids, estimator).to(rewards.device)  # (K,) or (B,)
     lengths = torch.tensor(tokens_per_turn if turn_level else tokens_per_trajectory)
     raw = raw.repeat_interleave(lengths.to(raw.device))  # (R,)

@@ -4,6 +4,8 @@ One iteration samples P groups of N trajectories, keeps the groups whose scores 
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
 and the differences from the paper (arXiv 2504.20073): `filter_groups`, `advantages`, `ppo_loss`.
 `methods.py` has methods that RAGEN lacks. docs/methods.md says how to add an estimator or a method.
+Shapes are those of `starpo.py`: P groups with B trajectories in all, their K turns and R response
+tokens. After the filter they count what it kept.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -112,9 +114,6 @@ def iterate(
 ) -> tuple[dict, list[Trajectory]]:
     """Do one round of rollout and update.
 
-    The shapes in comments are those of `starpo.py`: P groups with B trajectories in all, their K
-    turns and R response tokens. After the filter they count what it kept.
-
     Args: history: the metrics of earlier iterations.
     Returns: the metrics of this iteration, and its trajectories. A metric that was not measured is
         None. `Run.add` fills in the metrics of an evaluation."""
@@ -128,8 +127,7 @@ def iterate(
     # -- drop: the groups in which an environment failed
     trajectories = without_errors(sampled, config, config.group_size)
 
-    # -- diagnose, before the update changes the weights; the metrics rollout_s and update_s do not
-    # count its time
+    # -- diagnose, before the update changes the weights; rollout_s and update_s omit its time
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])

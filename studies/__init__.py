@@ -1,1 +1,1 @@
-"""Studies: what was found out with this code. Each folder has its page, README.md."""
+"""Experiments with this code. Each folder has a page with the results, README.md."""

@@ -19,7 +19,7 @@ FADED = 0.35  # opacity of a group that the filter drops
 # x of the columns; the canvas is 100 wide
 GAMES, SCORE, FILTER, ADVANTAGE, UPDATE = 8, 50.5, 60.5, 71.5, 86
 ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0  # of a prompt and of a reply
-ROW = 3.1  # distance of two trajectories
+ROW = 3.1  # vertical distance between trajectories
 HEAD_Y = 40.5
 
 
@@ -67,7 +67,7 @@ def draw_heads(axes: Axes) -> None:
 
 
 def draw_group(axes: Axes, group: Group) -> None:
-    """The trajectories of a group, their scores, the filter, and the advantages if it is kept."""
+    """The trajectories of a group, their scores, the filter, and advantages of a kept group."""
     scores = np.array(group.scores)
     is_kept = scores.std() > 0
     opacity = 1.0 if is_kept else FADED
@@ -88,7 +88,7 @@ def draw_group(axes: Axes, group: Group) -> None:
 
 
 def draw_trajectory(axes: Axes, y: float, num_turns: int, opacity: float, is_first: bool) -> None:
-    """Prompts and replies in turns. The first trajectory names what they hold."""
+    """Draw prompts and replies, turn by turn. Only the first trajectory has labels."""
     x = GAMES
     for turn in range(num_turns):
         prompt = "board" if is_first else ""

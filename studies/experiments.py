@@ -45,7 +45,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table of a paper: training runs and the metrics to compare."""
+    """An experiment, such as a figure of a paper: training runs and the metrics to compare."""
 
     title: str
     metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
@@ -72,9 +72,9 @@ class Scale:
 
 
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
-    """A curve without the overrides that equal the defaults.
+    """A curve. Overrides that equal the defaults are left out.
 
-    So it cannot bring back a default that one of its files changes. `Curve` can."""
+    So they cannot restore a default that one of the files changes. Use `Curve` for that."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -109,7 +109,7 @@ STARPO_S = curve()  # the config files of this repository are StarPO-S
 def online_k(num_epochs: int) -> Curve:
     """k = `num_epochs` passes over each rollout, 200 passes in all, evaluated every ten passes.
 
-    One pass is StarPO-S itself, evaluated as its config files say."""
+    With one pass this is StarPO-S itself, evaluated as often as its config files say."""
     if num_epochs == 1:
         return STARPO_S
     return curve(
@@ -125,7 +125,7 @@ def responses_per_prompt(group_size: int) -> Curve:
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
     # The filter compares rewards inside a group and a group of one has no variance, so all 128
-    # trajectories are kept. They make one large batch because the other rows make one step too.
+    # trajectories are kept. They form one batch, so that this run makes one step like the others.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -140,12 +140,12 @@ def actions_per_turn(k: int) -> Curve:
 
 
 def collapsing() -> dict[str, Curve]:
-    """Methods at a learning rate that ruins StarPO, and lower rates.
+    """Methods at a learning rate at which StarPO collapses, and some at lower rates.
 
     All start with the same boards. An iteration makes four optimizer steps on 8 of 32 trajectories,
     unless the name says otherwise. StarPO-S keeps 8 trajectories. Dynamic sampling and SAMPO train
-    on groups with variance only, so they make fewer steps if there are few. An engine in bfloat16
-    is a mismatch on purpose: it is measured at a rate that StarPO should survive without it.
+    on groups with variance only, so they make fewer steps if few groups have it. The engine in
+    bfloat16 is a mismatch on purpose, at a rate that StarPO should survive without the mismatch.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -201,14 +201,14 @@ def estimators() -> dict[str, Curve]:
     """Estimators of advantages at about equal CPU time, with the settings of tiny_best.py.
 
     An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
-    fewer iterations. All are evaluated after half of them, too. The runs of GAE keep their
+    fewer iterations. All are also evaluated halfway. The runs of GAE keep their
     checkpoints for studies/credit/measure.py.
     """
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
     sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in studies/imitation/comparison.py
-    plan = {"reward_density": "plan", "format_penalty": -0.1}  # its rewards sum to 1 at most
+    plan = {"reward_density": "plan", "format_penalty": -0.1}  # rewards of a game sum to 1 at most
     curves = {}
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
         ppo, grpo = f"{env}_ppo", f"{env}_grpo"
@@ -233,10 +233,10 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """StarPO, StarPO-S and what lies between them, on the bandit from one cold start.
+    """StarPO, StarPO-S and variants between them, on the bandit from one cold start.
 
     The cold start teaches the form of replies: 120 games of a player that chooses a random arm. The
-    learning rate is four times that of the overlay; the runs "at 2e-5" have the overlay's."""
+    learning rate is four times that of smollm2_bandit.py, which the runs "at 2e-5" have."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -280,10 +280,10 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 
 
 def guess() -> dict[str, Curve]:
-    """Several turns with a real model: guess a number, with and without the filter.
+    """A game of several turns with a real model, guessing a number: StarPO and StarPO-S.
 
-    The cold start plays random numbers. Its thoughts say truly which numbers are still possible, so
-    RL has to find out how to use them."""
+    The cold start imitates a player that guesses random numbers. Its thoughts say correctly which
+    numbers are still possible, and RL has to learn to use them."""
     cold_start = curve("guess_grpo", sft_steps=25)
     every = {"num_iterations": 20, "eval_every": 10, "eval_size": 128}
     return {
@@ -309,7 +309,7 @@ def quest_sft(**overrides: object) -> Curve:
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)  # its policies solve about half of the quests
 REPAIR_SFT = Curve(
     ("repair_grpo",),
-    # 400 tokens are the default. tiny_text.py sets fewer, and overrides come after it.
+    # 400 is the default, but tiny_text.py sets fewer. Overrides come after the files.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
 BUDGET = 6400  # rollouts
@@ -514,7 +514,7 @@ FIGURES = {
         {f"quest PPO {share:.0%} SFT": split_budget(share) for share in (0, 0.2, 0.4, 0.6, 0.8, 1)},
     ),
     "ratio": Figure(
-        "reward for a repair that passes all tests, or for the share of tests that it mends",
+        "reward for a repair that passes all tests, or for the share of tests that it fixes",
         TRAINING,
         {
             f"repair GRPO {reward}": curve(sft=REPAIR_SFT, env=f"repair:reward={reward}")
@@ -624,7 +624,7 @@ def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -
 
 
 def config_path(name: str) -> str:
-    """The path of a config file, such as config/methods/gspo.py of "gspo".
+    """The path of a config file, such as config/methods/gspo.py for "gspo".
 
     Raises: UserError if config/ has no such file."""
     for path in sorted(ROOT.glob("config/**/*.py")):

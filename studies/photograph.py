@@ -1,4 +1,4 @@
-"""Chromium for pictures of the page of tools/view.py, and for its tests.
+"""Chromium, for screenshots and tests of the page that tools/view.py writes.
 
 Needs playwright (requirements/dev.txt) and Chromium.
 """
@@ -16,7 +16,7 @@ SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def open_browser(playwright: "Playwright") -> "Browser":
-    """Start headless Chromium, of playwright or of the system.
+    """Start headless Chromium: playwright's own, or else that of the system.
 
     Raises:
         UserError: neither is installed.

@@ -2,11 +2,11 @@
 
     make figures        # or: python -m studies.readme_pictures
 
-- docs/flagship.png: the rows of studies/imitation/rows/. studies/imitation/README.md has the
-  commands that make them.
+- docs/flagship.png: from the rows in studies/imitation/rows/. studies/imitation/README.md has the
+  commands that make the rows.
 - docs/algorithm.png: one iteration, see studies/diagram.py.
 - docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, and its page in Chromium. This is
-  the run of `make train`. If it is missing, it is trained first, which takes 6 CPU-minutes.
+  the run of `make train`. If it is missing, it is trained first, which takes 7 CPU-minutes.
 
 Needs playwright (requirements/dev.txt) and Chromium.
 """
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = open_browser(started)  # a missing one is an error before anything is written
+        browser = open_browser(started)  # first: without Chromium nothing is written
         train()
         draw_flagship(DOCS / "flagship.png")
         draw_algorithm(DOCS / "algorithm.png")
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
 
 
 def train() -> None:
-    """Train RUN, continue it, or do nothing if it is finished. It refuses other settings.
+    """Train RUN, continue it, or do nothing if it is finished. train.py refuses other settings.
 
     Raises: UserError if that fails."""
     command = [sys.executable, *TRAIN]
@@ -168,14 +168,14 @@ def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
 
 
 def is_long_success(trajectory: dict) -> bool:
-    """After RL, the agent slips and reaches the goal in its third turn."""
+    """The game was won after RL in three turns. An action of the first turn slipped."""
     turns = trajectory["turns"]
     is_long = trajectory["when"] == "after RL" and len(turns) == 3
     return is_long and trajectory["success"] and slips_in(turns[0])
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """In iteration 20, a slip loses a game of one turn, and its group is kept."""
+    """The game of iteration 20 was lost in one turn with a slip, and its group was kept."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])

@@ -7,7 +7,7 @@
     python -m studies.reproduce fig9                         # all runs of a figure, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
     python -m studies.reproduce fig5 fig7 fig9 --dry_run=True     # commands and estimated hours
-    python -m studies.reproduce fig9 --draw=True             # no run: tables, points and pictures
+    python -m studies.reproduce fig9 --draw=True             # no runs, only tables and pictures
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
     python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
@@ -45,8 +45,8 @@ OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = the default of the first figure
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
-    "only": "",  # part of the labels of the curves to run
-    "again": False,  # also run what is finished, to have the folders of its runs
+    "only": "",  # run only curves whose label contains this
+    "again": False,  # also repeat finished runs, for example to get their folders
     "dry_run": False,
     "draw": False,
 }
@@ -186,7 +186,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimated hours of one run without its SFT stage; from other seeds if some are finished."""
+    """Estimated hours of a run without its SFT stage, from finished runs of other seeds if any."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)
@@ -218,7 +218,7 @@ def show(name: str, scale: str) -> str:
 
 
 def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
-    """Label -> rows of its finished runs with any seed: those whose settings differ in it alone."""
+    """Label -> rows of the finished runs of its curve, with any seed."""
     rows = runs.finished_rows()
     found = {}
     for label, curve in curves.items():

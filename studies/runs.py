@@ -40,15 +40,15 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
 # settings that change what is written and not what is learned; they do not identify a run
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
-# a row keeps these metrics of every iteration; older rows lack valid_frac
+# a row keeps these metrics of every iteration; older rows have no valid_frac
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 
 
 def finished_rows() -> dict[Config, dict]:
     """The rows in studies/rows/ by their settings.
 
-    A setting that a row lacks has its default, and so have those of ONLY_WRITING. Rows with unknown
-    settings, and rows of runs that started from other weights in base/, are left out.
+    Settings that are missing in a row, and those of ONLY_WRITING, have their defaults. Rows with
+    unknown settings, and rows of runs that started from other weights in base/, are left out.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -155,9 +155,9 @@ def describe_machine() -> str:
 def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
     """The data and the CPU time that a run used.
 
-    "demonstrations" and "instances" count different ones, even if a run shows or plays them several
-    times. Tokens are those of replies. The expert's tokens count as often as they are shown. CPU
-    seconds are without evaluations.
+    "demonstrations" counts distinct ones, "times shown" also counts repeats. "instances" counts an
+    instance once, although a group plays it several times. Tokens are those of replies. An expert's
+    token counts each time it is shown. CPU seconds are without evaluations.
     """
     shown = 0
     different = 0

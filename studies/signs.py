@@ -2,8 +2,8 @@
 
 - A run has collapsed if its last evaluations, at least two, are all 20 points or more below its own
   best. It collapsed at the first of these.
-- A sign is a metric whose level has left its first level by a factor. The level is the median of
-  the last 3 iterations, the first level that of the first 5, which must be above 0.
+- A sign is a metric whose level is above (or below) its first level by a factor. The level is the
+  median of the last 3 iterations. The first level is the median of the first 5; it must exceed 0.
 """
 
 from statistics import median
@@ -32,10 +32,10 @@ class Sign(NamedTuple):
 
 
 def collapse_iteration(row: Row) -> int | None:
-    """The iteration of the evaluation with which a run collapses; None if it does not."""
+    """The iteration of the evaluation at which a run collapses; None if it does not."""
     successes = tables.series(row)["eval_success"]  # iteration -> success, with iteration 0
     iterations = sorted(successes)
-    start = None  # of the low evaluations up to now
+    start = None  # iteration since which all evaluations are low
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])
@@ -48,7 +48,7 @@ def collapse_iteration(row: Row) -> int | None:
 
 
 def last_good_evaluation(row: Row) -> int:
-    """The iteration of the last evaluation before the collapse, 0 for that of the start.
+    """The iteration of the last evaluation before the collapse; 0 is the evaluation before RL.
 
     The run must collapse."""
     iterations = sorted(tables.series(row)["eval_success"])
@@ -74,7 +74,7 @@ def beginnings(row: Row, sign: Sign) -> list[int]:
 
 
 def has_left(first: float, now: float, sign: Sign) -> bool:
-    """Whether a level has left the first level in the direction of the sign, by its factor."""
+    """Whether a level is above (or below) the first level by the factor of the sign."""
     if sign.rises:
         return now > sign.factor * first
     return now * sign.factor < first

@@ -25,7 +25,7 @@ START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
 
 @pytest.fixture
 def panels(monkeypatch, tmp_path):
-    """The panels of the first picture in README by their titles, drawn into another file."""
+    """Title -> panel of the picture docs/flagship.png, drawn into a temporary file."""
     drawn = []
     original = Figure.subplots
 
@@ -111,9 +111,9 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 
 
 def write_run(folder, *, moves):
-    """A run with one lost game of iteration 20 and a success of three turns after RL.
+    """A run: one game, lost in iterations 1 and 20, and a game won in three turns after RL.
 
-    Args: moves: of the first turn of both games; the answer is Right."""
+    Args: moves: the executed moves of the first turn of both games, which answers Right."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}

@@ -1,7 +1,8 @@
-"""Tests of studies/reproduce.py and the modules that it is made of.
+"""Tests of studies/reproduce.py and the modules that it uses.
 
-Every experiment is a valid run and differs from its neighbours only in what it names. Tables,
-points and pictures by hand. Finished, shared and failed runs. One short real run for every figure.
+Every experiment is a valid run, and curves of a figure differ only in what their labels name.
+Tables and points equal those computed by hand. Finished runs are not repeated, and shared ones run
+once. A short real run is made for every figure.
 
     python -m pytest -q studies/test_reproduce.py
 """
@@ -30,7 +31,8 @@ from tools import sft
 from tools.plotting import plots, tables
 
 ROOT = Path(reproduce.__file__).resolve().parent.parent
-# four instances: the start solves the first, RL all but the last, the players the first two
+# four instances: the start solves the first, RL all but the last, and the players the first two;
+# "optimal, 1 a turn" also solves the last
 SUCCESSES = {
     "random, closed loop": [1, 1, 0, 0],
     "greedy, closed loop": [1, 1, 0, 0],
@@ -40,14 +42,14 @@ SUCCESSES = {
     "after RL": [1, 1, 1, 0],
 }
 COSTS = {"demonstrations": 0, "rollouts": 256}
-FLAT = [0.5, None]  # a metric of two iterations, the second one skipped
+FLAT = [0.5, None]  # a metric of two iterations, not measured in the second
 QUESTS = ("quest", "turns", "density", "split")
 PAPER_SCALES = ("tiny", "full")
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """An empty studies/ next to the configs."""
+    """The empty folder studies/, in a working folder that also has config/."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
     for folder in ("rows", "papers", "credit", "collapse"):
@@ -89,7 +91,7 @@ def refuse_to_launch(monkeypatch):
 
 
 def record_launches(monkeypatch, exit_code=0):
-    """Launch nothing; returns the list of the commands, without the interpreter."""
+    """Launch nothing. Returns: the list of the commands, without the interpreter."""
     launched = []
 
     def record(words, **_):
@@ -141,7 +143,7 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_curves_of_a_figure_are_different_runs(name):
-    """A setting of a curve must not be lost behind a file that sets it, too."""
+    """Two curves would be equal if `curve` left out a default that one of the files changes."""
     curves = reproduce.FIGURES[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
@@ -217,7 +219,7 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 
 @pytest.mark.parametrize("scale", PAPER_SCALES)
 def test_replies_to_repair_fit(scale):
-    """The longest reply of a demonstration has 36 tokens of the tiny tokenizer, and Qwen thinks."""
+    """The longest reply of a demonstration has 36 tokens of the tiny tokenizer. Qwen needs more."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 
@@ -319,7 +321,7 @@ def test_table_by_hand(results):
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
-    # of 8: RL solves 3 + 4; the start, one and the same for both seeds, 1 of 4
+    # RL solves 3 + 4 of 8; the start is the same model for both seeds and solves 1 of 4
     low, high = wilson_interval(1, 4)
     assert row["start"] == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
     ends = np.array([SUCCESSES["after RL"], second["after RL"]])
@@ -503,12 +505,12 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
     only = "--only=sokoban PPO keep"
     reproduce.main(["fig7", only, "--seeds=0", "--dry_run=True", "--scale=full"])
     quarter, *_, every, total = capsys.readouterr().out.splitlines()[1:]
-    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 24 s, as the paper
+    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 24 s, as in the paper
     assert every.endswith("# 3.78 h") and "on one GPU" in total  # 68 s
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """Its model lies in a folder with the seed in the name."""
+    """The setting `model` of such a run is a folder with the seed in its name."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -583,7 +585,7 @@ def small(overrides):
 
 @pytest.mark.slow
 def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
-    """The last curve of every figure through sft.py and train.py, in this process."""
+    """The last curve of every figure runs through tools/sft.py and train.py in this process."""
 
     def run_here(words, **_):
         if words[1] == "train.py":

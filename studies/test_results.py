@@ -1,8 +1,8 @@
-"""Tests of the numbers in README and docs/: they agree with the recorded games.
+"""Tests of the numbers in README, docs/ and studies/: they agree with the recorded games.
 
     python -m pytest -q studies/test_results.py
 
-No interval excludes what it averages, and the tables are those of the JSON files in studies/.
+Every interval contains its mean and its seeds. Tables equal those made from the JSON files.
 """
 
 import re
@@ -32,7 +32,7 @@ SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 
 def find_exclusions(text):
-    """The intervals that do not hold their mean or one of their seeds."""
+    """The intervals that do not contain their mean or one of their seeds."""
     bad = []
     for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
         mean, low, high, seeds = found.groups()
@@ -71,12 +71,12 @@ def test_the_comparison_page_is_that_of_its_rows():
     assert text == comparison.page(list(comparison.WORLDS))
 
 
-PLACES = {"out_dir", "model", "seed"}  # settings that say where a run is, or which
+PLACES = {"out_dir", "model", "seed"}  # settings in which runs of one method may differ
 
 
 @pytest.mark.parametrize("name", comparison.WORLDS)
 def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
-    """A row is found by its name. If the file of an overlay changes, its rows are out of date."""
+    """A row is found by the name of its file, which says nothing of changes in config/."""
     for row, method in comparison.WORLDS[name].methods.items():
         make_command = train_command if method.has_rl else sft_command
         for seed in (0, 1, 2):

@@ -104,7 +104,7 @@ def check_key(address: str, status: int, answer: bytes) -> None:
     if status == 401:
         state = "holds another one" if "OPENAI_API_KEY" in os.environ else "is not set"
         raise UserError(
-            f"{address} wants a key, and the environment variable OPENAI_API_KEY {state} "
+            f"{address} needs a key, and the environment variable OPENAI_API_KEY {state} "
             f"({describe_answer(status, answer)})"
         )
 

@@ -53,7 +53,7 @@ def write_checksums(folder: Path, name: str) -> None:
 
 
 def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
-    """The files that are missing, are no plain files, or have another checksum. Raises: OSError."""
+    """The files that are missing, not regular, or have another checksum. Raises: OSError."""
     files = files_in(folder)
     wrong = []
     for name, checksum in expected.items():

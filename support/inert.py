@@ -79,11 +79,12 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
     if not config.sequence_ratio and config.sequence_mask == 0:
         yield "sequence", "sequence_ratio is False and sequence_mask is 0"
     if config.sequence_ratio:
-        yield "importance_cap importance_floor", "sequence_ratio weighs no single token"
+        reason = "with sequence_ratio, single tokens have no importance weight"
+        yield "importance_cap importance_floor", reason
     if config.context_turns:
         yield "sequence", "with context_turns, each turn is a sequence"
     if config.tv_bound:
-        yield "clip_low clip_high", "tv_bound takes the place of the clip"
+        yield "clip_low clip_high", "tv_bound replaces the clip"
     kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
     trainer_scores = kl_in_reward or not config.mask_observations
     # On vLLM, recompute_old_logprobs also drops the engine's log-probs.

@@ -83,7 +83,7 @@ METRICS = [
         "out_of_actions_frac",
         "rollout",
         "fraction",
-        "Trajectories whose last action was used (`actions_per_traj`).",
+        "Trajectories that ended without success because `actions_per_traj` was used up.",
     ),
     Metric(
         "out_of_turns_frac",
@@ -110,7 +110,12 @@ METRICS = [
         "fraction",
         "Replies that were cut off below `max_response_tokens`, because the context was full.",
     ),
-    Metric("void_frac", "rollout", "fraction", "Trajectories with a turn without an action."),
+    Metric(
+        "void_frac",
+        "rollout",
+        "fraction",
+        "Trajectories with a turn in which no action was executed.",
+    ),
     Metric("num_turns", "rollout", "turns", "Turns per trajectory."),
     Metric("num_actions", "rollout", "actions", "Executed actions per trajectory."),
     Metric("response_length", "rollout", "tokens", "Sampled tokens per trajectory."),
@@ -292,7 +297,7 @@ METRICS = [
         "marginal_std_seq_{SAMPLING}",
         "collapse",
         "nats per thought",
-        "Standard deviation over thoughts of their log-prob averaged over all prompts.",
+        "Standard deviation over thoughts of the log of their mean probability over all prompts.",
     ),
     Metric(
         "marginal_std_{SAMPLING}",

@@ -65,7 +65,9 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
     given = f"model={str(folder)!r}"
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"{given}: {path.name} is no plain file, and reading it could block")
+            raise UserError(
+                f"{given}: {path.name} is not a regular file, and reading it could block"
+            )
     damage = find_damage(folder)
     if damage:
         raise UserError(

@@ -139,7 +139,7 @@ def _check_entries(out_dir: Path) -> None:
 def _check_no_link(path: Path) -> None:
     if path.is_symlink():
         raise UserError(
-            f"{path} is a symbolic link, and a run writes through none; remove the link"
+            f"{path} is a symbolic link, and a run does not write through links; remove it"
         )
 
 
@@ -290,7 +290,7 @@ def remove_partial_files(folder: Path) -> None:
 def append_to(path: Path) -> IO[str]:
     """Open a text file to append to it, and to read it.
 
-    Raises: UserError if `path` is a link, or no plain file. OSError if it cannot be opened.
+    Raises: UserError if `path` is a link, or not a regular file. OSError if it cannot be opened.
     """
     # O_NONBLOCK: a named pipe would block open().
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -344,7 +344,8 @@ def _check_replaceable(path: Path) -> None:
 
 def _not_plain(path: Path) -> UserError:
     return UserError(
-        f"{path} cannot be written: it is a link or no plain file; remove it, or give another path"
+        f"{path} cannot be written: it is a link or not a regular file; remove it, or give another "
+        "path"
     )
 
 
@@ -378,7 +379,7 @@ def read_text(path: Path) -> str:
         could block for ever."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError("it is no plain file")
+            raise OSError("it is not a regular file")
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error

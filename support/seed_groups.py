@@ -89,7 +89,9 @@ def _differences(pools: dict[Method, dict[int, str]]) -> list[str]:
         keys = _changed_keys(first_method, method)
         name = next(iter(seeds.values()))
         first_name = next(iter(first_seeds.values()))
-        sentences.append(f"{name} is no seed of {first_name}: they differ in {', '.join(keys)}")
+        sentences.append(
+            f"{name} is not another seed of {first_name}: they differ in {', '.join(keys)}"
+        )
     return sentences
 
 

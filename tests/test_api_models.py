@@ -175,7 +175,7 @@ def test_what_a_server_never_answers_is_a_failure(server, tmp_path, capsys):
 def test_a_wrong_key_is_said_at_once(server):
     server.answers = lambda body: (401, b"no such key")
     config = small_config(eval_size=30, max_running=1)
-    message = "wants a key, and the environment variable OPENAI_API_KEY is not set .HTTP status 401"
+    message = "needs a key, and the environment variable OPENAI_API_KEY is not set .HTTP status 401"
     with pytest.raises(UserError, match=message):
         api_models.play_fixed_prompts(config, server.url, "m")
     assert len(server.seen) < 30  # without the check there are 30

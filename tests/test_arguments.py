@@ -79,7 +79,7 @@ def test_a_misspelt_flag(run_without_torch, command):
     [
         ("-m tools.view", ["--bad=1"], "unknown option --bad; expected --against, --follow"),
         ("-m tools.play", ["frozenlake", "--sed=1"], "unknown key 'sed' from command line"),
-        ("-m studies.speed.bench_head", ["x"], "give the number of columns at a time"),
+        ("-m studies.speed.bench_head", ["x"], "give the number of vocabulary columns per chunk"),
         ("-m studies.speed.bench", ["chess"], "give one of rollout, update"),
         (
             "-m studies.speed.random_model",

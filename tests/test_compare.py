@@ -119,7 +119,7 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     (line,) = lines_with(text, "- rloo - grpo")
     assert line == (
         "- rloo - grpo: 50.0 [-22.2, 100.0] (25.0, 50.0, 75.0) points. "
-        "It is not certain which is better: the interval holds 0."
+        "It is not certain which is better: the interval contains 0."
     )
     grpo_line, rloo_line = (
         lines_with(text, "| grpo | 0, 1, 2")[0],
@@ -156,7 +156,9 @@ def test_one_seed_says_nothing_about_others(two_arms, capsys):
     grpo, rloo = two_arms
     compare.main([grpo[2], "vs", rloo[2]])
     (line,) = lines_with(capsys.readouterr().out, "- rloo - grpo")
-    sentence = "It is better: the interval is above 0. With one seed this is about these two runs."
+    sentence = (
+        "It is better: the interval is above 0. With one seed, this holds for these two runs only."
+    )
     assert f"points. {sentence} Other seeds may differ." in line
 
 
@@ -306,7 +308,7 @@ def test_other_settings_are_not_pooled_as_seeds(two_arms):
     grpo, rloo = two_arms
     assert refused(*grpo, rloo[0], "vs", *rloo[1:]) == (
         "the runs of an arm must differ in the seed alone: "
-        "out/rloo_s0 is no seed of out/grpo_s0: they differ in estimator"
+        "out/rloo_s0 is not another seed of out/grpo_s0: they differ in estimator"
     )
     twin = write_run("twin", [3], estimator="grpo")
     sentence = refused(*grpo, twin, "vs", *rloo)
@@ -335,7 +337,7 @@ def test_mistakes_are_answered(two_arms):
     assert refused(*two, grpo[0]).endswith("they differ in estimator")
     assert refused(*grpo, "vs", grpo[0]) == "out/grpo_s0 is in two arms; give each arm its own runs"
     assert refused(*two, "--threshold=101").endswith("at most 100 per cent, got 101.0")
-    assert refused(*two, "--threshold=nan").startswith("threshold wants float, got 'nan'")
+    assert refused(*two, "--threshold=nan").startswith("threshold must be float, got 'nan'")
     assert refused(*two, "--treshold=5").startswith("unknown key 'treshold' from command line")
     assert "--threshold has no value" in refused(*two, "--threshold")
     assert refused(*two, "--out=nowhere/x") == (
@@ -348,7 +350,8 @@ def test_a_file_that_the_glob_matches_is_left_out(two_arms, capsys):
     Path("out/grpo.log").write_text("")
     compare.main(["out/grpo.log", *grpo, "vs", *rloo])
     said = capsys.readouterr().out
-    assert said.startswith("out/grpo.log is a file and no run, so it is left out\n# grpo vs rloo")
+    note = "out/grpo.log is a file, not the folder of a run, so it is left out"
+    assert said.startswith(f"{note}\n# grpo vs rloo")
 
 
 def test_runs_that_cannot_be_compared(two_arms):

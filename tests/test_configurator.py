@@ -210,7 +210,7 @@ def test_extra_options_are_for_the_command_line_only(tmp_path):
     path = config_file(tmp_path, "player = 'oracle'")
     with pytest.raises(ValueError, match="unknown key 'player' from .*mine.py"):
         load_config([path], extra={"player": ""})
-    message = r"episodes wants int, got 'many' \(str\) from command line"
+    message = r"episodes must be int, got 'many' \(str\) from command line"
     with pytest.raises(UserError, match=message):
         load_config(["--episodes=many"], extra={"episodes": 1})
 
@@ -224,15 +224,15 @@ def test_the_parsers_own_variables_are_no_keys():
 @pytest.mark.parametrize(
     "argument, message",
     [
-        ("--batch_size=16.0", "batch_size wants int, got 16.0 (float) from command line"),
-        ("--batch_size=True", "batch_size wants int, got True (bool) from command line"),
-        ("--batch_size=", "batch_size wants int, got '' (str) from command line"),
-        ("--batch_size=None", "batch_size wants int, got None (NoneType) from command line"),
-        ("--think=1", "think wants bool (True or False), got 1 (int) from command line"),
-        ("--think=true", "think wants bool (True or False), got 'true' (str) from command line"),
-        ("--learning_rate=abc", "learning_rate wants float, got 'abc' (str) from command line"),
-        ("--learning_rate=True", "learning_rate wants float, got True (bool) from command line"),
-        ("--seed=1=2", "seed wants int, got '1=2' (str) from command line"),
+        ("--batch_size=16.0", "batch_size must be int, got 16.0 (float) from command line"),
+        ("--batch_size=True", "batch_size must be int, got True (bool) from command line"),
+        ("--batch_size=", "batch_size must be int, got '' (str) from command line"),
+        ("--batch_size=None", "batch_size must be int, got None (NoneType) from command line"),
+        ("--think=1", "think must be bool (True or False), got 1 (int) from command line"),
+        ("--think=true", "think must be bool (True or False), got 'true' (str) from command line"),
+        ("--learning_rate=abc", "learning_rate must be float, got 'abc' (str) from command line"),
+        ("--learning_rate=True", "learning_rate must be float, got True (bool) from command line"),
+        ("--seed=1=2", "seed must be int, got '1=2' (str) from command line"),
     ],
 )
 def test_wrong_type_on_the_command_line(argument, message):
@@ -244,11 +244,11 @@ def test_wrong_type_on_the_command_line(argument, message):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("batch_size = '32'", "batch_size wants int, got '32' (str) from "),
-        ("batch_size = True", "batch_size wants int, got True (bool) from "),
-        ("model = 123", "model wants str, got 123 (int) from "),
-        ("model = None", "model wants str, got None (NoneType) from "),
-        ("learning_rate = float", "learning_rate wants float, got <class 'float'> (type) from "),
+        ("batch_size = '32'", "batch_size must be int, got '32' (str) from "),
+        ("batch_size = True", "batch_size must be int, got True (bool) from "),
+        ("model = 123", "model must be str, got 123 (int) from "),
+        ("model = None", "model must be str, got None (NoneType) from "),
+        ("learning_rate = float", "learning_rate must be float, got <class 'float'> (type) from "),
     ],
 )
 def test_wrong_type_in_a_file(tmp_path, line, message):
@@ -587,7 +587,7 @@ def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
     assert again == replace(config, seed=4)
     with pytest.raises(ValueError, match="sft_lr from command line is a setting of tools.sft"):
         load_config(["--sft_lr=1.0"])
-    with pytest.raises(ValueError, match="sft_lr wants float, got 'x'"):
+    with pytest.raises(ValueError, match="sft_lr must be float, got 'x'"):
         load_config([config_file(tmp_path, "sft_lr = 'x'")])
     with pytest.raises(ValueError, match="sft_noise must be between 0 and 1, got 2.0"):
         load_config(["--sft_noise=2.0"], kind=SftConfig)
@@ -643,7 +643,7 @@ def test_torchrun_gets_the_sentence(tmp_path):
     "argument, message",
     [
         ("--sead=1", "error: unknown key 'sead' from command line: did you mean seed?\n"),
-        ("--seed=x", "error: seed wants int, got 'x' (str) from command line\n"),
+        ("--seed=x", "error: seed must be int, got 'x' (str) from command line\n"),
         ("--seed=8", "error: first line second line\n"),
     ],
 )

@@ -43,7 +43,7 @@ from worlds import swe
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("config/frozenlake_grpo.py", "config/models/tiny.py")
-PLAIN = "cannot be written: it is a link or no plain file; remove it, or give another path"
+PLAIN = "cannot be written: it is a link or not a regular file; remove it, or give another path"
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def test_a_run_refuses_a_folder_with_links(name, folder, target):
     target.unlink()
     with pytest.raises(UserError):
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
-    sentence = "is a symbolic link, and a run writes through none; remove the link"
+    sentence = "is a symbolic link, and a run does not write through links; remove it"
     assert str(error.value) == f"{path} {sentence}"
 
 
@@ -268,10 +268,11 @@ def test_a_pipe_is_not_read(folder):
         load_saved(folder)
     with pytest.raises(UserError) as error:
         read_text(folder / "rows.jsonl")
-    assert str(error.value) == f"{folder}/rows.jsonl cannot be read (it is no plain file)"
-    with pytest.raises(UserError, match="swe wants rows=PATH .* is no plain file"):
+    assert str(error.value) == f"{folder}/rows.jsonl cannot be read (it is not a regular file)"
+    with pytest.raises(UserError, match="swe needs rows=PATH .* is not a regular file"):
         swe.read_rows(folder / "rows.jsonl")
-    with pytest.raises(UserError, match="config.json is no plain file, and reading it could block"):
+    message = "config.json is not a regular file, and reading it could block"
+    with pytest.raises(UserError, match=message):
         check_folder(folder)
 
 
@@ -281,7 +282,7 @@ def test_a_manifest_that_is_a_pipe_is_damage(folder, capsys):
     os.mkfifo(path / "manifest.json")
     with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
         checkpoint.newest(folder)
-    assert "manifest.json cannot be read (it is no plain file)" in capsys.readouterr().out
+    assert "manifest.json cannot be read (it is not a regular file)" in capsys.readouterr().out
 
 
 # ---------- the lock

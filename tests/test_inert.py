@@ -50,9 +50,9 @@ INERT = [
         dict(**TWO_GRPO, sequence_ratio=True),
         "importance_cap",
         1.5,
-        "sequence_ratio weighs no single token",
+        "with sequence_ratio, single tokens have no importance weight",
     ),
-    (dict(**TWO_GRPO, tv_bound=0.2), "clip_low", 0.5, "tv_bound takes the place of the clip"),
+    (dict(**TWO_GRPO, tv_bound=0.2), "clip_low", 0.5, "tv_bound replaces the clip"),
     (dict(**TWO_GRPO, max_turns=1), "observation_coef", 0.1, "max_turns is 1"),
     (
         dict(**TWO_GRPO, context_turns=1),

@@ -83,14 +83,14 @@ def rewrite(folder, change):
         ),
         (
             {"num_hidden_layers": 5, "layer_types": None},
-            "lacks the weight 'model.layers.4.self_attn.q_proj.weight'",
+            "has no weight 'model.layers.4.self_attn.q_proj.weight'",
         ),
         (
             {"intermediate_size": 10**12},
             "model.layers.0.mlp.gate_proj.weight has shape [288, 96], "
             "but its config.json asks for [1000000000000, 96]",
         ),
-        ({"tie_word_embeddings": False}, "lacks the weight 'lm_head.weight'"),
+        ({"tie_word_embeddings": False}, "has no weight 'lm_head.weight'"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps in config.json must be over 0, got nan"),
         (
             {"hidden_act": "evil"},
@@ -149,7 +149,7 @@ def test_a_kernel_on_the_hub_is_not_loaded(folder, key):
         ),
         (
             lambda w: {name: tensor for name, tensor in w.items() if "layers.1." not in name},
-            "lacks the weight 'model.layers.1.self_attn.q_proj.weight'",
+            "has no weight 'model.layers.1.self_attn.q_proj.weight'",
         ),
     ],
 )

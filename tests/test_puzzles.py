@@ -117,7 +117,7 @@ def test_scrambles_have_all_lengths():
 
 @pytest.mark.parametrize("spec", ["rubik:scramble=0", "rubik:scramble=15"])
 def test_rubik_options_that_are_refused(spec):
-    with pytest.raises(ValueError, match=r"rubik wants scramble 1\.\.14, got"):
+    with pytest.raises(ValueError, match=r"rubik needs scramble 1\.\.14, got"):
         make_env(spec)
 
 
@@ -210,7 +210,7 @@ def test_every_mistake_can_be_mended():
 
 @pytest.mark.parametrize("spec", ["sudoku:empty=0", "sudoku:empty=11"])
 def test_sudoku_options_that_are_refused(spec):
-    with pytest.raises(ValueError, match=r"sudoku wants empty 1\.\.10 cells, got"):
+    with pytest.raises(ValueError, match=r"sudoku needs empty 1\.\.10 cells, got"):
         make_env(spec)
 
 

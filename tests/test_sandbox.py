@@ -246,7 +246,7 @@ def test_without_a_sandbox_it_runs_only_when_told_so(rows, monkeypatch):
 
 @pytest.mark.parametrize("option", ["reward=share", "sandbox=perhaps"])
 def test_options_that_are_refused(rows, option):
-    message = "swe wants reward binary or ratio, sandbox required or none"
+    message = "swe needs reward binary or ratio, sandbox required or none"
     with pytest.raises(ValueError, match=message):
         opened(rows, f",{option}")
 
@@ -569,24 +569,24 @@ def test_files_that_hold_no_rows(tmp_path):
     with pytest.raises(UserError, match=r"a row of SWE-Gym is a line of JSON, got '\[\["):
         swe.read_rows(path)
     path.write_bytes(b"\xff\n")
-    with pytest.raises(UserError, match="swe wants rows=PATH of a file of JSON lines: 'utf-8'"):
+    with pytest.raises(UserError, match="swe needs rows=PATH of a file of JSON lines: 'utf-8'"):
         swe.read_rows(path)
     path.write_text("\n")
     with pytest.raises(
-        UserError, match="swe wants rows=PATH of a file of JSON lines, and .* is empty"
+        UserError, match="swe needs rows=PATH of a file of JSON lines, and .* is empty"
     ):
         swe.read_rows(path)
 
 
 def test_files_and_checkouts_that_are_missing(rows, tmp_path):
     path = tmp_path / "rows.jsonl"
-    with pytest.raises(UserError, match="swe wants rows=PATH of a file of JSON lines: "):
+    with pytest.raises(UserError, match="swe needs rows=PATH of a file of JSON lines: "):
         opened(path, ",sandbox=none")
     path.write_text("no row\n")
     with pytest.raises(UserError, match="a row of SWE-Gym is a line of JSON, got 'no row'"):
         opened(path, ",sandbox=none")
     path.write_text(rows.read_text())
-    with pytest.raises(UserError, match="swe wants a git checkout of someone/calc with commit "):
+    with pytest.raises(UserError, match="swe needs a git checkout of someone/calc with commit "):
         opened(path, ",sandbox=none")
 
 

@@ -44,7 +44,8 @@ def test_runs_that_differ_in_a_setting_are_kept_apart(in_folder):
     grpo = save_run("grpo", seed=2, estimator="grpo", learning_rate=1e-4)
     seeds, notes = pool(ppo, ppo_1, grpo)
     assert seeds == [[ppo, ppo_1]]
-    assert notes == [f"{grpo} is no seed of {ppo}: they differ in estimator, learning_rate"]
+    keys = "estimator, learning_rate"
+    assert notes == [f"{grpo} is not another seed of {ppo}: they differ in {keys}"]
     grpo_1 = save_run("grpo_1", seed=1, estimator="grpo", learning_rate=1e-4)
     assert pool(ppo, grpo, ppo_1, grpo_1).seeds == [[ppo, ppo_1], [grpo, grpo_1]]
 
@@ -72,7 +73,7 @@ def test_the_last_and_the_best_policy_are_kept_apart(in_folder):
     seeds, notes = pool(last, best)
     assert seeds == []
     folders = "the folder (policy/ is the last policy, best/ the best so far)"
-    assert notes == [f"{best} is no seed of {last}: they differ in {folders}"]
+    assert notes == [f"{best} is not another seed of {last}: they differ in {folders}"]
 
 
 def test_models_without_settings_are_kept_apart(in_folder, tmp_path):
@@ -111,7 +112,7 @@ def test_differences_pool_seeds_of_one_method_only(in_folder):
         f"{b}: 0.0",
         f"{c}: -50.0",
         f"2 seeds: {a}, {b}: 25.0",
-        f"{c} is no seed of {a}: they differ in estimator",
+        f"{c} is not another seed of {a}: they differ in estimator",
     ]
     titles = {f"lake: {name}": scores for name, scores in rows.items()}
     folders = {f"lake: {name}": name for name in rows}

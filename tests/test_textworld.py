@@ -247,9 +247,9 @@ def test_same_seed_same_game_of_textworld_in_another_process():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ("rewards=thick", "textworld wants game custom, simple or cooking, rewards sparse"),
-        ("w=0", "wants w 1 or more rooms"),
-        ("game=cooking", "wants w 1, 6, 9 or 12 rooms, q 1 to 5 ingredients, got w=2, q=4"),
+        ("rewards=thick", "textworld needs game custom, simple or cooking, rewards sparse"),
+        ("w=0", "needs w 1 or more rooms"),
+        ("game=cooking", "needs w 1, 6, 9 or 12 rooms, q 1 to 5 ingredients, got w=2, q=4"),
     ],
 )
 def test_options_of_textworld_that_are_refused(options, message):

@@ -90,7 +90,7 @@ def test_an_environment_that_cannot_draw(path):
         (":make_env", "has no environment 'make_env'"),
         (":Guess,door=3", "unknown option 'door' in env=.* has doors"),
         (":Guess,max_actions=3", "unknown option 'max_actions'"),
-        (":Guess,doors=many", "doors wants int, got 'many'"),
+        (":Guess,doors=many", "doors must be int, got 'many'"),
     ],
 )
 def test_names_and_options_that_are_refused(path, options, message):

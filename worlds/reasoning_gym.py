@@ -92,7 +92,7 @@ class ReasoningGym(Hub):
     ):
         super().__init__(splits="seed" if name in SLOW else splits, **common)
         if tries < 1:
-            raise UserError(f"rg wants tries 1 or more, got {tries}")
+            raise UserError(f"rg needs tries 1 or more, got {tries}")
         require_package("reasoning_gym", REQUIREMENTS)
         with self.isolation.run():
             check_name(name)

@@ -147,7 +147,7 @@ class Repair(Env):
     def __init__(self, *, reward: str = "binary", **common):
         super().__init__(**common)
         if reward not in ("binary", "ratio"):
-            raise UserError(f"repair wants reward binary or ratio, got {reward!r}")
+            raise UserError(f"repair needs reward binary or ratio, got {reward!r}")
         self.reward = reward
 
     def draw(self, rng: np.random.Generator) -> tuple:

@@ -59,7 +59,7 @@ class Rubik(Env):
     def __init__(self, *, scramble: int = 3, **common):
         super().__init__(**common)
         if not 1 <= scramble <= MAX_DISTANCE:
-            raise UserError(f"rubik wants scramble 1..{MAX_DISTANCE}, got {scramble}")
+            raise UserError(f"rubik needs scramble 1..{MAX_DISTANCE}, got {scramble}")
         self.scramble = scramble
 
     def draw(self, rng: np.random.Generator) -> tuple:

@@ -84,7 +84,7 @@ class SWE(Env):
         super().__init__(**common)
         if reward not in ("binary", "ratio") or sandbox not in ("required", "none"):
             raise UserError(
-                "swe wants reward binary or ratio, sandbox required or none, "
+                "swe needs reward binary or ratio, sandbox required or none, "
                 f"got reward={reward}, sandbox={sandbox}"
             )
         if sandbox == "required" and not can_isolate():
@@ -121,7 +121,7 @@ class SWE(Env):
             raise UserError(f"git took more than {MAX_SECONDS} s to read {checkout}") from error
         except (OSError, ValueError, FolderFull, subprocess.SubprocessError) as error:
             raise UserError(
-                f"swe wants a git checkout of {self.row['repo']} with commit {commit} "
+                f"swe needs a git checkout of {self.row['repo']} with commit {commit} "
                 f"in {checkout}: {error}"
             ) from error
 
@@ -256,14 +256,16 @@ def read_rows(path: Path) -> dict[str, dict]:
     Returns: instance_id -> row. Raises: UserError for a missing file or a row of another format.
     """
     if path.exists() and not path.is_file():
-        raise UserError(f"swe wants rows=PATH of a file of JSON lines, and {path} is no plain file")
+        raise UserError(
+            f"swe needs rows=PATH of a file of JSON lines, and {path} is not a regular file"
+        )
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
-        raise UserError(f"swe wants rows=PATH of a file of JSON lines: {error}") from error
+        raise UserError(f"swe needs rows=PATH of a file of JSON lines: {error}") from error
     rows = [_check_row(line) for line in lines if line]
     if not rows:
-        raise UserError(f"swe wants rows=PATH of a file of JSON lines, and {path} is empty")
+        raise UserError(f"swe needs rows=PATH of a file of JSON lines, and {path} is empty")
     return {row["instance_id"]: row for row in rows}
 
 

@@ -69,17 +69,17 @@ class TextWorld(World):
         super().__init__(show=show, **common)
         if game not in GAMES or rewards not in REWARDS or goal not in GOALS:
             raise UserError(
-                f"textworld wants game {_either(GAMES)}, rewards {_either(REWARDS)}, "
+                f"textworld needs game {_either(GAMES)}, rewards {_either(REWARDS)}, "
                 f"goal {_either(GOALS)}, got game={game}, rewards={rewards}, goal={goal}"
             )
         if game == "custom" and (w < 1 or o < 0 or q < 1):
             raise UserError(
-                "a custom game of textworld wants w 1 or more rooms, o 0 or more objects, "
+                "a custom game of textworld needs w 1 or more rooms, o 0 or more objects, "
                 f"q 1 or more commands, got w={w}, o={o}, q={q}"
             )
         if game == "cooking" and (w not in COOKING_ROOMS or q not in COOKING_INGREDIENTS):
             raise UserError(
-                f"a cooking game of textworld wants w {_either(COOKING_ROOMS)} rooms, "
+                f"a cooking game of textworld needs w {_either(COOKING_ROOMS)} rooms, "
                 f"q 1 to 5 ingredients, got w={w}, q={q}"
             )
         require_package("textworld", "requirements/textworld.txt")

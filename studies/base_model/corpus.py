@@ -10,8 +10,9 @@ A document is a dialogue in one environment.
 Training begins with single questions about plain boards. Without them, a model of this size does
 not learn to read boards.
 
-The corpus never shows a board of the evaluation or held-out instances, with any symbols. It leaves
-out the symbols of "newvocab", other sizes and the pairs of "jobs_test", to test generalisation.
+The corpus never shows a board of the evaluation or held-out instances, whatever its symbols. For
+tests of generalisation it leaves out the symbols of "newvocab", board sizes that are not in WORLDS,
+and the pairs of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -72,7 +73,7 @@ OTHER_SYMBOLS = 0.2  # share of the Sokoban packs
 UNKNOWN_ARMS = 0.5  # share of the bandits
 THINK = 0.9  # share of the packs whose players think
 EASY = 0.2  # part of the training that asks single questions
-FEW_ACTIONS = 0.5  # share of the games that start with fewer actions left, to practise the end
+FEW_ACTIONS = 0.5  # share of the games that start with a random number of actions used
 
 
 class Document(NamedTuple):
@@ -123,7 +124,7 @@ def documents(
 def players_of(
     episode: Episode, planners: float, rng: np.random.Generator
 ) -> dict[str, Callable[[], str]]:
-    """The players that show an instance, by name: functions that write the next reply.
+    """Name of each player that shows an instance -> function that writes its next reply.
 
     No player knows the better arm of a bandit, so it is shown twice, once with each arm.
     Args: planners: the share of the planner, 0 to 1."""
@@ -184,7 +185,7 @@ def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
 
 
 def draw_symbols(rng: np.random.Generator) -> str:
-    """Seven symbols for Sokoban, none in the role that it has in "newvocab"."""
+    """Seven symbols for Sokoban, none with the meaning that it has in "newvocab"."""
     while True:
         symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
         pairs = zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)

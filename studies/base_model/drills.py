@@ -111,7 +111,7 @@ def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
     """The share of right answers for each kind of fact.
 
     Where: the places of the player, the goal or targets, and all holes or boxes. Row and Column:
-    each cell, and each wall. Moves: the whole board after the move."""
+    each cell; walls are also scored on their own. Moves: the whole board after the move."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:

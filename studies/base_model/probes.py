@@ -55,7 +55,7 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 def base_report(model, chat: Chat) -> dict[str, dict]:
     """All probes of the tiny model, by environment and observation mode.
 
-    The ranks share the probes."""
+    Each rank runs a part of the probes."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

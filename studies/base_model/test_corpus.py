@@ -157,7 +157,7 @@ def test_every_game_has_a_player_of_the_crowd(chat, planners):
 
 
 def test_a_game_with_errors_has_random_turns():
-    """With errors 1, the greedy player turns its back to the goal in half of the turns."""
+    """With errors=1, the greedy player moves away from the goal in half of the turns."""
     env = make_env("frozenlake:success_rate=1")
     episode = Episode(env, Config(actions_per_turn=1))
     episode.open(env.start(("frozenlake", 4, (), 0, 15), [0]))
@@ -173,8 +173,8 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Lakes with frozen probability 0.9 repeat often, so an unguarded corpus would show many
-    reserved ones."""
+    """Lakes with frozen probability 0.9 repeat often, so a corpus without the check would show
+    many reserved ones."""
     started = []
     start = Env.start
 

@@ -1,4 +1,4 @@
-"""Tests of pretraining: it continues, and is the same in two processes; probes of reading.
+"""Tests of pretraining: it continues, and two processes train like one. Tests of reading probes.
 
 python -m pytest -q studies/base_model/test_pretrain.py
 """
@@ -77,7 +77,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
 
 
 def test_no_model_is_written_during_a_checkpoint(tmp_path, monkeypatch):
-    """A probe after three steps finds the checkpoint of two steps in progress."""
+    """At the probe after step 3, the checkpoint of step 2 is still being written."""
     writing = []
     write = Saver._write
 
@@ -125,7 +125,7 @@ def read_totals(folder):
 
 
 def test_a_damaged_checkpoint_is_noticed(whole_run, tmp_path, monkeypatch, capsys):
-    """The one before it is taken, and the weights at the end are the same to the last bit."""
+    """An earlier checkpoint is taken, and the final weights are the same to the last bit."""
     monkeypatch.setattr(pretrain, "base_report", lambda *_: {})
     shutil.copytree(whole_run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/model")
@@ -192,7 +192,7 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # Answers are paid one by one.
+    # The probe replaces this reward density, so each answer earns its own reward.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
     scores = probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

@@ -1,4 +1,4 @@
-"""Tests of tiny_model.py: the random weights, and what is one token in the tokenizer.
+"""Tests of tiny_model.py: the random weights, and which texts are single tokens.
 
 python -m pytest -q studies/base_model/test_tiny_model.py
 """
@@ -76,7 +76,7 @@ def test_other_shapes_are_refused(small_tokenizer, shape):
     "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
 )
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
-    """AutoTokenizer makes a Qwen2Tokenizer of it, with Qwen's own word pattern."""
+    """AutoTokenizer loads it as a Qwen2Tokenizer, with Qwen's own word pattern."""
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))

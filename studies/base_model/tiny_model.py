@@ -1,4 +1,4 @@
-"""A tiny Qwen2 with random weights, and its tokenizer. Pretraining makes base/ of it (pretrain.py).
+"""A tiny Qwen2 with random weights, and its tokenizer. pretrain.py turns it into base/.
 
 The tokenizer is learned from the texts of the environments, so that a board needs few tokens.
 """

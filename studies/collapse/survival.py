@@ -1,7 +1,7 @@
 """Which runs collapse, which methods survive, and which signs announce a collapse.
 
     python -m studies.reproduce collapse       # the runs
-    python -m studies.collapse.survival  # the page about them, studies/collapse/README.md
+    python -m studies.collapse.survival  # the tables of studies/collapse/README.md
 
 The definitions were written before the runs:
 - A run collapses at the first evaluation from which success stays at least 20 points below its own
@@ -9,10 +9,11 @@ The definitions were written before the runs:
 - A run is alive if it does not collapse, makes at least as many updates as the run of StarPO with
   the same seed and rate, and ends no more than 5 points below the best success of that run. An
   iteration counts as an update if the filter kept a group and rewards differed inside a group.
-- A sign is a metric whose level has left its first level by a factor. The level is the median of
-  the last 3 iterations, the first level that of the first 5, which must be above 0. A sign predicts
-  a collapse if it begins no later than the last evaluation before the fall. In a run without a
-  collapse, each beginning is a false alarm. Success and reward are no signs: they fall themselves.
+- A sign is a metric whose level is above (or below) its first level by a factor. The level is the
+  median of the last 3 iterations. The first level is the median of the first 5; it must exceed 0. A
+  sign predicts a collapse if it begins no later than the last evaluation before the fall. In a run
+  without a collapse, each beginning is a false alarm. Success and reward are not used as signs,
+  because a collapse is a fall of them.
 
 The factor of each sign is chosen on the runs of some cells (a method at a learning rate) and tested
 on the runs of the other cells. The warnings that a run prints (support/collapse_signs.py) are
@@ -35,7 +36,7 @@ from support.run_folder import write_atomically
 from tools.plotting import tables
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
 
-TOLERANCE = 0.05  # a run that is alive ends at most this far below the best of the StarPO run
+TOLERANCE = 0.05  # a run that is alive ends at most this far below StarPO's best success
 STARPO = "frozenlake StarPO"  # the method that others are compared with
 RATE = "2e-3"  # the learning rate of the survival curves
 FAMILIES = {  # how names of methods begin -> name in the picture; the first match counts
@@ -46,7 +47,7 @@ FAMILIES = {  # how names of methods begin -> name in the picture; the first mat
     "": "methods since RAGEN",
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
-FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # that a sign may have
+FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # candidates for the factor of a sign
 
 FOLDER = Path("studies/collapse")
 Row = dict  # of a run, see studies/runs.py
@@ -54,15 +55,15 @@ Row = dict  # of a run, see studies/runs.py
 
 @dataclass
 class Verdict:
-    """How well a sign does on some runs."""
+    """How well a sign predicts the collapses of some runs."""
 
     num_collapsed: int = 0  # runs that collapse
     num_predicted: int = 0  # collapsing runs whose sign begins by the last good evaluation
     num_late: int = 0  # collapsing runs whose sign begins only after that evaluation
-    num_alarmed: int = 0  # num_predicted, and runs without a collapse in which the sign begins
+    num_alarmed: int = 0  # num_predicted + number of runs without a collapse that show the sign
     num_false: int = 0  # beginnings in runs without a collapse
     num_healthy: int = 0  # iterations of runs without a collapse
-    leads: tuple[int, ...] = ()  # of predicted collapses: iterations since the first beginning
+    leads: tuple[int, ...] = ()  # of predicted collapses: iterations from the sign to it
 
     @property
     def precision(self) -> float:
@@ -90,7 +91,7 @@ class Verdict:
 
 
 def num_updates(row: Row) -> int:
-    """The iterations whose update had something to learn from.
+    """The number of iterations whose update had something to learn from.
 
     There is no gradient norm if the filter kept nothing, and no advantage if all groups have equal
     rewards."""
@@ -105,7 +106,7 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run is alive, as defined above. Args: starpo: the run with its seed and rate."""
+    """Whether a run is alive (defined above). Args: starpo: StarPO's run, same seed and rate."""
     successes = tables.series(row)["eval_success"]
     best_of_starpo = max(tables.series(starpo)["eval_success"].values())
     ends_well = successes[max(successes)] >= best_of_starpo - TOLERANCE
@@ -149,7 +150,7 @@ def first_warning(row: Row) -> list[int]:
 
 
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
-    """The sign with the factor that has the best F1 on these runs; of equal ones, the largest."""
+    """The sign with the factor of the best F1 on these runs; of equally good ones, the largest."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
@@ -260,7 +261,7 @@ def true_thoughts(row: Row) -> str:
 def sign_lines(fitted: Sequence[Row], tested: Sequence[Row]) -> list[str]:
     """The table with one line for every sign, ordered by the F1 on the runs that it was fitted to.
 
-    The last line is that of the warnings that runs print."""
+    The last line judges the first warning of each run."""
     signs = [fit(metric, rises, fitted) for metric in SIGNS for rises in (False, True)]
     signs.sort(key=lambda sign: -judge(sign, fitted).f1)
     lines = []

@@ -1,4 +1,4 @@
-"""Tests of the verdicts on runs that collapse, and of the signs that announce it.
+"""Tests of what counts as a collapse, and of the signs that announce it.
 
 Run with:  python -m pytest -q studies/collapse/test_collapse_page.py
 """
@@ -45,7 +45,7 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
         ([0.7, 0.8, 0.9, 0.3], None),  # one evaluation is not enough
         ([0.29, 0.2, 0.1], 5),  # below the model before RL
         ([0.5, 0.6, 0.7], None),
-        ([0.7, 0.5, 0.5], 10),  # exactly 20 points, which floats do not hold
+        ([0.7, 0.5, 0.5], 10),  # exactly 20 points, which floats cannot represent
     ],
 )
 def test_a_collapse_is_a_fall_until_the_end(successes, expected):
@@ -69,13 +69,13 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """First level 1.0. The medians of three pass 2 when two values of three are larger: at 17."""
+    """The first level is 1. The median of 3 values exceeds 2 once two of them do: at 17."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
     assert beginnings(row, Sign("entropy", True, 5.0)) == []
     assert beginnings(row, Sign("entropy", False, 1.25)) == []
-    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)  # no factor tells how far it has moved
+    negative = make_row([0.5] * 6, entropy=[-1.0] * 30)  # the first level is not above 0
     assert beginnings(negative, Sign("entropy", False, 2.0)) == []
     falling = make_row([0.5] * 6, entropy=[1 / value if value else None for value in values])
     assert beginnings(falling, Sign("entropy", False, 2.0)) == [17]
@@ -93,7 +93,7 @@ def test_a_sign_is_judged_by_what_follows_it():
         make_row([0.9] * 6, entropy=rises),  # a false alarm
         make_row([0.9] * 6, entropy=flat),
     ]
-    # the fall at 25 is seen in the evaluation after that of 20, so a sign at 21 is too late
+    # the last good evaluation is at 20, so a sign at 21 is too late
     barely = [1.0] * 19 + [3.0] * 11
     assert judge(Sign("entropy", True, 2.0), [make_row(fall, entropy=barely)]).num_predicted == 0
     verdict = judge(Sign("entropy", True, 2.0), rows)
@@ -138,7 +138,7 @@ def test_the_page_counts_collapses_and_survivors():
     }
     text = collapse.page_tables(curves)["methods"]
     assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
-    # seed 2 has no run of StarPO to be compared with
+    # StarPO has no run with seed 2, so this run cannot be compared
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 

@@ -1,7 +1,7 @@
-"""What each estimator of advantages assigns to every turn, as train.py computes it.
+"""The credit that each estimator of advantages assigns to every turn, as train.py computes it.
 
-The credit of a turn is the mean advantage of its tokens. All games of the batch count as kept: the
-filter is off.
+The credit of a turn is the mean advantage of its tokens. The filter is off: all
+games of the batch are kept.
 """
 
 from configurator import CRITIC_ESTIMATORS
@@ -65,7 +65,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """The estimators that a learner can compute: without a critic, those that need none."""
+    """The estimators that a learner can compute: if it has no critic, those that need none."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -91,7 +91,7 @@ def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) 
 
 
 def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray:
-    """The critic's value of the state before each turn, (K,): that of the turn's first token."""
+    """The critic's value of the state before each turn, (K,): its value at the first token."""
     trajectories = [game.trajectory for game in games]
     sequences = split_by_context(trajectories, learner.config)
     (values,) = parallel.forward_sequences(learner.critic, sequences, learner.config)  # (R,)
@@ -101,7 +101,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
 
 
 def shaped(game: RecordedGame, density: str) -> Trajectory:
-    """The trajectory of a game that was played with native rewards, with another density."""
+    """The trajectory of a game, its native rewards replaced by those of another density."""
     trajectory = game.trajectory
     if density == "native":
         return trajectory
@@ -124,10 +124,11 @@ def credits_of_alternatives(
     alternatives: Sequence[RecordedGame],
     settings: dict,
 ) -> np.ndarray:
-    """The credit of each turn if its game had gone on otherwise after the reply, (K,).
+    """The credit of each turn if its game had gone on differently after the reply, (K,).
 
     Each call of `credits_of` replaces one game of every group by an alternative. So the baseline of
-    a group sees one change at a time, as in training. Only whitening sees changes in other groups.
+    a group sees one change at a time, as in training. Only whitening mixes groups, so it also sees
+    the changes in other groups.
 
     Args: alternatives: K games. Game k equals the game of turn k up to the reply of this turn, and
         then goes on with fresh noise."""

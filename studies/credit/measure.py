@@ -1,18 +1,18 @@
-"""The credit microscope: does an estimator of advantages point at the right turn?
+"""Measure credit: does an estimator of advantages point at the right turn?
 
-It takes checkpoints of runs on FrozenLake or Sokoban. With each policy it plays the games of one
-iteration of training, and computes for every turn
+The script takes checkpoints of runs on FrozenLake or Sokoban. Each policy plays the games of one
+iteration of training. For every turn the script computes
 
-- the true advantage under this policy, by Monte-Carlo: every turn is continued --draws times from
-  the exact state before it, and as often after its reply, with fresh noise;
-- the advantage under optimal play, exactly;
+- the true advantage under this policy, estimated by Monte Carlo: the game is continued --draws
+  times from the exact state before the turn, and as often after its reply, with fresh noise;
+- the exact advantage under optimal play;
 - the credit that each estimator of train.py assigns to the turn.
 
     python -m studies.credit.measure out/frozenlake_ppo out/sokoban_ppo --checkpoints=start,end
     python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A  # seeds of one run
     python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
 
-The runs need their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
+Runs must keep their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
 model before training, "end" the newest checkpoint. Each measured checkpoint is a file in OUT/cases,
 and a second start does not measure it again. OUT/credit.json, OUT/credit.md and OUT/credit.png
 hold the results. studies/credit/README.md explains them.
@@ -67,7 +67,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # A checkpoint may have another label now: the end of a run that went on is "20".
+    # A label may have changed: if a run of 20 iterations goes on, its "end" becomes "20".
     return [{**case, "label": label} for label, case in cases.items()]
 
 
@@ -100,7 +100,7 @@ def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
 
 
 def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | None) -> dict:
-    """What must be equal for a case to count as measured."""
+    """The settings of a case. Its file counts only if it was measured with equal settings."""
     return {
         "run": str(Path(run)),
         "checkpoint": folder.name if folder else "start",
@@ -128,11 +128,11 @@ def read_case(path: Path, settings: dict) -> dict | None:
 
 
 def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
-    """Play, continue and assign credit with the weights that learner and engine hold.
+    """Play games, continue them and assign credit, with the present weights.
 
     Returns: "success": the share of games that were won; "cpu_s": CPU seconds; "turns": columns
         with an entry for each of K turns ("critic" is None without a critic); "credits": name ->
-        [credit (K,), credit if the game goes on otherwise after the reply (K,)]."""
+        [credit (K,), credit if the game goes on differently after the reply (K,)]."""
     config = player.config
     began = time.process_time()
     games = play_groups(player, config.num_groups, config.group_size)
@@ -172,7 +172,7 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Two controls: the planner's step reward, and the same in a random order within each game."""
+    """Two controls: the planner's step reward, and this reward shuffled within each game."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

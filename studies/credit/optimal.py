@@ -2,7 +2,7 @@
 
 A turn commits to 1 to `actions_per_turn` actions before the outcome of any of them is known. A game
 has `max_turns` turns and a budget of actions. The value of a state is the largest expected sum of
-rewards from there on; that of a finished game is 0.
+rewards from there on. A finished game has value 0.
 """
 
 from configurator import Config
@@ -37,7 +37,7 @@ def state_value(episode: Episode) -> float:
 def reply_value(episode: Episode, actions: list[str]) -> float:
     """The value of executing these actions in a turn, and of optimal play after it.
 
-    Slips are averaged over. Format penalty and think bonus are left out. Unknown actions do
+    The value is a mean over slips. Format penalty and think bonus are left out. Unknown actions do
     nothing."""
     env = episode.env
     legal = [action for action in actions if env.is_legal(action)]
@@ -55,8 +55,8 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
     """The advantage of each reply under optimal play, (K,), averaged over slips.
 
-    It is at most 0, with two exceptions: a think bonus, and a turn without an action whose format
-    penalty costs less than the move that optimal play must make."""
+    It is at most 0, with two exceptions: a think bonus makes it larger, and in a turn without an
+    action the format penalty may cost less than the move that optimal play must make."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -79,7 +79,7 @@ def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
 def shuffle_within_games(
     credits: np.ndarray, games: Sequence[RecordedGame], rng: np.random.Generator
 ) -> np.ndarray:
-    """The credits of each game in a random order of its turns."""
+    """The credits, shuffled among the turns of each game."""
     pieces = np.split(credits, np.cumsum([game.num_turns for game in games])[:-1])
     return np.concatenate([rng.permutation(piece) for piece in pieces])
 
@@ -109,10 +109,10 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """The largest probability of reaching the goal.
+    """The largest probability of reaching the goal, from every state.
 
     Returns: (turns left + 1, cells, actions left + 1). It is 1 on the goal and 0 in holes, so an
-        expectation over next cells includes the reward of arriving."""
+        expectation over next cells includes the reward of the goal."""
     single_moves = lake_transitions(size, holes, goal, success_rate)
     sequences = move_sequences(single_moves, min(actions_per_turn, budget))
     values = np.zeros((max_turns + 1, size**2, budget + 1))
@@ -156,8 +156,8 @@ class SokobanValues:
     ) -> float:
         """The largest sum of rewards from here to the end.
 
-        Args: actions and turns that are left, the present turn included; used, the actions of the
-            present turn so far. A turn may end after its first action."""
+        Args: actions and turns: those left, including the present turn. used: the actions of the
+            present turn so far; a turn may end after its first action."""
         if actions == 0 or turns == 0:
             return 0.0
         state = (player, boxes, actions, turns, used)

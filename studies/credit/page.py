@@ -2,7 +2,7 @@
 
     python -m studies.reproduce credit     # trains with each estimator
     python -m studies.credit.measure RUN...  # the credit of each estimator
-    python -m studies.credit.page          # studies/credit/README.md
+    python -m studies.credit.page          # fills the tables of studies/credit/README.md
 
 The *speed* of a run is its mean success over its evaluations. Runs of all estimators take about the
 same CPU time (studies/experiments.py). The *accuracy* of an estimator is the rank correlation of
@@ -30,7 +30,7 @@ from tools.plotting import tables
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # the fields that are read from it, see support/json_shapes.py
+SUMMARIES = [  # the fields of CREDIT that are read, see support/json_shapes.py
     {
         "env": str,
         "label": str,
@@ -74,9 +74,9 @@ def main(argv: list[str]) -> None:
 def results_of(
     world: str, curves: dict[str, Sequence[Row]], summaries: Sequence[dict]
 ) -> list[Result]:
-    """The estimators that were trained with in an environment. Keys of curves are "WORLD NAME".
+    """The estimators that trained policies in an environment. Keys of curves are "WORLD NAME".
 
-    Raises: UserError if an estimator lacks its credit, or a seed that others have."""
+    Raises: UserError if the credit or a seed of an estimator is missing."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
     if len(seeds) == 1:
         raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")
@@ -86,7 +86,7 @@ def results_of(
         if own_world != world:
             continue
         if not rows or {row["settings"]["seed"] for row in rows} != seeds:
-            raise UserError(f"{label} lacks a seed; run studies.reproduce credit")
+            raise UserError(f"{label} has too few seeds; run studies.reproduce credit")
         accuracies = {}
         for summary in summaries:
             known = summary["estimators"].get(name, {"rank": [None]})
@@ -129,7 +129,7 @@ def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
 
 
 def credit_table(summaries: Sequence[dict]) -> str:
-    """A line for each way to assign credit; rank correlations at every checkpoint."""
+    """The table with a line for each way to assign credit, and its correlations by checkpoint."""
     headings = ["credit"]
     for summary in summaries:
         label = summary["label"]
@@ -147,7 +147,7 @@ def credit_table(summaries: Sequence[dict]) -> str:
 
 
 def speed_table(results: Sequence[Result]) -> str:
-    """A line for each estimator that was trained with; the fastest comes first.
+    """The table with a line for each estimator that trained policies, the fastest first.
 
     Differences to GRPO are paired by seed."""
     labels = list(results[0].accuracies)
@@ -176,7 +176,7 @@ def speed_table(results: Sequence[Result]) -> str:
 
 
 def correlation_table(results: Sequence[Result]) -> str:
-    """Accuracy against speed at each checkpoint."""
+    """The table of the rank correlations of accuracy and speed, one for each checkpoint."""
     lines = []
     for label in results[0].accuracies:
         by_seed = correlations(results, label)
@@ -189,7 +189,7 @@ def correlation_table(results: Sequence[Result]) -> str:
 
 
 def interval(number: Sequence[float | None]) -> str:
-    """A value with its 95 % interval; None is what could not be computed.
+    """A value with its 95 % interval. A number that could not be computed is None.
 
     >>> interval([0.5, 0.1]), interval([None, None])
     ('0.50 [0.40, 0.60]', 'not known')

@@ -2,8 +2,8 @@
 
 A `RecordedGame` keeps a copy of its episode before every turn. `restore` begins a game there again,
 with the same board, budget, messages, tokens and random numbers. `monte_carlo` continues from these
-states with fresh random numbers. The mean return of m continuations estimates a value of the policy
-that plays, without bias and with a known noise.
+states with fresh random numbers. The mean return of m continuations is an unbiased estimate of a
+value under the policy that plays, and the size of its noise is known.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordedGame(Rollout):
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """A copy that plays on by itself: board, budget, turn and random numbers are the same."""
+    """An independent copy with the same board, budget, turn and random numbers."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)
@@ -60,7 +60,7 @@ def copy_episode(episode: Episode) -> Episode:
 
 
 def restore(game: RecordedGame, turn: int) -> RecordedGame:
-    """The game as it was before a turn. Played with the same noise, it repeats the original."""
+    """The game as it was before a turn. With the same noise it repeats the original game."""
     trajectory = game.trajectory
     twin = RecordedGame(
         copy_episode(game.states[turn]),
@@ -84,7 +84,7 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 
 
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
-    """Execute the original reply in a restored game. Its transition noise is the game's own."""
+    """Execute the original reply in a restored game, with the transition noise of this game."""
     turn = original.turns[game.num_turns]
     reply = Reply(
         turn.text,
@@ -108,7 +108,7 @@ class Player:
     config: Config
 
     def play(self, games: Sequence[RecordedGame], noise_seed: Sequence[int]) -> None:
-        """Play games from where they are to their ends, all at once."""
+        """Play all games at once, each from its present state to its end."""
         under_way = [game for game in games if not game.done]
         scheduler = ContinuingScheduler(
             self.engine,
@@ -122,7 +122,7 @@ class Player:
 
 
 class ContinuingScheduler(RolloutScheduler):
-    """Plays games from where they are, not only from their starts."""
+    """Plays games from their present states, not only from their starts."""
 
     def _request_first_turn(self, key: int) -> None:
         trajectory = self.rollouts[key].trajectory
@@ -137,7 +137,7 @@ class ContinuingScheduler(RolloutScheduler):
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
     """Play `num_groups` training boards, `group_size` games each, group after group.
 
-    All policies of runs with one seed and environment play the same boards."""
+    Policies of all runs with the same seed and environment play the same boards."""
     config = player.config
     games = []
     for group, member in product(range(num_groups), range(group_size)):
@@ -151,7 +151,7 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 
 @dataclass
 class Continuations:
-    """What m continuations of each of K turns returned, turn after turn of all games.
+    """The returns of m continuations of each of K turns. The K turns are those of all games.
 
     A return is the sum of the rewards from the turn to the end of the game, not discounted."""
 
@@ -159,16 +159,16 @@ class Continuations:
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
     alternatives: list[
         RecordedGame
-    ]  # K games: one for each turn, the first of its games in `reply`
+    ]  # K games, one for each turn: the first of the m continuations in `reply`
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
-    """Continue every turn of every game `num_draws` times from its state, and as often after its
-    reply.
+    """Continue every turn of every game `num_draws` times from the state before it, and as often
+    after its reply.
 
-    The reply is executed again for each continuation, so its slips are drawn again: the luck of the
-    original slip is no merit of the reply. The noise of all continuations is independent, of each
-    other and of the games themselves.
+    Each continuation executes the reply again with new slips, so the luck of the original slip
+    gives the reply no credit. The noise of a continuation is independent of the other
+    continuations and of the original games.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
     from_states = []

@@ -1,4 +1,4 @@
-"""What does a policy lose against optimal play, and in which of its choices?
+"""How much does a policy lose against optimal play, and by which of its choices?
 
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
         --model=tiny,out/run/policy
@@ -7,9 +7,9 @@ It plays --num_groups training boards, --group_size games each, at --temperature
 exact value of optimal play under the same limits (studies/credit/optimal.py). The loss of a turn is
 the value before it minus the value of its actions, slips averaged over. It has two parts:
 
-- too long: what the policy would win back if it had stopped at the best of its actions. What comes
-  after it may be one action too many, or a wrong one.
-- the rest: what even this best beginning loses, by a wrong way or by naming too few actions.
+- too long: the loss that the policy would avoid by ending the turn after the best of its actions.
+  The actions after that one may be superfluous or wrong.
+- the rest: the loss of even this best beginning, because it goes a wrong way or is too short.
 
 The losses of a game, summed over its turns, are on average the gap to optimal play.
 """
@@ -47,7 +47,7 @@ HEADINGS = (
 
 
 class Losses(NamedTuple):
-    """What one game loses against optimal play, in units of the reward."""
+    """The loss of one game against optimal play, in units of the reward."""
 
     too_long: float
     rest: float
@@ -77,7 +77,7 @@ def played_by(name: str, config: Config) -> list[RecordedGame]:
 
 
 def losses_of(game: RecordedGame) -> Losses:
-    """The two parts of what a game loses, summed over its turns."""
+    """The two parts of the loss of a game, summed over its turns."""
     too_long = 0.0
     rest = 0.0
     for state, turn in zip(game.states, game.trajectory.turns, strict=True):

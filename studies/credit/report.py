@@ -1,4 +1,4 @@
-"""Tables and picture of the credit microscope, from the cases that measure.py measured.
+"""Tables and picture of the credit that estimators assign, from the cases that measure.py wrote.
 
 A case is one checkpoint of one run. Cases of runs that differ only in the seed are pooled: the
 report shows the mean over seeds, with an interval over boards and seeds.
@@ -55,7 +55,7 @@ class Summary:
 
     env: str
     method: str  # the estimator that trained the policy
-    label: str  # of the checkpoint: start, 20, end
+    label: str  # of the checkpoint: start, an iteration such as 20, or end
     seeds: list[int]
     facts: dict[str, float]  # of the truth, means over seeds
     estimators: dict[str, Numbers]
@@ -80,7 +80,7 @@ def write_report(out: Path, cases: Sequence[dict]) -> str:
 
 
 def without_nan(value):
-    """Nested dicts and lists with None in place of NaN and infinity, which JSON does not have."""
+    """Nested dicts and lists. None replaces NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -94,7 +94,7 @@ def without_nan(value):
 
 
 def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
-    """Measure every case. Those with one environment, estimator and label are pooled as seeds."""
+    """Measure every case, and pool cases that differ only in the seed."""
     pools: dict[tuple, list[dict]] = {}
     for case in cases:
         key = (case["env"], case["estimator"], case["label"])
@@ -117,7 +117,7 @@ def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
 
 
 def measure_case(case: dict) -> tuple[dict[str, float], dict[str, Numbers], Numbers | None]:
-    """Returns: facts on the truth, the measures of each estimator, those of the critic."""
+    """Returns: facts on the truth, the measures of each estimator, and those of the critic."""
     turns = case["turns"]
     truth = Truth(np.array(turns["before"]), np.array(turns["reply"]))
     games = np.array(turns["game"])
@@ -241,9 +241,9 @@ def cell(value: float, half_width: float, *, in_percent: bool) -> str:
 
 
 def draw(path: Path, summaries: Sequence[Summary]) -> None:
-    """A column for every environment and method, a row for each of PANELS.
+    """Draw a column for every environment and method, and a row for each of PANELS.
 
-    A point is an estimator at a checkpoint, its line the 95 % interval."""
+    A point is an estimator at a checkpoint. The line through it is the 95 % interval."""
     columns: dict[tuple[str, str], list[Summary]] = {}
     for summary in summaries:
         columns.setdefault((summary.env, summary.method), []).append(summary)
@@ -261,7 +261,7 @@ def draw(path: Path, summaries: Sequence[Summary]) -> None:
 
 
 def draw_panel(axes: Axes, key: str, members: Sequence[Summary], looks: dict[str, dict]) -> None:
-    """Estimators from top to bottom, checkpoints in colours. Args: looks: of the labels."""
+    """Draw estimators from top to bottom, checkpoints in colours. Args: looks: by label."""
     names = list(members[0].estimators)[::-1]
     for number, summary in enumerate(members):
         shift = 0.15 * (number - (len(members) - 1) / 2)

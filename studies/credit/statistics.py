@@ -1,9 +1,9 @@
-"""How well credit follows the true advantage of turns: measures that know the noise of the truth.
+"""How well credit follows the true advantage of turns, corrected for the noise of the truth.
 
 The true advantage of K turns is estimated by m continuations before and after each reply
-(studies/credit/play.py). The noise of these estimates lowers every correlation. `Truth` knows the
-noise, so the measures are corrected for it. `ceiling` is the correlation that exact advantages
-would have without the correction.
+(studies/credit/play.py). The noise of these estimates lowers every correlation. `Truth` knows how
+large the noise is, so the measures are corrected for it. `ceiling` is the correlation that exact
+advantages would have without the correction.
 """
 
 import math
@@ -15,13 +15,13 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # standard errors; the sign of an advantage beyond counts as known
+DECIDED = 2.0  # more standard errors from 0 than this, the sign of an advantage counts as known
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
 @dataclass
 class Truth:
-    """Returns of the continuations of K turns; see `credit_play.Continuations`."""
+    """Returns of the continuations of K turns; see `play.Continuations`."""
 
     before: ndarray  # (K, m)
     reply: ndarray  # (K, m)
@@ -36,7 +36,7 @@ class Truth:
 
     @property
     def advantages(self) -> ndarray:
-        """Estimates of the true advantages, (K,), without bias."""
+        """Unbiased estimates of the true advantages, (K,)."""
         return self.reply.mean(1) - self.before.mean(1)
 
     @property
@@ -51,7 +51,7 @@ class Truth:
         return self.before.var(1, ddof=1) / self.before.shape[1]
 
     def spread(self) -> float:
-        """Variance of the true advantages over the turns: that of the estimates less the noise."""
+        """Variance of the true advantages over the turns: variance of the estimates minus noise."""
         return variance_of(self.advantages) - float(self.noise.mean())
 
     def reliability(self) -> float:
@@ -69,7 +69,7 @@ class Truth:
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """About the rank correlation of the exact advantages with these estimates; may be NaN."""
+        """The approximate rank correlation of exact advantages with these estimates; may be NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
@@ -93,8 +93,8 @@ def measure(
     """The MEASURES of an estimator, each with the half-width of its 95 % interval.
 
     Args:
-        credits: (K,) that the estimator assigned to the turns.
-        alternatives: (K,) that it assigns if the game goes on otherwise after the turn's reply.
+        credits: (K,) credits that the estimator assigned to the turns.
+        alternatives: (K,) credits if the game goes on differently after the turn's reply.
         reference: (K,) credits of the estimator that it is compared with, on the same turns.
         truth: of the same K turns.
         games: (K,) index of each turn's game.
@@ -133,9 +133,9 @@ def with_intervals(
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Correlation of credits and true advantages between the turns of one game.
 
-    Both are taken relative to their means over the game, so it says whether the estimator points at
-    the right turn of a game. Without noise in the truth it is Pearson's correlation. It is 0 for an
-    estimator that gives all turns of a game the same credit.
+    Each is taken relative to its mean over the game, so the correlation says whether the estimator
+    points at the right turn of a game. It is Pearson's, corrected for the noise of the truth. It is
+    0 for an estimator that gives all turns of a game the same credit.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -173,16 +173,16 @@ def is_decided(truth: Truth) -> ndarray:
 def variance_shares(
     credits: ndarray, alternatives: ndarray, truth: Truth
 ) -> tuple[float, float, float]:
-    """What the variance of an estimator's credit consists of, in shares that sum to 1.
+    """The parts of the variance of an estimator's credit, as shares that sum to 1.
 
-    - signal: it follows the true advantage, or its opposite: the squared correlation, corrected for
-      the noise. The sign of the correlation is that of "rank".
-    - bias: it depends on state and reply, but not on their advantage.
-    - luck: it depends on what happens after the reply. This is the estimator's variance: half the
-      mean squared difference of two credits of one turn with different luck.
+    - signal: the part that follows the true advantage, or its opposite. It is the squared
+      correlation, corrected for the noise. The sign of the correlation is that of "rank".
+    - bias: the part that depends on state and reply, but not on their advantage.
+    - luck: the part that depends on what happens after the reply. This is the estimator's variance:
+      half the mean squared difference of two credits of one turn with different luck.
 
-    They do not depend on the scale of the estimator, which the learning rate absorbs. They are 0 if
-    all turns have the same credit, and NaN if the truth differs by noise only.
+    The shares do not depend on the scale of the estimator, which the learning rate absorbs. They
+    are 0 if all turns have the same credit, and NaN if the true advantages differ by noise only.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):
@@ -196,11 +196,11 @@ def variance_shares(
 
 
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
-    """The critic's values of the states before K turns against the truth.
+    """Compare the critic's values of the states before K turns with the truth.
 
     "correlation" and "explained" (share of the variance of the true values) are corrected for the
-    noise of the truth, and NaN if the truth differs by noise only. "bias" is the mean error, and
-    "error" the root mean square error without the noise, in reward units.
+    noise of the truth, and NaN if the true values differ by noise only. "bias" is the mean error,
+    and "error" the root mean square error without the noise, in reward units.
     """
 
     def compute(mask: ndarray) -> ndarray:

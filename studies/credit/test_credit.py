@@ -1,7 +1,7 @@
-"""Tests of the credit microscope without a model: studies/credit/measure.py and what it is made of.
+"""Tests of studies/credit/measure.py and its modules without a model.
 
-Continuations against exact values, optimal values by hand and by brute force, measures on data
-whose answers are known, mistakes on the command line.
+Continuations agree with exact values, and optimal values with those by hand and by brute force.
+Measures are tested on data with known answers, and the command line with mistakes.
 
     python -m pytest -q studies/credit/test_credit.py
 """
@@ -72,7 +72,7 @@ class Letters:
     end = 3
 
     def opening(self, system, user):
-        return [1, 2]  # the policy reads nothing
+        return [1, 2]  # any tokens: RandomMoves ignores them
 
     def following(self, user, *, closed):
         return [2]
@@ -123,7 +123,7 @@ def test_doctests():
 
 
 def exact_values(env):
-    """Probability of the goal for random single moves: (actions left, cell), 1 on the goal."""
+    """The probability that random single moves reach the goal, (actions left, cell)."""
     mean_move = lake_transitions(env.size, env.holes, env.goal, env.success_rate).mean(0)
     values = [np.eye(env.size**2)[env.goal]]
     for _ in range(env.max_actions):
@@ -132,7 +132,7 @@ def exact_values(env):
 
 
 def exact_advantage(state, action):
-    """Q of an action minus V, of the policy of RandomMoves."""
+    """Q of an action minus V, under the policy of RandomMoves."""
     env = state.env
     values = exact_values(env)
     moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
@@ -150,7 +150,7 @@ def continued():
 
 
 def test_continuations_find_the_exact_values_and_advantages(continued):
-    """Dynamic programming knows V and A of random moves. Errors are as large as the noise says."""
+    """Exact V and A come from dynamic programming. The errors have the size of the known noise."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     values = []
@@ -165,7 +165,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     # a return is 0 or 1, so its variance is p (1 - p)
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
-    common = variance > 1e-3  # with fewer successes the normal distribution is no guide
+    common = variance > 1e-3  # with less, errors are not normally distributed
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
     assert np.abs(scores).max() < 4
@@ -175,7 +175,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
 
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
-    """Two games with the same action in the same state have the same advantage, however it went."""
+    """The same action in the same state has the same advantage, wherever it led in the game."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]
@@ -232,14 +232,15 @@ def test_a_continuation_without_room_ends_out_of_tokens(lake):
 
 
 def test_values_of_the_lake_are_those_of_the_best_sequences():
-    """A corridor of ice without slips, and one of two cells with slips, by hand."""
+    """By hand: a corridor of ice without slips, and a lake of 2x2 cells with slips."""
     holes = frozenset(range(4, 16))
     values = lake_values(4, holes, 3, 1.0, 2, 5, 3)  # two actions a turn, start in cell 0
     assert values[1, 0, 5] == 0 and values[2, 0, 5] == 1  # three moves take two turns
     assert values[2, 0, 2] == 0 and values[1, 1, 2] == 1 and values[1, 1, 1] == 0
     slippery = lake_values(2, frozenset([2]), 1, 0.8, 1, 3, 3)
-    # Right reaches the goal with 0.8, the hole with 0.1, and stays with 0.1. Up reaches it with 0.1
-    # and stays otherwise: with three turns left 0.1 + 0.9 * 0.88 is better than 0.8 + 0.1 * 0.88.
+    # Right reaches the goal with 0.8 and the hole with 0.1, and stays with 0.1. Up reaches the goal
+    # with 0.1 and stays otherwise. With three turns left its 0.1 + 0.9 * 0.88 is more than
+    # 0.8 + 0.1 * 0.88.
     assert slippery[1, 0, 3] == pytest.approx(0.8)
     assert slippery[2, 0, 3] == pytest.approx(0.88)
     assert slippery[3, 0, 3] == pytest.approx(0.892)
@@ -247,7 +248,7 @@ def test_values_of_the_lake_are_those_of_the_best_sequences():
 
 
 def test_the_optimal_player_earns_the_value_of_the_lake():
-    """The moves of `plan` are those of the same dynamic programming; play earns what it says."""
+    """Games played with the moves of `plan` are won as often as `state_value` says."""
     config = replace(LAKE, actions_per_turn=2, actions_per_traj=6)
     wins = []
     values = []
@@ -291,7 +292,7 @@ def test_values_of_sokoban_rooms():
             solved.append(value)
             assert value == pytest.approx(11 - 0.1 * length)
         else:
-            assert value < 1.0  # at best a step that is needed anyway
+            assert value < 1.0  # the room is not solved, and every action costs 0.1
     assert solved
 
 
@@ -317,7 +318,7 @@ def test_optimal_advantages_are_losses_and_step_rewards_add_up(config):
     for game, of_game in zip(games, rewards, strict=True):
         gained = game.trajectory.score - state_value(game.states[0])
         assert of_game.sum() == pytest.approx(gained + state_value(game.episode))
-    if config is SOKOBAN:  # nothing is random, so both are the same
+    if config is SOKOBAN:  # nothing is random, so rewards and advantages are equal
         np.testing.assert_allclose(np.concatenate(rewards), advantages, atol=1e-9)
 
 
@@ -343,7 +344,7 @@ def test_reply_value_averages_over_slips():
     ],
 )
 def test_losses_of_a_game_by_hand(moves, losses):
-    """A lake of 3x3 without slip, from the top left to the bottom right, a hole at the top right.
+    """A lake of 3x3 without slip. S is the start, O a hole, G the goal.
 
     S _ O
     _ _ _
@@ -406,7 +407,7 @@ def test_the_noise_of_the_truth_is_known():
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """Credit = truth + as much of something else: correlation 0.707, ranks about 0.69."""
+    """Credit = truth + other noise of the same size: correlation 0.707, of ranks about 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)
@@ -435,7 +436,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.filterwarnings("error")  # without a board, a single turn is left: no variance
+@pytest.mark.filterwarnings("error")  # without a board, one turn is left: it has no variance
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf
@@ -451,7 +452,7 @@ def test_a_truth_of_noise_alone_is_not_known():
 
 
 def test_between_turns_of_a_game_by_hand():
-    """Two turns each: the truth differs by 1 and by -1, without noise."""
+    """In two games of two turns, the true advantages differ by 1 and by -1, without noise."""
     games = np.array([0, 0, 1, 1, 2])
     exact = np.array([[1.0], [0.0], [0.0], [1.0], [5.0]]).repeat(2, 1)
     truth = Truth(np.zeros((5, 2)), exact)
@@ -461,7 +462,7 @@ def test_between_turns_of_a_game_by_hand():
     rng = np.random.default_rng(3)
     advantages, noisy = simulate(rng, num_turns=6000)
     games = np.arange(6000) // 3
-    credits = advantages + np.arange(6000) // 3  # the games differ by much
+    credits = advantages + np.arange(6000) // 3  # the means of the games differ by far more
     assert within_games(credits, noisy, games) == pytest.approx(1.0, abs=0.03)
 
 
@@ -486,7 +487,7 @@ def test_the_critic_is_compared_with_the_true_values():
 
 
 def test_intervals_contain_the_correlation():
-    """Games of a board share a part of credit and truth. At least 90 % of the intervals hold."""
+    """Turns of a board share a part of the truth. At least 90 % of the intervals contain 0.5."""
     rng = np.random.default_rng(5)
     held = 0
     clusters = np.repeat(np.arange(8), 25)
@@ -524,7 +525,7 @@ def test_mistakes_on_the_command_line(tmp_path, words, message):
 
 
 def test_runs_of_different_methods_are_not_pooled(tmp_path):
-    """GRPO and GiGPO have one value of `estimator`."""
+    """GRPO and GiGPO have the same value of `estimator`."""
     save_config(small_config(estimator="grpo"), {}, tmp_path / "grpo")
     save_config(small_config(estimator="grpo", seed=1), {}, tmp_path / "grpo_s1")
     save_config(small_config(estimator="grpo", state_weight=1.0, seed=2), {}, tmp_path / "gigpo")

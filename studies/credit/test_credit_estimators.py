@@ -1,7 +1,7 @@
-"""Tests of the credit microscope with a small model.
+"""Tests of studies/credit/ with a small model.
 
-Restored games against the originals, credits against those of train.py, a run from its checkpoints
-to the picture.
+Restored games repeat the originals, credits equal those of train.py, and a run yields tables and a
+picture.
 
     python -m pytest -q studies/credit/test_credit_estimators.py
 """
@@ -51,7 +51,7 @@ ENVS = ("frozenlake:success_rate=0.8", "sokoban:size=6,boxes=1")
 
 
 def facts_of(game):
-    """What is exactly the same in two games with the same noise."""
+    """The parts of a game that are exactly equal in two games with the same noise."""
     facts = []
     for turn in game.trajectory.turns:
         facts.append((turn.prompt_ids, turn.response_ids, turn.reward, turn.observation))
@@ -61,7 +61,7 @@ def facts_of(game):
 
 @pytest.mark.parametrize("env", ENVS)
 def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank, env):
-    """With its own random numbers, a game that is continued from any turn is the same game."""
+    """A game restored at any turn and played with the same noise repeats the original."""
     chat = Chat(tokenizer)
     config = replace(SETTINGS, env=env)
     player = Player(make_engine(config, trained_model, chat), chat, config)
@@ -73,7 +73,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
     for game, twin in again:
         assert twin.trajectory.status == game.trajectory.status
         assert facts_of(twin) == facts_of(game)
-        logprobs = game.trajectory.rollout_logprobs  # the engine has computed some of them at once
+        logprobs = game.trajectory.rollout_logprobs  # a restored history is prefilled
         assert twin.trajectory.rollout_logprobs == pytest.approx(logprobs, abs=1e-4)
         assert twin.episode.env.observe() == game.episode.env.observe()
         assert twin.episode.env.num_actions == game.episode.env.num_actions
@@ -85,7 +85,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
 
 @pytest.fixture
 def played(trained_folder, one_rank):
-    """A function: learner of an estimator, with games of two groups of four."""
+    """A function: estimator -> its learner, games of two groups of four, and the player."""
 
     def play(estimator, **changes):
         settings = dict(num_groups=2, filter_keep=1.0, batch_size=4, estimator=estimator)
@@ -105,7 +105,7 @@ def test_credits_are_those_that_train_would_use(played, name):
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
-    if "reward_density" in settings:  # the microscope plays with native rewards and shapes later
+    if "reward_density" in settings:  # the games are played with native rewards and shaped later
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]
@@ -132,7 +132,7 @@ def test_critic_estimators_need_a_critic(played):
 
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
-    """GRPO sees only its group, so each credit is that of a batch with this one change."""
+    """GRPO compares within a group, so each credit equals that of a batch with one change."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]

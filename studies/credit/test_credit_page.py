@@ -54,10 +54,10 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """Seed 0: speeds 0.6, 0.5, 0.3 have the order of the accuracies.
+    """Speeds of 0.6, 0.5 and 0.3 (seed 0) have the order of the accuracies at the start.
 
-    Seed 1: 0.5, 0.7, 0.8 reverse it.
-    At the end, two accuracies are equal: ranks 0.5, 0.5, 2 against 2, 1, 0 and 0, 1, 2."""
+    Speeds of 0.5, 0.7 and 0.8 (seed 1) have the reverse order. At the end, two accuracies are
+    equal: their ranks are 0.5, 0.5, 2, and those of the speeds 2, 1, 0 and 0, 1, 2."""
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
     assert results[0].last.tolist() == [0.7, 0.5]
@@ -67,7 +67,8 @@ def test_accuracy_and_speed_are_correlated_for_each_seed():
 
 
 def test_a_missing_run_or_credit_is_an_error():
-    with pytest.raises(UserError, match="sokoban GAE lacks a seed; run studies.reproduce credit"):
+    message = "sokoban GAE has too few seeds; run studies.reproduce credit"
+    with pytest.raises(UserError, match=message):
         results_of("sokoban", CURVES, SUMMARIES)
     with pytest.raises(UserError, match="has no accuracy of frozenlake RLOO"):
         results_of("frozenlake", CURVES, [make_summary(GAE=0.9, GRPO=0.5)])
@@ -108,7 +109,7 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda figure, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # 12.7062 times the standard error of two seeds exceeds the range of a rate
+    # half-width for two seeds: 12.7062 standard errors, which exceeds the range of a rate
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

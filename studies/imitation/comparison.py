@@ -2,11 +2,11 @@
 
     python -m studies.imitation.comparison frozenlake  # all rows of a world that are missing
     python -m studies.imitation.comparison frozenlake --only=PPO --seeds=0
-    python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no run: write the page
+    python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no runs, only the page
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
 
 Every row plays the 256 fixed prompts 16 times. A row is one JSON file in studies/imitation/rows/:
-its settings, its commit, its cost, and for every prompt the number of games it won. From these the
+its settings, its commit, its cost, and for every prompt the number of games won. From these the
 script writes studies/imitation/table.md. An interrupted run continues, and a finished row is not
 repeated. Rows that started from other weights than those in base/ are ignored.
 
@@ -57,7 +57,7 @@ PLAYERS = {  # rows of eval.py -> rows of the page
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # the same for worlds without a grid
+OTHER_PLAYERS = {  # rows of eval.py -> rows of the page, for worlds without a grid
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
@@ -88,7 +88,7 @@ def methods_of(
     Args:
         name: of the files config/NAME_ppo.py and config/NAME_grpo.py.
         overlays: files in config/ that come after them.
-        crowd_steps, planner_steps: of SFT on these players; their CPU time is in the table.
+        crowd_steps, planner_steps: of SFT on these players; table.md has their CPU time.
         overrides: settings of RL.
     """
     ppo = (f"{name}_ppo", *overlays)
@@ -267,7 +267,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
     chosen = [only] if only in known else [row for row in known if only in row]
     if not chosen:
         raise UserError(f"--only={only} matches none of the rows of {name}: {'; '.join(known)}")
-    commit = git_commit()  # now, because a run takes long
+    commit = git_commit()  # before the runs, during which it may change
     if "players" in chosen and not is_finished(name, "players", 0):
         write_row(name, "players", 0, {"wins": wins_of_players(world)}, commit)
     if BASE in chosen and not is_finished(name, BASE, 0):
@@ -316,12 +316,12 @@ def add_costs(costs: dict[str, float], command: Command) -> None:
 
 
 def wins_of_model(world: World, model: Path) -> list[int]:
-    """How many of its games a model wins on every prompt."""
+    """The number of games that a model wins on each prompt."""
     return play_prompts(world, f"--model={model}")[str(model)]
 
 
 def wins_of_players(world: World) -> dict[str, list[int]]:
-    """How many of their games the scripted players win on every prompt."""
+    """By player: the number of games that a scripted player wins on each prompt."""
     played = play_prompts(world, "--player=random,greedy,optimal")
     config, _, _ = load_config(game_words(world))
     if not isinstance(make_episode(config).env, Grid):
@@ -429,7 +429,7 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """The difference of two rows in %, paired by prompt, and by seed where both have the seeds."""
+    """The difference of two rows in %, paired by prompt, and by seed if both have equally many."""
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)
     low, high = difference_interval(a, b)

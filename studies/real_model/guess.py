@@ -1,4 +1,4 @@
-"""The game of several turns: its table and picture, from the runs in studies/real_model/guess/.
+"""The table and the picture of the guessing game, from the runs in studies/real_model/guess/.
 
 A run is one JSON file: its command and machine, success on the evaluation prompts by iteration
 ("curve"), and the metrics of every iteration ("series").
@@ -54,7 +54,7 @@ def rate_cell(run: dict, iteration: str) -> str:
 
 @cache
 def chance_of_possible(num_numbers: int, num_turns: int) -> float:
-    """How often a player wins who guesses at random among the numbers that are still possible."""
+    """The chance to win of a player that guesses any of the numbers that are still possible."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
     wins = 0.0

@@ -27,9 +27,9 @@ SIGNS = {
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
 SHOWN = ("bandit StarPO", "bandit StarPO-S")  # the methods in the pictures
-AT_LOW_RATE = " at 2e-5"  # what their runs at the low learning rate have in their names
+AT_LOW_RATE = " at 2e-5"  # in the names of their runs at the low learning rate
 LOST = 0.5  # below this share of valid replies, a run has lost the form
-LAST = 5  # iterations in which a run must have lost it, at least
+LAST = 5  # a run that has lost the form ends with at least this many such iterations
 HEADINGS = (
     "method",
     "seed",
@@ -40,7 +40,7 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-GAMES = {  # environment -> the arms of an evaluation, the better one second
+GAMES = {  # environment -> its arms (the better one second), as the table names them
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",
@@ -131,7 +131,7 @@ def form_cell(row: Row) -> str:
 def form_loss(row: Row) -> int | None:
     """The first of the last iterations in which fewer than half of the replies were valid.
 
-    Returns: None if these are fewer than five, or if the row does not know its valid replies."""
+    Returns: None if these are fewer than five, or if the row has no valid_frac."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):
@@ -165,7 +165,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """When a sign begins, and what it is worth: its lead over the fall, late, or false."""
+    """When a sign begins, and whether it is before the fall, late, or false."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:

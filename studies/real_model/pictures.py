@@ -49,10 +49,10 @@ def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
 
 
 def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]]) -> None:
-    """Draw metrics over the iterations, four beside each other, with a line for each run.
+    """Draw metrics over the iterations, four panels in a row, with a line for each run.
 
     Args:
-        curves: name -> runs that look alike."""
+        curves: name -> runs, drawn in one colour."""
     looks = looks_of(curves)
     columns = min(4, len(panels))
     num_rows = math.ceil(len(panels) / columns)

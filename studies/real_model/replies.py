@@ -1,4 +1,4 @@
-"""Replies of a run at its start, at its best iteration and at its end, side by side."""
+"""Replies of a run at its start, at its best iteration and at its end, as Markdown."""
 
 from configurator import printable
 

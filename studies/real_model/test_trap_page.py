@@ -1,4 +1,4 @@
-"""Tests of the page about the Echo Trap and of the command that shows it.
+"""Tests of the page about the Echo Trap and of the command `make echo-trap`.
 
 python -m pytest -q studies/real_model/test_trap_page.py
 """
@@ -27,7 +27,7 @@ def row_of(successes, lengths, seed=0):
     }
     curve = {}
     for number, success in enumerate(successes):
-        if number > 0:  # the first is the start, which is no part of the curve
+        if number > 0:  # the first is before RL and not in the curve
             curve[str(5 * number)] = success
     return {
         "settings": {"seed": seed},
@@ -68,7 +68,8 @@ def test_a_sign_is_early_late_or_false():
     longer = page.SIGNS["replies grow by half"]
     # The median of iterations 7, 8 and 9 is 40, twice the first level; the collapse is at 15.
     assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
-    late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)  # begins at 13, after 10
+    # This sign begins at 13. The last good evaluation is at 10.
+    late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)
     assert page.sign_cell(late, longer) == "13: late"
     healthy = row_of([0.5, 1.0, 0.9, 1.0, 1.0], LENGTHS)
     assert page.sign_cell(healthy, longer) == "9: false"
@@ -76,7 +77,7 @@ def test_a_sign_is_early_late_or_false():
 
 
 def test_success_before_and_after_rl():
-    """Two seeds, four games of each kind of pairs."""
+    """Two seeds, and four games in each of two environments."""
     successes = {
         "bandit:pair=jobs": {
             "random, closed loop": [0, 0, 0, 1],

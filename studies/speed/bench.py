@@ -7,8 +7,8 @@
     python -m studies.speed.bench precision   # log-probs of engine and trainer, in three types
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
-The settings are those of config/frozenlake_grpo.py and config/models/tiny.py, those of `iteration`
-of config/bandit_grpo.py. Config files and --key=value override them:
+The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
+config/models/tiny.py. Config files and --key=value override them:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
@@ -52,7 +52,7 @@ BANDIT = (
     "--batch_size=128",
     "--filter_keep=1.0",
 )
-UNTRAINED = ("rollout", "update")  # these take an untrained model in the place of base/
+UNTRAINED = ("rollout", "update")  # these use an untrained model instead of base/
 OPTIONS = {
     "repeats": 5,
     "json": "",  # file for the measurements
@@ -61,7 +61,7 @@ OPTIONS = {
 
 def main(argv: list[str]) -> None:
     name, config, options = read_arguments(argv)
-    # Imported late, because these imports take seconds and mistakes are answered before.
+    # Imported late: these imports take seconds, and mistakes are reported before them.
     import torch
 
     import parallel

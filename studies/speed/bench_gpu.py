@@ -1,4 +1,4 @@
-"""Measurements of a model of the shape of Qwen2.5-0.5B, random weights: update, head and engine.
+"""Measure update, head and engine, for a model with the shape of Qwen2.5-0.5B and random weights.
 
 studies/speed/gpu_pieces.py runs them on a GPU, or with small sizes on a CPU.
 """
@@ -228,7 +228,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Forward and backward of the log-probs of one pack, with some columns at a time."""
+    """Forward and backward of the log-probs of one pack, `chunk_size` columns at a time."""
     sizes = sizes_for(device)
     width = sizes.shape["hidden_size"]
     vocabulary = sizes.shape["vocab_size"]

@@ -2,7 +2,7 @@
 
 studies/speed/bench.py runs this file in a new process for every measurement:
 
-    python -m studies.speed.bench_head 1024     # 1,024 columns at a time; 0 for full logits
+    python -m studies.speed.bench_head 1024   # 1,024 vocabulary columns a chunk; 0: full logits
 """
 
 from configurator import Config, UserError, run_main
@@ -44,7 +44,7 @@ def measure_head(
     """CPU seconds, and peak memory beyond the inputs and the gradient buffer of the head.
 
     Args:
-        chunk: Columns of the vocabulary at a time, 0 for full logits.
+        chunk: Columns of the vocabulary in a chunk, 0 for full logits.
         rows: Positions.
         vocabulary: Columns of the head.
     """
@@ -54,7 +54,7 @@ def measure_head(
 
     hidden = torch.randn(rows, WIDTH, requires_grad=True)
     weight = (torch.randn(vocabulary, WIDTH) * 0.02).requires_grad_()
-    weight.grad = torch.zeros_like(weight).fill_(0)  # writes to all pages before the measurement
+    weight.grad = torch.zeros_like(weight).fill_(0)  # allocates its memory before the measurement
     targets = torch.randint(vocabulary, (rows, 1))
     memory_before = peak_kib()
     cpu_start = time.process_time()
@@ -75,7 +75,9 @@ def main(argv: list[str]) -> None:
     """Print one measurement as JSON."""
     if len(argv) != 1 or not argv[0].isdecimal():
         given = " ".join(argv) or "nothing"
-        raise UserError(f"give the number of columns at a time, 0 for full logits; got {given}")
+        raise UserError(
+            f"give the number of vocabulary columns per chunk, 0 for full logits; got {given}"
+        )
     import torch  # late, because it takes seconds
 
     torch.set_num_threads(1)

@@ -26,9 +26,8 @@ TRL_ITERATIONS = 4
 def iteration(config: Config, repeats: int) -> Rows:
     """Replies of a model to one of two Bandit prompts, then one step on all of them.
 
-    A measurement of ours is the median of three iterations after one to warm up, one of TRL's the
-    mean of four. Both sides have the same policy, and the lengths of its replies agree within
-    sampling error.
+    Our measurement is the median of three iterations after one to warm up. TRL's is the mean of
+    four. Both train the same policy, and their numbers of sampled tokens must agree within 5 %.
     """
     num_replies = config.num_groups * config.group_size
     num_sampled: list[float] = []  # tokens of our iterations

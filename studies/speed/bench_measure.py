@@ -17,7 +17,7 @@ Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smal
 
 
 def starts(config: Config) -> list[tuple[tuple[int, int], int]]:
-    """Seed of the instance and number of the member, for the groups of the settings."""
+    """(seed of the instance, number of the member) of each trajectory of an iteration."""
     return [
         ((71, group), member)
         for group in range(config.num_groups)

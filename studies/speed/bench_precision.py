@@ -1,4 +1,4 @@
-"""Benchmark of precision: how far the log-probs of engine and trainer are apart in each type.
+"""Benchmark of precision: how much the log-probs of engine and trainer differ in each dtype.
 
 Both compute the same function of the same weights. The engine computes one token at a time with a
 KV cache, and the trainer computes whole rows, so they round differently.
@@ -116,7 +116,7 @@ def sample(
 
 @contextmanager
 def rounded_logits() -> Iterator[None]:
-    """Engine and trainer round the logits to their type, as a plain product does."""
+    """In this context, engine and trainer round logits to their dtype, as a plain product does."""
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         return (a @ b.to(a.dtype)).float()  # the engine's head is in float32 on a CPU

@@ -24,7 +24,7 @@ HISTORY_PREFILLED = "Hugging Face, history prefilled every turn"
 
 
 def rollout(config: Config, repeats: int) -> Rows:
-    """Multi-turn trajectories with every engine, as many as an iteration has.
+    """Play the trajectories of one iteration with every engine.
 
     Sampling is greedy, so that all engines sample the same tokens. Members of a group still
     differ, because the transitions of the environment are random.

@@ -31,7 +31,7 @@ Part = Sequence[Trajectory]  # a micro-batch
 
 
 def update(config: Config, repeats: int) -> Rows:
-    """Forward and backward on up to 32 trajectories, which end after 1 to 5 turns.
+    """Forward and backward on up to 32 trajectories, cut after 1 to 5 turns.
 
     Loss and gradient norm of all variants must agree before anything is timed.
     """
@@ -70,7 +70,7 @@ def update(config: Config, repeats: int) -> Rows:
 def load_plain(folder: str) -> PreTrainedModel:
     """A model of transformers that trains the embedding of the padding token, as ours does.
 
-    In the untrained model this is the token that ends a message."""
+    In SmolLM2 this is the token that ends a message."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     model.get_input_embeddings().padding_idx = None
     return model
@@ -104,7 +104,7 @@ class Batch:
         return [self.trajectories[i] for i in indices]
 
     def old_logprobs(self, indices: list[int]) -> Tensor:
-        """Log-probs of the sampler, of all response tokens one after the other."""
+        """The sampler's log-probs of all response tokens, concatenated."""
         values = []
         for trajectory in self.part(indices):
             values += trajectory.rollout_logprobs

@@ -37,7 +37,7 @@ Case = Callable[[], Values]
 
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
-RESERVED_S = 40  # of the time limit: no iteration of the flagship begins in them
+RESERVED_S = 40  # no iteration begins in the last seconds of the time limit
 # Largest relative difference of an update's metrics from those of the CPU in float32.
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
@@ -96,12 +96,12 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         results.add(piece, name, "failed", reason=text)
         print(text, flush=True)
-        if "CUDA error" in text:  # nothing works in this process after it
+        if "CUDA error" in text:  # after it, nothing works in this process
             raise
 
 
 def free_memory(device: torch.device) -> None:
-    """Free the models of the previous case, and let the peak memory begin anew."""
+    """Free the models of the previous case, and reset the peak memory."""
     gc.collect()  # the modules of FSDP2 refer to each other in circles
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -162,7 +162,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Varlen and SDPA, eager and compiled, without the case that `update` measures."""
+    """Attention by varlen and SDPA, eager and compiled, except for the case of `update`."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -277,7 +277,7 @@ def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Valu
     """
     expected, kept, expected_metrics = reference_on_cpu(device.type)
     config = tiny_config(device, engine_name, dtype)
-    parallel.init_distributed(config)  # the reference has set the threads of the CPU
+    parallel.init_distributed(config)  # reference_on_cpu has changed the number of threads
     learner, engine, chat = start(config, device)
     trajectories = train.collect_rollouts(learner, engine, chat)
     difference = engine_difference(learner, trajectories)
@@ -352,7 +352,7 @@ def restart_of(config: Config, device: torch.device) -> Values:
         with Saver(Path(folder), keep=1) as saver:
             values["checkpoint, standstill s"] = seconds_of(lambda: learner.save(saver), device)
             values["written after s"] = seconds_of(saver.wait, device)
-            learner.step += 1  # the second finds its memory pinned
+            learner.step += 1  # the second checkpoint finds pinned memory
             values["second standstill s"] = seconds_of(lambda: learner.save(saver), device)
         saved = next(Path(folder).glob("checkpoint-*"))
         values["GB"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e9
@@ -378,7 +378,7 @@ def load_or_build(config: Config, device: torch.device):
 
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """The flagship with random weights of Qwen's shape. Its replies are malformed, so all scores
-    are equal, and the filter keeps groups without variance."""
+    are equal. filter_zero_std makes the filter keep groups without variance."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":
@@ -390,7 +390,7 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
 def time_iterations(
     config: Config, device: torch.device, num_iterations: int, deadline: float
 ) -> Values:
-    """Make iterations as train.py does, until the deadline. The first one warms up."""
+    """Time iterations of train.py, until the deadline. The first one warms up."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):
         save_random(Path(config.model), sizes_for(device).shape, device=device)
     learner, engine, chat = start(config, device)
@@ -417,7 +417,7 @@ def median_of(rows: Sequence[dict], key: str) -> float:
 
 
 def time_flagship(config: Config, device: torch.device, deadline: float) -> Values:
-    """As many iterations as fit, at most 20, with the weights of the model."""
+    """Time up to 20 iterations, as many as fit, with the pretrained weights."""
     is_folder = Path(config.model).is_dir()
     if not is_folder and not isinstance(try_to_load_from_cache(config.model, "config.json"), str):
         raise NotAvailable(

@@ -1,15 +1,15 @@
 """Measure on a GPU what studies/speed/README.md says about GPUs, and print it as tables.
 
     python -m studies.speed.gpu_report                         # one H100 or H200, about 15 minutes
-    python -m studies.speed.gpu_report --minutes=9  # start no piece that ends after 9 minutes
+    python -m studies.speed.gpu_report --minutes=9  # stop measuring after 9 minutes
     python -m studies.speed.gpu_report --pieces=update,head    # these pieces, in this order
     python -m studies.speed.gpu_report --device=cpu  # the same with tiny models, 1 CPU-minute
 
-Every piece runs in a process of its own (gpu_pieces.py) for at most 4 minutes. An error costs
-only one case, because the others of its piece then run in a new process. Results are appended to
-out/gpu/results.jsonl. The next call skips what is measured. At its end it repeats what failed.
---out_dir=PATH is another folder. --model=NAME is the model of the piece `flagship`. torch 2.11 and
-transformers are enough: a piece that needs vLLM is skipped if vLLM is not installed.
+Every piece runs in a process of its own (gpu_pieces.py) for at most 4 minutes. An error loses
+only one case, because the other cases of the piece then run in a new process. Results are appended
+to out/gpu/results.jsonl. The next call skips what is measured, and repeats failed pieces at its
+end. --out_dir=PATH sets another folder, --model=NAME the model of the piece `flagship`. torch 2.11
+and transformers are enough: a piece that needs vLLM is skipped if vLLM is not installed.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -90,8 +90,8 @@ class Results:
     """The lines of results.jsonl. The last line of a piece and case is its result.
 
     A line has "piece", "case" ("" for the whole piece), "state" (waiting, running, done, skipped or
-    failed), "values" (name -> number or text) and "reason". A case that is still running after its
-    process has ended made that process fail.
+    failed), "values" (name -> number or text) and "reason". If a case is still "running" after its
+    process has ended, it made the process fail.
     """
 
     def __init__(self, out_dir: Path):
@@ -149,7 +149,8 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 
 
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
-    """Run the processes of a piece until no case is waiting, and add how the piece ended.
+    """Start processes of a piece until no case is waiting, or until one begins no case or time is
+    short. Then add the state of the piece to the results.
 
     Args: deadline: time.perf_counter() at which the last process must have ended.
     """
@@ -244,7 +245,7 @@ def run_process(command: list[str], log: Path, limit_s: float) -> str:
 def end_group(process: subprocess.Popen) -> None:
     """End what is left of a process and its children.
 
-    SIGTERM comes first, because torchrun then ends its ranks. They are not in its process group.
+    SIGTERM comes first, because torchrun then ends its ranks, which are not in its process group.
     """
     with suppress(ProcessLookupError):  # raised if all of them have ended
         os.killpg(process.pid, signal.SIGTERM)

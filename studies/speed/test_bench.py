@@ -1,4 +1,4 @@
-"""Tests of bench*.py: the variants do the same work, and tables say what was measured.
+"""Tests of bench*.py: the variants do the same work, and tables show what was measured.
 
 python -m pytest -q studies/speed/test_bench.py
 """
@@ -48,7 +48,7 @@ def play(engine, config, chat, temperature, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False])
 def test_hugging_face_samples_the_same_tokens(trained_folder, keep):
-    """In turns that end at different lengths, while trajectories leave the batch."""
+    """Replies have different lengths, and trajectories leave the batch early."""
     model, tokenizer = load_model(str(trained_folder))
     hf_model = AutoModelForCausalLM.from_pretrained(trained_folder, attn_implementation="sdpa")
     config = small_config(max_response_tokens=40)
@@ -93,7 +93,7 @@ def test_packed_and_padded_updates_agree_and_are_reported(trained_folder, monkey
 
 @pytest.mark.slow
 def test_the_update_of_the_untrained_model(monkeypatch, capsys):
-    """Its padding token ends messages, so the variants agree only if all of them train it."""
+    """The variants agree on loss and gradient, and the share of the peak is printed."""
     monkeypatch.setattr(bench_update, "is_installed", lambda package: False)
     bench.main(["update", "--repeats=1", "--num_groups=1", "--group_size=8", "--batch_size=2"])
     printed = capsys.readouterr().out

@@ -105,7 +105,7 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
 
 
 def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
-    """As torchrun does, whose ranks are in groups of their own. What ignores SIGTERM is killed."""
+    """torchrun does so with its ranks, which are in other groups. SIGKILL follows SIGTERM."""
     script = """
 import signal, subprocess, sys, time
 rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -132,7 +132,7 @@ def test_a_process_that_fails_is_described_by_the_end_of_its_log(tmp_path):
 
 def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
     def die_in_b(command, log, limit_s):
-        other = Results(log.parent)  # of the process
+        other = Results(log.parent)  # as the process sees them
         limits.append(limit_s)
         if other.state("head", "b") == "":
             other.add("head", "a", "done", {"ms": 1})
@@ -320,7 +320,7 @@ def test_the_kernel_is_chosen_for_one_case_only():
 
 
 def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
-    """Of the policy with all tokens in one pack, and of PPO, whose critic adds 4/3 of its FLOP."""
+    """All tokens are in one pack. PPO's critic adds 4/3 of the FLOP of the body."""
     monkeypatch.setattr(bench_gpu, "REPEATS", 1)
     monkeypatch.setattr(bench_gpu, "CPU_SIZES", CPU_SIZES._replace(pack_tokens=1000))
     seconds = iter([2.0, 4.0, 2.0, 4.0])
@@ -344,7 +344,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
-    """A reduced list: all pieces need 50 CPU-seconds, these 20. `make gpu GPU=cpu` runs all."""
+    """These pieces take 20 CPU-seconds, all pieces 50. `make gpu GPU=cpu` runs all."""
     arguments = [
         "--device=cpu",
         f"--out_dir={tmp_path}",

@@ -69,7 +69,7 @@ def test_messages(arguments, given):
 def test_two_layers_of_qwen_train_with_lora(qwen_folder, dtype, tmp_path):
     """PPO trains with a vocabulary of 151,936, and engine and trainer agree. LoRA saves memory.
 
-    A process needs 3.2 GiB and 13 CPU-seconds, and as many seconds of the kernel.
+    A process needs 3.2 GiB, and 13 CPU-seconds plus as many in the kernel.
     """
     out_dir = tmp_path / "out"
     command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]
