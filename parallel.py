@@ -353,7 +353,7 @@ def forward_sequences(
     """Run the policy or the critic on all response tokens, without gradient (collective).
 
     Args: args: arguments of the module after the batch, such as the temperature.
-    Returns: the outputs of the module on every rank: logprobs and entropy, or values. Each is (R,)
+    Returns: on every rank, the outputs of the module: logprobs and entropy, or values. Each is (R,)
         float32, in the order of the trajectories.
     """
     lengths = [trajectory.num_response_tokens for trajectory in trajectories]

@@ -168,14 +168,14 @@ def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
 
 
 def is_long_success(trajectory: dict) -> bool:
-    """The game was won after RL in three turns. An action of the first turn slipped."""
+    """Whether a game was won after RL in three turns, with a slip in the first turn."""
     turns = trajectory["turns"]
     is_long = trajectory["when"] == "after RL" and len(turns) == 3
     return is_long and trajectory["success"] and slips_in(turns[0])
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """The game of iteration 20 was lost in one turn with a slip, and its group was kept."""
+    """Whether a game of iteration 20 was lost in one turn with a slip. The filter kept its group."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])

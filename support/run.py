@@ -149,7 +149,7 @@ class Run:
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
 
     def _note_damage(self, sentence: str) -> None:
-        """Print a sentence about damage, now and at the end of the run; "" for no damage."""
+        """Print what is damaged in the run folder, now and again at the end; "" prints nothing."""
         if sentence:
             self.damage.append(sentence)
             print(sentence, flush=True)

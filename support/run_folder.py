@@ -46,8 +46,8 @@ FORMER_SETTINGS = ("num_samples",)  # older runs have them; none changed a numbe
 # setting -> (that other setting, its value that does not use it)
 READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
-# What train.py and tools.sft open in the folder of a run. Other files, such as those of W&B, are
-# not checked.
+# What train.py and tools.sft open in the folder of a run. They refuse links under these names and
+# ignore other files, such as those of W&B.
 OPENED_FILES = (
     "config.json",
     "code.diff",

@@ -58,6 +58,7 @@ def test_players_rank_as_they_should():
         for trajectory in played:
             records = [turn.record for turn in trajectory.turns]
             assert all(record.format_ok and record.num_actions == 1 for record in records)
+            assert not any("||" in turn.text for turn in trajectory.turns)  # one action, not cut
             assert trajectory.status in ("success", "failure", "out_of_turns")
             assert len(records) <= 10
         rates[player] = summarize(played)["success"]

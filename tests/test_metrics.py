@@ -7,10 +7,18 @@ Tests of metrics.py: names and groups of a row, and the glossary page.
 from configurator import Config
 
 import doctest
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
+from test_rollout import two_trajectories
+
+import starpo
 from support import metrics
 from support.metrics import GROUPS, METRICS, PLACEHOLDERS, glossary, metric_groups, metric_names
+from support.training_metrics import explained_variance, iteration_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,6 +68,47 @@ def test_groups_of_names():
         "memory_gib": "cost",
     }
     assert {name: groups[name] for name in expected} == expected
+
+
+def test_metrics_of_an_iteration_by_hand():
+    """Four groups of two. One fails in its environment, and the filter keeps one of the others."""
+    first, second = two_trajectories()  # scores 0.9 and 0, success and failure
+    good = [first, second, second, second, first, first]
+    sampled = [*good, replace(first, status="error"), first]
+    scores = torch.tensor([trajectory.score for trajectory in good])
+    stats = starpo.group_stats(scores, 2)
+    learner = SimpleNamespace(
+        config=Config(group_size=2, batch_size=2), step=7, bad_steps=1, device=torch.device("cpu")
+    )
+    rollout_timer = SimpleNamespace(wall_s=3.0, cpu_s=5.0)
+    update_timer = SimpleNamespace(wall_s=2.0, cpu_s=4.0)
+    found = iteration_metrics(learner, sampled, good, stats, 2, rollout_timer, update_timer)
+    expected = {
+        "step": 7,
+        "error_frac": 1 / 8,
+        "kept_groups": 1,
+        "kept_trajectories": 2,
+        "sampled_groups": 4,
+        "bad_steps": 1,
+        "rollout_s": 3.0,
+        "update_s": 2.0,
+        "cpu_s": 9.0,
+        "success": 3 / 6,
+        "pass@2": 2 / 3,
+        "zero_std_frac": 2 / 3,
+        "in_group_reward_max": (0.9 + 0 + 0.9) / 3,
+    }
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
+    assert found["pg_loss"] is None and found["eval_success"] is None  # filled in elsewhere
+
+
+def test_explained_variance_by_hand():
+    values, returns = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])
+    assert explained_variance(values, returns) == pytest.approx(1 - 0.5 / 2)  # variances
+    small = torch.tensor([1.0, 1.0 + 1e-3])
+    assert explained_variance(torch.zeros(2), small) == pytest.approx(0.0)
+    assert explained_variance(small, small) == 1.0  # returns this close still have a variance
+    assert explained_variance(values, torch.tensor([2.0, 2.0])) == 0.0
 
 
 def test_the_page_is_the_list():

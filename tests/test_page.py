@@ -174,7 +174,7 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
     assert texts_of(page, ".progress") == ["Turn 2 of 5, 9 actions left. Reward -0.1."]
     page.keyboard.press("ArrowLeft")
     assert boards_of(page, boards) == ["P_\nOG"]
-    # one player with two eyes, one hole and one flag
+    # four cells of ice, one player, its two eyes, one hole (water), one flag (goal)
     assert count_colors(page, "ice", "player", "eye", "water", "goal") == [4, 1, 2, 1, 1]
     for _ in range(3):  # the last press stays on the last trajectory
         page.keyboard.press("ArrowDown")
@@ -511,7 +511,8 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
         "neither succeeds",
     }
     two.select_option("#comparison", "only a succeeds")
-    # Member 0 of a won and member 0 of b lost. Member 1 of a is compared with member 0 of b.
+    # Member 0 of run a succeeded, member 0 of run b failed. Member 1 of run a is compared with member
+    # 0 of run b.
     assert two.locator(".row .details").all_text_contents() == [
         "member 0 · success · 2 turns · a",
         "member 0 · failure · 1 turn · b",

@@ -682,6 +682,17 @@ def test_turn_level_advantages_by_hand():
         options = dict(estimator=estimator, turn_level=True, turn_gamma=0.5)
         found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
         close(found, [x, 0, 0, 0, -x, -x, 0])
+    # four groups of one trajectory with two turns: no turn has another to compare with
+    found, _ = starpo.advantages(
+        doubles(1, 2, 3, 4, 5, 6, 7, 8),
+        None,
+        [1] * 8,
+        [2] * 4,
+        torch.arange(4),
+        estimator="dr_grpo",
+        turn_level=True,
+    )
+    close(found, [0.0] * 8)
     options = dict(estimator="dr_grpo")  # scores 3 and 1
     found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
     close(found, [1.0] * 4 + [-1.0] * 3)

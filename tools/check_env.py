@@ -435,7 +435,7 @@ def try_text(env: Env, text: str) -> tuple[bool, Step]:
 
 
 def check_sentences(subject: Subject) -> list[str]:
-    """The rules do not depend on the instance, and statements and why_lost are usable texts."""
+    """Check `rules()` (equal for all instances), `statements()` and `why_lost()`."""
     episode = Episode(subject.make(), Config())
     env = episode.env
     problems = []

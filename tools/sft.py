@@ -59,7 +59,8 @@ WARMUP_STEPS = 20
 MIN_VALID_FRAC = 0.5  # of the replies after training; below it, a warning is printed
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # lines that report the progress of a run
-TOTALS = {  # sums and lists over the run so far; for the shape see support/json_shapes.py
+# The types of the sums and lists over the run so far, as support/json_shapes.py checks them.
+TOTALS = {
     "tokens": int,
     "response_tokens": int,
     "cpu_s": float,
