@@ -132,7 +132,7 @@ class Learner:
     def save(self, saver: Saver) -> None:
         """Start writing a checkpoint.
 
-        Raises: TypeError if JSON changes the state of the estimator, such as a tensor or a tuple."""
+        Raises: TypeError if JSON would change the estimator's state, such as a tensor."""
         states = checkpoint.training_state(self.modules, self.optimizers)
         counts = {"step": self.step, "bad_steps": self.bad_steps}
         counts["estimator_state"] = copy_as_json(self.estimator_state)

@@ -175,7 +175,7 @@ def is_long_success(trajectory: dict) -> bool:
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """Whether a game of iteration 20 was lost in one turn with a slip. The filter kept its group."""
+    """Whether a game of iteration 20 was lost in one turn with a slip, in a group that was kept."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])

@@ -511,8 +511,8 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
         "neither succeeds",
     }
     two.select_option("#comparison", "only a succeeds")
-    # Member 0 of run a succeeded, member 0 of run b failed. Member 1 of run a is compared with member
-    # 0 of run b.
+    # Member 0 of run a succeeded, member 0 of run b failed.
+    # Member 1 of run a is compared with member 0 of run b.
     assert two.locator(".row .details").all_text_contents() == [
         "member 0 · success · 2 turns · a",
         "member 0 · failure · 1 turn · b",
