@@ -80,7 +80,7 @@ def describe_error(error: BaseException) -> str:
 def describe_line_error(error: Exception) -> str:
     """Describe what is wrong with one line of a file. For bad JSON it names the column.
 
-    The message of json also names line 1, which is rarely the line of the file.
+    The message of json also says "line 1", which is rarely the number of the line in the file.
     >>> try:
     ...     json.loads('{"a" 1}')
     ... except ValueError as error:
@@ -426,7 +426,7 @@ for _field in fields(SftConfig):
     if get_origin(_field.type) is Annotated:
         _, RANGES[_field.name] = get_args(_field.type)
 
-# What users type, and the setting that they mean.
+# Names that users type by mistake -> the setting that they mean, for the hint in an error.
 ABBREVIATIONS = {"lr": "learning_rate", "epochs": "num_epochs", "steps": "num_iterations"}
 # Settings that train.py does not have.
 SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
@@ -485,7 +485,7 @@ def load_config(
 ) -> tuple[Config, dict, dict]:
     """Read config files and --key=value overrides, left to right. The last value wins.
 
-    A config file may also assign settings of SftConfig that `kind` does not have. They are left
+    A config file may also assign settings of SftConfig that `kind` does not have. These are left
     out, so that one file serves train.py and tools.sft.
 
     Args:
@@ -659,8 +659,8 @@ def help_text(doc: str, kind: type[Config] = Config) -> str:
 def run_main(main: Callable[[list[str]], Any]) -> None:
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
-    So does a call of sys.exit(0) in a user's code, because the command is not finished. Ctrl-C
-    becomes one line, too. Every other exception is a bug and shows its traceback."""
+    A call of sys.exit(0) in a user's code counts as a UserError, because it ends the command too
+    early. Ctrl-C becomes one line, too. Every other exception is a bug and shows its traceback."""
     sys.excepthook = _show_uncaught
     accept_all_characters()
     try:
@@ -679,7 +679,7 @@ def run_main(main: Callable[[list[str]], Any]) -> None:
 
 
 def accept_all_characters() -> None:
-    """Let the streams of the terminal pass characters that their encoding does not have.
+    """Let stdin, stdout and stderr accept characters that their encoding does not have.
 
     Such characters are printed as Python escapes, and input that cannot be decoded is read as
     U+FFFD. Otherwise a terminal that knows only ASCII would end a command with an error."""
@@ -728,7 +728,7 @@ def setting_help(key: str, kind: type[Config] = Config) -> str:
 
 def print_help(argument: str) -> None:
     """Print the help of the script that runs. Args: argument: --help, or --help=KEY."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` ends it without a traceback
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `| head` causes no traceback
     accept_all_characters()
     doc = sys.modules["__main__"].__doc__ or ""
     name = Path(sys.argv[0]).stem

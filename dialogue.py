@@ -2,9 +2,9 @@
 
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
 replies and enforces the limits on actions and turns; rollout.py enforces those on tokens. The next
-message reports unknown, surplus and malformed answers. The format penalty is part of the reward of
-the malformed turn, and the next message reports this reward. In RAGEN the policy never sees the
-penalty.
+message reports unknown and surplus actions and malformed replies. The format penalty is part of the
+reward of the malformed turn, and the next message reports this reward. In RAGEN the policy never
+sees the penalty.
 
 `Chat` converts messages to token ids. The policy's own text is parsed but never rewritten or
 encoded again.
@@ -77,7 +77,7 @@ def cut_fault(num_tokens: int, setting: str) -> str:
 def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
     """Compare the sentences of a thought with the facts about the state.
 
-    Sentences end with a period. One is checkable if it begins with the first word of a fact.
+    Sentences end with a period. A sentence is checkable if it begins with the first word of a fact.
     Returns: the number of checkable sentences, and the number of true ones.
     >>> check_thought("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     (2, 1)
@@ -127,8 +127,8 @@ class TurnRecord:
     false_statements: dict[str, str] | None = None  # false sentence -> the fact; None without any
     env_reward: float = 0.0  # without format penalty and think_reward
     closing: str | None = None  # the observation after the last turn of the episode
-    # The move that took place for each of `actions`: another one if it slipped, "" if it was not
-    # executed. None if every action took place as given.
+    # The move that took place for each of `actions`: another one if the player slipped, "" if the
+    # action was not executed. None if every action took place as given.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is. The policy reads them in the next
     # message, except the sentence of `cut_fault`.
@@ -136,7 +136,7 @@ class TurnRecord:
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
     out_of_actions: bool | None = None
-    why_lost: str | None = None  # what the environment says at an end without success
+    why_lost: str | None = None  # the environment's reason for an end without success
     error: str | None = None  # why the environment or the player failed
     # The setting that cut the reply off, max_response_tokens or max_context_tokens. None if the
     # reply ended with the end-of-turn token.
@@ -295,10 +295,10 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    record.out_of_actions = step.truncated  # never if the last action also lost it
+                    record.out_of_actions = step.truncated  # False if the last action also lost it
                 break
         record.effective = num_effective / max(record.num_actions, 1)
-        moves += [""] * (len(record.actions) - len(moves))  # not executed after the end
+        moves += [""] * (len(record.actions) - len(moves))  # those after the end were not executed
         if moves != record.actions:
             record.moves = moves
         return status, refused

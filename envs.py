@@ -45,7 +45,7 @@ SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # in each seed of transition noise, to separate it from other random streams
+SEED_TRANSITIONS = 7  # part of each seed of transition noise, unlike other random streams
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
 DRAW_LIMIT_S = 60.0  # seconds for drawing one instance of a fixed split
 
@@ -117,8 +117,8 @@ class Env:
 
     The keyword-only arguments of `__init__` with a default are the options of the environment, as
     in `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
-    `super().__init__(**common)`. Noise during the game must come from `self.rng`. `start` sets it.
-    If noise replaces the chosen action, `_move` sets `self.slipped_to` to the one that took place.
+    `super().__init__(**common)`. Noise during the game must come from `self.rng`; `start` sets
+    it. If noise replaces the chosen action, `_move` sets `self.slipped_to` to the actual one.
     """
 
     actions: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ class Env:
     def state_key(self) -> Hashable:
         """A key for the present state. GiGPO compares turns with equal keys (methods.py).
 
-        None, the default: the observation is the key.
+        By default it is None, and then the observation is the key.
         """
         return None
 
@@ -468,7 +468,7 @@ def show(value: Any) -> str:
 
 
 def check_uses(env: Env, *uses: str) -> None:
-    """Raises: UserError if the class of the environment lacks a method that a use needs."""
+    """Raises: UserError if the class of the environment lacks a method that one of `uses` needs."""
     for use in uses:
         missing = missing_method(env, use)
         if missing:
@@ -524,7 +524,7 @@ def check_actions(value: Any, player: str, env: Env) -> list[str]:
 
 
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
-    """The options in 'key=value,key=value', checked against their defaults."""
+    """The options in 'key=value,key=value', checked against the names and types of `defaults`."""
     options = {}
     for key, value in split_options(text).items():
         if key not in defaults:
@@ -579,7 +579,7 @@ def draw_instance(
     return reserved[split][seed[0]]
 
 
-@lru_cache(maxsize=256)  # at least the environments of a run; otherwise each use draws anew
+@lru_cache(maxsize=256)  # enough for the environments of a run, so each is drawn once
 def reserved_instances(spec: str) -> dict[str, tuple]:
     """The instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 
@@ -588,8 +588,8 @@ def reserved_instances(spec: str) -> dict[str, tuple]:
     Raises: UserError if an instance takes longer than DRAW_LIMIT_S.
     """
     env = make_env(spec)
-    # Hubs start up to 100 games to compute `repeats`, and cache it. Within the first draw, these
-    # games could exceed its time limit.
+    # Compute `repeats` now: hubs start up to 100 games for it, and cache it. Within the first draw,
+    # these games could exceed its time limit.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()

@@ -176,7 +176,7 @@ def reference_rows(
 
 
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
-    """The settings of each row of reference players, by its name.
+    """The rows of reference players in the table: name of the row -> settings of its games.
 
     In a "closed loop" row the player has one action a turn and a turn for each action, so it sees
     the result of each action. The optimal player has more rows, with the policy's limit of turns
@@ -194,7 +194,7 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
     """Play each of the fixed prompts `samples` times with a reference player.
 
-    The player has the same dialogue as a policy.
+    The player reads and writes the same messages as a policy.
     Raises: UserError if too many environments fail, see `rollout.without_errors`."""
     rollouts = []
     players = []

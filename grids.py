@@ -33,11 +33,11 @@ class Grid(Env):
         raise NotImplementedError
 
     def coordinates(self) -> str:
-        """The line that the observation mode "coord" adds: the places of player and things."""
+        """The line that the observation mode "coord" adds: the positions of player and objects."""
         raise NotImplementedError
 
     def relations(self) -> str:
-        """The lines that the observation mode "relations" adds: directions and neighbours."""
+        """The lines that the observation mode "relations" adds: directions and adjacent cells."""
         raise NotImplementedError
 
     def word(self, cell: int) -> str:
@@ -59,7 +59,7 @@ class Grid(Env):
     def _legend(self, relations: str) -> str:
         """The sentence of `rules` that explains the observation mode.
 
-        Args: relations: the description of the lines that `relations` adds.
+        Args: relations: the description of the lines that `self.relations` adds.
         """
         if self.observation_mode == "coord":
             return " Places are (row,column), counted from 1 at the top left."
@@ -185,11 +185,11 @@ class FrozenLake(Grid):
         return self.word(cell)
 
     def relations(self) -> str:
-        """As in 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
+        """Such as 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
 
         Away: the next cell in each direction that does not lead towards the goal. Goal: the
         distance and the next two cells in each direction that does. Corner: the cell after one
-        move in each of these."""
+        move in each of the two directions towards the goal."""
         offset = self._offset(self.player, self.goal).split()  # such as '2 down 3 right', or 'here'
         distances = offset[::2]
         towards = offset[1::2]
@@ -329,7 +329,7 @@ class Sokoban(Grid):
         )
 
     def key(self, instance: tuple) -> tuple:
-        """The instance without its symbols."""
+        """The instance without its symbols, which do not change the game."""
         name, _, *room = instance
         return (name, *room)
 
@@ -423,7 +423,7 @@ class Sokoban(Grid):
         return facts
 
     def why_lost(self) -> str:
-        """A box in a corner can never be pushed out of it."""
+        """Name a box off its target that is in a corner, so that it can never be pushed out."""
         up, down, left, right = self.deltas
         for box in self.boxes:
             blocked_vertically = box + up not in self.floor or box + down not in self.floor

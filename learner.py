@@ -18,8 +18,8 @@ from support import checkpoint
 from support.checkpoint import Saver
 from support.json_shapes import check_shape
 
-# float16 rounds gradients below 3e-8 to 0, and the loss of one token is divided by the number of
-# tokens, about 1e5. torch.amp.GradScaler begins with this scale, too.
+# The first loss scale for float16, as in torch.amp.GradScaler. float16 rounds gradients below 3e-8
+# to 0, and the loss of one token is divided by the number of tokens, about 1e5.
 FIRST_LOSS_SCALE = 2.0**16
 
 
@@ -81,8 +81,8 @@ class Learner:
     def schedule_learning_rates(self) -> dict[str, float]:
         """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
 
-        They fall linearly from their first values towards `final_lr` times these, and the last
-        iteration nearly gets there."""
+        They fall linearly from their first values towards `final_lr` times these values. The
+        last iteration has almost the final rate."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}

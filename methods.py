@@ -1,8 +1,8 @@
 """Methods that neither RAGEN's papers nor its training script have, as pure functions on tensors.
 
 `starpo.py` has the methods of RAGEN; shapes have the same names here. All methods here are off by
-default. The first function of a method states its source, and under "Acts" when it changes
-anything. Search `train.py` for the setting in brackets to see where it is used.
+default. The first function of a method states its source, and after "Acts" when the method
+changes anything. Search `train.py` for the setting in brackets to see where it is used.
 
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
@@ -34,9 +34,9 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 
     With GRPO, groups without variance have no advantage. (With a critic, turn_level or GiGPO they
     may have one, and are replaced all the same.) So `train.collect_rollouts` samples as many groups
-    as this function says, and asks again, until none is missing or sampling_rounds are over. DAPO
-    samples whole batches instead and drops surplus groups. All sampled groups count in the
-    metrics of the rollout and in its time; the metric `sampled_groups` is their number.
+    as this function says, until none is missing or sampling_rounds rounds are over. DAPO samples
+    whole batches instead and drops surplus groups. All sampled groups count in the metrics of the
+    rollout and in its time; the metric `sampled_groups` is their number.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
     Args: std (P,), of the scores of the groups so far, 0 for a group in which an environment
@@ -67,8 +67,8 @@ def without_void_turns(has_void_turn: Tensor) -> Tensor:
 
     A turn without an action that the environment took is void. In the paper, a turn is void if it
     has neither code nor an answer; code that fails is not void, and a void turn ends the game. Here
-    the game goes on. The other trajectories are not trained on, but they stay in the baselines of
-    their groups, because the advantages are computed from all of them.
+    the game goes on. Trajectories with a void turn are not trained on, but they stay in the
+    baselines of their groups, because the advantages are computed from all members.
 
     Acts if a kept trajectory has a void turn (metric `void_frac`).
     Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
@@ -105,7 +105,7 @@ def gigpo_advantages(
     (`Env.state_key`) does not contain the turns that are left, so turns with different budgets are
     compared.
 
-    Acts on all first turns, because a group has one start, and on later turns that meet in a state.
+    Acts on all first turns, because a group has one start, and on later turns that share a state.
     Args: states, K keys of the states in which the turns start, equal for equal states of one game;
         estimator, see `starpo.group_advantages`; the others as for `starpo.advantages`.
     Returns: (R,), with the dtype of rewards.
@@ -147,7 +147,7 @@ def turn_ppo_advantages(
 
     Acts in every run with this estimator. With one turn, all its tokens have the advantage
     score - V, with V at its first token; turn_gamma and turn_lam act from two turns on. With
-    mask_observations=False, the first token of a turn is that of the observation before it.
+    mask_observations=False, the observation before a turn counts as its beginning.
     Args, returns: as for `starpo.advantages`, not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
@@ -188,11 +188,11 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     """GSPO: the log of the ratio of a segment, for each of its tokens.
 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))), the geometric mean of the ratios of the tokens
-    of a segment. This is the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients: a
-    token has the value s and the gradient s * grad log pi(y_t). The gradient equals that of the
-    sequence form under three conditions: segments are trajectories, all tokens of a trajectory have
-    one advantage, and aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
-    `starpo.importance_weights` is not used beside it.
+    of a segment. The code has the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops
+    gradients: its value is s, and its gradient is s * grad log pi(y_t). It equals that of
+    the sequence form under three conditions: segments are trajectories, all tokens of a trajectory
+    have one advantage, and aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
+    `starpo.importance_weights` is not used with it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is exactly 1 if the
     trainer has computed the old log-probs. If they are the engine's, s is 1 up to rounding in
@@ -264,13 +264,13 @@ def sequence_mask(
 
 
 def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, bound: float) -> Tensor:
-    """DPPO with binary total variation: False for tokens that moved too far already, else True.
+    """DPPO, binary total variation: False for tokens whose probability moved too far, else True.
 
     A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0. It
-    stays in the denominator of the loss. `train.clipped_loss` clips no ratio beside it. The
+    stays in the denominator of the loss. With it, `train.clipped_loss` clips no ratio. The
     importance cap still acts; a high one gives the paper's objective, pi / pi_engine * A.
 
-    Acts as `sequence_mask` does.
+    Acts under the same condition as `sequence_mask`.
     Args: as for `sequence_mask`; bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
     Source: DPPO, arXiv 2602.04879, equation 12 (bound 0.2 in prime-rl, which adds 1e-3 times the

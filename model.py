@@ -34,7 +34,7 @@ from support.precision import product_in_float32
 from support.preflight import check_driver, find_model
 
 # Number of vocabulary columns whose logits are in memory at a time. On a CPU these logits stay in
-# the cache. On a GPU larger chunks need fewer kernel launches.
+# the processor's cache. On a GPU larger chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
 # torch.compile keeps at most this many versions of one function; others run uncompiled. The default
 # of 8 is too few for the norms of Qwen3: hidden states and heads differ in width, the weights of

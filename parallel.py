@@ -32,7 +32,7 @@ from packing import micro_batches, pack
 from rollout import Trajectory, collect
 from support.precision import round_at_random
 
-# Length at which attention costs as much as the matrix products, for Qwen2.5-0.5B.
+# Length of a sequence at which attention costs as much as the weight matrices, for Qwen2.5-0.5B.
 ATTENTION_CROSSOVER_TOKENS = 16_640
 
 Item = TypeVar("Item")

@@ -53,12 +53,12 @@ class Turn:
     # Sampled, with the end-of-turn token if the policy sampled one. `unmask` adds prompt tokens.
     response_ids: list[int]
     rollout_logprobs: list[float]  # of response_ids, under the engine, at its temperature, nats
-    # that of the environment, changed by reward_density, + format penalty + bonus of think_reward
+    # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord | None = None  # what happened, see dialogue.py
-    # The copies of the turn that `unmask` makes share it, so this turn gets what is noted there.
+    # `unmask` copies the turn but not its Credit, so what is written there arrives here, too.
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # of the environment before the response, see `Episode.state`
 
@@ -264,7 +264,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Replace the rewards of the turns as reward_density says. Returns: the trajectory.
 
-        The policy has read the rewards of the environment in the messages."""
+        The messages have shown the policy the unchanged rewards."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density == "native" or trajectory.status == "error":
@@ -311,7 +311,7 @@ def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Traject
 
 
 def reset_all(rollouts: Sequence[Rollout], split: str) -> None:
-    """Start rollouts. Blocking environments, which wait for something, start in threads."""
+    """Start rollouts. Blocking environments (see `Rollout.blocking`) start in threads."""
     for blocking in (False, True):
         resets = [
             partial(rollout.reset, split) for rollout in rollouts if rollout.blocking == blocking
@@ -326,7 +326,7 @@ def play_all(
 ) -> list[Trajectory]:
     """Play rollouts in one environment from start to end, each with a player of its own.
 
-    If the environment waits, the games are played at the same time."""
+    If the environment is blocking, the games are played at the same time."""
 
     def play_from_start(rollout: Rollout, player: Callable) -> Trajectory:
         rollout.reset(split)
@@ -429,7 +429,7 @@ def collect(
     Args:
         split: of the instances, see `envs.SPLITS`.
         noise_seed: seeds the sampling of each response, together with instance seed, member and
-            turn. So its noise does not depend on the other episodes in the batch.
+            turn. So the noise does not depend on the other episodes in the batch.
         on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
     Returns: the trajectories in the order of `starts`. One that cannot start, because its
@@ -581,7 +581,7 @@ class BlockingSteps:
         start_thread(partial(rollout.execute, text), self.results, key=(sample, text))
 
     def finished(self, engine: Engine) -> Iterator[tuple[Sample, str, TurnOutcome]]:
-        """Yield the steps that ended. This waits for one only if the engine has nothing to do."""
+        """Yield the steps that ended. Wait for one only if the engine has nothing to do."""
         while self.num_pending:
             try:
                 result = self.results.get(block=not engine.busy)

@@ -10,8 +10,8 @@ clipped objective over the response tokens y_t, t = 1..R:
 This is `ppo_loss`. Here R counts the tokens of a mini-batch. The weight w_t has no gradient. It is
 the product of an importance weight, which corrects for the engine that sampled
 (`importance_weights`), and a weight that says how tokens are averaged (`token_weights`). By
-default the second one is 1. By default pi_old is that of the engine, so the first one is 1, too,
-until ratio_t exceeds a cap.
+default the token weight is 1. By default pi_old is that of the engine, so the importance weight is
+1, too, until ratio_t exceeds a cap.
 
 The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -23,8 +23,8 @@ The function `advantages` has these estimators of A_t. gae and bi_level_gae need
     reinforce_plus_plus_baseline  the same as dr_grpo, whitened
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
-Those that compare scores give all tokens of a trajectory one value, or with turn_level all tokens
-of a turn.
+Estimators that compare scores give all tokens of a trajectory one value, or with turn_level all
+tokens of a turn.
 
 This file has the methods of RAGEN's papers and of its training script. All other methods are in
 `methods.py`, except for `importance_weights`: every run needs it.
@@ -64,7 +64,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # nats; exp(20) = 5e8 is finite and outside every clip range
-ROUNDING = 1e-6  # smaller relative spreads are rounding errors, such as that of 0.1 + 0.2 and 0.3
+ROUNDING = 1e-6  # smaller relative spreads count as rounding errors, such as 0.1 + 0.2 against 0.3
 
 
 # ---------- filter
@@ -148,8 +148,8 @@ def filter_groups(
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
     """How many of the ranked groups the strategy keeps.
 
-    Args: values (C,), in the order of the ranks; keep in (0, 1], for count in [1, P]; num_groups P.
-        "fraction" counts all P groups, those without variance included.
+    Args: values (C,), in the order of the ranks; keep in (0, 1], or for "count" in [1, P];
+        num_groups P. "fraction" counts all P groups, those without variance included.
     """
     if strategy == "fraction":  # 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -180,8 +180,8 @@ def normalize_rewards(
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
     the latter to [-1, 3]. Scores without variance become 0. Turn rewards are divided by the same
-    std + 1e-6 ("mean": they are not). What their sum then lacks of the new score is added to the
-    last turn.
+    std + 1e-6, except with "mean". Then the last turn gets the difference between the new score and
+    their sum.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64, equal numbers share mean and std: a prompt group, an environment or the whole
         batch.
@@ -398,7 +398,7 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> Tensor:
-    """Discounted sums of the rewards from each step to the end of its piece: GAE without V.
+    """Discounted sums of rewards from each step to the end of its piece: GAE with V = 0, lam = 1.
 
     >>> returns_to_go(torch.tensor([1.0, 2.0, 4.0]), [2, 1], gamma=0.5).tolist()
     [2.0, 2.0, 4.0]
@@ -470,7 +470,7 @@ def ppo_loss(
         objective = objective * weights.detach()
     loss = -objective.sum() / num_tokens
     clipfrac = (clipped < unclipped).sum().to(loss.dtype)
-    # of tokens, also with GSPO
+    # the KL of tokens, also with GSPO
     approx_kl = (torch.expm1(token_log_ratio) - token_log_ratio).sum().detach()
     return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl}
 
@@ -503,7 +503,7 @@ def token_weights(
 ) -> Tensor:
     """Weights w, so that sum(w loss) / R over a mini-batch is the average `aggregation`.
 
-    "token_mean" is the mean over its tokens. The others average one number per trajectory over the
+    "token_mean" is the mean over all tokens. The others average one number per trajectory over the
     trajectories: the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073),
     the sum over its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant",
     Dr. GRPO).

@@ -5,7 +5,7 @@ advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py
 and the differences from the paper (arXiv 2504.20073): `filter_groups`, `advantages`, `ppo_loss`.
 `methods.py` has methods that RAGEN lacks. docs/methods.md says how to add an estimator or a method.
 Shapes are those of `starpo.py`: P groups with B trajectories in all, their K turns and R response
-tokens. After the filter they count what it kept.
+tokens. After the filter, B, K and R count only what the filter kept.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -98,7 +98,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # Without scores this process has done no iteration: an earlier one ended between the last
+    # Without scores this process has done no iteration: an earlier process ended between the last
     # iteration and the report, or num_iterations is 0 or was lowered. The report needs scores.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
@@ -174,8 +174,8 @@ def iterate(
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
     """Sample P groups of N trajectories, group after group.
 
-    With dynamic sampling, further rounds sample a group for each that has no variance. All sampled
-    groups are returned."""
+    With dynamic sampling, further rounds sample the groups that are missing to P groups with
+    variance. All sampled groups are returned."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -232,7 +232,7 @@ def collect_groups(
 
 
 def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
-    """Choose the groups to train on with `starpo.filter_groups`, and note it in trajectories.
+    """Choose the groups to train on with `starpo.filter_groups`, and mark them in `trajectories`.
 
     Args: stats: statistics of the scores of all sampled groups.
     Returns: indices of groups (<= P,)."""
@@ -304,7 +304,7 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
     turn_ids: Tensor  # (R,) int64; of each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; of each token, its segment's index (sequence methods)
+    segment_ids: Tensor  # (R,) int64; of each token, its segment's index, see methods.py
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -325,7 +325,7 @@ class Experience:
         return Experience(**chosen)
 
     def of_trajectories(self, trajectory_ids: Sequence[int]) -> "Experience":
-        """The sequences of some trajectories, in the order of these."""
+        """The sequences of some trajectories, in the order of `trajectory_ids`."""
         sequences_of: dict[int, list[int]] = {}
         for index, trajectory_id in enumerate(self.trajectory_ids):
             sequences_of.setdefault(trajectory_id, []).append(index)
@@ -530,7 +530,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # each number once; drop_void leaves gaps between them
+    # the number of each trajectory once; with drop_void some numbers are missing
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []  # metrics of each optimizer step
@@ -587,8 +587,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
-    # is_real is 0.0 for a micro-batch that only fills up the number of micro-batches of this rank,
-    # because all ranks need equally many. Else it is 1.0.
+    # All ranks need equally many micro-batches, so some ranks get surplus ones. is_real is 0.0 for
+    # a surplus micro-batch, else 1.0.
     for number, (indices, is_real) in enumerate(micro_batches):
         # Ranks reduce their gradients once, in the last micro-batch. A single rank reduces at once:
         # waiting would only keep unsharded gradients in memory.
@@ -611,7 +611,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
             loss, value_metrics = critic_loss(learner, packed, micro_batch, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
-        # a micro-batch that fills up repeats real sequences, so it does not change the maximum
+        # a surplus micro-batch repeats real sequences, so it does not change the maximum
         largest_diff = torch.maximum(largest_diff, metrics.pop("logprob_diff_max"))
         for key, value in metrics.items():
             sums[key] = sums.get(key, 0.0) + value * is_real

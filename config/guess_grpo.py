@@ -4,7 +4,7 @@
 
 env = "worlds/guess.py:Guess,largest=15"
 estimator = "grpo"
-num_groups = 32  # a group has one number to guess, so many small groups have more numbers
+num_groups = 32  # a group shares one hidden number; more, smaller groups see more of them
 group_size = 8
 filter_keep = 0.5
 max_turns = 4

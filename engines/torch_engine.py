@@ -42,7 +42,7 @@ class _Response:
     """A response under way."""
 
     temperature: float
-    noise: list[float]  # uniform in [0, 1), one number for each possible token
+    noise: list[float]  # uniform in [0, 1), one number for each of max_tokens tokens
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class TorchEngine:
     computes its new tokens only. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
-        row 1   prompt response                        waits for its environment; token dropped
+        row 1   prompt response                        environment steps; its token is dropped
         row 2   prompt                                 new: prefills the prompt and decodes
         row 3   (free until the engine has more trajectories)
 

@@ -46,7 +46,7 @@ class VLLMEngine:
             # crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM only compares this with the free memory: kv_cache_memory_bytes sizes the cache.
+            # vLLM only compares this with the free memory; kv_cache_memory_bytes sizes the cache.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -58,7 +58,7 @@ class VLLMEngine:
             if current_platform.is_cpu() != is_cpu:
                 raise ImportError(f"the installed vLLM is not for device {model.device.type!r}")
             if is_cpu:
-                current_platform.simple_compile_backend = "eager"  # vLLM starts in seconds
+                current_platform.simple_compile_backend = "eager"  # so vLLM starts in seconds
             self.llm = LLM(
                 model=model.name_or_path,
                 load_format="dummy",

@@ -53,7 +53,7 @@ def draw_algorithm(path: Path) -> None:
 
 
 def draw_heads(axes: Axes) -> None:
-    """The names of the steps above their columns."""
+    """Draw the names of the steps above their columns."""
     heads = {
         GAMES: ("1  Collect", "each group plays one board several times, turn by turn"),
         SCORE: ("2  Score", "R: all rewards"),
@@ -67,7 +67,7 @@ def draw_heads(axes: Axes) -> None:
 
 
 def draw_group(axes: Axes, group: Group) -> None:
-    """The trajectories of a group, their scores, the filter, and advantages of a kept group."""
+    """Draw the trajectories and scores of a group, the filter, and advantages if it is kept."""
     scores = np.array(group.scores)
     is_kept = scores.std() > 0
     opacity = 1.0 if is_kept else FADED
@@ -111,7 +111,7 @@ def draw_block(
     text_color: str,
     opacity: float = 1.0,
 ) -> None:
-    """A rectangle around (x, y) to (x + width, y), with a text in its middle."""
+    """Draw a rectangle from (x, y) to (x + width, y), with a text in its middle."""
     axes.barh(
         y, width, left=x, height=2.3, color=color, alpha=opacity, edgecolor="white", linewidth=1
     )
@@ -119,7 +119,7 @@ def draw_block(
 
 
 def draw_key(axes: Axes) -> None:
-    """What the two colours of tokens mean."""
+    """Draw the key of the two colours of tokens."""
     draw_block(axes, GAMES, 0.5, ENV_WIDTH, "", READ, "black")
     axes.text(GAMES + 6, 0.4, "tokens of the environment: read only", fontsize=9, va="center")
     draw_block(axes, GAMES, -2.7, ENV_WIDTH, "", TRAINED, "white")
@@ -127,7 +127,7 @@ def draw_key(axes: Axes) -> None:
 
 
 def draw_update(axes: Axes) -> None:
-    """The box of the update, and the arrow from it back to the first step."""
+    """Draw the box of the update, and the arrow from it back to the first step."""
     middle = GROUPS[0].y - 1.5 * ROW
     text = "blue tokens get more\nlikely at +0.87, and\nless likely at -0.87"
     box = {"boxstyle": "round,pad=0.5", "facecolor": "#eaf2f8", "edgecolor": TRAINED}

@@ -1,11 +1,11 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
-`fig5` to `table4` are figures and tables of arXiv 2504.20073 (StarPO), `quest` to `ratio` those of
-arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
-`echo_trap`, `jobs` and `guess` those with SmolLM2-135M. A figure has curves. A curve is a training
-run with several seeds. Curves of one figure differ only in the settings that their labels name. A
-command leaves out settings that equal the defaults, so a run that two figures share has the same
-name in both.
+`fig5` to `fig11`, `trap` and `table2` to `table4` belong to arXiv 2504.20073 (StarPO), `quest` to
+`ratio` to arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the
+tiny model, `echo_trap`, `jobs` and `guess` those with SmolLM2-135M. A figure has curves. A curve is
+a training run with several seeds. Curves of one figure differ only in the settings that their
+labels name. `curve` leaves out settings that equal the defaults, and the folder of a run is named
+after its files and the other settings. So figures that share a run use the same folder.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
@@ -55,17 +55,17 @@ class Figure:
 
 
 class Seconds(NamedTuple):
-    """The estimated cost of an iteration, in seconds."""
+    """The estimated seconds of the two parts of an iteration."""
 
-    rollout: float  # 128 trajectories
-    step: float  # an optimizer step on 32 trajectories
+    rollout: float  # for 128 trajectories
+    step: float  # for an optimizer step on 32 trajectories
 
 
 @dataclass(frozen=True)
 class Scale:
     """The size of the model and of the machine that runs it."""
 
-    files: tuple[str, ...]  # files in config/ that come after those of every curve
+    files: tuple[str, ...]  # files in config/ that come after those of a curve
     jobs: int  # runs at the same time
     seconds: dict[str, Seconds]  # by environment
     estimate: str  # where the estimates of --dry_run come from
@@ -74,7 +74,7 @@ class Scale:
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
     """A curve. Overrides that equal the defaults are left out.
 
-    So they cannot restore a default that one of the files changes. Use `Curve` for that."""
+    So an override cannot restore a default that one of the files changes. Use `Curve` for that."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -82,7 +82,7 @@ def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
 def compare(
     envs: Sequence[str], algorithms: Sequence[str], variants: dict[str, Curve]
 ) -> dict[str, Curve]:
-    """Curves "ENV ALGORITHM VARIANT": config/ENV_ALGORITHM.py with what each variant adds to it."""
+    """Label "ENV ALGORITHM VARIANT" -> config/ENV_ALGORITHM.py with what the variant adds to it."""
     curves = {}
     for env in envs:
         for algorithm in algorithms:
@@ -95,6 +95,7 @@ def compare(
 
 # ---------- arXiv 2504.20073
 
+# metrics that figures draw
 EVALUATION = ("eval_success",)
 TRAINING = ("success",)
 COLLAPSE_SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
@@ -144,8 +145,8 @@ def collapsing() -> dict[str, Curve]:
 
     All start with the same boards. An iteration makes four optimizer steps on 8 of 32 trajectories,
     unless the name says otherwise. StarPO-S keeps 8 trajectories. Dynamic sampling and SAMPO train
-    on groups with variance only, so they make fewer steps if few groups have it. The engine in
-    bfloat16 is a mismatch on purpose, at a rate that StarPO should survive without the mismatch.
+    only on groups whose rewards differ, so they make fewer steps if there are few of them. With the
+    bfloat16 engine, sampling and training differ on purpose, at a rate that StarPO should survive.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -193,7 +194,7 @@ def collapsing() -> dict[str, Curve]:
 
 
 def collapse_cell(*overlays: str, **overrides: object) -> Curve:
-    """A run of config/models/tiny_collapse.py with overlays and settings that override it."""
+    """GRPO on FrozenLake with tiny_collapse.py; `overlays` and `overrides` come after it."""
     return Curve(("frozenlake_grpo",), overrides, overlays=("tiny_collapse", *overlays))
 
 
@@ -233,10 +234,10 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """StarPO, StarPO-S and variants between them, on the bandit from one cold start.
+    """StarPO, StarPO-S and variants between them, on the bandit after the same cold start.
 
-    The cold start teaches the form of replies: 120 games of a player that chooses a random arm. The
-    learning rate is four times that of smollm2_bandit.py, which the runs "at 2e-5" have."""
+    The cold start is SFT on 120 games of a player that chooses a random arm; it teaches the form of
+    replies. Runs "at 2e-5" have the learning rate of smollm2.py, the others four times that."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -261,9 +262,9 @@ def echo_trap() -> dict[str, Curve]:
 
 
 def jobs() -> dict[str, Curve]:
-    """The bandit on pairs of jobs, each from its own cold start.
+    """The bandit with jobs as the names of its arms. Each curve has its own cold start (SFT).
 
-    One pair, with and without thoughts, is table 4 of the paper."""
+    The curves with one pair of jobs, with and without thoughts, are table 4 of the paper."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -312,8 +313,8 @@ REPAIR_SFT = Curve(
     # 400 is the default, but tiny_text.py sets fewer. Overrides come after the files.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
-BUDGET = 6400  # rollouts
-DEMONSTRATION_PRICE = 10  # rollouts
+BUDGET = 6400  # rollouts that a run of `split` may cost
+DEMONSTRATION_PRICE = 10  # rollouts that one demonstration costs
 
 
 def quest_size(rooms: int, objects: int, commands: int) -> Curve:
@@ -331,7 +332,7 @@ def quest_turns(max_turns: int) -> Curve:
 
 
 def reward_densities() -> dict[str, Curve]:
-    """Three densities for each estimator: PPO, and RLOO and GRPO by trajectory and by turn."""
+    """Three reward densities for each of PPO, and RLOO and GRPO by trajectory and by turn."""
     estimators = {"PPO": {}}
     for name in ("rloo", "grpo"):
         estimators[name.upper()] = {"estimator": name}
@@ -345,7 +346,7 @@ def reward_densities() -> dict[str, Curve]:
 
 
 def split_budget(sft_share: float) -> Curve:
-    """Spend `sft_share` of the budget on demonstrations and the rest on rollouts of 8 x 8 games.
+    """Spend `sft_share` of BUDGET on demonstrations and the rest on iterations of 8 x 8 games.
 
     The SFT stage always takes as many steps as in the other figures. With few demonstrations it
     shows each of them more often.
@@ -596,7 +597,7 @@ def train_command(curve: Curve, scale: str, seed: int) -> Command:
 
 
 def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
-    """The command of the SFT stage from which `train_command` starts, None without one."""
+    """The command of the SFT stage from which `train_command` starts; None without SFT."""
     if curve.sft is None:
         return None
     files = files_at(curve.sft, scale)

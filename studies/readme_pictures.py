@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 DOCS = Path("docs")
 WORLDS = {"sokoban": "Sokoban, 6x6 rooms", "frozenlake": "FrozenLake, slippery"}
-REFERENCES = {  # row of a world -> label of its line
+REFERENCES = {  # row of the comparison -> label of its line
     PLAYERS["optimal, 5 a turn"]: "optimal play",
     PLAYERS["random, closed loop"]: "random actions",
 }
@@ -136,7 +136,7 @@ def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
 
 
 def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
-    """Draw the lines of the reference players. Returns: their labels."""
+    """Draw a line for each reference player. Returns: the labels of the lines."""
     labels = []
     for row, label in REFERENCES.items():
         success = 100 * float(rates[row].mean())

@@ -1,7 +1,7 @@
 """Run the experiments of this repository and of two papers, and make their tables and pictures.
 
-`fig5` to `table4` are experiments of arXiv 2504.20073, `quest` to `ratio` those of arXiv
-2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
+`fig5` to `fig11`, `trap` and `table2` to `table4` belong to arXiv 2504.20073, `quest` to `ratio` to
+arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
 `echo_trap`, `jobs` and `guess` those with SmolLM2-135M.
 
     python -m studies.reproduce fig9                         # all runs of a figure, two at a time
@@ -11,10 +11,10 @@
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
     python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
-An interrupted run continues, and a finished run is not repeated without --again=True. Settings
-identify a run, so two figures with the same settings share a run. Finished runs are JSON files in
-studies/rows/. From these the script writes NAME.md, NAME.csv and NAME.png into the folder of the
-study. It ignores runs that started from other weights than those in base/.
+An interrupted run continues, and a finished run is not repeated without --again=True. The settings
+identify a run: if curves of two figures have equal settings, they share their runs. Finished runs
+are JSON files in studies/rows/. From these the script writes NAME.md, NAME.csv and NAME.png into
+the folder of the study. It ignores runs that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -186,7 +186,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimated hours of a run without its SFT stage, from finished runs of other seeds if any."""
+    """Estimated hours of a run without its SFT, from its finished other seeds if there are any."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)

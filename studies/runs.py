@@ -145,7 +145,7 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
 
 
 def describe_machine() -> str:
-    import torch  # imported late: tables are drawn without it
+    import torch  # imported late, because drawing tables does not need it
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cores = f"{os.cpu_count()} cores"
@@ -156,8 +156,8 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
     """The data and the CPU time that a run used.
 
     "demonstrations" counts distinct ones, "times shown" also counts repeats. "instances" counts an
-    instance once, although a group plays it several times. Tokens are those of replies. An expert's
-    token counts each time it is shown. CPU seconds are without evaluations.
+    instance once, although a group plays it several times. Only tokens of replies count, those of
+    demonstrations each time they are shown. CPU seconds are without evaluations.
     """
     shown = 0
     different = 0

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from tools.plotting import tables
 
 DROP = 0.2  # a collapse is a fall of success by this much
-WINDOW = 3  # iterations; a level is the median over this many
-FIRST = 5  # iterations of the first level
+WINDOW = 3  # a level is the median over this many iterations
+FIRST = 5  # the first level is the median over this many iterations
 
 Row = dict  # of a run, see studies/runs.py
 
 
 class Sign(NamedTuple):
-    """A metric that rises or falls by a factor."""
+    """A metric that rises above, or falls below, its first level by a factor."""
 
     metric: str
     rises: bool

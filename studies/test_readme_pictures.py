@@ -111,9 +111,9 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 
 
 def write_run(folder, *, moves):
-    """A run: one game, lost in iterations 1 and 20, and a game won in three turns after RL.
+    """Write a run: a game lost in iterations 1 and 20, and a game won in three turns after RL.
 
-    Args: moves: the executed moves of the first turn of both games, which answers Right."""
+    Args: moves: what is executed in the first turn of both games, in which the reply is Right."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}
@@ -147,7 +147,7 @@ def test_pictures_of_a_run_are_drawn(tmp_path, browser):
     assert Image.open(tmp_path / "agent.gif").n_frames == 4  # three turns and the end
     screenshot = Image.open(tmp_path / "view.png")
     assert screenshot.size == (2560, 1720)
-    assert len(screenshot.convert("RGB").getcolors(maxcolors=100_000)) > 50  # a page was drawn
+    assert len(screenshot.convert("RGB").getcolors(maxcolors=100_000)) > 50  # not blank
 
 
 def test_the_run_is_trained_first(tmp_path, monkeypatch):

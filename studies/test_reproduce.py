@@ -1,8 +1,8 @@
 """Tests of studies/reproduce.py and the modules that it uses.
 
 Every experiment is a valid run, and curves of a figure differ only in what their labels name.
-Tables and points equal those computed by hand. Finished runs are not repeated, and shared ones run
-once. A short real run is made for every figure.
+Tables and points equal those computed by hand. Finished runs are not repeated, and a run that
+figures share is trained once. A short real run is made for every figure.
 
     python -m pytest -q studies/test_reproduce.py
 """
@@ -31,8 +31,8 @@ from tools import sft
 from tools.plotting import plots, tables
 
 ROOT = Path(reproduce.__file__).resolve().parent.parent
-# four instances: the start solves the first, RL all but the last, and the players the first two;
-# "optimal, 1 a turn" also solves the last
+# wins on four instances: before RL the model solves the first, after RL all but the last; the
+# players solve the first two, and "optimal, 1 a turn" also the last
 SUCCESSES = {
     "random, closed loop": [1, 1, 0, 0],
     "greedy, closed loop": [1, 1, 0, 0],
@@ -62,7 +62,7 @@ def curve_of(name, label):
 
 
 def write_row(results, name, trained, seed=0, successes=SUCCESSES, **changes):
-    """A row as `runs.run` writes it, of two iterations."""
+    """Write the row of a run of two iterations, as `runs.run` does."""
     settings = asdict(train_command(trained, "tiny", seed).config())
     row = {
         "command": "python train.py config/models/tiny.py",
@@ -143,7 +143,7 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_curves_of_a_figure_are_different_runs(name):
-    """Two curves would be equal if `curve` left out a default that one of the files changes."""
+    """Two would be equal if `curve` left out a default that a config file of the curve changes."""
     curves = reproduce.FIGURES[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
@@ -160,7 +160,7 @@ def check_start(config, sft_stage, scale):
 
 
 def differences(one, other, scale="tiny"):
-    """Settings in which two curves differ, each given as figure and label."""
+    """The settings in which two curves differ. Args: one and other: (figure, label) of a curve."""
     a = asdict(settings_of(curve_of(*one), scale, 0))
     b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}
@@ -510,7 +510,7 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """The setting `model` of such a run is a folder with the seed in its name."""
+    """`model` of a run after SFT is a folder with the seed in its name."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -596,7 +596,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         return SimpleNamespace(returncode=0)
 
     launch_with(monkeypatch, run_here)
-    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals are for a main thread
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need a main thread
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     figures = {}
     for name in figures_at("tiny"):
@@ -623,7 +623,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
 
 def test_what_a_run_writes_does_not_identify_it(results):
-    """A row with a former setting that only chose what to write is still found."""
+    """A row with a setting that was removed since, and only chose what to write, is still found."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = (results / "rows").iterdir()

@@ -76,7 +76,7 @@ PLACES = {"out_dir", "model", "seed"}  # settings in which runs of one method ma
 
 @pytest.mark.parametrize("name", comparison.WORLDS)
 def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
-    """A row is found by the name of its file, which says nothing of changes in config/."""
+    """Rows are found by file name, so changes in config/ after a run would go unseen."""
     for row, method in comparison.WORLDS[name].methods.items():
         make_command = train_command if method.has_rl else sft_command
         for seed in (0, 1, 2):

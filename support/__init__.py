@@ -6,5 +6,5 @@ Its records:      records, log, tensorboard_log, wandb_log, json_shapes
 What it measures: metrics, training_metrics, mutual_information, collapse_signs, timer
 What it prints:   report, scores, budget_warnings
 Over many runs:   statistics, seed_groups
-Lower services:   model_folder, precision, threads, time_limit, web, chat_server
+Helpers:          model_folder, precision, threads, time_limit, web, chat_server
 """

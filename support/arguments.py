@@ -33,12 +33,12 @@ from support.seed_groups import earlier_without_seed, without_seed
 from support.settings_history import read_earlier
 
 PLAYERS = ("random", "greedy", "optimal")
-MAX_SAMPLES = 1000  # games of one prompt
-MAX_LAYERS = 1000  # of studies/speed/random_model.py
+MAX_SAMPLES = 1000  # largest --samples (games of one prompt) and largest --draws
+MAX_LAYERS = 1000  # largest --layers of studies/speed/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
-CREDIT_OPTIONS = {  # of studies/credit/measure.py
+CREDIT_OPTIONS = {  # options of studies/credit/measure.py, with their defaults
     "checkpoints": "start,end",
-    "draws": 16,  # continuations of each turn from before its reply, and as many from after it
+    "draws": 16,  # sampled continuations of a game from before a reply, and as many from after it
     "out": "out/credit",
 }
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
@@ -52,7 +52,7 @@ OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has
 
 
 def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
-    """The command line of train.py. Returns: as `load_config`."""
+    """Read the command line of train.py. Returns: what `load_config` returns."""
     check_not_empty(argv)
     config, options, sources = load_config(argv, extra={"take_config": False})
     check_installed(config)
@@ -74,7 +74,7 @@ def check_not_empty(argv: list[str]) -> None:
 
 
 def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
-    """The command line of tools/sft.py. Returns: as `load_config`."""
+    """Read the command line of tools/sft.py. Returns: what `load_config` returns."""
     config, options, sources = load_config(argv, extra={"export": ""}, kind=SftConfig)
     if not config.sft_steps:
         raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
@@ -103,7 +103,7 @@ def check_imitation(config: SftConfig) -> None:
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
-    """The command line of random_model.py. Returns: the folder; the number of layers."""
+    """Read the command line of random_model.py. Returns: the folder; --layers or None."""
     layers = None
     folders = []
     for argument in argv:
@@ -120,7 +120,7 @@ def read_random_model(argv: list[str]) -> tuple[str, int | None]:
     folder = Path(folders[0])
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new folder")
-    if folder.is_dir() and any(folder.iterdir()):  # a run would lose its config.json
+    if folder.is_dir() and any(folder.iterdir()):  # its files could be overwritten
         raise UserError(f"{folder} is not empty; give a new folder")
     return folders[0], layers
 
@@ -148,11 +148,11 @@ class Job:
     options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
     models: list[str]  # the models to score: names or folders
     command: str = "eval.py"  # the script, a key of `unread.READ_BY`
-    sources: dict[str, str] = field(default_factory=dict)  # of the settings, see `load_config`
+    sources: dict[str, str] = field(default_factory=dict)  # setting -> where its value is from
 
 
 def read_eval(argv: list[str]) -> Job:
-    """The command line of eval.py."""
+    """Read the command line of eval.py, and check --against."""
     for arg in argv:
         option = arg.split("=")[0]
         if option in OTHER_COMMANDS:
@@ -164,19 +164,19 @@ def read_eval(argv: list[str]) -> Job:
 
 
 def _check_against(job: Job) -> None:
-    """Before the evaluation, refuse a value of --against with which no row's name can begin."""
+    """Refuse, before the evaluation, an --against that is the beginning of no row's name."""
     reference = job.options["against"]
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
-    continues = any(reference.startswith(name) for name in players)  # "greedy, closed loop"
+    continues = any(reference.startswith(name) for name in players)  # such as "greedy, closed loop"
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
         raise UserError(f"--against must be the beginning of {names}, got {reference!r}")
 
 
 def read_api_models(argv: list[str]) -> Job:
-    """The command line of tools/api_models.py."""
+    """Read the command line of tools/api_models.py, and check the server."""
     options = {**SCORING_OPTIONS, "api_base": "", "api_model": ""}
     job = read_scoring(argv, options, "tools.api_models", default_model=False)
     url = job.options["api_base"]
@@ -190,7 +190,7 @@ def read_api_models(argv: list[str]) -> Job:
 
 
 def read_replay(argv: list[str]) -> Job:
-    """The command line of tools/replay.py."""
+    """Read the command line of tools/replay.py."""
     options = {**SCORING_OPTIONS, "record": ""}
     job = read_scoring(argv, options, "tools.replay", default_model=False, score_runs=False)
     if not job.options["record"]:
@@ -213,7 +213,7 @@ class CreditJob:
 
 
 def read_credit(argv: list[str]) -> CreditJob:
-    """The command line of studies/credit/measure.py."""
+    """Read the command line of studies/credit/measure.py."""
     folders = list(takewhile(lambda arg: not arg.startswith("-"), argv))
     missing = [folder for folder in folders if not Path(folder, "config.json").is_file()]
     if missing or not folders:
@@ -241,10 +241,10 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Check that the runs that the report pools are seeds of one method.
+    """Check that runs with the same environment and estimator are seeds of one method.
 
-    It pools runs with the same environment and estimator.
-    Raises: UserError if two of them have the same seed, or differ in other settings."""
+    The report pools such runs.
+    Raises: UserError if two such runs have the same seed, or differ in other settings."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])

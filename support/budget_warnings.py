@@ -73,7 +73,7 @@ def mean_budgets(rows: Sequence[dict]) -> dict[str, float]:
 
 def idle_warning(history: Sequence[dict]) -> str | None:
     """A warning if the history ends with exactly IDLE_LIMIT idle iterations; None otherwise."""
-    num_idle = 0  # at the end of the history
+    num_idle = 0  # idle iterations at the end of the history
     for row in reversed(history):
         if row["kept_groups"]:
             break
@@ -82,7 +82,7 @@ def idle_warning(history: Sequence[dict]) -> str | None:
 
 
 def idle_summary(history: Sequence[dict]) -> str | None:
-    """A warning about a run without updates, or with at least IDLE_LIMIT idle iterations."""
+    """A warning if a run has no update or IDLE_LIMIT or more idle iterations; else None."""
     num_idle = sum(not row["kept_groups"] for row in history)
     if num_idle and (num_idle == len(history) or num_idle >= IDLE_LIMIT):
         return _describe(history)

@@ -23,13 +23,13 @@ TIMEOUT_S = 120.0  # time limit of one attempt
 PROBE_S = 5.0  # time limit of the first request, which only tests the connection
 
 
-@lru_cache  # a script reads its command line twice
+@lru_cache  # ask once, although a script reads its command line twice
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 
     Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP. Other
-        answers are accepted, because some servers have no list of models. So is a connected server
-        that answers too late, because it may be busy.
+        answers are accepted, because some servers have no list of models. A server that accepts
+        the connection and answers too late is accepted, too, because it may be busy.
     """
     print(f"api_base={url!r}: asking for its models", file=sys.stderr, flush=True)
     try:

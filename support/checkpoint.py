@@ -117,7 +117,7 @@ class Saver:
         copy = to_cpu(state, self.buffers)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # once, for the copies of all tensors
-        # The thread reads the logs later, when they may have grown.
+        # The thread reads the logs later. They may have grown by then, so it gets their sizes now.
         self.writing = self.thread.submit(self._write, copy, counts, self.logs.sizes())
         self.num_saves += 1
         self.paused_s += time.perf_counter() - began
@@ -169,7 +169,7 @@ class Saver:
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
-                # Renamed first: a kill while files are removed leaves no half checkpoint.
+                # Rename it first, so that a kill during the removal leaves no half checkpoint.
                 shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
                 shutil.rmtree(old, ignore_errors=True)
@@ -230,7 +230,7 @@ def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterat
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The first error that a rank reported, if this is a CheckpointException; else the error."""
+    """The first error of a rank in a CheckpointException. Any other error is returned as it is."""
     if isinstance(error, dcp.CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error
@@ -295,7 +295,8 @@ def make_buffers(state: dict) -> tuple[Tensor, dict]:
 
     The GPU copies into pinned memory several times faster. torch's own pinned memory rounds each
     tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B model. So the
-    buffer is ordinary memory that CUDA pins. If it cannot, copies are slower but still correct.
+    buffer is ordinary memory that CUDA pins. If CUDA cannot pin it, copies are slower but
+    correct.
 
     Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
     """
@@ -325,7 +326,7 @@ def _placed(state, parts: Iterator[Tensor]):
     part = next(parts)[: local.nbytes].view(local.dtype).view(local.shape)
     if not isinstance(state, DTensor):
         return part
-    # DTensor.from_local would move it back to the GPU. torch also sets _local_tensor for this.
+    # DTensor.from_local would move `part` to the GPU. So set _local_tensor, as torch itself does.
     sharded = state.detach().to("cpu", copy=True)
     sharded._local_tensor = part
     return sharded

@@ -2,7 +2,7 @@
 
     checkpoint-STEP/manifest.json    of all files of the checkpoint
     checkpoint-STEP/logs.json        of the logs of the run, up to the iteration of the checkpoint
-    best/checksums.json              of the files of the policy; policy/ has the same
+    best/checksums.json              of the files of the policy; policy/ has one, too
 
 They do not protect against somebody who changes a file and its checksum.
 """
@@ -17,7 +17,7 @@ from support.run_folder import read_json
 
 LOGS = ("metrics.jsonl", "trajectories.jsonl")  # append-only: written lines never change
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
-OF_MODEL = "checksums.json"
+OF_MODEL = "checksums.json"  # in the folder of a model
 BLOCK = 4 * 2**20  # bytes to read at once
 
 
@@ -118,7 +118,7 @@ class LogChecksums:
         return sizes
 
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
-        """The content of logs.json for logs of these sizes. They never shrink. Raises: OSError."""
+        """The content of logs.json for logs of these sizes, which never shrink. Raises: OSError."""
         record = {}
         for name, size in sizes.items():
             with (self.out_dir / name).open("rb") as file:

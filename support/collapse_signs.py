@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 WINDOW = 5  # iterations; the level of a metric is its median over this many
-PERIOD = 10  # iterations in the first level, and from one compared level to the next
+PERIOD = 10  # iterations of the first level; others are compared with those PERIOD before
 
 # Regimes. MI, the mutual information of thought and prompt, is compared with its upper bound H(X),
 # the entropy of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read
@@ -25,7 +25,7 @@ LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
 # PERIOD iterations. Gradient norms are no sign: in 48 collapses, their level never reached 10 times
 # its first level (studies/collapse/README.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
-SOLVED = 0.5  # no sign from this success rate on: success itself lowers the std of rewards
+SOLVED = 0.5  # from this success rate on, a low std is no sign: success itself lowers it
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
 # Early stops, as in RAGEN-2

@@ -2,8 +2,8 @@
 
 It finds two faults that a run would notice late or never. If an environment draws random numbers
 when it is built, the members of a group play different games, and the fixed evaluation prompts
-differ between evaluations. If its options demand something impossible, each game may last until its
-time limit. `python -m tools.check_env` makes many more checks.
+differ between evaluations. If the options of an environment demand something impossible, each
+game may last until its time limit. `python -m tools.check_env` makes many more checks.
 """
 
 from configurator import UserError
@@ -17,7 +17,8 @@ from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
-NUM_BUILDS = 4  # compared builds; they reveal 7 of 8 environments with two equally likely variants
+# Builds to compare. If each is one of two equally likely variants, they differ in 7 of 8 cases.
+NUM_BUILDS = 4
 NUM_GAMES = 3  # evaluation games that are tried before the environment counts as broken
 
 

@@ -42,7 +42,7 @@ def warn(config: Config, sources: dict[str, str]) -> str:
 def given_settings(sources: dict[str, str]) -> list[str]:
     """The settings that the user chose: those from the command line and from files that are no
     overlays, and METHOD_SWITCHES from any file."""
-    # source -> whether its settings are no choice of the user
+    # source -> whether its settings do not count as given
     is_ignored = {"default": True, "command line": False}
     for source in set(sources.values()) - is_ignored.keys():
         is_ignored[source] = Path(source).read_text(encoding="utf-8").startswith("# Overlay")
@@ -137,7 +137,7 @@ def _estimator(config: Config) -> Iterator[Reason]:
         names = "reward_norm reward_norm_over"
         if config.reward_norm == "mean":
             yield names, f"{estimator} subtracts the mean of the group, too"
-        # A KL in the reward gives it an effect: the std divides the rewards, not the KL.
+        # With a KL in the reward, reward_norm has an effect: it divides the rewards, not the KL.
         kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
         if config.reward_norm == "mean_std" and config.estimator == "grpo" and not kl_in_reward:
             yield names, f"{estimator} normalises in the same way"
@@ -154,7 +154,7 @@ def _filter(config: Config) -> Iterator[Reason]:
 
 
 def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
-    """Settings that the environment ignores. It is started only if needed.
+    """Settings that the environment ignores. The environment is started only if needed.
 
     If it fails, it counts as an environment that ignores nothing."""
     if config.think_reward and "think_reward" in given:
@@ -169,7 +169,7 @@ def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
 
 
 def _makes_statements(config: Config) -> bool:
-    """Whether an environment makes statements, or fails to start."""
+    """Whether `statements()` of any environment gives sentences, or an environment fails."""
     looks = _look_at_envs(config)
     return not looks or any(look.statements for look in looks)
 

@@ -29,7 +29,7 @@ LARGEST_FLOAT = 1e300  # so that a reader can multiply a number without an overf
 def check_shape(value: Any, shape: Any, source: str) -> None:
     """Check a value from a file. Args: source: the file, for the message.
 
-    Raises: UserError that names the place in the value if it has another shape.
+    Raises: UserError that names the part of the value that has another shape.
     """
     mismatch = find_mismatch(value, shape)
     if mismatch:
@@ -38,6 +38,8 @@ def check_shape(value: Any, shape: Any, source: str) -> None:
 
 def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
     """Where a value differs from a shape, in words; "" if it does not.
+
+    Args: place: the name of the value in these words.
 
     >>> find_mismatch({"seed": [3, "x"]}, {"seed": [int]})
     "seed[1] must be a whole number, 0 or more, got 'x'"

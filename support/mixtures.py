@@ -1,6 +1,7 @@
 """Mixtures and curricula: the settings env='A + 2*B' and env='A @50 > B'.
 
-A name that contains one of SIGNS must stand in quotes: env="'/my games/doors.py:Doors' + B".
+A spec is the text of one environment with its options, such as frozenlake:size=5. A spec that
+contains one of SIGNS must stand in quotes: env="'/my games/doors.py:Doors' + B".
 """
 
 from configurator import UserError
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from envs import find_class, make_env, split_options, split_spec
 from support.quotes import mask_quoted, split_unquoted
 
-SIGNS = (" ", "+", "*", "@", ">")  # they have a meaning in a mixture
+SIGNS = (" ", "+", "*", "@", ">")  # characters that have a meaning in a mixture
 STAGE = re.compile(r"(.*?)(?:@\s*(\d+)\s*)?", re.DOTALL)  # 'MIXTURE' or 'MIXTURE @50'
 PART = re.compile(r"\s*(?:(\d*\.?\d+)\s*\*)?\s*([^*@\s]+)\s*")  # 'ENV' or '2*ENV'
 
@@ -59,7 +60,7 @@ def env_specs(*texts: str) -> tuple[str, ...]:
 
 
 def specs_that_run_programs(text: str) -> list[str]:
-    """The specs in a curriculum that can run programs or read files. It builds no environment.
+    """The specs in a curriculum that can run programs or read files. No environment is built.
 
     Args: text: the setting `env` or `eval_env`. It may be empty.
     Raises: UserError for an unknown environment or an illegal weight.
@@ -113,7 +114,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 
 
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> weight in 'A + 2*B'. It builds no environment."""
+    """Spec -> weight in 'A + 2*B'. No environment is built."""
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):
         match = PART.fullmatch(mask_quoted(part))

@@ -1,4 +1,4 @@
-"""The model families that can be trained, and checks, which need no torch and are fast.
+"""The model families that can be trained, and fast checks of models. They need no torch.
 
 All families are decoders with rotary positions, causal attention over the whole context, and the
 module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`. Everything

@@ -35,7 +35,7 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         seed: of the random numbers. With one seed, each position keeps its threshold for rounding
             up. So the rounded value of a weight that grows never falls.
     """
-    num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # of 23 mantissa bits: 16 or 13
+    num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bfloat16: 16, float16: 13
     generator = torch.Generator(values.device).manual_seed(seed)
     noise = torch.randint(
         2**num_dropped,

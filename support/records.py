@@ -18,7 +18,7 @@ from support.run_folder import append_to, parse_json, read_text, replace_file
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor
 
-TURN = {
+TURN = {  # the shape of a turn
     "observation": str,
     "response": str,
     "actions": [str],
@@ -154,9 +154,9 @@ def turn_record(turn: Turn, tokenizer) -> dict:
 def note_filter(
     trajectories: Sequence[Trajectory], values: Tensor, groups: Tensor, group_size: int
 ) -> None:
-    """Note in each trajectory what the filter did with its group.
+    """Store in each trajectory whether the filter kept its group, and by which value.
 
-    Args: values: (P,), by which the filter ranked the groups; groups: indices of those it kept."""
+    Args: values: (P,), by which the filter ranked the groups; groups: indices of the kept ones."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size
@@ -165,9 +165,9 @@ def note_filter(
 
 
 def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor | None) -> None:
-    """Note in each turn its advantage and its value.
+    """Store in each turn its mean advantage, and the critic's value of its first token.
 
-    Args: advantages and values: (R,), of the response tokens; values is None without a critic."""
+    Args: advantages, values: (R,), one per response token; values is None without a critic."""
     turns = [turn for trajectory in kept for turn in trajectory.turns]
     lengths = [len(turn.response_ids) for turn in turns]
     for turn, of_turn in zip(turns, advantages.cpu().split(lengths), strict=True):
@@ -205,7 +205,7 @@ def write_samples(
 def read_records(path: str | Path, shape: dict) -> list[dict]:
     """The lines of a file of trajectories.
 
-    Args: shape: what the caller needs of a line.
+    Args: shape: what a line must hold, see support/json_shapes.py.
     Raises: UserError if a line has another shape, a seed without numbers or no turns, or if there
         is no line."""
     records = []

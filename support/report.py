@@ -29,7 +29,7 @@ PRINTED = {
     "cpu_s": "5.2",
     "eval_success": "5.3",
 }
-EVAL_KEYS = (
+EVAL_KEYS = (  # metrics that evaluations have, too, under the names eval_*
     "success",
     "reward",
     "valid_frac",
@@ -148,7 +148,7 @@ def show_if_finished(config: Config, num_rows: int, early_stop_reason: str | Non
         options.append("--num_iterations=N")
     if early_stop_reason:
         options.append("--early_stop=False")
-    if early_stop_reason or config.final_lr != 1:  # num_iterations sets the schedule
+    if early_stop_reason or config.final_lr != 1:  # the learning rates depend on num_iterations
         options.append("--take_config=True")
     because = f", because {early_stop_reason}" if early_stop_reason else ""
     print(printable(read_text(report), limit=SHOWN_REPORT, keep="\n"))

@@ -107,7 +107,8 @@ class Run:
         if self.saved:
             self._note_damage(check_logs(self.out_dir, self.saved))
         self.earlier = settings_history.earlier_when_continued(self.out_dir, config, last_step)
-        # Evaluations up to this iteration had other prompts or rules, and are not compared.
+        # Evaluations up to this iteration had other prompts or rules. Later ones are not compared
+        # with them.
         self.last_old_evaluation = settings_history.evaluations_changed_at(self.earlier, config)
 
     def is_finished(self) -> bool:
@@ -155,7 +156,7 @@ class Run:
             print(sentence, flush=True)
 
     def _find_best_success(self) -> float:
-        """The success of the policy in best/, the same on every rank: a collective."""
+        """The success of the policy in best/, the same on every rank (a collective)."""
         found = None
         if rank() == 0:
             found = find_best(self.out_dir, self._comparable(self.history))
@@ -164,7 +165,7 @@ class Run:
         return best
 
     def _comparable(self, history: list[dict]) -> list[dict]:
-        """The rows, without the evaluations that had other prompts or rules."""
+        """The rows, without evaluations that had other prompts or rules than now."""
         return settings_history.without_old_evaluations(history, self.last_old_evaluation)
 
     # ---------- the loop
@@ -313,7 +314,7 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 
 
 def check_lost_checkpoints(out_dir: Path) -> None:
-    """Print that a run without checkpoints begins again. Refuse a run that was finished.
+    """Print that a run with metrics but no checkpoint begins again. Refuse a finished run.
 
     A run writes policy/ after its last checkpoint. So if policy/ exists without a
     checkpoint, somebody removed the checkpoint.
@@ -345,7 +346,7 @@ def read_history(path: Path, last_step: int) -> list[dict]:
 def check_logs(out_dir: Path, saved: Path) -> str:
     """Compare the logs with their checksums in a checkpoint.
 
-    Returns: a sentence if trajectories.jsonl differs, which training does not read; else "".
+    Returns: a sentence if trajectories.jsonl, which training does not read, differs; else "".
     Raises: UserError if metrics.jsonl differs."""
     changed = changed_logs(out_dir, saved)
     step = step_of(saved)
@@ -401,5 +402,5 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # After a crash, best/ may be of a later iteration, which the run will repeat.
+    # After a crash, best/ may be of a later iteration. The run repeats it, so `history` lacks it.
     return known.get(step, max(known.values())), ""

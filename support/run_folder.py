@@ -42,8 +42,8 @@ MAY_CHANGE_ON_RESUME = (
 
 FORMER_SETTINGS = ("num_samples",)  # older runs have them; none changed a number of training
 
-# Exceptions: these change training if another setting uses them.
-# setting -> (that other setting, its value that does not use it)
+# Exceptions: settings that change training through another setting.
+# setting -> (that other setting, the value with which it does not use this one)
 READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # What train.py and tools.sft open in the folder of a run. They refuse links under these names and
@@ -62,13 +62,13 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # of tools.sft; this and CHECKPOINTS are glob patterns
+MODELS = ("model", "model-[0-9]*")  # of tools.sft; MODELS and CHECKPOINTS are glob patterns
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
 # the advice in errors about a full or read-only disk
 DISK_ADVICE = "make room and start again: the run continues from its last complete checkpoint"
-COMPARISONS = Path("out/comparisons")  # of tools.compare
+COMPARISONS = Path("out/comparisons")  # where tools.compare writes
 PARTIAL = ".partial"  # how the name of a file ends until it is complete
 
 
@@ -121,7 +121,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
 
 
 def _check_entries(out_dir: Path) -> None:
-    """Check that all that a run opens are plain files and folders, not links."""
+    """Check that everything that a run opens is a plain file or a folder, not a link."""
     for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
         is_folder = any(path.match(pattern) for pattern in OPENED_FOLDERS)
         if not is_folder and path.name not in OPENED_FILES:
@@ -187,7 +187,7 @@ def save_config(
 
 
 def save_code_diff(path: Path) -> None:
-    """Write how the code differs from its commit. Without a difference there is no file."""
+    """Write how the code differs from its commit. Without a difference, remove the file."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)
@@ -270,7 +270,7 @@ def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 
 def _create_partial(path: Path) -> tuple[Path, int]:
-    """Create an empty file beside `path`, under a name that nobody can have guessed.
+    """Create an empty file beside `path`, under a name that nobody can guess.
 
     Returns: its path, and a descriptor to write to.
     """
@@ -281,7 +281,7 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the files that `replace_file` left at a crash. It makes no folders: they stay."""
+    """Remove the files that `replace_file` left at a crash. It leaves no folders, so those stay."""
     for path in folder.glob(f"*{PARTIAL}"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()

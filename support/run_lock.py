@@ -29,7 +29,7 @@ CONTINUES = "start again to continue from the newest checkpoint"
 
 @contextmanager
 def lock_folder(out_dir: Path) -> Iterator[None]:
-    """Reserve the folder for this run; rank 0 holds the lock for all ranks.
+    """Lock the folder of a run for this process. Rank 0 holds the lock for all ranks.
 
     The kernel ties the lock to the process, so a killed process leaves no lock. A folder that is
     still empty at the end is removed.
@@ -75,7 +75,7 @@ def _take_lock(file, path: Path) -> None:
 
 @contextmanager
 def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
-    """Lock the folder. A run keeps this lock if somebody deletes its file `lock`."""
+    """Lock the folder. A run keeps this lock even if somebody deletes its file `lock`."""
     descriptor = os.open(out_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +86,7 @@ def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
             "end that process, or give another --out_dir"
         ) from error
     except OSError:
-        pass  # some network file systems lock no folders
+        pass  # some network file systems cannot lock folders
     try:
         yield
     finally:
@@ -121,7 +121,7 @@ class Interruption:
     def requested(self) -> bool:
         """Whether any rank received a signal: a collective, to be called between iterations.
 
-        True stops the timer: saving may take longer than the grace period.
+        If so, the timer is stopped, because saving may take longer than `grace_s`.
         """
         received = torch.tensor(float(self.timer is not None))
         parallel.all_reduce_sum(received)

@@ -138,12 +138,12 @@ def differences(
     """Success of each row minus that of the reference row, paired by prompt, in %.
 
     Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
-    the seed alone also share a line, with the value of each seed in parentheses. Sentences tell
-    which models cannot be pooled, and why.
+    the seed alone get one more line together, with the value of each seed in parentheses.
+    Sentences below tell which models cannot be pooled, and why.
 
     Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
         if the two differ.
-    Raises: UserError if no row's name begins with it, or if the rows played different prompts."""
+    Raises: UserError if no row begins with `reference`, or if the rows played different prompts."""
     matches = [name for name in rows if name.startswith(reference)]
     if not matches:
         names = " or ".join(repr(name) for name in rows)
@@ -184,7 +184,7 @@ class ScoreReport:
         self.options = options
         self.envs = envs
         self.rows: dict[str, Scores] = {}
-        self.folders: dict[str, str] = {}  # title -> name of the row, the folder of a model
+        self.folders: dict[str, str] = {}  # title -> name of the row; for a model, its folder
         self.start_cpu_s = time.process_time()
 
     def add(self, row: Row) -> None:

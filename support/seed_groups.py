@@ -58,7 +58,7 @@ def pool_seeds(models: dict[str, str]) -> Pools:
 
 
 def without_seed(config: Config) -> Config:
-    """The settings that all seeds of a method share. The others have their defaults.
+    """The settings that all seeds of a method share. The seed and WITHOUT_EFFECT have defaults.
 
     A run after SFT starts from the model of an SFT run with the same seed. So `_s1` is left out of
     a path such as out/sft_s1/model.
@@ -74,7 +74,7 @@ def earlier_without_seed(earlier: Sequence[Earlier]) -> tuple[Earlier, ...]:
 
 
 def settings_of_model(folder: str) -> Config | None:
-    """The settings of the run that trained a model; None if there are none."""
+    """The settings of the run that trained a model; None without its config.json."""
     try:
         return load_saved(Path(folder).parent / "config.json")
     except UserError:  # missing, or the config.json of another program

@@ -103,7 +103,7 @@ def _evaluation_of(config: Config) -> tuple:
 
 
 def without_old_evaluations(rows: Sequence[dict], last_old: int) -> list[dict]:
-    """The rows of metrics without the evaluations up to iteration `last_old`."""
+    """The rows of metrics, with eval_success = None up to iteration `last_old`."""
     kept = []
     for row in rows:
         kept.append({**row, "eval_success": None} if row["step"] <= last_old else row)

@@ -58,7 +58,7 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # The number of independent games with the same error; more than n if instances are alike.
+    # num_games independent games would have the same error. If instances are alike, it exceeds n.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -219,7 +219,7 @@ def pass_at_k(n: int, num_right: int, k: int) -> float:
 
 
 def percent(scores: ndarray, low: float, high: float) -> str:
-    """Mean, interval and each seed's mean, in %. Seeds with equal scores are not listed.
+    """Mean, interval and each seed's mean, in %. Seeds are left out if their scores are equal.
 
     Args: scores: (S, n).
     >>> percent(np.array([[1, 0], [1, 1]]), 0.25, 1.0)

@@ -44,7 +44,7 @@ class Board:
         self._write_events(events)
 
     def write(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
-        """Write the numbers and texts of an iteration by their tags."""
+        """Write the numbers and texts of an iteration. Both are dicts with tags as keys."""
         summaries = [scalar(tag, value) for tag, value in scalars.items()]
         summaries += [text(tag, value) for tag, value in texts.items()]
         self._write_events(Event(step=step, summary=summary) for summary in summaries)

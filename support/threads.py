@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any
 
-MAX_THREADS = 64  # calls that wait at the same time, see `call_all`
+MAX_THREADS = 64  # largest number of threads in `call_all`
 
 
 def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:

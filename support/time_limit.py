@@ -108,7 +108,7 @@ class TimeLimit:
     LAST_RESORT_S more seconds, for example where Python cannot interrupt it, the process prints
     where it hangs and ends with exit code 1."""
 
-    active: list["TimeLimit"] = []  # those of nested calls, the outermost first
+    active: list["TimeLimit"] = []  # the limits of nested calls, the outermost first
 
     def __init__(self, limit_s: float):
         self.limit_s = limit_s
@@ -132,7 +132,9 @@ class TimeLimit:
             raise TimeUp
 
     def stop(self) -> None:
-        """End the limit and an alarm of the code; restore handlers. A second call does nothing."""
+        """End the limit, cancel an alarm that the code set, and restore the signal handlers.
+
+        A second call does nothing."""
         if self not in TimeLimit.active:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -28,8 +28,8 @@ def iteration_metrics(
 ) -> dict:
     """The metrics of a finished iteration, without those of the update and of an evaluation.
 
-    Args: sampled: all trajectories; trajectories: those of groups without an error; stats: of their
-        groups; num_kept: how many of them the filter kept.
+    Args: sampled: all trajectories; trajectories: those of groups without an error; stats: of these
+        groups; num_kept: how many of `trajectories` the filter kept.
     Returns: a value for each of `metric_names`. None: not measured."""
     config = learner.config
     num_errors = sum(trajectory.status == "error" for trajectory in sampled)
@@ -54,7 +54,9 @@ def iteration_metrics(
 def rollout_metrics(
     stats: GroupStats, successes: torch.Tensor, group_size: int
 ) -> dict[str, float]:
-    """Metrics of learning and collapse. A falling in-group std may announce one (arXiv 2504.20073).
+    """Metrics of scores and successes, overall and inside groups.
+
+    A falling in-group std may announce a collapse (arXiv 2504.20073).
 
     Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
         group_size N.

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Iterator
 # (names of settings, separated by blanks; why none of them has an effect)
 Reason = tuple[str, str]
 
-# settings of a game and of its rewards; the system message states max_response_tokens
+# Settings of a game and of its rewards. max_response_tokens is in GAME because the system message
+# states it.
 GAME = """env observation think max_turns actions_per_turn actions_per_traj max_response_tokens
     step_timeout_s"""
 REWARDS = "format_penalty reward_density think_reward"

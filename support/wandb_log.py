@@ -48,7 +48,7 @@ class WandbLog:
 
         self.wandb = wandb
         self.out_dir = out_dir
-        self.errors = (wandb.Error, OSError, RuntimeError)  # of wandb's calls
+        self.errors = (wandb.Error, OSError, RuntimeError)  # what calls of wandb may raise
         settings = wandb.Settings(
             console="off",
             save_code=False,
@@ -94,7 +94,7 @@ class WandbLog:
             self._end(error)
 
     def close(self, exit_code: int = 0) -> None:
-        """End the W&B run. Args: exit_code: 0 for a complete run, which gets its page."""
+        """End the W&B run. Args: exit_code: 0 for a complete run. W&B then gets its page."""
         if not self.run:
             return
         try:
@@ -112,7 +112,7 @@ class WandbLog:
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
         # At exit, wandb calls its own process. If that process was killed, the call would print a
-        # traceback. Functions of atexit run in reverse order, so `_tear_down` runs before that.
+        # traceback. Functions of atexit run in reverse order, so `_tear_down` runs before it.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:
@@ -135,7 +135,7 @@ def run_id(path: Path, is_new: bool) -> str:
 
 
 def table_row(step: int, trajectory: Trajectory) -> list:
-    """The cells of a trajectory. Text of models and environments is escaped and plain."""
+    """The cells of a trajectory. Control characters in its texts are escaped."""
     return [
         step,
         printable(trajectory.env),

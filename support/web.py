@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 CONNECT_S = 5.0  # time limit for a connection to one address of the server
-MAX_BYTES = 2**20  # of the body of a reply; chat completions have some thousand
+MAX_BYTES = 2**20  # largest body of a reply; chat completions have some thousand bytes
 
 
 def exchange(

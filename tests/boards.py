@@ -1,4 +1,4 @@
-"""Helpers of the tests of environments: specs, hand-made boards, players, upstream's means.
+"""Helpers of the tests of environments: specs, hand-made boards, players, comparisons of means.
 
 This file imports little, because a test also loads it in another process.
 """
@@ -25,10 +25,10 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# size 4; (row, column) of the start (1,1), goal (3,4), holes (1,3) (2,2) (4,1); cells are numbered
-# row by row from 0
+# A lake of size 4. Its places as (row, column): start (1,1), goal (3,4), holes (1,3) (2,2) (4,1).
+# Instances number the cells row by row from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
-# size 6, one box; a wall is right of the box
+# A room of size 6 with one box. Right of the box is a wall.
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 
 
@@ -43,7 +43,7 @@ def lake_instance(board):
 
 
 def room_instance(board, symbols="default"):
-    """The instance drawn in `board` with the default symbols."""
+    """Returns the instance of `board`, which is drawn with the default symbols."""
     rows = board.split("\n")
     cells = "".join(rows)
 
@@ -80,7 +80,7 @@ def episode_in(board, *, max_actions=10, **settings):
 
 
 def raw_draws(spec, count, seed=0):
-    """The environment, and `count` instances from its generator: repeated and reserved ones too."""
+    """An environment and `count` instances that it draws, also repeated or evaluation instances."""
     env = make_env(spec)
     rng = np.random.default_rng([seed, 4])
     return env, [env.draw(rng) for _ in range(count)]
@@ -124,9 +124,9 @@ def legend(spec):
 
 
 def symbols_seen(spec, seeds):
-    """All symbols of the boards in the messages of some games with random and planned moves.
+    """All symbols on boards in the messages of some games, played with random and planned moves.
 
-    No message shows the board on which a game ends.
+    The board on which a game ends is left out, because no message shows it.
     """
     env = make_env(spec, max_actions=60)
     rng = np.random.default_rng(7)
@@ -152,7 +152,7 @@ def neighbours(board, symbol, border):
 
 
 def direction_words(board, start, end):
-    """'2 down 1 right' from the places of two symbols in the board text."""
+    """The way from one symbol of the board text to another, such as '2 down 1 right'."""
 
     def place(symbol):
         lines = board.split("\n")
@@ -171,7 +171,7 @@ def direction_words(board, start, end):
     return " ".join(words) or "here"
 
 
-# ---------- players, and the means that upstream measured
+# ---------- players, and comparisons with the instances of RAGEN's generator
 
 
 def random_player(seed):
@@ -202,20 +202,20 @@ def success_rate(env, instance, choose, games, seed):
 
 
 def assert_mean(values, upstream, upstream_values=256):
-    """The mean of `values` is within 3.5 combined standard errors of upstream's.
+    """Assert that the mean of `values` is within 3.5 combined standard errors of `upstream`.
 
-    Upstream's mean is over 256 instances. Both means have the standard deviation of one instance,
-    s, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). Upstream's figure of a random player
-    averages 200 games on each of 256 boards, so s is then the spread between boards.
+    `upstream` is a mean over 256 instances of RAGEN's generator. s, the std of `values`, is taken
+    for the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). For a random
+    player, `upstream` is over 200 games on each board, and a value is the success rate on a board.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / upstream_values)
-    tolerance = max(tolerance, 0.0005)  # upstream's figures are rounded to 0.1 %
+    tolerance = max(tolerance, 0.0005)  # `upstream` is rounded to 0.1 %
     assert abs(values.mean() - upstream) <= tolerance, (values.mean(), upstream, tolerance)
 
 
 def assert_fraction(hits, upstream, upstream_values=256):
-    """As `assert_mean`, for fractions. s is pooled, because one fraction may be 0 or 1."""
+    """`assert_mean` for fractions. s uses both samples, because one fraction may be 0 or 1."""
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), upstream_values
     pooled = (hits.sum() + m * upstream) / (n + m)
@@ -227,7 +227,7 @@ def assert_fraction(hits, upstream, upstream_values=256):
 
 
 def prompt_digest():
-    """sha256 over first prompts of several environments, seeds and splits, and over first turns."""
+    """sha256 of first prompts and first turns of several environments, seeds and splits."""
     digest = hashlib.sha256()
     for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs", SMALL_COUNTDOWN):
         for observation in ("grid", "relations"):

@@ -4,7 +4,7 @@ Widths are small. The special features of a family are kept: attention heads wid
 / number of heads (Qwen3), layers without positions (SmolLM3), tied and untied LM heads, more
 embeddings than tokens, the special tokens, and the chat template.
 
-The templates are rewritten. Without tools they render the same text as the published templates of
+The templates are written anew. Without tools they render the same text as the published ones of
 Qwen2.5-0.5B-Instruct, Qwen3-0.6B, SmolLM2-135M-Instruct and SmolLM3-3B.
 """
 
@@ -40,8 +40,8 @@ QWEN2_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# A reply before the last user message loses its thought. The last reply gets a block for the
-# thought, even if it has none.
+# The template drops the thoughts of replies before the last user message. It writes <think> and
+# </think> into a last reply, even if that has no thought.
 QWEN3_TEMPLATE = """\
 {%- set last = namespace(user=messages | length) %}
 {%- for message in messages %}
@@ -80,8 +80,9 @@ SMOLLM2_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# For conversations that begin with a system message. "/system_override" in it switches the metadata
-# off. Without this word and without tools the published template does not end the system message.
+# Only for conversations that begin with a system message. "/system_override" in it leaves out the
+# metadata. Without this word and without tools, the published template writes no end of message
+# after the system message.
 SMOLLM3_TEMPLATE = """\
 {%- set system = messages[0].content %}
 {%- set thinks = enable_thinking is not defined or enable_thinking %}
@@ -117,15 +118,15 @@ SMOLLM3_TEMPLATE = """\
 
 class Family(NamedTuple):
     config_class: type
-    settings: dict  # of the config, where they differ from WIDTHS
+    settings: dict  # the settings of the config that differ from WIDTHS
     template: str
     tokenizer_class: str  # in tokenizer_config.json, as published
     special: tuple[str, ...]  # special tokens, in the order of their ids
-    roles: dict[str, str]  # of the tokenizer: bos_token, eos_token and so on
-    ids: dict[str, str]  # of the config: the token of each *_token_id
+    roles: dict[str, str]  # settings of the tokenizer: bos_token, eos_token ... -> token
+    ids: dict[str, str]  # settings of the config: bos_token_id ... -> token
     added: tuple[str, ...] = ()  # added tokens that are not special
-    bos: str = ""  # the token that encoding puts first, if it adds special tokens
-    unused: int = 0  # embeddings without a token
+    bos: str = ""  # the token that encoding with special tokens puts first
+    unused: int = 0  # number of embeddings without a token
 
 
 WIDTHS = dict(
@@ -142,7 +143,7 @@ QWEN_ROLES = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>")
 QWEN_IDS = dict(bos_token_id="<|endoftext|>", eos_token_id="<|im_end|>")
 LLAMA3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>")
 
-# vLLM's attention on a CPU needs heads of 32, 64, 80, 96, 112, 128 ... numbers.
+# vLLM's attention on a CPU needs a head size of 32, 64, 80, 96, 112, 128 ...
 FAMILIES = {
     "qwen2": Family(
         Qwen2Config,
@@ -156,7 +157,7 @@ FAMILIES = {
     ),
     "qwen3": Family(
         Qwen3Config,
-        dict(head_dim=32),  # 4 heads of 32 numbers are wider than the hidden size
+        dict(head_dim=32),  # 4 heads of size 32 are wider than the hidden size, 64
         QWEN3_TEMPLATE,
         "Qwen2Tokenizer",
         CHATML,
@@ -210,7 +211,7 @@ FAMILIES = {
 
 @lru_cache
 def game_texts():
-    """First messages of some games, from which the tokenizers learn their words."""
+    """First messages of some games. The tokenizers are trained on them."""
     episode = Episode(make_env("frozenlake"), Config())
     texts = ["system\nuser\nassistant\n"]
     for seed in range(20):

@@ -1,7 +1,7 @@
-"""Hostile replies go through the parser, the prompt builder, most environments and the mask.
+"""Give hostile replies to the parser, the prompt builder, most environments and the packing.
 
-hypothesis composes replies from a grammar, and bytes of well-formed replies are damaged. No reply
-may raise an error, take long, or forge a role or the response mask.
+Half of the replies are composed by hypothesis; the others are well-formed replies with damaged
+bytes. No reply may raise an error, take long, or forge a role, and masks must be exact.
 
 Run with:  python tests/fuzz.py COUNT
 """
@@ -48,7 +48,7 @@ CONFIG = small_config(
 
 
 class Script:
-    """An engine with given replies. Each trajectory gets them in order, again and again."""
+    """An engine that returns `replies`: each trajectory gets them in order, again and again."""
 
     def __init__(self, *replies):
         self.replies = replies
@@ -75,7 +75,7 @@ class Script:
 
 
 def tokens_of(chat, pieces):
-    """The ids of a reply made of texts and ids. Checks that no text adds a mark to a message."""
+    """Token ids of a reply of texts and ids. Checks that no text becomes a start or end mark."""
     ids = []
     for piece in pieces:
         if not isinstance(piece, str):
@@ -90,8 +90,8 @@ def tokens_of(chat, pieces):
 
 
 def expected_marks(chat, replies, k, context_turns):
-    """How many start and end marks the prompt of turn k has: those that the prompt builder puts
-    there, and those in the replies that the prompt repeats."""
+    """How many start and end marks the prompt of turn k should have: those of the prompt builder,
+    and those in the replies that the prompt repeats."""
     if context_turns:
         repeated = replies[max(0, k + 1 - context_turns) : k]
         followed = repeated  # replies that are followed by a user message in this prompt
@@ -107,7 +107,8 @@ def expected_marks(chat, replies, k, context_turns):
 
 
 def play(chat, env, number, replies):
-    """Plays an episode with these replies (lists of texts and ids). Returns how many it used."""
+    """Plays and checks an episode with these replies (lists of texts and ids). Returns how many it
+    used."""
     replies = [tokens_of(chat, reply) for reply in replies]
     config = replace(CONFIG, env=env, think=number % 3 > 0, context_turns=number % 2 * 2)
     starts = [((number % 8,), 0)]
@@ -146,7 +147,7 @@ def episodes(draw):
 
 
 def grammar(chat, number):
-    """Plays at least this many replies that hypothesis composes. Returns how many."""
+    """Plays at least `number` replies that hypothesis composes. Returns how many it played."""
     num_taken = []
     no_checks = list(hypothesis.HealthCheck)
     for seed in count():
@@ -181,7 +182,7 @@ def damage(data, rng):
 
 
 def damaged_reply(chat, env, rng):
-    """A well-formed reply after damage, with special ids and an end mark added at times."""
+    """A well-formed reply with damaged bytes, often an end mark, and sometimes a special id."""
     thought = str(rng.choice(["", "Goal up. Next hole.", "Target 3."]))
     text = format_response(thought, rng.choice(actions_of(env), rng.integers(1, 4)))
     pieces = [damage(text.encode(), rng).decode("utf-8", errors="replace")]
@@ -196,7 +197,7 @@ def damaged_reply(chat, env, rng):
 
 
 def damaged(chat, number):
-    """Plays at least this many damaged replies. Returns how many."""
+    """Plays at least `number` damaged replies. Returns how many it played."""
     num_taken = 0
     rng = np.random.default_rng(0)
     while num_taken < number:
@@ -208,7 +209,7 @@ def damaged(chat, number):
 
 @cache
 def actions_of(name):
-    """Some known actions of this environment."""
+    """Some valid actions of this environment."""
     env = make_env(name)
     env.reset(0)
     return sorted({*env.random(20, np.random.default_rng(0)), *env.plan(5, 3), env.greedy()})

@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Chromium and the games of ALFWorld are only read, and stay where they are installed.
+# Tests only read Chromium and the games of ALFWorld, so both stay where they are installed.
 CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name
-SETTINGS_OF_A_USER = (  # prefixes of environment variables
+SETTINGS_OF_A_USER = (  # prefixes of environment variables that are removed
     "HF_",
     "HUGGING_FACE_",
     "NANORAGEN_TRACEBACK",

@@ -14,8 +14,8 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# The estimators of this repository. Tests of properties that all of them share loop over these
-# names, so an estimator that a user adds is not tested for them.
+# The estimators of this repository. Tests of properties that all of these share loop over them.
+# An estimator that a user adds is left out, because it may not have these properties.
 BUILT_IN = (
     "gae",
     "bi_level_gae",
@@ -29,7 +29,7 @@ BUILT_IN = (
 
 
 def make_learner(start, *, bias=False, **changes):
-    """A learner with the small settings and the model in folder `start`. It has an `engine`.
+    """A learner with the small settings, the model in folder `start`, and the attribute `engine`.
 
     With `bias` the value head is random: a head of zeros would hide mistakes in the values."""
     config = small_config(**(dict(num_groups=4) | changes))
@@ -48,7 +48,7 @@ def make_learner(start, *, bias=False, **changes):
 
 
 def collect_and_target(learner):
-    """Two groups whose scores differ, and their experience."""
+    """The trajectories of two groups with varying scores, and their experience."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     groups = train.select_groups(learner.config, played, stats_of(played))
     assert len(groups) == 2
@@ -67,7 +67,7 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
     for count in turns_per_trajectory:
         kept.append(Trajectory((0,), 0, turns[:count]))
         turns = turns[count:]
-    # not a Config, which refuses a group of one
+    # A Config would refuse a group of one trajectory.
     config = SimpleNamespace(**{**vars(small_config()), **settings, "group_size": len(kept)})
     learner = SimpleNamespace(config=config, estimator_state={})
     return train.estimate_advantages(learner, kept, rewards, values, kept)
@@ -80,7 +80,8 @@ def stats_of(played, group_size=4):
 
 
 def backward(learner, experience):
-    """Gradients of the experience as one mini-batch; its loss is the mean over tokens."""
+    """Computes the gradients of one mini-batch, whose loss is the mean over tokens. Returns:
+    metrics."""
     return train.backward(learner, weighted(experience))
 
 
@@ -90,8 +91,8 @@ def weighted(experience):
 
 
 def both_losses(learner, batch, experience):
-    """Yields (loss, metrics) of the policy and then of the critic, if there is one. backward() was
-    not called."""
+    """Yields (loss, metrics) of the policy and then of the critic, if there is one. Does not call
+    backward()."""
     num_tokens = len(experience.advantages)
     yield train.policy_loss(learner, batch, weighted(experience), num_tokens)
     if learner.critic:

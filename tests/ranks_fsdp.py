@@ -74,7 +74,7 @@ def one_process(single, kept, experience, optimizers):
 
 
 def played_experience(learner, count):
-    """The first `count` trajectories of a batch, and their experience."""
+    """The first `count` trajectories of a batch, and their experience (old log-probs changed)."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
@@ -93,7 +93,7 @@ CASES = {  # case -> number of trajectories, settings
     "no critic": (9, dict(estimator="grpo", micro_batch_tokens=1280)),
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
-    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # A has 3 rows on 2 ranks
+    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # A has 3 rows, for 2 ranks
 }
 
 
@@ -131,7 +131,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
     for count, tokens in ((16, 4096), (16, 700), (7, 700), (1, 700)):
         work = all_gather_lists(parallel.local_micro_batches(played[:count], tokens))
         assert len(work) == world_size() == 2
-        assert len(work[0]) == len(work[1])  # the forward of a micro-batch is a collective
+        assert len(work[0]) == len(work[1])  # because each forward needs all ranks
         counted = []
         num_tokens = []
         for part in work:
@@ -140,7 +140,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
             counted += mine
             num_tokens.append(sum(len(played[i].ids) for i in mine))
         assert sorted(counted) == list(range(count))
-        if count == 16:  # balanced: the ranks differ by at most one trajectory
+        if count == 16:  # balanced: token counts differ by at most one trajectory
             longest = max(len(t.ids) for t in played)
             assert abs(num_tokens[0] - num_tokens[1]) <= longest
 
@@ -165,7 +165,7 @@ def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
 
 
 def test_sharding_keeps_what_is_no_parameter(trained_folder):
-    """The rotary frequencies are not in a state dict; building on "meta" would lose them."""
+    """The rotary frequencies are in no state dict; building the model on "meta" would lose them."""
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     found = learner.policy.model.model.rotary_emb.inv_freq
     assert torch.equal(found, single.model.rotary_emb.inv_freq) and len(found) == 16
@@ -176,7 +176,7 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     assert parallel.forward_sequences(
         learner.policy, played, learner.config, 1.0
-    )  # weights are streamed after a forward
+    )  # a forward comes first, as in a run
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()
@@ -185,7 +185,7 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
         for name, weight in streamed:
             assert weight.dtype == dtype and torch.equal(weight, expected[name].to(dtype)), name
     local = sum(p.to_local().numel() for p in learner.policy.parameters())
-    assert local < 0.6 * sum(p.numel() for p in single.parameters())  # they are sharded
+    assert local < 0.6 * sum(p.numel() for p in single.parameters())  # the parameters are sharded
 
 
 def test_lora_is_merged_from_shards(trained_folder):
@@ -202,7 +202,7 @@ def test_lora_is_merged_from_shards(trained_folder):
                 expected[name.replace("lora_B.default.", "")] += b @ a
     for name, weight in parallel.stream_weights(learner.policy):
         torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
-    # In 16 bits the merged weight is rounded at random, to the same neighbour on all ranks.
+    # Merged weights in 16 bits are rounded at random, up or down, but equally on all ranks.
     for name, weight in parallel.stream_weights(learner.policy, torch.bfloat16):
         step = expected[name].abs() * torch.finfo(torch.bfloat16).eps + 1e-5
         assert ((weight - expected[name]).abs() <= step).all()
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     with checkpoint.Saver(folder, 2) as saver:
         learner.save(saver)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
-    dist.barrier()  # until both ranks have read the folder
+    dist.barrier()  # waits until both ranks have listed the folder
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     other = make_learner(trained_folder, lora_rank=lora_rank)
     other.load(folder / "checkpoint-000003")
@@ -296,7 +296,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
 
 
 def test_the_engine_plays_the_same_on_every_rank(trained_folder):
-    """One rank playing alone does not wait for the other."""
+    """Rank 1 plays twice as many games as rank 0, so it must not wait for rank 0 in any of them."""
     learner = make_learner(trained_folder)
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))

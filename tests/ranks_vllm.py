@@ -49,7 +49,7 @@ def vllm(trained_folder, chat):
     before = states()
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
     assert isinstance(engine, VLLMEngine)
-    assert states() == before  # vLLM reseeds; the engine restores the states
+    assert states() == before  # vLLM seeds the generators; the engine restores them
     torch.set_num_threads(2)  # vLLM replaces this function; the engine restores it
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def policy(trained_folder):
 
 
 def spy_on_requests(vllm, monkeypatch):
-    """A list; each finished request adds its number of prompt tokens from the prefix cache."""
+    """A list. Each finished request adds how many of its prompt tokens the prefix cache held."""
     cached, step = [], vllm.engine.step
 
     def spy():
@@ -101,7 +101,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
     cached = spy_on_requests(vllm, monkeypatch)
     starts = [((5, g), m) for g in range(2) for m in range(4)]
     last = None
-    for _ in range(4):  # before, and after each of three updates
+    for _ in range(4):  # before the first update, and after each of three
         parallel.sync_weights(vllm, learner.policy)
         for temperature in (1.0, 0.5):
             cached.clear()
@@ -123,7 +123,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
             # every first prompt fills two blocks of the prefix cache
             assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
-        if last is not None:  # an engine with the old weights would differ
+        if last is not None:  # the update changed log-probs, so old weights would be noticed
             trajectories, before = last
             after, _ = parallel.forward_sequences(learner.policy, trajectories, learner.config, 0.5)
             assert (after - before).abs().max() > 0.05
@@ -135,7 +135,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
 
 
 def test_a_head_that_is_not_named_is_an_error(vllm, policy):
-    # named_parameters leaves out the tied head
+    # named_parameters() leaves out the head, because it is tied to the embedding
     named = ((name, p.detach()) for name, p in policy.model.named_parameters())
     message = "vLLM did not take all weights .*Head: Failed to load weights"
     with pytest.raises(RuntimeError, match=message):
@@ -177,13 +177,13 @@ def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
     played = parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
     first = [t.turns[0].response_ids for t in played]
     assert len({tuple(ids) for ids in first[:4]}) > 2
-    assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # member 0 on ranks 0 and 1, and so on
+    assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # each member on both ranks
     seed = vllm.engine.vllm_config.model_config.seed
     assert all_gather_lists([seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
 
 
 def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):
-    """128 trajectories whose replies differ in length."""
+    """Plays 128 trajectories with replies of different lengths, without and with a barrier."""
     config = replace(CONFIG, max_response_tokens=150)
     parallel.sync_weights(vllm, policy)
     counts = []
@@ -205,7 +205,7 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
-    """On 64 episodes, greedy tokens are the same, except where the two best logits are equal."""
+    """Greedy tokens of 64 episodes are the same, except where the two best logits nearly tie."""
     config = replace(CONFIG, engine="torch")
     torch_engine = make_engine(config, load_model(str(trained_folder))[0], chat)
     assert isinstance(torch_engine, TorchEngine)

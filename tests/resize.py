@@ -16,7 +16,7 @@ from soak import live
 import parallel
 
 collect_all = parallel.collect_all
-NUM_RANKS = (2, 1, 2)  # in each iteration
+NUM_RANKS = (2, 1, 2)  # number of ranks in each iteration
 LOSSES = ("pg_loss", "vf_loss", "approx_kl", "entropy", "kl_ref")
 
 

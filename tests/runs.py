@@ -44,7 +44,7 @@ def newest_checkpoint(out_dir):
 
 
 def assert_same_checkpoint(first, second):
-    """Weights, optimizer states and the exported policy are the same, bit by bit."""
+    """Assert that two runs end with the same weights, optimizer states and exported policy."""
     one, other = newest_checkpoint(first), newest_checkpoint(second)
     assert one.name == other.name
     assert not find_corruption(one) and not find_corruption(other)
@@ -58,6 +58,6 @@ def assert_same_checkpoint(first, second):
 
 
 def rows_in(text):
-    """first cell -> line of a printed table."""
+    """Returns {first cell: line} of a printed table."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return {line.split("|")[1].strip(): line for line in lines}

@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 # Background jobs of a shell ignore Ctrl-C, but some tests send it to their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Answers have a few tokens and there are three turns: a trajectory has about 320 tokens.
+# With three turns and short replies, a trajectory has about 320 tokens.
 SMALL_RUN = dict(
     engine="torch",
     device="cpu",
@@ -87,7 +87,7 @@ def folder_of_test():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The tokenizer of the tiny model. Building it draws boards, so it is built once."""
+    """The tokenizer of the tiny model. It is built once, because building it draws many boards."""
     from studies.base_model import tiny_model
 
     return tiny_model.build_tiny_tokenizer()
@@ -125,8 +125,8 @@ def random_model(small_tokenizer):
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory, tokenizer):
-    """A small model after 30 steps of imitation. About half of its replies are well formed, so
-    scores vary."""
+    """A small model after 30 steps of supervised learning. About half of its replies are well
+    formed, so scores vary."""
     if "NANORAGEN_TEST_START" in os.environ:  # set by the test that runs torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
@@ -167,7 +167,7 @@ def trained_model(trained_folder):
 
 @pytest.fixture
 def one_rank():
-    """One process on the CPU, as train.py starts it."""
+    """Joins a process group of one process on the CPU, as train.py does."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -177,7 +177,7 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def two_runs(trained_folder, tmp_path_factory):
-    """A folder with two runs, a and b, of the same policy: a has it as policy/, b as best/."""
+    """A folder with two runs of the same policy. Run a has it in policy/, run b in best/."""
     from support.run_folder import save_config
 
     folder = tmp_path_factory.mktemp("two_runs")

@@ -1,6 +1,6 @@
 """
 Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a
-run that was not killed. The memory of that run must not grow. Several ranks sample with vLLM.
+run that was not killed, whose memory must not grow. With several ranks, vLLM samples.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
@@ -34,7 +34,7 @@ class Moment(NamedTuple):
     count: int
 
 
-# kind of moment -> owner and name of the function, calls per iteration
+# kind of moment -> owner and name of the function, about how often an iteration calls it
 MOMENTS = {
     "rollout": (VLLMEngine, "step", 8),
     "write": (os, "fsync", 10),
@@ -78,7 +78,7 @@ def main(num_kills, num_iterations, ranks=1):
     assert train_in("whole") == 0
     kinds = []
     rng = np.random.default_rng(0)
-    longest_life = max(2, 1.6 * num_iterations / num_kills)  # iterations
+    longest_life = max(2, 1.6 * num_iterations / num_kills)  # at most, in iterations
     while len(kinds) < num_kills:
         kind = list(MOMENTS)[len(kinds) % len(MOMENTS)]
         owner, name, calls = MOMENTS[kind]
@@ -145,13 +145,13 @@ def live(arguments, log, *, ranks=1, moment=None, mortal=0):
         pids.remove(pid)
         if status and not first:
             first = os.waitstatus_to_exitcode(status)
-            for other in pids:  # like torchrun
+            for other in pids:  # end the other ranks, as torchrun does
                 os.kill(other, signal.SIGKILL)
     return first
 
 
 def be_rank(rank, ranks, port, log, arguments, moment):
-    """Train in this forked process, then leave it."""
+    """Train in this forked process, then end it."""
     with open(log, "a") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)

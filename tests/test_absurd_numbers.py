@@ -1,4 +1,4 @@
-"""An absurd number is refused in one sentence, or a run can start with it.
+"""Tests of absurdly large, small or non-finite numbers: refused in one sentence, or usable.
 
 Run with:  python -m pytest -q tests/test_absurd_numbers.py
 """

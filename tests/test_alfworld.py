@@ -53,7 +53,7 @@ def solve(env):
 @needs_alfworld
 @pytest.mark.parametrize("task", TASKS)
 def test_the_expert_wins_alfworld(task):
-    """Four generated games of each of six types."""
+    """Plays four generated games of each of the six types."""
     for index in range(4):
         env = opened(f"alfworld:task={task}", index)
         step, total = solve(env)
@@ -83,7 +83,8 @@ for path, seed in json.loads(sys.argv[1]):
 @pytest.mark.slow
 @needs_alfworld
 def test_observations_of_alfworld_are_those_of_the_stock_engine(tmp_path):
-    """20 random steps in a game of each type. The stock engine runs in a process without caches."""
+    """Compares 20 random steps in a game of each type. The stock engine has a process of its own,
+    because worlds/alfworld.py changes functions of the engine."""
     games = []
     for index, task in enumerate(TASKS):
         path = tmp_path / f"{task}.tw-pddl"
@@ -126,7 +127,7 @@ def test_a_game_of_alfworld_by_hand():
 
 @needs_alfworld
 def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch):
-    """One game fits; the others are unsolvable, of another type, or with sliced things."""
+    """One game of the data set fits. The others are unsolvable, of another type, or with slices."""
     egg = (*EGG_TO_SHELF, (("egg 1", "table 1"),))
     names = {
         "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1": True,
@@ -144,7 +145,7 @@ def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch
     name = "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl"
     assert env.instance == ("alfworld", name)
     assert solve(env)[0].success
-    # The data set here has no part train, so the game is generated.
+    # The default is part=train. This data set has no such part, so the game is generated.
     assert opened("alfworld:task=heat").instance[0] == "household"
 
     (folder / name).write_text("{}")

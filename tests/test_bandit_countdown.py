@@ -54,7 +54,7 @@ def test_bandit_pays_by_hand():
         assert high.terminated and high.success
         paid.append(high.reward)
     assert set(paid) == {0.0, 1.0}
-    assert abs(sum(paid) - 250) < 3.5 * math.sqrt(1000 * 0.25 * 0.75)  # sd 13.7
+    assert abs(sum(paid) - 250) < 3.5 * math.sqrt(1000 * 0.25 * 0.75)  # standard deviation 13.7
 
 
 # ---------- Countdown: rewards and expressions
@@ -124,7 +124,7 @@ def test_longest_expressions():
 
 
 def python_reads(text):
-    """(numbers, value) by Python's own grammar, or None.
+    """(numbers, value) of an expression, as Python itself parses it; None if it is not legal.
 
     Only binary + - * / of whole numbers are legal.
     """
@@ -222,7 +222,7 @@ def test_countdown_draws():
     _, instances = raw_draws("countdown", 600)
     four = sum(len(numbers) == 4 for _, numbers, _ in instances)
     assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
-    # 10 to 40, 41 to 71, 72 to 100
+    # targets 10 to 40, 41 to 71, 72 to 100
     thirds = Counter((target - 10) // 31 for _, _, target in instances)
     assert set(thirds) == {0, 1, 2} and min(thirds.values()) > 120
     drawn = set()
@@ -235,7 +235,7 @@ def test_countdown_draws():
 
 @pytest.mark.slow
 def test_countdown_splits_know_no_order_of_numbers():
-    # 165 multisets of three numbers up to 9, so problems repeat: 602 different ones among 1000
+    # There are 165 multisets of three numbers up to 9: 1000 draws give some 620 different problems.
     env = make_env(SMALL_COUNTDOWN)
     reserved = set()
     for instances in envs.reserved_instances(SMALL_COUNTDOWN).values():
@@ -252,7 +252,7 @@ def test_countdown_texts():
     env = problem((25, 7, 3), 96)
     assert env.observe() == "Target 96. Numbers 25 7 3."
     assert env.statements() == ["Target 96.", "Numbers 25 7 3."]
-    assert env.greedy() == "25 + 7 + 3"  # 35; the others give 29, 21 and 15
+    assert env.greedy() == "25 + 7 + 3"  # 35; other signs give 29, 21 or 15
     assert problem((25, 7, 3), 20).greedy() == "25 - 7 + 3"
     assert env.plan(5, 5) == ["(25 + 7) * 3"]
     assert problem((5, 2), 10).plan(1, 1) == ["5 * 2"]

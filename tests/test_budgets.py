@@ -62,7 +62,7 @@ class Script:
 
 
 def made_up(status, *turns, out_of_actions=None):
-    """A trajectory with a turn for each (cut_by, number of tokens)."""
+    """A trajectory. Its turns are given as pairs (cut_by, number of tokens)."""
     made = []
     for cut_by, num_tokens in turns:
         error = "OSError: gone" if status == "error" else None
@@ -116,7 +116,7 @@ def test_an_old_record_of_a_cut_reply():
     turn = {"tokens": ["a", "b"], "surprise": [0.5, 0.5]}
     assert view_data.explain_cut(turn) == "The reply was cut off at 2 tokens."
     assert view_data.explain_cut({**turn, "tokens": ["a", "<|im_end|>"]}) == ""
-    assert view_data.explain_cut({**turn, "surprise": []}) == ""  # the turn of a scripted player
+    assert view_data.explain_cut({**turn, "surprise": []}) == ""  # a reference player's turn
 
 
 def test_a_cut_game_can_be_replayed(chat, tokenizer):
@@ -257,8 +257,8 @@ def test_an_engine_that_samples_nothing_is_an_error(chat):
 
 
 def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
-    """The scores of two of three groups vary, but one of the two has an error. So two groups are
-    sampled, not one."""
+    """The scores of two of three groups vary, but one of the two has an error. So the second
+    round samples two groups, not one."""
     low, high = made_up("failure", (None, 1)), made_up("success", (None, 1))
     high.turns[0].reward = 1.0
     failed = made_up("error", (None, 0))
@@ -318,7 +318,7 @@ def test_a_demonstration_that_fails_is_left_out(chat, monkeypatch, capsys):
     said = "1 of 4 demonstrations are left out (the first, because demonstration 3 is too long)\n"
     assert capsys.readouterr().out == said
     for indices, settings in [
-        ([3, 13, 1], config),  # 2 of 3
+        ([3, 13, 1], config),  # 2 of 3 fail
         ([3], config),  # none is left
         (range(4), replace(config, max_error_frac=0.0)),
     ]:

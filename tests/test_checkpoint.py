@@ -167,7 +167,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_path, monkeypatch):
-    """With sharded weights and moments. torch.cuda is patched; the device is the CPU."""
+    """The second save reuses the memory of the first. torch.cuda is patched, on a CPU."""
     synchronized = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: synchronized.append(1))
@@ -199,7 +199,7 @@ def test_on_a_gpu_the_buffers_of_a_save_are_written_again(trained_folder, tmp_pa
 
 
 def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
-    """If tensors are pinned one by one, torch rounds 4,100 bytes up to a power of two, 8,192."""
+    """The tensors share one buffer. torch would round 4,100 bytes pinned alone up to 8,192."""
     tensors = {
         "step": torch.tensor(3.0),
         "half": torch.arange(5, dtype=torch.bfloat16),
@@ -209,7 +209,7 @@ def test_the_buffers_of_a_save_take_no_more_memory_than_the_state():
     }
     state = {"policy": {"weights": tensors}}
     memory, buffers = make_buffers(state)
-    assert memory.nbytes == 64 + 64 + 4160 + 0 + 64  # multiples of 64
+    assert memory.nbytes == 64 + 64 + 4160 + 0 + 64  # each rounded up to a multiple of 64
     copy = to_cpu(state, buffers)
     first, last = memory.data_ptr(), memory.data_ptr() + memory.nbytes
     for name, tensor in tensors.items():
@@ -359,7 +359,7 @@ def test_a_checkpoint_of_another_run_is_refused(trained_folder, tmp_path):
 
 
 def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path, capsys):
-    check_lost_checkpoints(tmp_path)  # a new run
+    check_lost_checkpoints(tmp_path)  # the folder of a new run
     assert capsys.readouterr().out == ""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     check_lost_checkpoints(tmp_path)  # killed before its first checkpoint
@@ -373,7 +373,7 @@ def test_a_finished_run_without_checkpoints_is_not_replaced(tmp_path, capsys):
 
 
 def test_make_train_answers_in_one_sentence():
-    """torchrun would add a traceback of forty lines to an error."""
+    """`make train` uses no torchrun, which would add a traceback of forty lines to an error."""
     makefile = (Path(__file__).resolve().parent.parent / "Makefile").read_text(encoding="utf-8")
     files = "config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py"
     assert f".venv/bin/python train.py {files} $(ARGS)" in makefile

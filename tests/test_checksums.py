@@ -104,7 +104,7 @@ def test_a_checkpoint_without_checksums_of_logs_is_accepted(saved, tmp_path):
 def test_a_damaged_model_is_found(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(100))
-    assert find_damage(tmp_path) == ""  # no checksums, so it is not ours
+    assert find_damage(tmp_path) == ""  # a folder without checksums is not checked
     write_checksums(tmp_path, "checksums.json")
     (tmp_path / "README.md").write_text("added")
     assert find_damage(tmp_path) == ""
@@ -134,8 +134,8 @@ def test_the_best_policy_has_the_success_of_its_iteration(tmp_path):
     best.mkdir()
     assert find_best(tmp_path, rows) == (0.75, "")  # written by an older version
     for step, success in ((3, 0.75), (4, 0.25), (5, 0.75)):
-        # Iteration 4 is worse than 3, so the better policy was lost. Iteration 5 is later than the
-        # rows: the run crashed and repeats it.
+        # best/ of iteration 4 is worse than iteration 3: the better policy was lost. best/ of
+        # iteration 5 is later than the rows: the run crashed and repeats that iteration.
         (best / "iteration.json").write_text(json.dumps({"step": step}))
         assert find_best(tmp_path, rows) == (success, "")
     write_checksums(best, "checksums.json")

@@ -20,7 +20,7 @@ def git(folder, *args):
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A repository in which two lines were committed."""
+    """A git repository with one commit; its train.py has two lines."""
     folder = tmp_path / "tree"
     (folder / "studies/rows").mkdir(parents=True)
     (folder / "train.py").write_text("one = 1\ntwo = 2\n")
@@ -51,8 +51,8 @@ def test_doctests():
 def test_git_commit_and_dirty(tree, tmp_path, monkeypatch):
     commit = git(tree, "rev-parse", "HEAD")
     assert code_version.git_commit() == commit
-    (tree / "studies/rows/old.json").write_text("two")  # a run writes results while another starts
-    (tree / "studies/page.md").write_text("two")  # and a page about them
+    (tree / "studies/rows/old.json").write_text("two")  # results of other runs do not count
+    (tree / "studies/page.md").write_text("two")  # nor does a page about them
     assert code_version.git_commit() == commit
     assert code_version.code_diff() == ""
     (tree / "train.py").write_text("one = 1\ntwo = 4\n")

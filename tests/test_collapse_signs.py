@@ -52,9 +52,9 @@ def measured(matrix, own, lengths=None):
     return {f"{key}_first": value for key, value in metrics_of(matrix, own, lengths).items()}
 
 
-UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)  # four thoughts, whatever the prompt
-READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])  # two thoughts for each prompt
-CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])  # one thought for each prompt
+UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)  # four thoughts, equally likely after both prompts
+READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])  # each prompt has its own two thoughts
+CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])  # each prompt has its own thought
 SAME = log([1] * 4, [1] * 4)  # one thought for both prompts
 
 
@@ -118,7 +118,7 @@ def test_a_measurement_of_one_prompt_does_not_count():
 
 
 def all_warnings(rows):
-    """Iteration -> sentences, for the iterations that have some."""
+    """{iteration: its warnings}, for the iterations that have some."""
     found = {i: new_warnings(rows[:i]) for i in range(1, len(rows) + 1)}
     return {i: sentences for i, sentences in found.items() if sentences}
 
@@ -142,7 +142,7 @@ def test_a_healthy_run_is_left_alone():
 def test_signs_are_reported_once(changes, sentence):
     rows = changed(changed(healthy(60), 0, success=0.3), 30, **changes)
     warnings = all_warnings(rows)
-    assert list(warnings) == [33]  # the median over five iterations changes with the third
+    assert list(warnings) == [33]  # the third low value moves the median of five
     (warning,) = warnings[33]
     (new,) = changes.values()
     assert sentence in warning and warning.endswith(f" to {new:.3g}")
@@ -151,8 +151,8 @@ def test_signs_are_reported_once(changes, sentence):
 def test_levels_in_a_sentence_by_hand():
     rows = changed(changed(healthy(20), 0, entropy=0.5), 17, entropy=0.1)
     assert new_warnings(rows) == ["sign of collapse: entropy per token went from 0.5 to 0.1"]
-    assert new_warnings(rows[:19]) == []  # only two of five iterations
-    assert new_warnings(changed(rows, 17, entropy=0.126)) == []  # over a quarter of 0.5
+    assert new_warnings(rows[:19]) == []  # only two of the last five are low
+    assert new_warnings(changed(rows, 17, entropy=0.126)) == []  # more than a quarter of 0.5
     certain = changed(changed(rows, 0, entropy=0.04), 17, entropy=0.001)
     assert new_warnings(certain) == []  # entropy was low from the start
 

@@ -24,7 +24,7 @@ from tools.plotting.arms import make_arms
 
 LAKE = "frozenlake:size=4"
 NUM_PROMPTS = 8
-PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> prompts that it solves
+PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> prompts solved
 
 
 def games(num_solved):
@@ -111,8 +111,9 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     text = capsys.readouterr().out
     # Seeds: differences 2/8, 4/8, 6/8. Mean 0.5, std 0.25; t = 4.3027 for three seeds.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # Prompts: means over seeds 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0, and -1 and 1, which the interval
-    # adds. Their mean is 0.4, their mean square (2 + 8/9 + 2/9 + 2) / 10, their variance 0.35111.
+    # Prompts: their means over seeds are 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0, and the interval adds -1
+    # and 1. The mean of all ten is 0.4, the mean square (2 + 8/9 + 2/9 + 2) / 10, the variance
+    # 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
     assert 0.5 - half_width == pytest.approx(-0.2215, abs=1e-4)
@@ -134,8 +135,8 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree. Prompts: six times 1, twice 0, and the added -1 and 1: mean 0.6, variance
-    # 0.44.
+    # The seeds agree, so only the prompts vary: six times 1, twice 0, and the added -1 and 1. Their
+    # mean is 0.6, their variance 0.44.
     # 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     assert (
@@ -177,7 +178,8 @@ def test_costs_up_to_a_success_rate(two_arms, capsys):
 
 
 def test_a_start_that_reaches_the_success_of_some_seeds_is_named(two_arms, capsys):
-    """Two iterations cost 3 CPU seconds and 640 tokens; the mean of 0 and 3 is 1.5."""
+    """One seed starts at 50 %, so it costs nothing. The other needs two iterations: 3 CPU seconds
+    and 640 tokens. The means are 1.5 and 320."""
     late = write_run("mixed_s0", [4, 4], seed=0, estimator="dr_grpo")
     early = write_run("mixed_s1", [4, 4], start=4, seed=1, estimator="dr_grpo")
     compare.main([late, early, "--threshold=50"])
@@ -244,7 +246,7 @@ def test_more_than_two_arms_are_compared_with_the_first(two_arms, capsys):
 
 
 def files_of_runs():
-    """The time of the last change of each file in the folders of runs."""
+    """{file: time of its last change}, for the files in the folders of runs."""
     paths = [*Path("out").glob("grpo_s*/*"), *Path("out").glob("rloo_s*/*")]
     return {path: path.stat().st_mtime_ns for path in paths}
 

@@ -32,7 +32,7 @@ EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", 
 EXPERIMENTS += ["guess_grpo", "household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
 EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "cliff_walking_grpo"]
-ENVS = {  # whose name differs from that of the config file
+ENVS = {  # name of a config file -> its environment, where they differ
     "guess": "worlds/guess.py",
     "tools_fetch": "tools",
     "guess_number": "gem",
@@ -405,7 +405,7 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
     )
     assert str(error.value) == message
     assert load("--kl_coef=0.01", "--kl_estimator=k1", "--kl_in=reward").kl_estimator == "k1"
-    assert load("--kl_estimator=k1").kl_coef == 0.0  # there is no KL
+    assert load("--kl_estimator=k1").kl_coef == 0.0  # allowed, because there is no KL
 
 
 SINGLES = ["--group_size=1", "--batch_size=1", "--filter_keep=1.0"]
@@ -490,7 +490,7 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # These are the numbers in the headers of the files.
+    # The headers of the config files state these numbers of trajectories.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
@@ -545,7 +545,7 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
     assert configurator.setting_help("lam") == line
-    # two lines of comment
+    # The help of this setting comes from two lines of comment.
     assert configurator.setting_help("max_error_frac").endswith(
         "before the run stops; one group may always do so, unless this is 0"
     )
@@ -597,7 +597,7 @@ def test_the_help_of_tools_sft_shows_its_settings():
     text = help_text("What the script does.", SftConfig)
     for field in fields(SftConfig):
         assert text.count(f"  --{field.name}=") == 1
-    assert "Settings and their defaults:\n\nsupervised learning:\n" in text  # they come first
+    assert "Settings and their defaults:\n\nsupervised learning:\n" in text  # SFT comes first
     assert "sft_" not in help_text("What the script does.")
 
 

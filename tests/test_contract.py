@@ -1,5 +1,5 @@
 """
-Tests of tools/check_env.py: every environment passes its checks, and each fault gives its sentence.
+Tests of tools/check_env.py: every environment passes its checks, and each kind of fault is named.
 
     python -m pytest -q tests/test_contract.py
 """
@@ -38,7 +38,7 @@ SHIPPED = [
 
 
 def failures(subject):
-    """Title -> problems of the checks that failed."""
+    """{title: problems}, for the checks that failed."""
     return {title: problems for title, problems in check_environment(subject) if problems}
 
 
@@ -285,7 +285,7 @@ def test_each_fault_gives_its_sentence(name, tmp_path, monkeypatch):
     before, after, title, sentence = FAULTS[name]
     if name == "slow steps":
         monkeypatch.setattr("tools.check_env.SLOW_STEP_S", 0.01)
-    # Only the check for this fault runs, because the one with another process takes a second.
+    # Only the check for this fault runs, because another one starts a process, for a second.
     check = GLOBAL if title == PRINTS else title
     monkeypatch.setattr("tools.check_env.CHECKS", {check: CHECKS[check]})
     found = failures(write(tmp_path, before, after))

@@ -31,7 +31,7 @@ def room(floor, targets, player, boxes):
 
 
 def choices(env, num_draws=50):
-    """The steps that the careful player takes."""
+    """The set of steps that the careful player takes in some draws."""
     rng = np.random.default_rng(0)
     return {careful(env, rng) for _ in range(num_draws)}
 
@@ -44,8 +44,8 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     env = lake((4,), 0, 8)
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]  # the game ends in the hole
-    # Left and Up stay at distance 2, and Right leads to distance 3. On slippery ice, Left could
-    # slip down into the hole. The player avoids this even where no move slips.
+    # Left and Up stay at distance 2 from the goal; Right leads to distance 3. On slippery ice, Left
+    # could slip down into the hole. The player avoids Left even where no move slips.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 

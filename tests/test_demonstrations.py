@@ -95,8 +95,8 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # One action is drawn with probability 0.75 or 1/3. Plans near the goal are short, so a few
-        # more turns have one action.
+        # A turn has one action with probability 0.75 without noise, 1/3 with noise, and a little
+        # more often, because plans near the goal are short.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
 
@@ -114,7 +114,7 @@ def test_the_planner_demonstrates_the_optimal_plan_of_every_turn(chat, experimen
 
 
 def test_the_crowd_demonstrates_good_and_bad_play(chat):
-    """The planner wins most of its games, the other players far fewer."""
+    """sft_player=crowd mixes players. The planner wins most of its games, the others far fewer."""
     config = tiny_config("sokoban_ppo", sft_player="crowd")
     rates = []
     for planners in (1.0, 0.0):
@@ -186,7 +186,7 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
-    """Few boards exist at these sizes, so draws without a check would often be reserved."""
+    """With few boards of these sizes, unchecked draws would often be evaluation boards."""
     config = tiny_config("frozenlake_ppo", env=env, observation="grid")
     episode = make_episode(config)
     reserved = set()

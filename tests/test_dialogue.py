@@ -25,7 +25,7 @@ from envs import make_env
         ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
         ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),  # progress is not paid
         ([1.0], True, "sparse", 1, [1]),
-        # A win makes up for lost steps.
+        # The last turn of a win pays what is missing to a sum of 1.
         ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
         # Progress before a win is capped at 0.99.
@@ -33,10 +33,10 @@ from envs import make_env
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
         ([0.25], True, "dense", 1, [1]),
-        # Turns 0, 2, 3 make progress. It is paid at the second of them and at the last turn.
+        # Turns 0, 2 and 3 have positive rewards. Progress is paid at turn 2 and at the last turn.
         ([1.0, 0.0, 1.0, 1.0, 0.0], False, "balanced", 4, [0, 0, 0.5, 0, 0.25]),
         ([1.0, 0.0, 1.0, 1.0, 0.0], True, "balanced", 4, [0, 0, 0.5, 0, 0.5]),
-        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # a step back is no progress
+        ([1.0, -1.0, -1.0, 1.0], False, "balanced", 4, [0, 0, 0, 0]),  # rewards sum to 0
         ([1.0], True, "balanced", 4, [1]),
     ],
 )
@@ -100,8 +100,8 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 
 
 def bonus(thought, most=0.6, **options):
-    """What the thought adds to the reward if all true facts are worth `most`. Messages to the
-    policy never show this bonus."""
+    """What the thought adds to the reward, if all facts together are worth `most`. Checks that no
+    message to the policy shows this bonus."""
     paid = outcome_of(thought, think_reward=most, **options)
     unpaid = outcome_of(thought, think_reward=0.0, **options)
     assert (paid.user, paid.status, paid.record) == (unpaid.user, unpaid.status, unpaid.record)
@@ -121,12 +121,12 @@ def test_think_reward_by_hand():
         (first, 0.3),
         (first.removesuffix("."), 0.3),
         (f"{first} " * 5, 0.3),  # repeating a fact earns nothing
-        (f"{first} I go left. {second}", 0.6),  # a sentence that is no claim costs nothing
+        (f"{first} I go left. {second}", 0.6),  # a sentence of another form costs nothing
         (f"{first} {second} {false}", 0.3),
         (f"{first} {false}", 0.0),
         (f"{first} {false} {false}", 0.0),  # the bonus is never negative
         (false, 0.0),
-        (f"Not {first} Not {second}", 0.0),  # a fact inside of another sentence is no statement
+        (f"Not {first} Not {second}", 0.0),  # a fact inside of another sentence does not count
         ("", 0.0),
     ]:
         assert bonus(thought, most=0.9) == pytest.approx(expected, abs=1e-12), thought
@@ -144,7 +144,7 @@ def test_no_thought_earns_no_think_reward():
 
 
 def test_facts_are_a_set_and_may_be_none(monkeypatch):
-    """Two boxes at the same distance from their targets make one fact."""
+    """A fact that `statements()` lists twice, as for two boxes at equal distances, counts once."""
     env = make_env("frozenlake:success_rate=1.0")
     monkeypatch.setattr(env, "statements", lambda: ["Target 1 up.", "Target 1 up.", "Box here."])
     assert bonus("Target 1 up.", env=env) == pytest.approx(0.3)

@@ -1,4 +1,4 @@
-"""README, docs and examples/ show edits of the code. In a copy, they work and pass fast tests.
+"""Tests of the edits that README, docs and examples/ show, made in a copy of the code.
 
 python -m pytest -q tests/test_edits.py
 """
@@ -42,7 +42,7 @@ def add_estimator_with_state(tree):
 
 
 def add_estimator(tree):
-    """The two edits of docs/methods.md."""
+    """Make the two edits of docs/methods.md."""
     branch = code_in("docs/methods.md", 'elif estimator == "maxrl":')
     last = '    else:\n        raise ValueError(f"no group baseline'
     replace_in(tree / "starpo.py", last, branch + last)
@@ -57,13 +57,13 @@ def add_estimator(tree):
 
 
 def add_environment(tree):
-    """The template of docs/environments.md under another name."""
+    """Copy the template of docs/environments.md under another name."""
     shutil.copy(tree / "examples/my_env.py", tree / "examples/gates.py")
     replace_in(tree / "examples/gates.py", "class Doors(Env)", "class Gates(Env)")
 
 
 def add_overlay(tree):
-    """A copy of a config file, as README says."""
+    """Copy a config file and add a line, as README says."""
     path = tree / "config/methods/my_rloo.py"
     shutil.copy(tree / "config/methods/rloo.py", path)
     replace_in(path, "config/methods/rloo.py", "config/methods/my_rloo.py")  # in its header
@@ -71,7 +71,7 @@ def add_overlay(tree):
 
 
 def add_figure(tree):
-    """The example of studies/README.md."""
+    """Add the figure of the example in studies/README.md."""
     lines = code_in("studies/README.md", '"rates": Figure(').splitlines()
     code = "".join(f"{line[3:]}\n" for line in lines)  # without the indent of the list
     start = "\nFIGURES = {\n"
@@ -142,7 +142,7 @@ def test_the_edits_pass_the_tests(tree):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [ONE_RANK, TWO_RANKS], ids=["one rank", "two ranks"])
 def test_the_state_of_an_estimator_survives_a_restart(launcher, tree, trained_folder, tmp_path):
-    """Two iterations and then one more equal three without a break, bit by bit."""
+    """A run of two iterations, continued for a third, equals a run of three, bit by bit."""
     config = tmp_path / "config.py"
     changes = dict(model=str(trained_folder), estimator="running_mean", save_every=1, eval_every=0)
     lines = [f"{key} = {value!r}\n" for key, value in (RUN | changes).items()]

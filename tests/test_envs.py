@@ -105,8 +105,8 @@ def test_same_seed_same_prompts_in_another_process():
 
 
 def test_splits_are_disjoint():
-    # at frozen_prob 0.9 boards repeat: one draw in five has no holes, and there are only 240 boards
-    # without holes
+    # At frozen_prob 0.9 boards repeat: almost one draw in four has no holes, and there are only 240
+    # boards without holes.
     env = make_env(LAKE_V2)
     sets = {}
     for split in ("eval", "heldout"):
@@ -160,7 +160,7 @@ def test_reset_errors():
 def test_too_few_instances_for_the_splits(monkeypatch):
     monkeypatch.setattr(envs, "MAX_DRAWS", 1000)
     message = "env='frozenlake:size=2,frozen_prob=1' has too few distinct instances"
-    with pytest.raises(ValueError, match=message):  # 4 * 3 places of start and goal
+    with pytest.raises(ValueError, match=message):  # only 4 * 3 choices of start and goal
         envs.reserved_instances("frozenlake:size=2,frozen_prob=1")
 
 
@@ -183,7 +183,7 @@ def test_training_leaves_out_what_any_environment_of_the_run_reserves():
 
 
 def test_shipped_tokenizer_is_built_again(tokenizer):
-    """A new environment must not change this tokenizer: `base` was trained with it."""
+    """A new environment must not change the tiny tokenizer: `base` was trained with it."""
     base = json.loads((ROOT / "base" / "tokenizer.json").read_text(encoding="utf-8"))
     built = json.loads(tokenizer.backend_tokenizer.to_str())
     assert len(base["model"]["merges"]) > 100
@@ -288,7 +288,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("bandit > sokoban", STAGES),  # no @N
+        ("bandit > sokoban", STAGES),  # the first stage needs an end, @N
         ("bandit @x > sokoban", STAGES),
         ("bandit @-5 > sokoban", STAGES),
         ("bandit @1.5 > sokoban", STAGES),
@@ -296,7 +296,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
         ("bandit @20 > sokoban @20 > countdown", STAGES),
         ("bandit @20 > sokoban @10 > countdown", STAGES),
         ("bandit @20 > sokoban > countdown", STAGES),
-        ("bandit @20", STAGES),  # the last stage has no end
+        ("bandit @20", STAGES),  # the last stage must have no end
         ("bandit @20 > sokoban @30", STAGES),
         ("", rf"'' in env='' {PART}"),
         ("bandit +", rf"'' in env='bandit \+' {PART}"),

@@ -1,4 +1,4 @@
-"""Tuples in configurator.py, not the names of estimators, decide which ones train a critic.
+"""Tests that tuples in configurator.py, not the names of estimators, decide about a critic.
 
 Run with:  python -m pytest -q tests/test_estimators.py
 """

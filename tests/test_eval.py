@@ -58,7 +58,8 @@ def test_players_rank_as_they_should():
         for trajectory in played:
             records = [turn.record for turn in trajectory.turns]
             assert all(record.format_ok and record.num_actions == 1 for record in records)
-            assert not any("||" in turn.text for turn in trajectory.turns)  # one action, not cut
+            # A reply names a single action, not a plan of which the rest is left out.
+            assert not any("||" in turn.text for turn in trajectory.turns)
             assert trajectory.status in ("success", "failure", "out_of_turns")
             assert len(records) <= 10
         rates[player] = summarize(played)["success"]
@@ -146,7 +147,7 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
 
 
 def samples_by_hand(wins):
-    """A trajectory for each 0 or 1 in the string of a prompt."""
+    """Trajectories: `wins` has a string for each prompt, with 0 or 1 for each of its samples."""
     record = TurnRecord([], num_actions=1, format_ok=True, effective=1.0)
     played = []
     for seed, row in enumerate(wins):
@@ -160,11 +161,11 @@ def samples_by_hand(wins):
 def test_scores_of_several_samples_by_hand():
     played = samples_by_hand(["1000", "0000", "1110"])
     found = score(played)
-    # pass@2: 1 - 3/6, 0, 1 - 0/6; pass@4: 1, 0, 1
+    # For the three prompts, pass@2 is 1 - 3/6, 0, 1 - 0/6, and pass@4 is 1, 0, 1.
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
     # The three prompts have rates 1/4, 0 and 3/4, and the interval adds rates 0 and 1: the variance
-    # is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. Single games with rate 1/3 have 2/9.
+    # is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. That of a single game of rate 1/3 is 2/9.
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")
@@ -181,7 +182,7 @@ def test_scores_of_several_samples_by_hand():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    """A record that was cut off: pass@2 of 1110 is 1, of 10 it is 1, of 001 it is 2/3."""
+    """As in a record that was cut off. pass@2 of 1110 is 1, of 10 it is 1, of 001 it is 2/3."""
     found = score(samples_by_hand(["1110", "10", "001"]))
     assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert [key for key in found if "@" in key] == ["pass@2"]
@@ -201,7 +202,8 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # The interval adds +1 and -1 to three zeros: the variance is 2 / 5, that of the mean 2 / 25.
+    # The differences are three zeros, and the interval adds +1 and -1. Their variance is
+    # 2 / 5, that of their mean 2 / 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")

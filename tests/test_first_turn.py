@@ -60,7 +60,7 @@ PLACES = ("BUILD", "DRAW", "START", "MOVE")
 
 
 def spec_of(folder, **lines):
-    """An environment with these lines in its methods. Each test has a file of its own."""
+    """The spec of an environment with these lines in its methods, written to a file in `folder`."""
     code = CODE
     for place in PLACES:
         code = code.replace(place, lines.get(place, "pass"))
@@ -158,7 +158,7 @@ def test_a_draw_that_never_ends(tmp_path, monkeypatch):
 
 @pytest.fixture
 def meeting(monkeypatch):
-    """Each reset waits until four resets run at once. Resets one after the other would fail."""
+    """Makes each reset wait until four run at once, so resets one after the other would fail."""
     barrier = threading.Barrier(4)
     reset = dialogue.Episode.reset
 

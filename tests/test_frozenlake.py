@@ -1,6 +1,6 @@
 """
-Tests of FrozenLake against gymnasium's transitions, upstream's measured numbers, slow recursions
-and hand-made boards.
+Tests of FrozenLake against gymnasium's transitions, numbers measured on RAGEN's boards, slow
+recursions and hand-made boards.
 
     python -m pytest -q tests/test_frozenlake.py
 """
@@ -69,14 +69,15 @@ def move_outcome(env, cell, action, u):
 def our_transitions(env, cell, action):
     """{(next cell, reward, terminated): probability}.
 
-    A random number u decides. It has three bands, which are (1-p)/2, (1-p)/2 and p wide.
+    A random number u in [0, 1) decides. In each of three bands of u, (1-p)/2, (1-p)/2 and p wide,
+    all numbers have the same outcome.
     """
     side = (1 - env.success_rate) / 2
     total = Counter()
     for low, high in [(0.0, side), (side, 2 * side), (2 * side, 1.0)]:
         if high - low < 1e-9:
             continue  # no slips: the two side bands are empty
-        # the outcome is constant inside of a band, up to 1e-9 of its ends
+        # checked up to 1e-9 from the ends of the band
         inside = (low + 1e-9, (low + high) / 2, high - 1e-9)
         outcomes = {move_outcome(env, cell, action, u) for u in inside}
         assert len(outcomes) == 1
@@ -112,8 +113,8 @@ def test_transitions_equal_gymnasium(success_rate):
 
 
 def test_slip_frequencies():
-    # From the middle of 3x3 ice, p = 0.8, 4000 moves "Up": 3200 up (sd 25.3), 400 left and
-    # 400 right (sd 19.0 each).
+    # Of 4000 moves "Up" from the middle of 3x3 ice, at p = 0.8, expect 3200 up (standard deviation
+    # 25.3), 400 left and 400 right (19.0 each).
     env = make_env("frozenlake:size=3,success_rate=0.8")
     env.start(("frozenlake", 3, (), 4, 8), [11])
     ends = Counter()
@@ -163,7 +164,7 @@ def test_ends_by_hand():
     )
 
 
-# ---------- distributions against upstream's measurements
+# ---------- distributions against those of RAGEN's generator
 
 
 @pytest.mark.slow
@@ -195,7 +196,7 @@ def test_shortest_paths():
 
 
 def lake_dynamics(instance, success_rate):
-    """(function from cell and action to the distribution of the next cell, absorbing cells)."""
+    """A function from cell and action to the distribution of the next cell; the absorbing cells."""
     _, size, holes, _, goal = instance
     sides = {
         "Left": ("Up", "Down"),

@@ -64,7 +64,7 @@ def fake_module(monkeypatch, name, **values):
 
 
 class BadManners:
-    """A game of GEM that prints, seeds and logs. It has a limit of 8 turns."""
+    """A game of GEM that prints, seeds global generators and logs. It has a limit of 8 turns."""
 
     def __init__(self, size=1000, max_turns=8, **_):
         random.seed(1)
@@ -217,7 +217,7 @@ def test_a_mixture_of_67_environments_draws_the_splits_of_each_once(fake_gem):
 
 @pytest.mark.parametrize("splits", ["seen", "seed"])
 def test_settings_that_cannot_be_met_are_refused_before_the_run(fake_gem, monkeypatch, splits):
-    """With splits=seed, no game is made before the first turn."""
+    """With splits=seed, the first game is made only in the trial turn that comes before a run."""
     monkeypatch.setattr(envs, "DRAW_LIMIT_S", 0.2)
     config = small_config(env=f"gem:game:Never-v0,splits={splits}", step_timeout_s=0.2)
     with pytest.raises(UserError, match="something impossible|no answer within 0.2 s$"):
@@ -692,7 +692,7 @@ def test_words_of_gem_need_no_download():
 @pytest.mark.slow
 @needs_rg
 def test_the_answers_of_the_datasets_are_right():
-    """All but two of the datasets give a correct answer. Every text gets a score."""
+    """All datasets but two give an answer, and it must be correct. Any text must get a score."""
     from reasoning_gym.factory import DATASETS
 
     without_solution = []

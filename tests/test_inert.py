@@ -114,7 +114,7 @@ INERT = [
     (ALL_BY_COUNT, "filter_loss_scale", "sqrt", "the filter keeps all groups"),
     (ONE_GRPO, "think_reward", 1.0, THINK_OFF),
 ]
-# These change the gradient only by rounding.
+# Settings that change the gradient only by rounding errors.
 NEARLY_INERT = [
     (ONE_GRPO, "reward_norm", "mean", "estimator grpo subtracts the mean of the group, too"),
     (ONE_GRPO, "reward_norm", "mean_std", "estimator grpo normalises in the same way"),
@@ -250,7 +250,8 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 
 def test_clips_act_on_mismatch_in_the_first_step():
     """In bfloat16 the ratio of the first step compares trainer and engine, unless the trainer has
-    computed the old log-probs. The old values always come from the critic itself."""
+    computed the old log-probs. The old values always come from the critic itself, so value_clip
+    has no effect."""
     clips = ["clip_low", "clip_high", "dual_clip", "sequence_ratio"]
     given = [*clips, "value_clip"]
     config = small_config(**ONE, sequence_ratio=True)
@@ -259,8 +260,8 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(replace(config, **changes), given)) == ["value_clip"]
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
-        # The torch engine still returns log-probs. vLLM then returns none, so that masks compare
-        # the policy with itself.
+        # With recomputed log-probs, the torch engine still returns its own. vLLM returns none: the
+        # mask then compares the policy with itself.
         assert inert_settings(again, ["sequence_mask"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     assert list(inert_settings(on_vllm, ["sequence_mask"])) == ["sequence_mask"]

@@ -1,4 +1,4 @@
-"""Tests of the later methods: numbers worked out by hand, slow loops, runs without an effect.
+"""Tests of methods.py: numbers worked out by hand, slow loops, runs of settings without an effect.
 
 Run with:  python -m pytest -q tests/test_later_methods.py
 """
@@ -51,7 +51,7 @@ def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
 
 
 def on_last_tokens(turn_rewards, tokens_per_turn):
-    """Rewards of tokens: a turn's reward sits on its last token."""
+    """Rewards of tokens: that of a turn at its last token, 0 elsewhere."""
     rewards = torch.zeros(sum(tokens_per_turn), dtype=turn_rewards.dtype)
     rewards[torch.tensor(tokens_per_turn).cumsum(0) - 1] = turn_rewards
     return rewards
@@ -61,9 +61,9 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
 
 
 def test_gigpo_by_hand():
-    """Two trajectories with the scores 1 and 0. Both start in a, and the first passes b twice."""
+    """Two trajectories with the scores 1 and 0. Both start in state a; the first visits b twice."""
     rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    # Returns G with gamma 0.5: 0.25 (a), 0.5 (b), 1 (b); 0 (a). Means: a 0.125, b 0.75.
+    # Returns G with gamma 0.5: 0.25 in a, 0.5 in b, 1 in b; 0 in a. Means: 0.125 in a, 0.75 in b.
     states = ["a", "b", "b", "a"]
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
@@ -203,7 +203,7 @@ def test_turn_ppo_by_hand():
     found, returns = methods.turn_ppo_advantages(
         rewards, values, [2, 3], [2], turn_gamma=0.5, turn_lam=0.5
     )
-    # turn 2: 4 - 2 = 2. turn 1: 0.5 + 0.5 * 2 - 1 = 0.5, and 0.5 + 0.25 * 2 = 1.
+    # Turn 2: 4 - 2 = 2. Turn 1: delta 0.5 + 0.5 * 2 - 1 = 0.5, advantage 0.5 + 0.25 * 2 = 1.
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
     discounts = dict(turn_gamma=0.5, turn_lam=0.5)
@@ -318,13 +318,13 @@ def test_gspo_equals_a_slow_loop(seed):
     assert abs(loss.item() - expected) < 1e-6
     assert (leaf.grad - gradient).abs().max() < 1e-6
     assert leaf.grad.abs().max() > 0.01
-    # The KL to the old policy stays the mean over tokens.
+    # approx_kl uses the ratios of tokens, not those of sequences.
     d = new - old
     assert metrics["approx_kl"].item() == pytest.approx((d.exp() - 1 - d).sum().item())
 
 
 def test_gspo_by_hand():
-    """Ratios 4 and 1 in one sequence: both tokens have the ratio 2."""
+    """One sequence has tokens with the ratios 4 and 1: both get the geometric mean, 2."""
     new = torch.tensor([4.0, 1.0, 3.0]).log().requires_grad_()
     log_ratio = methods.gspo_log_ratio(new, torch.zeros(3), torch.tensor([2, 2, 8]))
     torch.testing.assert_close(log_ratio.exp(), torch.tensor([2.0, 2.0, 3.0]))
@@ -467,9 +467,9 @@ def test_missing_groups_and_candidates_by_hand():
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
     assert methods.candidate_groups(std, 2).tolist() == [1, 3]  # the first ones with variance
-    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]  # 0 fills up
+    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]  # filled up with group 0
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
-    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # errors removed three
+    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # only 5 of 8 had no error
 
 
 def test_a_group_of_one_cannot_wait_for_variance():
@@ -509,7 +509,7 @@ def test_observations_lie_between_replies():
     assert trajectory.observation_mask == [False] * 4 + [True] * 3 + [False] * 2
     other = made_up(1, start=4)
     batch = pack([trajectory, other], observations=True)
-    # pieces 7 7 | 7 1 7 7 7 1 2 | 7 4
+    # pieces: the shared 7 7, then 7 1 7 7 7 1 2 of the first trajectory and 7 4 of the second
     assert batch.ids.tolist() == [7, 7, 7, 1, 7, 7, 7, 1, 2, 7, 4]
     assert batch.observation_index.tolist() == [4, 5, 6]
     assert batch.predicted_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
@@ -520,7 +520,7 @@ def test_observations_lie_between_replies():
 
 def test_echo_by_hand():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    # two of the four observation tokens of a mini-batch
+    # These are two of the four observation tokens of a mini-batch.
     loss = methods.echo_loss(logprobs, num_observation_tokens=4)
     loss.backward()
     assert loss.item() == 3 / 4 and logprobs.grad.tolist() == [-0.25, -0.25]
@@ -541,7 +541,7 @@ def played(trained_folder):
 
 
 def gradient_of(played, **changes):
-    """The gradient of the policy after one backward with other settings, and the metrics."""
+    """The gradient of the policy after one backward with changed settings, and the metrics."""
     learner, kept, experience = played
     before = learner.config
     learner.config = replace(before, **changes)
@@ -609,7 +609,7 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
     monkeypatch.setattr(train, "build_experience", build_experience)
     monkeypatch.setattr(train, "update", update)
     train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
-    assert len(compared) == 8  # void trajectories stay in the baselines
+    assert len(compared) == 8  # trajectories with a void turn stay in the baselines
     assert trained == [trajectory for trajectory in compared if not trajectory.has_void_turn]
     assert 0 < len(trained) < len(compared)
 
@@ -664,8 +664,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """Dropping trajectories equals setting their advantages to 0 and leaving their tokens out of
-    the denominator."""
+    """A void turn executed no action. Dropping its trajectory equals setting its advantages to 0
+    and leaving its tokens out of the denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])

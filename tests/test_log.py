@@ -39,7 +39,7 @@ def points(events, tag):
 
 
 def texts(out_dir, tag):
-    """(step, text), by the reader of TensorBoard's pages: event_accumulator keeps dropped texts."""
+    """(step, text) as on TensorBoard's pages. event_accumulator would also give dropped texts."""
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
 
@@ -48,7 +48,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     log = Log(tmp_path, [], CONFIG)
     for step, reward in [(1, None), (2, 0.5), (3, 9.0)]:
         log.write(a_row(step, reward=reward, regime="diverse"))
-    # event files are read in the order of their names: seconds, then a number without leading zeros
+    # Event files are read in the order of their names, which begin with the time.
     time.sleep(1)
     history = read_rows(tmp_path / "metrics.jsonl", 2)
     log = Log(tmp_path, history, CONFIG)
@@ -163,8 +163,8 @@ def test_a_folder_that_cannot_be_made_ends_tensorboard_and_not_the_run(tmp_path,
 
 @pytest.fixture(scope="module")
 def continued(trained_folder, tmp_path_factory):
-    """Four iterations. The first start ends after the third, which has no checkpoint; the second
-    start repeats it."""
+    """A run of four iterations. Its first start ends after the third, which has no checkpoint; the
+    second start repeats the third."""
     out_dir = tmp_path_factory.mktemp("runs") / "run"
     settings = small_config(
         model=str(trained_folder),

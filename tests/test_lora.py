@@ -109,7 +109,7 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
     for module in (learner.policy.model, learner.critic.backbone):
         prefix = "" if module is learner.policy.model else "model."
         frozen = frozen_weights(module)
-        # embedding; matrices, biases and norms of two layers; final norm
+        # one embedding; 7 matrices, 3 biases and 2 norms in each of two layers; one final norm
         assert len(frozen) == 1 + 2 * (7 + 3 + 2) + 1
         assert all(torch.equal(weight, base[prefix + name]) for name, weight in frozen.items())
     settings = json.loads((folder / "policy/adapter/adapter_config.json").read_text())
@@ -124,20 +124,20 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
                 b, a = (own[f"{part}.lora_{x}.default.weight"] for x in "BA")
                 expected = expected + settings["lora_alpha"] / settings["r"] * b @ a
                 assert (expected - base[name]).abs().max() > 1e-3
-            rtol = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # one step
+            rtol = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # a 16-bit step
             torch.testing.assert_close(weight.double(), expected, rtol=rtol, atol=1e-6)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_folder, dtype):
-    """A weight changes by a twentieth of a 16-bit step, so the nearest number is the old weight."""
+    """The update is a twentieth of a 16-bit step, which rounding to nearest would undo."""
     learner = make_learner(trained_folder, lora_rank=RANK, dtype=dtype, estimator="grpo")
     rounded = getattr(torch, dtype)
     names = []
     for name, parameter in learner.policy.model.named_parameters():
         local = parameter.to_local()
-        if name.endswith("base_layer.weight"):  # as in a checkpoint of this type
+        if name.endswith("base_layer.weight"):  # set to numbers of this type
             local.copy_((2.0**-5 * (1 + torch.rand_like(local))).to(rounded))
             names.append(name.replace(".base_layer", ""))
         elif ".lora_A." in name:
@@ -153,7 +153,7 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
         change = exact[name] - start
         assert change.abs().min() > 0 and torch.equal(exact[name].to(rounded).float(), start)
         arrived = ((merged[name].float() - start) * change.sign()).sum() / change.abs().sum()
-        assert arrived == pytest.approx(1.0, abs=0.2)  # a twentieth of 4,096 or more weights moves
+        assert arrived == pytest.approx(1.0, abs=0.2)  # one in 20 of 4,096 or more weights moves
     parallel.sync_weights(learner.engine, learner.policy)
     own = dict(learner.engine.model.named_parameters())
     assert all(torch.equal(own[name], merged[name]) for name in names)

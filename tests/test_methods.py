@@ -27,7 +27,7 @@ def flatten(gradients):
 
 
 class Update:
-    """One iteration up to its only optimizer step, whose gradients are kept.
+    """One iteration up to its only optimizer step, which is not made: its gradients are kept.
 
     `prepare(learner)` is called before the experience is built, `change(experience)` after that."""
 
@@ -106,7 +106,7 @@ class Update:
 
 @pytest.fixture(scope="module")
 def neutral(trained_folder):
-    """GRPO with nothing else switched on."""
+    """The update of plain GRPO, with which the other methods are compared."""
     parallel.init_distributed(small_config())
     return Update(trained_folder)
 
@@ -123,7 +123,7 @@ def same_gradient(update, neutral, factor=1.0):
 
 
 def scores_of(update):
-    """Scores of the kept trajectories, (P, N)."""
+    """Scores of the kept trajectories, one row for each group."""
     return torch.tensor([trajectory.score for trajectory in update.original]).double().view(-1, 4)
 
 
@@ -133,7 +133,7 @@ def centred(values):
 
 
 def first_advantages(update):
-    """Advantages of the first token of each trajectory, (P, N)."""
+    """Advantages of the first token of each trajectory, one row for each group."""
     return torch.tensor([turns[0][0] for turns in update.advantages()]).double().view(-1, 4)
 
 
@@ -220,7 +220,8 @@ def varies_by_turn_only(update):
 
 
 def doubles_the_advantages(update, neutral):
-    """All trajectories of a group have one turn from one state, so GRPO and GiGPO agree."""
+    """Whether advantages are twice those of GRPO. A group has single turns from one state here, so
+    the two terms of GiGPO are equal."""
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
     return same(first_advantages(update), 2 * grpo)
@@ -231,7 +232,7 @@ BATCH_NORM = dict(reward_norm="mean_std", reward_norm_over="batch", estimator="d
 ALL_BY_SOFTMAX = dict(filter_strategy="top_p_softmax", filter_keep=1.0, filter_zero_std=True)
 SMALLEST_MEANS = dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True)
 
-# The settings of a method, and a check of its update `u` against the neutral one `n`.
+# Method -> its settings, and a check of its update `u` against the neutral update `n`.
 METHODS = {
     "neutral": ({}, lambda u, n: torch.equal(u.gradient, n.gradient)),
     # estimators
@@ -310,7 +311,7 @@ METHODS = {
         dict(filter_loss_scale="sqrt"),
         lambda u, n: same_gradient(u, n, 0.5**0.5),
     ),
-    # windows, and the mask of the paper's code
+    # context windows, and the response mask of RAGEN's code
     "single turns": (dict(context_turns=1), sees_single_turns),
     "two turns": (dict(context_turns=2), lambda u, n: max(len(t.turns) for t in u.kept) == 3),
     "two turns, all tokens": (
@@ -318,7 +319,7 @@ METHODS = {
         sees_all_tokens_of_windows,
     ),
     "all tokens": (dict(mask_observations=False), trains_other_tokens_only),
-    # Reward densities: this environment pays at the goal only, so only "plan" is denser.
+    # Reward densities: FrozenLake pays at the goal only, so only "plan" adds rewards.
     "sparse": (dict(reward_density="sparse"), same_gradient),
     "balanced": (dict(reward_density="balanced"), same_gradient),
     "dense": (dict(reward_density="dense"), same_gradient),
@@ -360,7 +361,7 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
         "k3": (-difference).exp() - 1 + difference,
     }[kl_estimator]
     assert kl.abs().mean() > 0.01
-    rewards = []  # the reward of a turn sits on its last token
+    rewards = []  # the reward of a turn is at its last token
     for trajectory in update.kept:
         for turn in trajectory.turns:
             rewards += [0.0] * (len(turn.response_ids) - 1) + [turn.reward]
@@ -376,8 +377,8 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
-    """The policy equals its reference, and rewards are 0. If the rounding differences of the engine
-    counted as KL, whitening would magnify them."""
+    """The policy equals its reference, and rewards are 0. If the differences between engine and
+    trainer counted as KL, whitening would magnify them."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)
@@ -422,7 +423,7 @@ def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
 
 
 def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
-    """Replies of an odd length are given a true thought."""
+    """Replies of an odd length are given a true thought, the others a false one."""
     parse = dialogue.parse_response
 
     def thoughtful(text, *, think):

@@ -48,8 +48,8 @@ def test_names_that_depend_on_the_settings():
 def test_names_of_the_collapse_metrics():
     groups = metric_groups(Config())
     collapse = [name for name, group in groups.items() if group == "collapse"]
-    # for each of two samplings: pairs and bound, five values per token and five per thought,
-    # moving averages of two values, 3 x 4 of retrieval
+    # regime and valid_thinking_rate; for each of two samplings: pairs and mi_bound, five values per
+    # token and five per thought, two moving averages, three retrieval metrics for each of four k
     assert len(collapse) == 2 + 2 * (2 + 10 + 2 + 12)
     assert {"mi_seq_first", "mi_zscore_ema_sampled", "retrieval_above@8_first"} <= set(collapse)
 
@@ -71,7 +71,7 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
-    """Four groups of two. One fails in its environment, and the filter keeps one of the others."""
+    """Four groups of two. One has an environment error; the filter keeps one other group."""
     first, second = two_trajectories()  # scores 0.9 and 0, success and failure
     good = [first, second, second, second, first, first]
     sampled = [*good, replace(first, status="error"), first]
@@ -99,12 +99,14 @@ def test_metrics_of_an_iteration_by_hand():
         "in_group_reward_max": (0.9 + 0 + 0.9) / 3,
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
-    assert found["pg_loss"] is None and found["eval_success"] is None  # filled in elsewhere
+    # Other functions fill in these metrics.
+    assert found["pg_loss"] is None and found["eval_success"] is None
 
 
 def test_explained_variance_by_hand():
     values, returns = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])
-    assert explained_variance(values, returns) == pytest.approx(1 - 0.5 / 2)  # variances
+    # The variance of the errors is 0.5, that of the returns is 2.
+    assert explained_variance(values, returns) == pytest.approx(1 - 0.5 / 2)
     small = torch.tensor([1.0, 1.0 + 1e-3])
     assert explained_variance(torch.zeros(2), small) == pytest.approx(0.0)
     assert explained_variance(small, small) == 1.0  # returns this close still have a variance

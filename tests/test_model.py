@@ -34,7 +34,7 @@ def close(actual, expected, tol):
 
 
 def packed(sequences):
-    """One piece for each sequence, written out without packing.pack."""
+    """A batch with one piece for each sequence, built without packing.pack."""
     ids = []
     positions = []
     response_index = []
@@ -49,7 +49,7 @@ def packed(sequences):
     )
 
 
-# the sequences 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 with each common beginning once
+# 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 in one batch that has common beginnings once
 SHARED = PackedBatch(
     torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]),
     torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
@@ -194,7 +194,8 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # 1 2 is shared and short, so a causal kernel without a mask computes its queries once more
+    # The shared context 1 2 is short, so both long pieces run in a causal kernel without a mask,
+    # which computes the queries of 1 2 again.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -210,7 +211,7 @@ def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
 
 
 def check_scores_and_gradients(random_model, shared, repeated):
-    """Both batches give the same scores and gradients. Each has four sampled tokens."""
+    """Check that both batches, of four sampled tokens, give the same scores and gradients."""
     weights = torch.randn(2, 4)
     scores = []
     gradients = []
@@ -251,7 +252,7 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
-    """A varlen kernel as a loop. The queries of a sequence are at the places of its last keys."""
+    """A varlen kernel as a loop. The queries of a sequence belong to its last keys."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
     assert (q_ends[-1], k_ends[-1]) == (len(q), len(k))
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -339,7 +340,7 @@ def test_the_gpu_path_with_stand_ins_for_its_kernels(random_model, monkeypatch, 
     monkeypatch.setattr(packing, "VARLEN_HAS_GQA", kernel is torch_212)
     monkeypatch.setattr(PackedLayout, "attend", lambda self, _, *args: self.attend_varlen(*args))
     actual, gradient = update()
-    assert calls == [kernel.__name__] * 2  # two layers
+    assert calls == [kernel.__name__] * 2  # once in each of two layers
     close(actual, expected, 1e-5)
     close(gradient, expected_gradient, 1e-4)
 
@@ -397,7 +398,7 @@ def test_chunked_logprobs_against_autograd(temperature, chunk_size, output):
     assert hidden.grad.abs().max() > 0.1 and weight.grad.abs().max() > 0.1
 
 
-# gradcheck prefers float64; the outputs are float32
+# gradcheck warns about inputs that are not float64.
 @pytest.mark.filterwarnings("ignore:Input .* requires gradient")
 def test_chunked_logprobs_against_finite_differences():
     hidden, weight, targets = flat_problem(rows=3, width=2, vocab=4)
@@ -422,7 +423,7 @@ def test_chunked_logprobs_by_hand():
 def test_chunked_logprobs_of_certain_choices_are_as_exact_as_a_softmax():
     torch.manual_seed(0)
     hidden = torch.randn(64, 8)
-    weight = 6 * torch.randn(50, 8)  # logits up to 70, half of the choices over 99 %
+    weight = 6 * torch.randn(50, 8)  # logits up to 84; half of the best tokens have p > 0.99
     h, w = (x.double().requires_grad_() for x in (hidden, weight))
     logp = (h @ w.T).log_softmax(-1)
     targets = logp.argmax(-1)
@@ -432,7 +433,7 @@ def test_chunked_logprobs_of_certain_choices_are_as_exact_as_a_softmax():
     logprobs, entropy = chunked_logprobs(hidden, weight, targets, chunk_size=7)
     (logprobs + entropy).sum().backward()
     assert logprobs.max() <= 0 and entropy.min() >= -1e-7 and logp.amax(-1).median() > -1e-2
-    close(entropy, exact.float(), 1e-4)  # the logits themselves are rounded
+    close(entropy, exact.float(), 1e-4)  # float32 logits are rounded
     assert (hidden.grad - h.grad).norm() < 1e-4 * h.grad.norm()
 
 
@@ -482,7 +483,7 @@ def test_gradients_of_a_16_bit_head_are_added_up_in_float32(dtype):
 
 
 def test_a_gpu_takes_larger_chunks(monkeypatch):
-    """149 chunks of Qwen's 151,936 columns on a CPU, 19 on a GPU."""
+    """Qwen's 151,936 columns of logits make 149 chunks on a CPU and 19 on a GPU."""
     sizes = []
     monkeypatch.setattr(
         model._ChunkedLogProbs, "apply", lambda *args: sizes.append(args[-1]) or (None, None)
@@ -537,7 +538,7 @@ def test_value_loss_reaches_the_head_from_the_start(random_model):
 def test_saved_model_loads_in_plain_transformers(random_model, tokenizer, tmp_path):
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    # our attention is unknown to other programs
+    # other programs do not know our attention, "layout"
     assert '"layout"' not in (tmp_path / "config.json").read_text()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -605,7 +606,7 @@ def test_folder_of_a_run(tmp_path):
 
 
 def test_hub_name_without_network(monkeypatch, capsys):
-    # HF_HUB_OFFLINE is read at import
+    # Only the import of huggingface_hub reads HF_HUB_OFFLINE, so its constant is patched.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)

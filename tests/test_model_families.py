@@ -61,7 +61,7 @@ LORA = ("lora_rank", 4)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Name -> folder with a random model of this family."""
+    """{name of a family: folder with a random model of it}."""
     folder = tmp_path_factory.mktemp("families")
     return {name: save_family(name, folder / name) for name in NAMES}
 
@@ -89,7 +89,7 @@ def random_trajectories(chat, vocab_size):
     played = []
     for length in (3, 9, 14, 6):
         ids = torch.randint(vocab_size, (2, length), generator=generator)
-        ids[0, 1] = chat.end  # inside of a response, and at its end
+        ids[0, 1] = chat.end  # an end mark inside of a response, and at its end
         ids[0, -1] = chat.end
         ids[1, 0] = vocab_size - 1
         played.append(two_turns(chat, *ids.tolist()))
@@ -115,7 +115,7 @@ def plain_scores(network, trajectories, temperature=1.0):
 
 @each_family
 def test_the_packed_forward_is_that_of_hugging_face(folders, name):
-    """Log-probs, entropies, and the gradients of all weights."""
+    """Compares log-probs, entropies, and the gradients of all weights."""
     network, tokenizer = load_model(str(folders[name]))
     reference = plain(folders[name])
     reference.model.embed_tokens.padding_idx = None
@@ -142,7 +142,7 @@ def test_the_packed_forward_is_that_of_hugging_face(folders, name):
 
 
 def test_what_makes_a_family_special_changes_its_log_probs(folders):
-    """With other norms of queries, or with positions in all layers, log-probs change."""
+    """Other norms of queries in Qwen3, or positions in all layers of SmolLM3, change log-probs."""
     network, tokenizer = load_model(str(folders["qwen3"]))
     attention = network.model.layers[0].self_attn
     assert attention.q_proj.weight.shape == (4 * 32, 64)  # wider than the hidden size
@@ -179,7 +179,7 @@ def test_positions_that_are_scaled(tmp_path, rope):
 
 
 def test_the_padding_token_of_smollm2_is_trained(folders):
-    """This token is <|im_end|>, whose embedding gets no gradient in plain transformers."""
+    """The token is <|im_end|>. In plain transformers, a padding embedding gets no gradient."""
     network, tokenizer = load_model(str(folders["smollm2"]))
     chat = Chat(tokenizer)
     assert tokenizer.pad_token_id == network.config.pad_token_id == chat.end
@@ -234,7 +234,7 @@ def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monke
 
 @each_family
 def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
-    """Whole dialogues with an environment: prompts, sampled tokens and cached keys."""
+    """Plays whole dialogues with an environment, in which the engine reuses cached keys."""
     network, tokenizer = load_model(str(folders[name]))
     config = small_config(max_context_tokens=1024)
     chat = Chat(tokenizer)
@@ -253,7 +253,7 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
         assert tokenizer.decode([max(sampled)]) == ""
 
 
-# model -> its published config.json with the keys of its time, number of parameters, head size
+# model -> its config.json as published (with older names of keys), number of parameters, head size
 PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": (
         dict(
@@ -346,7 +346,7 @@ def test_published_models_are_accepted(tmp_path, name):
 
 
 def test_a_tied_head_may_be_in_the_file_too(folders, tmp_path):
-    """As in the published files of Qwen3-0.6B."""
+    """The published files of Qwen3-0.6B hold the embedding a second time, as its tied head."""
     folder = shutil.copytree(folders["qwen3"], tmp_path / "twice")
     weights = load_file(folder / "model.safetensors")
     assert "lm_head.weight" not in weights
@@ -397,8 +397,8 @@ def without_thoughts(dialogue):
 
 @each_family
 def test_prompts_are_those_of_the_chat_template(folders, name):
-    """First prompts, and later ones as far as the template keeps the replies. SmolLM3, which adds
-    metadata, has a test of its own."""
+    """Compares first and later prompts. Replies have no thoughts for Qwen3, whose template drops
+    them. SmolLM3, whose template adds metadata, has a test of its own."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     for system in (SYSTEM, THINKING):
@@ -408,7 +408,7 @@ def test_prompts_are_those_of_the_chat_template(folders, name):
         assert found == template_ids(tokenizer, system, DIALOGUE[:1])
         dialogue = without_thoughts(DIALOGUE) if name in QWEN3 else DIALOGUE
         assert chat_ids(chat, system, dialogue) == template_ids(tokenizer, system, dialogue)
-    # there is no default system message
+    # the only system message is ours: no default is added
     assert tokenizer.decode(chat.opening(SYSTEM, "Go.")).count("system\n") == 1
 
 
@@ -456,7 +456,7 @@ def test_marks_of_messages_cannot_be_written_as_text(folders, name):
 
 @each_family
 def test_the_parser_sees_the_tags_of_a_sampled_reply(folders, name):
-    """Qwen3 and SmolLM3 have tokens for <think> and </think>, the others spell them."""
+    """Qwen3 and SmolLM3 have tokens for <think> and </think>, the others spell these tags."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     has_tokens = "<think>" in FAMILIES[name].added
@@ -518,7 +518,8 @@ def test_settings_that_no_attention_of_ours_computes(tmp_path, changes, sentence
 
 
 def test_a_bias_that_vllm_leaves_out():
-    """Measured with vLLM 0.32 on random weights: log-probs differ by 0.7 nats on average."""
+    """vLLM 0.32 leaves out a bias of Qwen3: log-probs of random weights are off by 0.7 nats on
+    average."""
     check_architecture("a/b", Qwen3Config(attention_bias=False))
     check_architecture("a/b", LlamaConfig(attention_bias=True, mlp_bias=True))
     with pytest.raises(UserError) as error:
@@ -555,7 +556,7 @@ def test_a_tokenizer_without_chatml(missing):
 
 
 def test_marks_that_text_could_forge():
-    """Added tokens that are not special are found in any text."""
+    """Encoding finds an added token in any text, unless it is a special token."""
     FAMILIES["other"] = FAMILIES["qwen2"]._replace(special=(), roles={}, added=(IM_START, IM_END))
     tokenizer = build_tokenizer("other")
     del FAMILIES["other"]
@@ -645,7 +646,7 @@ SMALL = dict(
 @needs_vllm
 @pytest.mark.parametrize("name, lora_rank", [("qwen3_untied", 4), ("smollm2", 0), ("smollm3", 0)])
 def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_path):
-    """Before and after optimizer steps that change log-probs by far more than the tolerance."""
+    """Before and after optimizer steps, which change log-probs by far more than the tolerance."""
     rows = launch(
         [sys.executable, "train.py", "config/frozenlake_ppo.py"],
         tmp_path / "out",

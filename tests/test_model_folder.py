@@ -45,7 +45,7 @@ def refusal(folder):
 
 
 def edit(path, changes):
-    """Change keys of a JSON file. None removes a key."""
+    """Change keys of a JSON file. The value None removes a key."""
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
@@ -114,7 +114,7 @@ def test_what_is_no_json_is_refused(folder, name, content):
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_a_kernel_on_the_hub_is_not_loaded(folder, key):
-    """transformers downloads the attention kernel that a config.json names, and runs its code."""
+    """transformers would download the attention kernel that config.json names, and run its code."""
     edit(folder / "config.json", {key: "somebody/kernel"})
     model, _ = load_model(str(folder))
     assert model.config._attn_implementation == "layout"
@@ -237,7 +237,7 @@ def test_a_tokenizer_must_give_a_text_back(folder):
 
 
 def test_a_folder_runs_no_code(folder, tmp_path):
-    """The answer "y" on standard input would be taken as consent to run the code."""
+    """transformers would take the answer "y" on standard input as consent to run the code."""
     marker = tmp_path / "marker"
     code = f"open({str(marker)!r}, 'w')\n"
     for name in ("evil.py", "custom_generate/generate.py"):

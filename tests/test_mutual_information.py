@@ -158,8 +158,8 @@ def test_samples_are_uniform_over_trajectories_and_turns():
     many = [sample_thoughts(found, 1, np.random.default_rng(seed)) for seed in range(900)]
     assert all(samples.first == [a] for samples in many)
     counts = [sum(samples.sampled == [thought] for samples in many) for thought in (a, b, c, d)]
-    # expected: each trajectory with a thought 450 times, each turn of the second 150 times; sd 15
-    # and 11
+    # Of 900 draws, expect 450 from each trajectory with a thought, and 150 of each thought of the
+    # second. The standard deviations are 15 and 11.
     assert sum(counts) == 900
     assert abs(counts[0] - 450) < 45 and all(abs(count - 150) < 35 for count in counts[1:])
     samples = sample_thoughts(found, 9, np.random.default_rng(0))
@@ -180,9 +180,8 @@ def metrics_of(matrix, own, lengths=None):
 
 
 def test_two_by_two_by_hand():
-    # thought 0 has two tokens, p = 1/4 after its own prompt and 1/16 after the other:
-    # 1/2 and 1/4 per token
-    # thought 1 has one token, p = 1/2 after its own, 1/8 after the other
+    # Thought 0 has two tokens and p = 1/4 after its own prompt, 1/16 after the other prompt: per
+    # token 1/2 and 1/4. Thought 1 has one token, p = 1/2 after its own prompt, 1/8 after the other.
     found = metrics_of(log([1 / 4, 1 / 8], [1 / 16, 1 / 2]), [0, 1], [2, 1])
     per_token = [math.log(1 / 2), math.log(1 / 2)], [math.log(3 / 8), math.log(5 / 16)]
     per_thought = [math.log(1 / 4), math.log(1 / 2)], [math.log(5 / 32), math.log(5 / 16)]
@@ -202,19 +201,19 @@ def test_two_by_two_by_hand():
 
 
 def test_three_thoughts_of_two_prompts_by_hand():
-    # weights 2/3 and 1/3: marginals (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2,
-    # (2 * .1 + .4) / 3 = .2
+    # The prompts have the weights 2/3 and 1/3. Marginals of the three thoughts:
+    # (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2, (2 * .1 + .4) / 3 = .2
     found = metrics_of(log([0.6, 0.2, 0.1], [0.3, 0.2, 0.4]), [0, 0, 1])
     expected = (math.log(1.2) + math.log(1) + math.log(2)) / 3
     assert found["mi"] == found["mi_seq"] == pytest.approx(expected)
     assert found["mi_bound"] == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
-    assert found["retrieval@1"] == pytest.approx((1 + 1 / 2 + 1) / 3)  # the second thought ties
+    assert found["retrieval@1"] == pytest.approx((1 + 1 / 2 + 1) / 3)  # a tie for thought 1
     assert found["retrieval_chance@1"] == 0.5 and found["retrieval_above@2"] == 0
 
 
 def test_retrieval_by_rank():
-    # the own prompt of thought 0 is the third of three, that of 1 the second,
-    # that of 2 ties for the last two places
+    # By log-prob, the own prompt of thought 0 is third of three, that of thought 1 second, and that
+    # of thought 2 ties for second and third place.
     found = metrics_of(log([0.1, 0.3, 0.2], [0.2, 0.2, 0.5], [0.3, 0.1, 0.2]), [0, 1, 2])
     assert found["retrieval@1"] == 0 and found["retrieval_chance@1"] == pytest.approx(1 / 3)
     assert found["retrieval@2"] == pytest.approx((0 + 1 + 1 / 2) / 3)
@@ -236,7 +235,7 @@ def test_shared_prompts_weigh_like_their_copies():
 
 
 def test_thoughts_that_identify_their_prompts_reach_the_bound():
-    """Mutual information is then the entropy of the prompts' shares, here 2/6, 1/6 and 3/6."""
+    """Then the mutual information is the entropy of the prompts, whose shares are 2/6, 1/6, 3/6."""
     own = [0, 2, 2, 1, 2, 0]
     certain = torch.full((3, 6), -1e9)
     certain[torch.tensor(own), torch.arange(6)] = 0.0
@@ -249,7 +248,7 @@ def test_thoughts_that_identify_their_prompts_reach_the_bound():
 def test_a_policy_that_ignores_prompts_is_at_chance():
     row = torch.tensor([[-3.0, -0.5, -7.0, -2.0, -1.0]])
     noise = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    matrix = row.expand(3, 5) + 1e-5 * noise  # the rounding of forwards
+    matrix = row.expand(3, 5) + 1e-5 * noise  # forwards differ by rounding
     found = metrics_of(matrix, [0, 1, 1, 1, 2], [3, 1, 4, 2, 2])
     assert found["mi"] == pytest.approx(0, abs=1e-4)
     assert found["mi_seq"] == pytest.approx(0, abs=1e-4)

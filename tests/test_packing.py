@@ -41,7 +41,7 @@ def test_pack_by_hand():
     batch = pack([first, sequence(([20], [21, 22]))])
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
-    # 5 6, the rest of the first sequence, and the second, whose prompt of one token is not cut
+    # pieces: 5 6; the rest of the first sequence; the second, not cut, as its prompt is one token
     assert batch.lengths == [2, 7, 3]
     assert batch.contexts == [(), (0,), ()]
     assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
@@ -50,7 +50,7 @@ def test_pack_by_hand():
 
 
 def test_pack_shares_what_prompts_have_in_common():
-    # all begin with 1 2; the first two are equal; the last token of a prompt is never shared
+    # all prompts begin with 1 2, two are equal; the last token of a prompt is never shared
     batch = pack(with_prompts([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 7]))
     assert batch.ids.tolist() == [1, 2, 3, 4, 50, 4, 51, 7, 52]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4, 2, 3]
@@ -72,7 +72,7 @@ def test_the_example_of_the_module():
 def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     a = list(range(10))
     b = list(range(20, 30))
-    # 10 + 1 tokens each; a second member adds its last prompt token and its response
+    # 10 + 1 tokens each; a second one with a prompt adds 2: last prompt token and response
     sequences = with_prompts(a, b, a, b, a)
     # 11 + 2 + 2 + 11 = 26 tokens; the fifth sequence makes 28
     assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]

@@ -25,7 +25,7 @@ ARMS = "Turn 1 of 1, 1 action left.\nArms: Right, Dragon"
 
 
 def lake_group():
-    """Two members of a group: a win with an invalid reply and a slip, and a hostile loss."""
+    """Two members of a group: a win with an invalid reply and a slip, and a loss with HOSTILE."""
     tokens = ["<think>", "\ufffd", "<|im_end|>"]
     invalid = turn_record(START, "Go right.", ["Right", "Jump"], -0.1, tokens, [0.0, 1.5, 3.004])
     invalid |= {"format_ok": False, "moves": ["Right", ""], "faults": ['Unknown action: "Jump".']}
@@ -55,7 +55,8 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Run a: a text game before RL, the group on a lake, a room. Run b: the same lake and room."""
+    """Run a: a bandit game before RL, the games of lake_group, a Sokoban room. Run b: a game on the
+    same lake, and the same room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -80,7 +81,8 @@ def tab(browser):
 
 @pytest.fixture
 def open_page(tab):
-    """A function that opens a page. At the end, no error was logged and no other file requested."""
+    """A function that opens a page. After the test, checks that no error was logged and no other
+    file requested."""
     opened, requested, errors = {"about:blank"}, set(), []
     listeners = {
         "request": lambda request: requested.add(request.url.partition("#")[0]),
@@ -170,7 +172,7 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
     assert boards_of(page, boards) == ["P_\nOG"]
     for _ in range(2):  # the second press stays on the last turn
         page.keyboard.press("ArrowRight")
-        assert boards_of(page, boards) == ["_P\nOG", "__\nO√"]  # before and after
+        assert boards_of(page, boards) == ["_P\nOG", "__\nO√"]  # before and after the turn
     assert texts_of(page, ".progress") == ["Turn 2 of 5, 9 actions left. Reward -0.1."]
     page.keyboard.press("ArrowLeft")
     assert boards_of(page, boards) == ["P_\nOG"]
@@ -209,7 +211,7 @@ def test_slips_faults_and_credit_are_shown(page):
     assert page.locator(".fact").all_text_contents()[-1] == "✓ valid"
     note = "The filter kept this group: the standard deviation of its scores is 0.5. "
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
-    # 1.5 is the largest advantage of the group. The bars of the cards show the selected turn.
+    # The largest advantage of the group, 1.5, has a bar of 50 %. The cards show the selected turn.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
     assert page.locator(".card .bar").evaluate_all("all => all.map(bar => bar.className)") == [
@@ -361,7 +363,7 @@ def test_search_finds_thoughts_and_answers(page):
 
 
 ORDERS = {
-    # scores 0.5, 0.9, 0 and -0.2; 5, 5, 2 and 1 tokens
+    # trajectories 0 to 3 have scores 0.5, 0.9, 0 and -0.2, and 5, 5, 2 and 1 tokens
     "lowest score first": [3, 2, 0, 1],
     "highest score first": [1, 0, 2, 3],
     "shortest first": [3, 2, 0, 1],
@@ -444,7 +446,8 @@ def test_a_click_on_the_curve_opens_its_trajectories(page):
     assert page.input_value("#iteration") == "iteration 3"
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
     page.select_option("#outcome", "out of turns")
-    click_iteration(page, 1)  # nothing passes the filter on the outcome, so it is reset
+    # No trajectory of iteration 1 is out of turns, so the filter on the outcome is reset.
+    click_iteration(page, 1)
     assert rows_of(page) == [LAKE_GROUP] * 2
     click_iteration(page, 4)  # iteration 4 is not recorded, so the nearest opens
     assert page.input_value("#iteration") == "iteration 3"
@@ -605,7 +608,8 @@ def test_hostile_text_is_text(page):
 
 
 def test_every_text_of_a_record_may_be_hostile(runs, open_page, tmp_path):
-    """HOSTILE as observation, system message, action, move, fault, error, environment and name."""
+    """HOSTILE is the observation, system message, action, move, fault, error and environment. The
+    name of the run is hostile, too."""
     turn = turn_record(f"Turn 1 of 5, 9 actions left.\n{HOSTILE}", HOSTILE, [HOSTILE])
     turn |= {"format_ok": False, "moves": [f"slip {HOSTILE}"], "faults": [HOSTILE]}
     turn |= {"closing": HOSTILE, "error": HOSTILE, "tokens": [HOSTILE], "surprise": [1.0]}

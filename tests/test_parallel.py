@@ -100,7 +100,7 @@ NODES = [
 
 
 def small_settings(path, **changes):
-    """A config file with the small settings; returns its path."""
+    """Write a config file with SMALL_RUN and `changes` (None leaves one out); returns its path."""
     settings = {key: value for key, value in (SMALL_RUN | changes).items() if value is not None}
     path.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
     return str(path)
@@ -129,7 +129,8 @@ def assert_close(rows, expected):
 
 @pytest.fixture(scope="module")
 def one_process(trained_folder, tmp_path_factory):
-    """Three iterations in one process: rows, arguments of train.py but --out_dir, and scores.md."""
+    """A run of three iterations in one process. Returns: its metrics, the arguments of train.py
+    without --out_dir, and the text of scores.md."""
     folder = tmp_path_factory.mktemp("one")
     changes = dict(model=str(trained_folder), num_iterations=3, num_groups=4)
     arguments = ["train.py", small_settings(folder / "small.py", **changes)]
@@ -197,8 +198,8 @@ def test_the_flagship_on_two_ranks_with_vllm(trained_folder):
 
 
 def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
-    """A run on 2, 1 and 2 ranks trains on recorded trajectories. Its losses are within 1e-5 of
-    those of one rank, and its instances are the same."""
+    """A run on 2, 1 and 2 ranks trains on the trajectories of a run on one rank. The losses differ
+    by less than 1e-5, and both runs draw the same instances."""
     arguments = ["tests/resize.py", str(trained_folder), str(tmp_path)]
     done = run_alone(arguments, trained_folder)
     assert done.returncode == 0 and "losses differ by " in done.stdout, done.stderr[-3000:]
@@ -261,7 +262,7 @@ def save_qwen(path):
     )
     demos = [demonstrations.demonstration(config, Chat(tokenizer), i) for i in range(256)]
 
-    def packs_of(step):  # one pack of eight
+    def packs_of(step):  # one pack of eight demonstrations
         first = 8 * step % 256
         return [demos[first : first + 8]]
 

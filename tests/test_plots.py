@@ -21,7 +21,7 @@ from tools.plotting import style as plot_style
 from tools.plotting.style import look_of
 from tools.viewer import curves as view_curves
 
-SUCCESSES = {  # of four prompts
+SUCCESSES = {  # player or policy -> whether it solves each of four prompts
     "start": [1, 0, 0, 0],
     "after RL": [1, 1, 0, 0],
     "optimal, closed loop": [1, 1, 1, 1],
@@ -34,7 +34,7 @@ LIMITS = {"max_turns": 2, "actions_per_turn": 5, "actions_per_traj": 10}
 
 
 def solved(rate):
-    """The successes on four prompts, of which the first are solved."""
+    """Successes on four prompts: the first 4 * `rate` are solved."""
     return [int(i < 4 * rate) for i in range(4)]
 
 
@@ -102,9 +102,10 @@ def test_the_band_is_open_where_a_seed_has_no_evaluation():
 
 
 def test_players_are_labelled_lines():
-    """SUCCESSES has three of four prompts for the optimal player and none for the random one.
+    """In SUCCESSES the optimal player with 5 actions a turn solves three of four prompts, and the
+    random player none.
 
-    The greedy player is left out: it has ten turns, and the policy two."""
+    The greedy player is left out: it needs ten turns, and the policy has two."""
     axes = Canvas().subplots()
     labels = plots.draw_shared_players(axes, {"lake_ppo": ROWS, "lake_grpo": ROWS[:1]})
     assert [height[0] for _, height in lines_of(axes)] == [75, 0]
@@ -200,8 +201,8 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     assert curves[4] == ([2], [80])
     assert [heights for _, heights in curves[:3]] == [[pytest.approx(h)] for h in (40, 50, 60)]
     assert texts_of(axes) == ["a4 50 (3 seeds)", "b 80 (1 seed)"]
-    # Three seeds solve 4, 5 and 6 of ten prompts. The interval assumes that they solve the same
-    # ones as far as possible. The seed of b solves 8.
+    # Three seeds solve 4, 5 and 6 of ten prompts. The interval assumes that a seed solves all
+    # prompts that a worse seed solves. The only seed of b solves 8.
     intervals = []
     for band in axes.collections:
         heights = band.get_paths()[0].vertices[:, 1]
@@ -228,7 +229,8 @@ def test_long_names_are_in_a_legend_below(tmp_path, drawn):
 def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     games = {"start": [0] * 10, "after RL": [1] * 10, "optimal, 5 a turn": [1, 0] * 5}
     scores = {"frozenlake": games, "bandit": games}
-    run = write_run(tmp_path / "_a$x$", [0.5, 1.0], scores)  # $ is no formula, _ hides no label
+    # In matplotlib $ begins a formula, and a first _ hides a label. Here both are plain text.
+    run = write_run(tmp_path / "_a$x$", [0.5, 1.0], scores)
     view_curves.draw_curves([run], tmp_path / "curves.png")
     (axes,) = drawn
     assert lines_of(axes)[0][1] == [50, 50]

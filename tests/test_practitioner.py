@@ -67,7 +67,7 @@ from train import build_experience
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"(\w+): (test_\w+)", __doc__)
-OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))  # of a rollout
+OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))  # of rollout.collect
 
 
 def test_the_tests_of_the_table_are_there():
@@ -98,7 +98,7 @@ def test_a_response_depends_on_all_of_its_prompt(random_model, chat):
 
 
 class Dinner(Env):
-    """Ten milestones. The food may be eaten at any time, and the game ends then."""
+    """A game with ten milestones, one for each `cook`. The action `eat` ends it at any time."""
 
     actions = ("cook", "wait", "eat")
     max_reward = 10.0
@@ -151,8 +151,8 @@ def test_every_recipe_of_groups_has_groups(path):
 
 @pytest.mark.parametrize("name", ["quest_ppo", "household_ppo"])
 def test_a_demonstration_holds_every_turn(name, chat):
-    """The replies, read back from the trained tokens, do the task from the same start. No turn is
-    missing."""
+    """The replies, read back from the trained tokens, solve the task from the same start. No turn
+    is missing."""
     config = load_config([config_file(name)], kind=SftConfig)[0]
     config = replace(config, max_context_tokens=16384, sft_actions=1)
     limits = dict(observation=config.observation, max_actions=config.actions_per_traj)

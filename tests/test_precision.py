@@ -13,7 +13,7 @@ TYPES = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_of_16_bit_factors_are_not_rounded_to_16_bits(dtype):
-    """In both types 1 + 2^-11 lies between two neighbouring numbers."""
+    """Neither type has the number 1 + 2^-11, so a product rounded to 16 bits would differ."""
     a = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     b = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=dtype)
     assert product_in_float32(a, b).tolist() == [[1.0, 1.0 + 2.0**-11]]
@@ -34,8 +34,8 @@ def test_a_quarter_of_a_step_moves_a_quarter_of_the_numbers(dtype, sign):
     rounded = round_at_random(values, dtype, 3).float()
     assert rounded.unique().tolist() == sorted([sign, sign * (1 + step)])
     share = (rounded != sign).float().mean()
-    assert share == pytest.approx(0.25, abs=0.01)  # 7 standard deviations
-    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))  # the nearest is 1
+    assert share == pytest.approx(0.25, abs=0.01)  # 0.01 is 7 standard deviations
+    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))  # rounding to nearest
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -62,7 +62,7 @@ def test_turns_are_rotations_of_space(face):
 
 
 def test_numbers_of_cubes_at_each_distance():
-    # known for quarter turns, such as from www.jaapsch.net/puzzles/cube2.htm
+    # published counts for quarter turns, for example at www.jaapsch.net/puzzles/cube2.htm
     counts = Counter(rubik.near_solved().values())
     assert [counts[distance] for distance in range(7)] == [1, 6, 27, 120, 534, 2256, 8969]
 
@@ -137,7 +137,7 @@ def opened(text, **options):
 
 
 def is_full_board(cells):
-    """By the rules: rows, columns and 2x2 blocks have four different digits."""
+    """Whether each row, column and 2x2 block has the digits 1 to 4, as the rules ask."""
     grid = np.array(cells).reshape(4, 4)
     units = [*grid, *grid.T]
     units += [grid[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2)]

@@ -1,4 +1,4 @@
-"""Tests of quotes around paths with signs that separate environments, options or models.
+"""Tests of quoted paths that contain signs which separate environments, options or models.
 
 Run with:  python -m pytest -q tests/test_quotes.py
 """

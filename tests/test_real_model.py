@@ -2,8 +2,8 @@
 
     make test-smollm2    # fetches the model; 4 CPU-minutes, 8 GB of disk and memory
 
-The model hardly ever writes a well-formed reply before it has seen the games, so all scores are
-equal. The entropy bonus then gives the gradient.
+Before SFT on the games the model hardly ever writes a well-formed reply. All scores are then equal
+and all advantages 0, so that only the entropy bonus gives a gradient.
 """
 
 from configurator import load_config
@@ -42,7 +42,7 @@ SMALL = (
 )
 ONE_ITERATION = ("--num_iterations=1", "--save_every=0")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-# dtype of the trainer -> nats, mean over tokens; the engine is in float32
+# dtype of the trainer -> limit of logprob_diff_mean in nats; the engine is in float32
 MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.2}
 
 
@@ -85,7 +85,7 @@ def whole(desk):
 
 
 def test_every_weight_is_that_of_the_wheel():
-    """WEIGHTS_SHA256 was computed after `check_weights`. The order in the file does not matter."""
+    """WEIGHTS_SHA256 is the hash of weights that passed `check_weights`, ordered by name."""
     digest = hashlib.sha256()
     num_parameters = 0
     with safe_open(FOLDER / "model.safetensors", framework="np") as weights:
@@ -132,7 +132,7 @@ def test_a_run_trains_and_its_engine_agrees(whole):
 def test_a_killed_run_continues_bit_by_bit(whole, desk):
     cut = desk / "cut"
     process = start(arguments_of(cut))
-    while not (cut / "checkpoint-000001").is_dir():  # this is its name once it is complete
+    while not (cut / "checkpoint-000001").is_dir():  # the name of a complete checkpoint
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -151,7 +151,7 @@ def test_eval_scores_the_policy_as_the_run_did(whole, desk):
     for game, expected in zip(
         read_lines(desk / "games.jsonl"), read_lines(whole / "eval_final.jsonl"), strict=True
     ):
-        del game["policy"], expected["policy"]  # the row's name differs
+        del game["policy"], expected["policy"]  # the two files name the policy differently
         assert game == expected
 
 

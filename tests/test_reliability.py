@@ -53,7 +53,7 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def whole(trained_folder, tmp_path_factory):
-    """Three iterations, each evaluated and saved, without a fault."""
+    """A run of three iterations without a fault, all evaluated and saved. Returns: folder, rows."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
     parallel.init_distributed(small_config())
     return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)
@@ -330,7 +330,8 @@ def test_a_thread_does_not_stop_the_clock_of_the_main_one():
 def test_groups_with_errors_are_left_out_of_the_update(
     trained_folder, tmp_path, monkeypatch, capsys
 ):
-    wrong = 2 + 6 + 5  # after two checks and six games of the evaluation, a member of group 1
+    # The 13th episode fails. After the six evaluation games it is the seventh of training: group 1.
+    wrong = 6 + 7
     episodes = []
     filtered = []
     kept_fractions = []
@@ -370,7 +371,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
 
 @pytest.mark.parametrize("num_errors, counted", [(2, "2 of 4"), (1, "1 of 4")])
 def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
-    """Two errors are too many; one leaves no whole group of four."""
+    """Two errors in four are more than max_error_frac. One is not, but leaves no whole group."""
     error_turn = Turn([1], [2], [0.0], record=dialogue.TurnRecord([], error="OSError: gone"))
     failed = Trajectory((0,), 0, [error_turn], "error", env="lake")
     good = Trajectory((0,), 0, [Turn([1], [2], [0.0])], "failure")

@@ -52,7 +52,7 @@ def test_repair_by_hand():
 def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
     deciding = FAULTY_TESTS[repair.NUM_VISIBLE :]
     num_unpatched = sum(right == sum(x >= 3 for x in xs) for xs, right in deciding)
-    assert num_unpatched > 0  # so a ratio over all tests would pay
+    assert num_unpatched > 0  # a ratio over all tests would pay even without an edit
     assert opened(FAULTY, reward=reward).step("submit").reward == 0
 
     last = play(opened(FAULTY, reward=reward), ["edit 6: return 1000", "submit"])[-1]
@@ -60,7 +60,7 @@ def test_repair_leaves_out_what_the_unpatched_code_passes(reward):
     assert last.terminated
     assert not last.success
 
-    # another wrong comparison
+    # an edit to another wrong comparison
     num_passed = sum(right == sum(x > 4 for x in xs) for xs, right in deciding)
     ratio = max(0, (num_passed - num_unpatched) / (len(deciding) - num_unpatched))
     last = play(opened(FAULTY, reward=reward), ["edit 4: if x > 4:", "submit"])[-1]

@@ -236,7 +236,7 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
 
 
 def window_by_hand(chat, t, last, context_turns):
-    """The prompt of turn `last`: the system message and the last turns, message by message."""
+    """The prompt of turn `last`, by messages: the system message and `context_turns` turns."""
     ids = chat.message("system", t.system)
     for k in range(max(0, last + 1 - context_turns), last + 1):
         ids += chat.message("user", t.turns[k].observation)
@@ -333,7 +333,7 @@ def encode_reply(chat, actions):
 
 
 def assert_rewards(trajectory, *parts):
-    """The rewards of the turns are the sums of these parts."""
+    """Check that the reward of each turn is the sum of its numbers in `parts`."""
     expected = [sum(of_turn) for of_turn in zip(*parts, strict=True)]
     assert [turn.reward for turn in trajectory.turns] == pytest.approx(expected, abs=1e-12)
 
@@ -691,7 +691,7 @@ def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, mo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_engine_on_a_cpu_keeps_one_copy_of_its_head_in_float32(trained_model, chat, dtype):
-    """So a decode step does not convert the head again. `load` replaces the copy."""
+    """A decode step need not convert the head again. `load` replaces the copy."""
     name = str(dtype).removeprefix("torch.")
     engine = make_engine(small_config(dtype=name), trained_model, chat)
     weights = {key: 2 * value for key, value in trained_model.state_dict().items()}
@@ -712,7 +712,7 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
-    """In float32 the response does not, either. In 16 bits the batch size changes the rounding."""
+    """Nor does the response in float32. In 16 bits the batch size changes its rounding."""
     config = small_config(dtype=dtype, max_response_tokens=8)
     prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
     found = []
@@ -743,7 +743,7 @@ def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
 
 
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
-    """Fewer requests at once do not help if vLLM has no kernel for this head size."""
+    """Fewer trajectories at once do not help if an engine has no kernel for this head size."""
 
     class Unsupported:
         def __init__(self, *_, **__):

@@ -1,5 +1,5 @@
 """
-Tests of run_lock.py: the lock of a run folder, and signals. A fork saves a second import.
+Tests of run_lock.py: the lock of a run folder, and signals. A test forks to save a second import.
 
     python -m pytest -q tests/test_run_lock.py
 """

@@ -149,7 +149,7 @@ def commands_that_run():
 
 
 def check_nobody_runs():
-    """A killed process may still be listed for a moment."""
+    """Check that no `sleep 54321` runs. A killed one may still be listed for a moment."""
     for _ in range(600):
         running = [line for line in commands_that_run() if "sleep 54321" in line]
         if not running:
@@ -428,7 +428,7 @@ PRINT_ZEROS = "[os.write(i, bytes(2**21) + bytes([10])) for i in (2, 1)]"
 @pytest.mark.parametrize(
     "commands, ratio",
     [
-        ([FIX_ADD], 0.5),  # one of the two tests that failed
+        ([FIX_ADD], 0.5),  # fixes one of two failing tests
         pytest.param([], 0.0, marks=pytest.mark.slow),
         pytest.param([FIX_ADD, FIX_MUL], 1.0, marks=pytest.mark.slow),
         # 2 of 3 tests pass, as after one fix

@@ -22,7 +22,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 def save_run(name, **settings):
-    """The config.json of a run. Returns: the folder of its policy."""
+    """Write the config.json of a run. Returns: the folder of its policy."""
     save_config(Config(out_dir=f"out/{name}", **settings), {}, f"out/{name}")
     return f"out/{name}/policy"
 
@@ -96,7 +96,7 @@ def test_the_seed_of_an_sft_stage_is_left_out():
 
 
 def test_differences_pool_seeds_of_one_method_only(in_folder):
-    """Of two prompts, PPO's seed 0 wins both and its seed 1 one, GRPO none, and greedy one."""
+    """Of two prompts, PPO wins both with seed 0 and one with seed 1, GRPO none, and greedy one."""
     names = [save_run("a"), save_run("b", seed=1), save_run("c", estimator="grpo"), "greedy"]
     rows = {}
     for name, wins in zip(names, ["11", "10", "00", "10"], strict=True):

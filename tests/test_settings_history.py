@@ -69,14 +69,14 @@ def continue_run(folder, config, step):
 
 def test_each_stretch_of_settings_is_kept(tmp_path):
     assert continue_run(tmp_path, A, 0) == []  # a new run
-    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # it affects no number
+    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # changes no training
     a = replace(A, num_iterations=9)
     assert continue_run(tmp_path, B, 4) == [(4, a)]
     assert continue_run(tmp_path, B, 6) == [(4, a)]
     assert continue_run(tmp_path, C, 8) == [(4, a), (8, B)]
     text = json.loads((tmp_path / "config.json").read_text())["earlier"]
     assert [entry["until"] for entry in text] == [4, 8]
-    # from an older checkpoint: iterations 3 to 8 are made again
+    # continued from an older checkpoint: iterations 3 to 8 are made again
     assert continue_run(tmp_path, C, 2) == [(2, a)]
     assert continue_run(tmp_path, A, 2) == []  # no iteration was made with C
 

@@ -107,7 +107,7 @@ def test_both_optimizers_decay_weights(random_model):
 
 
 def test_sft_computes_in_the_type_of_the_settings(random_model, chat, monkeypatch):
-    """The weights stay float32; the last hidden states are in the type of the computation."""
+    """The weights stay float32. With dtype=bfloat16 autocast computes in bfloat16."""
     seen = []
     scorer = model.chunked_logprobs
 

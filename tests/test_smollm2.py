@@ -2,7 +2,7 @@
 
     python -m pytest -q tests/test_smollm2.py
 
-Those with the real model are in test_real_model.py.
+Tests with the real model are in test_real_model.py.
 """
 
 from configurator import UserError
@@ -103,7 +103,7 @@ def tiny_wheel(tmp_path_factory):
 
 @pytest.fixture
 def desk(tiny_wheel, tmp_path, monkeypatch):
-    """An empty working folder. The command accepts the tiny wheel instead of the real one."""
+    """An empty working folder. tools.smollm2 accepts the tiny wheel instead of the real one."""
     monkeypatch.chdir(tmp_path)
     checksum = hashlib.sha256(tiny_wheel.read_bytes()).hexdigest()
     monkeypatch.setattr(smollm2, "WHEEL_SHA256", checksum)
@@ -132,11 +132,11 @@ def test_the_rows_of_a_head_are_ordered_by_hand():
 
 
 def test_rotary_positions_turn_the_same_pairs():
-    """llama.cpp turns rows (0, 1) and (2, 3), transformers rows (0, 2) and (1, 3)."""
+    """llama.cpp rotates the row pairs (0, 1) and (2, 3), transformers (0, 2) and (1, 3)."""
     from transformers.models.llama.modeling_llama import rotate_half
 
     rows = np.array([[1.0], [2.0], [3.0], [4.0]])
-    turned = np.array([[-2.0], [1.0], [-4.0], [3.0]])  # (a, b) -> (-b, a), a quarter of a turn
+    turned = np.array([[-2.0], [1.0], [-4.0], [3.0]])  # (a, b) -> (-b, a), rotated by 90°
     query = torch.from_numpy(halves_of_heads(rows, num_heads=1)[:, 0])
     expected = halves_of_heads(turned, num_heads=1)[:, 0]
     assert rotate_half(query).tolist() == expected.tolist()
@@ -329,7 +329,7 @@ def test_free_memory_is_the_smallest_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "CONTAINER", tmp_path)
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2000}
     monkeypatch.setattr(preflight.os, "sysconf", pages.get)
-    assert preflight.free_memory() == 4096 * 2000  # as on macOS
+    assert preflight.free_memory() == 4096 * 2000  # no file, as on macOS
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
     assert preflight.free_memory() == 5000 * 1024
     (tmp_path / "memory.max").write_text("max\n")

@@ -1,6 +1,6 @@
 """
-Tests of Sokoban: an independent simulator, brute force, upstream's measured numbers, rooms drawn
-by hand.
+Tests of Sokoban: an independent simulator, brute force, numbers measured with RAGEN's code, rooms
+drawn by hand.
 
     python -m pytest -q tests/test_sokoban.py
 """
@@ -47,7 +47,7 @@ def test_room_board_round_trip():
 def test_box_stops_at_wall_and_at_box():
     board = "######\n#OPX##\n##X###\n##X_O#\n##_O##\n######"
     env = in_room(board)
-    # a wall behind the box, a second box behind the box, a wall
+    # Right: a wall is behind the box. Down: a second box is behind it. Up: a wall.
     for action in ("Right", "Down", "Up"):
         step = env.step(action)
         assert step.observation == board and step.reward == pytest.approx(-0.1)
@@ -124,7 +124,7 @@ def test_plans_replay(spec, count, boxes):
 
 
 def solves(board, path):
-    """Play `path` ('UDLR' letters) on a board text; is every box on a target?
+    """Whether `path` ('UDLR' letters) puts every box of a board text on a target.
 
     Places are complex numbers: column + row * 1j.
     """
@@ -175,7 +175,7 @@ def test_256_rooms_with_solutions_take_less_than_5_seconds():
     assert elapsed < 5
 
 
-# ---------- distributions against upstream's measurements
+# ---------- distributions against measurements with RAGEN's code
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_random_player_in_larger_rooms():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec, count, mean, cumulative",
-    [  # upstream, seeds 123..378: cumulative fractions of the 256 validation rooms
+    [  # RAGEN, seeds 123..378: cumulative fractions of the 256 validation rooms
         (
             SIMPLE,
             1500,

@@ -99,7 +99,7 @@ def test_float_noise_is_no_variance(dtype):
     groups = torch.tensor([0, 0, 1, 1])
     for method in ("mean", "mean_std", "asym_clip"):
         assert starpo.normalize_rewards(scores, [1] * 4, groups, method).tolist() == [0.0] * 4
-    # this estimator whitens, which must not scale the noise up to 1
+    # this estimator whitens its advantages, but must not scale the noise up to 1
     options = dict(estimator="reinforce_plus_plus_baseline")
     found, _ = starpo.advantages(scores, None, [1] * 4, [1] * 4, groups, **options)
     assert found.tolist() == [0.0] * 4
@@ -185,7 +185,7 @@ TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # mean scores: 1.5 and 4; 11 / 4; 3 and 2.5. The last turn absorbs the change of the score.
+    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn takes the change.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
@@ -306,8 +306,8 @@ def test_filter_count_survives_float_product():
     assert filtered(scores, 2, 0.29).tolist() == list(range(71, 100))
 
 
-# values and stds 1, 3, 0, 2 with the sum 6
-# softmax: e^3 = 20.09, e^2 = 7.39, e = 2.72 and 1 of 31.19: 0.644, 0.237, 0.087 and 0.032
+# The values and the stds of four groups are 1, 3, 0, 2, with the sum 6. Softmax of 3, 2, 1, 0:
+# 20.09, 7.39, 2.72 and 1, divided by their sum 31.19, are 0.644, 0.237, 0.087 and 0.032.
 @pytest.mark.parametrize(
     "strategy, keep, options, kept",
     [
@@ -363,7 +363,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         1,
         3,
     ]
-    # softmax allows negative values: e^4 and e^3 have all of the sum but e^-1, e^4 has 0.73
+    # softmax allows negative values: e^4 is 0.73 of the sum, e^4 and e^3 all of it but e^-1
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -525,7 +525,7 @@ def test_whiten_without_variance():
 
 # ---------- advantages
 
-# turns of the trajectories in group 0: 3, 1, 2; in group 1: 1, 4, 2. Some turns have one token.
+# numbers of turns in group 0: 3, 1, 2; in group 1: 1, 4, 2. Some turns have one token.
 COUNTS, GROUPS = [3, 1, 2, 1, 4, 2], torch.arange(6) // 3
 LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
 DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
@@ -534,7 +534,7 @@ DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 def episodes(dense=True):
     """Rewards and values of 28 tokens.
 
-    dense: each token has a reward, as with KL in the reward. Otherwise some turn ends have one.
+    dense: each token has a reward, as with KL in the reward. Otherwise only some turns end in one.
     """
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
@@ -595,7 +595,7 @@ def test_gae_discounts_turns_by_hand():
 
 
 def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
-    """RAGEN's two loops for one trajectory, given as turns with known ends."""
+    """RAGEN's two loops, over turns and over tokens, for one trajectory, given as turns."""
     turn_returns, next_value, last = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         delta = sum(turn_rewards) + turn_gamma * next_value - turn_values[-1]
@@ -750,7 +750,7 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 
 @pytest.mark.parametrize("estimator", BUILT_IN)
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
-    """Trajectories have one token, and a critic gives 0. Whitening equal returns gives 0, too."""
+    """Each trajectory has one token of value 0. Whitening equal returns gives 0, too."""
     for scores in (doubles(2, 2, 2), doubles(2)):
         values = torch.zeros_like(scores) if estimator in CRITIC_ESTIMATORS else None
         ones = [1] * len(scores)
@@ -887,7 +887,7 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
 
 @pytest.mark.parametrize(
     "aggregation, expected",
-    [  # weights / 4 tokens: 1/4 each; 1/2 (1, 1/3, 1/3, 1/3); 1/2 each; 1/2 / 10 each
+    [  # divided by the 4 tokens, weights are 1/4; 1/2 * (1, 1/3, 1/3, 1/3); 1/2; 1/2 / 10
         ("token_mean", [1, 1, 1, 1]),
         ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),
         ("seq_mean_token_sum", [2, 2, 2, 2]),

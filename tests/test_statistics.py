@@ -52,7 +52,7 @@ def test_t_quantiles():
     # with two degrees of freedom the distribution function is 1/2 + t / (2 sqrt(2 + t^2))
     t = t_quantile(2)
     assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.975, abs=1e-6)
-    assert t_quantile(10) == t_quantile(99) == 2.2281  # a little too wide for more seeds
+    assert t_quantile(10) == t_quantile(99) == 2.2281  # for more than 10, a little too large
 
 
 # ---------- intervals over seeds and instances
@@ -77,9 +77,9 @@ def test_equal_seeds_have_the_interval_over_instances():
 def test_rate_interval_of_two_seeds_by_hand():
     """Two seeds with rates 1 and 0 on each of eight instances, so each instance has the mean 1/2.
 
-    With two more instances of means 0 and 1, the variance is (0.5^2 + 0.5^2) / 10 = 0.05. So the
-    rate is as precise as that of 0.25 * 8 / 0.05 = 40 trials. The part of the seeds is
-    12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
+    With the two instances that the method adds, of means 0 and 1, the variance is
+    (0.5^2 + 0.5^2) / 10 = 0.05. So the rate is as precise as that of 0.25 * 8 / 0.05 = 40 trials.
+    The part of the seeds is 12.7062 * sqrt(0.5) / sqrt(2) = 6.35, so the interval is 0 to 1.
     """
     wins = np.array([[1.0] * 8, [0.0] * 8])
     assert rate_interval(wins) == (0.0, 1.0)
@@ -91,8 +91,8 @@ def test_rate_interval_of_two_seeds_by_hand():
 
 
 def test_rates_alone_give_the_widest_interval():
-    """Two seeds solve 1 and 3 of 4 prompts. If both solve one prompt, the means of the prompts are
-    1, 1/2, 1/2 and 0. Otherwise all are 1/2."""
+    """Two seeds solve 1 and 3 of 4 prompts. If one prompt is solved by both, the means of the
+    prompts are 1, 1/2, 1/2 and 0. Otherwise all are 1/2."""
     alike = rate_interval(np.array([[1, 0, 0, 0], [1, 1, 1, 0]]))
     assert interval_of_rates(np.array([0.25, 0.75]), num_prompts=4) == alike
     rng = np.random.default_rng(0)
@@ -118,7 +118,7 @@ def test_difference_interval_by_hand():
     assert low < 0
 
 
-def test_two_seeds_that_differ_say_little():
+def test_three_seeds_that_differ_say_little():
     """Three seeds differ by 54, 7 and 23 points: 28 +- 4.3027 * 23.9 / sqrt(3) is -31 to 87."""
     a = np.zeros((3, 100))
     for seed, wins in enumerate((54, 7, 23)):
@@ -174,7 +174,7 @@ def play(rng, rates, luck, num_games):
 
 
 def coverages(cell, num_repeats):
-    """The share of intervals that hold the true value: of rates, of differences to a player, and of
+    """The share of intervals that contain the true value: for rates, differences to a player and
     differences between two policies of the same seeds."""
     rate, spread, num_games, num_seeds = cell
     rng = np.random.default_rng([round(1000 * x) for x in cell])

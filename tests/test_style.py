@@ -28,7 +28,8 @@ MAX_NESTED = 5  # nested comprehensions in all files together
 DENSE_FILES: dict[str, str] = {}  # file above MAX_FILE_DENSITY: the reason
 WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data table that needs them
 
-# A module imports from lower floors, and from modules of its own package on its own floor.
+# Floors, the lowest first. A module imports from lower floors, and from modules of its own package
+# on its own floor.
 FLOORS = (
     "configurator packing support.statistics support.timer support.collapse_signs support.precision"
     " support.budget_warnings support.quotes support.threads support.code_version",
@@ -430,7 +431,7 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Lines of getattr(.., key, default), config.get(key, default): a setting or a computed key."""
+    """Lines of getattr(.., key, default) and config.get(key, ..): key is a setting or computed."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -513,7 +514,7 @@ def test_the_checks_of_imports_find_what_they_look_for():
     found = imports_of(tree, {"support.log", "envs", "tools.sft"})
     assert found == [(1, "numpy.linalg"), (2, "support.log"), (3, "envs"), (7, "tools.sft")]
     assert is_allowed("train", "starpo") and not is_allowed("starpo", "train")
-    assert is_allowed("rollout", "engine")  # on one floor of one package
+    assert is_allowed("rollout", "engine")  # on one floor, in one package
     assert is_allowed("tools.sft", "tools.probes") and not is_allowed("tools.sft", "train")
     assert not is_allowed("support.log", "tools.view")
     assert not is_allowed("support.log", "eval")

@@ -1,5 +1,6 @@
 """
-Tests that compare TextWorld with the package itself. Without the package they are skipped.
+Tests of worlds/textworld.py, which compare it with the package textworld. Without the package most
+are skipped.
 
     make test-extras
 """
@@ -68,7 +69,7 @@ def start_z_machine(game, folder):
 @needs_textworld
 @pytest.mark.parametrize("size", PAPER_SIZES)
 def test_random_steps_agree_with_the_z_machine(size, tmp_path):
-    """200 steps: possible commands, score, end, success, and the things that can be seen."""
+    """Compares 200 steps: possible commands, score, end, success, and the things that are seen."""
     env = opened(f"textworld:{size}")
     rng = np.random.default_rng(1)
     machine = start_z_machine(env.game, tmp_path)
@@ -211,7 +212,7 @@ def test_a_cookbook_can_be_read():
 
 @needs_textworld
 def test_players_and_facts_of_textworld_are_possible_and_read_back():
-    """Random commands and the first of a plan are possible. A thought may repeat all facts."""
+    """Random commands and a plan's first command are possible. A thought may repeat all facts."""
     env = opened("textworld:game=cooking,w=6,q=3", 1)
     rng = np.random.default_rng(0)
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Tests of calls in threads.
+"""Tests of support/threads.py: order of results, errors, Ctrl-C.
 
 Run with:  python -m pytest -q tests/test_threads.py
 """

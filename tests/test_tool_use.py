@@ -129,7 +129,7 @@ def test_a_search_by_other_words_counts_as_well():
 def test_scores_by_hand():
     index = Index(TOWNS)
     names = [document.name for document in index.search("the SALT of new Tavor, 31", 3)]
-    # weights: log(1 + 3) of new; log(1 + 3/2) of tavor, salt and 31
+    # weights of words: log(1 + 3) for new, log(1 + 3/2) for tavor, salt and 31
     new, common = math.log(4), math.log(2.5)
     assert new + 3 * common > 2 * common > common
     assert names == ["New Tavor", "Tavor", "Lunen"]
@@ -245,13 +245,13 @@ def test_a_shop_passes_the_checks(tmp_path):
 
 
 def test_names_that_share_all_words(tmp_path):
-    """A search for such a name finds the first three only, so tasks ask about these."""
+    """Of names with the same words, a search finds only the first three. Tasks ask about these."""
     words = "red big mug old pot tin".split()
     rows = []
     for number, name in zip(range(300), permutations(words), strict=False):
         rows.append({"name": " ".join(name), "price": number})
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},task=fetch")
-    assert env.repeats  # three items
+    assert env.repeats  # too few items for disjoint splits
     wanted = set()
     for seed in range(40):
         env.reset(seed)
@@ -306,7 +306,7 @@ def test_a_question_about_a_price(tmp_path):
         {"name": "bowl", "price": 4.5, "material": "clay"},
     ]
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},task=find")
-    assert env.repeats  # two items
+    assert env.repeats  # too few items
     seen = {}
     for seed in range(40):
         env.reset(seed)

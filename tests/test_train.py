@@ -48,7 +48,7 @@ CRITIC_KEYS = {"vf_loss", "vf_clipfrac", "grad_norm_critic", "explained_variance
 POLICY_KEYS = {"pg_loss", "clipfrac", "approx_kl", "entropy", "kl_ref", "grad_norm"}
 POLICY_KEYS |= {"masked_frac", "observation_nll", "learning_rate"}
 UPDATE_KEYS = POLICY_KEYS | CRITIC_KEYS | {"logprob_diff_mean", "logprob_diff_max"}
-# These are unknown in an iteration without an update or a measurement of collapse.
+# These may be None in an iteration without an update or a measurement of collapse.
 SOMETIMES_UNKNOWN = {"regime", *COLLAPSE_KEYS}
 
 
@@ -68,7 +68,7 @@ def gae_run(trained_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first_half(trained_folder, tmp_path_factory):
-    """The same settings for two iterations only."""
+    """A run of two iterations with the settings of gae_run."""
     out_dir = tmp_path_factory.mktemp("runs") / "half"
     return out_dir, run(out_dir, trained_folder, num_iterations=2)
 
@@ -138,7 +138,7 @@ def test_scores_of_a_run(gae_run):
 
 @pytest.mark.slow
 def test_trajectories_of_a_run(gae_run):
-    """All 16 trajectories of iteration 1, and of every second iteration."""
+    """The file holds all 16 trajectories of iteration 1 and of every second iteration."""
     out_dir, _ = gae_run
     played = read_lines(out_dir / "trajectories.jsonl")
     found = [(record["step"], record["group"], record["member"]) for record in played]
@@ -163,7 +163,7 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(
 
 def leave_as_if_killed(out_dir, whole, rows):
     """Makes the folder look as if the run was killed while it saved iteration 4: the row of
-    iteration 3 is written, and the last trajectory of iteration 4 is cut."""
+    iteration 3 is written, and the fourth trajectory of iteration 4 is cut off."""
     shutil.copytree(whole / "checkpoint-000004", out_dir / "partial")
     (out_dir / "partial" / "manifest.json").unlink()
     with (out_dir / "metrics.jsonl").open("a") as file:
@@ -225,7 +225,7 @@ def test_no_row_is_lost_between_checkpoint_and_log(
     assert untimed(continued) == untimed(first_half[1])
 
 
-# One optimizer step an iteration.
+# KL to the start is in the loss. An iteration has one optimizer step.
 KL = dict(estimator="grpo", kl_coef=0.1, batch_size=8, eval_every=1)
 
 
@@ -447,7 +447,7 @@ def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
 )
 def test_make_names_an_old_driver_or_python(tmp_path, driver, python, message):
     shutil.copy(Path(__file__).parent.parent / "Makefile", tmp_path)
-    old_enough = int(python.split(".")[1] == "10")  # exit code of the check of the version
+    old_enough = int(python.split(".")[1] == "10")  # exit code of the version check
     scripts = {
         "nvidia-smi": f"echo {driver}",
         "old_python": f"[ $1 = -V ] && echo Python {python} || exit {old_enough}",

@@ -126,7 +126,7 @@ def test_first_messages():
 def test_unknown_action_is_reported_and_penalised():
     episode = episode_in(ROOM_BOARD)
     outcome = episode.step("<think>a</think><answer>Left || Jump || up</answer>")
-    # two moves, -0.1 each, and the format penalty -0.1; the unknown action does not count as one
+    # two moves, -0.1 each, and the format penalty -0.1; the unknown action is no move
     assert outcome.reward == pytest.approx(-0.3)
     head = 'Reward -0.3. Unknown action: "Jump".\nTurn 2 of 5, 8 actions left.\n'
     assert outcome.user.startswith(head)
@@ -145,7 +145,7 @@ def test_surplus_actions_are_reported():
     assert outcome.reward == pytest.approx(-0.3) and outcome.record.num_actions == 2
     head = "Reward -0.3. Not executed, over the limit: 2.\nTurn 2 of 5, 8 actions left.\n"
     assert outcome.user.startswith(head)
-    # the limit of the trajectory acts, too: one action is left of three, and the reply has two
+    # the limit of the trajectory holds, too: one action is left of three, and the reply has two
     episode = episode_in(ROOM_BOARD, max_actions=3)
     reply = "<think>a</think><answer>Left || Right</answer>"
     assert episode.step(reply).reward == pytest.approx(-0.2)

@@ -115,7 +115,7 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
         torch.testing.assert_close(values, values_alone, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(logprobs, logprobs_alone, rtol=1e-5, atol=1e-5)
         assert values.std() > 1e-3
-        # They equal those of the engine.
+        # The log-probs equal those of the engine.
         torch.testing.assert_close(logprobs, experience.old_logprobs, rtol=1e-4, atol=1e-4)
 
 
@@ -334,7 +334,7 @@ def test_recomputed_log_probs_are_the_trainers(trained_folder):
 
 @pytest.mark.parametrize("engine_dtype, low, high", [("auto", 0, 1e-6), ("bfloat16", 1e-4, 0.05)])
 def test_an_engine_of_another_type_gives_other_log_probs(trained_folder, engine_dtype, low, high):
-    """The trainer computes in float32, and so does the engine, unless it is told otherwise."""
+    """The trainer computes in float32, and so does the engine unless engine_dtype is set."""
     learner = make_learner(trained_folder, engine_dtype=engine_dtype)
     expected = torch.float32 if engine_dtype == "auto" else torch.bfloat16
     assert {weight.dtype for weight in learner.engine.model.parameters()} == {expected}

@@ -25,6 +25,7 @@ from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 
 LAKE = "frozenlake:size=2,success_rate=1"
 ROOM = "sokoban:symbols=newvocab"
+# A text that tries to run a script in the page and to steer a terminal
 HOSTILE = (
     "</script><script>window.hacked = 1</script><!-- "
     '<img src="x" onerror="window.hacked = 2"> & \u2028 \ud800 \u202e \x1b[2J {{style}}'
@@ -74,7 +75,7 @@ def to_lines(rows):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A text game before RL; then two members of a group on a lake, and a room in other symbols."""
+    """A run: a bandit game before RL, two members of a group on a lake, a room in other symbols."""
     folder = tmp_path_factory.mktemp("runs") / "a_run"
     folder.mkdir()
     first = "Turn 1 of 5, 10 actions left.\nP_\nOG"
@@ -202,7 +203,7 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     ]
     assert {t["prompt"] for t in data["trajectories"]} == {0}
     assert data["runs"][0]["name"] == "games.jsonl" and data["runs"][0]["steps"] == []
-    # The system message of the third asks for no thought, so its thought is shown as text.
+    # The system message of the third row asks for no thought, so its thought is shown as text.
     assert [t["turns"][0]["reply"] == "" for t in data["trajectories"]] == [True, True, False, True]
     view.main([str(path)])
     assert (tmp_path / "games_view.html").is_file()

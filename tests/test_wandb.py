@@ -47,7 +47,7 @@ class Artifact:
 
 
 class FakeRun:
-    """Keeps what a run was given."""
+    """A stand-in for a run of W&B, which keeps what it is given."""
 
     def __init__(self, options):
         self.id = options["id"]
@@ -88,7 +88,7 @@ def wandb(monkeypatch):
 
 @pytest.fixture
 def page(monkeypatch):
-    """Writes a short page instead of that of tools.view."""
+    """Replaces the page of tools.view by a short one."""
 
     def make_page(out_dir):
         path = out_dir / "view.html"

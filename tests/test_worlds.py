@@ -218,6 +218,7 @@ def test_what_changes_nothing_has_no_effect():
 
 # ---------- plans
 
+# spec -> lengths that a plan may have; {2} for all others
 PLAN_LENGTHS = {QUEST: {4}, LONG_QUEST: {8}, BLIND_QUEST: {4}, "household": set(range(3, 12))}
 
 

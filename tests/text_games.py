@@ -70,7 +70,7 @@ def opened(instance, *, max_actions=30, **options):
 
 
 def drawn(spec, count, *, max_actions=24):
-    """The environment and `count` raw draws."""
+    """The environment, and `count` instances as its method draw gives them."""
     env = make_env(spec, max_actions=max_actions)
     return env, [env.draw(np.random.default_rng([5, i])) for i in range(count)]
 

@@ -4,9 +4,9 @@
 
 URL is the address of the server, such as http://localhost:8000/v1.
 Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The environment
-variable OPENAI_API_KEY holds the key of the server. `max_running` threads play the trajectories. In
-them, a call of an environment that exceeds its time limit is abandoned and goes on. The server
-limits the context, not max_context_tokens.
+variable OPENAI_API_KEY holds the key of the server. `max_running` threads play the trajectories. A
+call of an environment that exceeds its time limit goes on in its thread, but its game ends in an
+error. The server limits the context, not max_context_tokens.
 """
 
 from configurator import Config, UserError, run_main
@@ -100,7 +100,7 @@ class APIPlayer:
         return request_reply(self.url, body, self.report_fault)
 
     def report_fault(self, sentence: str) -> None:
-        """Print the first fault only, because a hostile server could fill the screen."""
+        """Print the first fault only, because a server with many faults would fill the screen."""
         if not self.has_reported:
             self.has_reported = True
             tqdm.write(sentence, file=sys.stderr)

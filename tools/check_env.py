@@ -50,18 +50,18 @@ from support.unread import print_unread
 ROOT = Path(__file__).resolve().parent.parent
 CHECK_SEED = 41  # second number of the seeds of the training games
 SEEDS = range(6)  # games of most checks
-NUM_LOOKS = 4  # games of each instance, by which two instances are compared
+NUM_LOOKS = 4  # games that are played on an instance to compare it with others
 NUM_TRAIN = 100  # training games that are compared with those of the evaluation
 NUM_PLAYED = 40  # evaluation games of the expert and of the random player
-EXPERT_ACTIONS = 50  # action budget of the expert
+EXPERT_ACTIONS = 50  # action budget of the expert, who follows plan() or else greedy()
 MAX_TWINS = 0.1  # largest fraction of training games that may look like a game of the evaluation
 MAX_RANDOM = 0.75  # largest number of wins of the random player for each win of the expert
-SLOW_STEP_S = 0.1  # seconds; a slower step should be `blocking`
+SLOW_STEP_S = 0.1  # seconds; an environment with slower steps should set `blocking`
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
 TEXT_LIMIT_S = 10.0  # seconds for one odd text
-POLL_S = 0.2  # seconds between two looks at the process that checks
-ODD_TEXTS = (
+POLL_S = 0.2  # seconds between two tests whether the process of the checks still runs
+ODD_TEXTS = (  # texts that must not raise an error in step()
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
     *("0", "-1", "1e999", "nan", "9" * 10_000, "None", "True", "[]", "{}", "()", "''", '"', "\\"),
     *("%s", "{0}", "${HOME}", "../..", "; exit 1", "$(exit 1)", "__import__('os')", "end", "help"),
@@ -272,7 +272,7 @@ def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
 
 
 def check_repeats(subject: Subject) -> list[str]:
-    """A seed gives the same game after and beside other games, and whichever methods are called."""
+    """Check that other games, and calls of methods that only look, do not change a game."""
     expected = {seed: list(game_log(subject.make(), seed)) for seed in SEEDS}
     problems = []
     env = subject.make()
@@ -293,7 +293,7 @@ def check_repeats(subject: Subject) -> list[str]:
 
 
 def check_processes(subject: Subject) -> list[str]:
-    """A seed gives the same game in another process with another hash seed."""
+    """Check that a seed gives the same game in another process with another hash seed."""
     arguments = (subject.spec, subject.observation, subject.max_actions)
     code = f"from tools.check_env import Subject, digest\nprint(digest(Subject{arguments!r}))"
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -314,7 +314,7 @@ def check_processes(subject: Subject) -> list[str]:
 
 
 def check_generators(subject: Subject) -> list[str]:
-    """Games use no global random generator."""
+    """Check that games use no global random generator."""
     random.seed(1)
     np.random.seed(1)
     python_state = random.getstate()
@@ -331,7 +331,7 @@ def check_generators(subject: Subject) -> list[str]:
 
 
 def check_splits(subject: Subject) -> list[str]:
-    """Training games do not look like those of the evaluation."""
+    """Check that training games do not look like those of the evaluation."""
     env = subject.make()
     if env.repeats:
         subject.notes.append("training and evaluation share instances (repeats = True)")
@@ -366,7 +366,7 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Games end at the budget, have correct rewards, and take no action after their end."""
+    """Check that games end at the budget, pay correct rewards, and take no action afterwards."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)
@@ -403,7 +403,7 @@ def budget_problems(env: Env, seed: int) -> list[str]:
 
 
 def check_texts(subject: Subject) -> list[str]:
-    """No text raises an error, and a text that is no legal action changes nothing."""
+    """Check that no text raises an error, and that only legal actions change the game."""
     env = subject.make()
     env.reset([0, CHECK_SEED])
     rng = np.random.default_rng(CHECK_SEED)
@@ -462,7 +462,7 @@ def check_sentences(subject: Subject) -> list[str]:
 
 
 def check_players(subject: Subject) -> list[str]:
-    """All players choose legal actions, and at most as many as requested."""
+    """Check that all players choose legal actions, and at most as many as requested."""
     env = subject.make()
     problems = []
     if missing_method(env, "random"):
@@ -498,7 +498,7 @@ def player_problems(env: Env, rng: np.random.Generator) -> list[str]:
 
 
 def check_skill(subject: Subject) -> list[str]:
-    """The expert wins, and random play does not."""
+    """Check that the expert wins, and that random play wins clearly less often."""
     env = subject.make(EXPERT_ACTIONS)
     if missing_method(env, "optimal"):
         subject.notes.append("there is no expert: without plan, no demonstrations and no optimum")
@@ -551,7 +551,7 @@ def is_random(subject: Subject) -> bool:
 
 
 def check_speed(subject: Subject) -> list[str]:
-    """Steps and draws are fast enough for training."""
+    """Check that steps and draws of instances are fast enough for training."""
     env = subject.make()
     step_times = []
     draw_times = []

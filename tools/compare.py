@@ -1,4 +1,4 @@
-"""Compare methods: one curve a method, paired differences with intervals, costs, and a verdict.
+"""Compare methods: one curve per method, paired differences with intervals, costs, and a verdict.
 
     python -m tools.compare out/grpo* vs out/rloo*           # two arms, each with its seeds
     python -m tools.compare out/a* vs out/b* vs out/c*       # b and c are compared with a
@@ -33,7 +33,7 @@ from tools.viewer.curves import draw_arms, shared_players
 
 OPTIONS = {"threshold": float, "out": str}
 ENDINGS = (".md", ".csv", ".png", ".pdf")
-LONGEST_STEM = 120  # characters
+LONGEST_STEM = 120  # characters of the default file name A_vs_B
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of it
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,

@@ -28,13 +28,13 @@ from support.unread import print_unread
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 
-SEED_CROWD = 15  # purpose number of the random streams
-# Shares of the other players in the games without the planner.
+SEED_CROWD = 15  # part of the seeds of this file's random streams
+# player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
 MOST_ERRORS = 0.2  # largest share of random turns; each game draws its share
 LONGEST_PLAN = 3  # longer plans on slippery ice take long to compute
 
-# The cost of a step for a player, who chooses the step with the lowest one.
+# The cost of a step. A player chooses the step with the lowest cost.
 Cost = tuple[float, ...]
 
 
@@ -56,7 +56,7 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:
-    """A true thought and the actions of a player."""
+    """A reply of a player: a true thought, and its actions or, by error, random ones."""
     name = "random" if rng.random() < player.errors else player.name
     actions = turn_actions(name, episode, rng)
     thought = " ".join(episode.env.statements())
@@ -89,7 +89,7 @@ def choose_actions(
 def step_by_step(env: Grid, count: int, choose: Callable[[Grid], str]) -> list[str]:
     """Choose actions one after the other, as if no move slipped."""
     scratch = copy.copy(env)
-    scratch.rng = np.random.default_rng(0)  # the draws of the game stay as they are
+    scratch.rng = np.random.default_rng(0)  # so the game's own random numbers are not used up
     if isinstance(scratch, FrozenLake):
         scratch.success_rate = 1.0
     actions = []
@@ -108,8 +108,8 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
-    """Whether the move enters a hole; then the distance to the goal after it, plus 1 for each hole
-    into which it would slip on slippery ice."""
+    """The cost of a move. First: whether it enters a hole. Second: the distance to the goal after
+    it, plus 1 for each hole into which it may slip on slippery ice."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
     distance = manhattan_distance(env.size, ahead, env.goal)
@@ -117,7 +117,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Whether the move leaves a box in a corner; then the cost that the greedy player sees."""
+    """The cost of a move. First: whether it leaves a box in a corner. Then greedy's cost."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

@@ -25,8 +25,8 @@ from support.run_folder import read_text, replace_file
 from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
-SEED_DEMOS = 11  # purpose number of the random streams
-COMMIT_ONE = 0.75  # probability of one action in a turn; of two: 19 %, of more: 6 %
+SEED_DEMOS = 11  # part of the seeds of this file's random streams
+COMMIT_ONE = 0.75  # probability that a turn has one action; two: 19 %, more: 6 %
 
 
 def recite(
@@ -39,7 +39,7 @@ def recite(
     def player(rollout: Rollout) -> Reply | None:
         prompt = rollout.next_prompt(chat)
         trajectory = rollout.trajectory
-        # With context_turns, the prompt already contains the earlier turns that the reply sees.
+        # With context_turns, the prompt contains the earlier turns. So only the reply is added.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -56,7 +56,7 @@ def recite(
 
 
 def num_demonstrations(config: SftConfig) -> int:
-    """How many different demonstrations a run shows."""
+    """The number of different demonstrations that a run trains on."""
     shown = config.sft_steps * config.sft_batch_size
     return min(config.sft_demos or shown, shown)
 

@@ -104,7 +104,7 @@ def ask_human(rollout: Rollout) -> Reply | None:
 
 
 def find_mistake(env: Env, actions: list[str]) -> str:
-    """Why the environment would refuse typed actions, and what it takes; "" if it takes them."""
+    """Why the environment would refuse typed actions, and what is legal; "" if they are legal."""
     # Without a list of actions, legality depends on the state. So only the first one is checked.
     checked = actions if env.actions else actions[:1]
     refused = [action for action in checked if not env.is_legal(action)]

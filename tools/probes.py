@@ -8,7 +8,7 @@ from dialogue import Chat
 from engine import make_engine
 from rollout import collect, summarize, without_errors
 
-SEED_PROBE = 13  # purpose number of the random streams
+SEED_PROBE = 13  # part of the seeds of this file's random streams
 PROBE_KEYS = (
     "success",
     "valid_frac",

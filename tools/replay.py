@@ -61,7 +61,7 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
     num_seen = Counter()  # game -> how often it was seen; a file may hold several evaluations
     different = []
-    late = []  # games in which the time limit was exceeded, in the record or now
+    late = []  # differing games that exceeded the time limit, in the record or now
     for record in read_replayable(path, scored_envs(job.config)):
         trajectory = replay(job.config, record)
         row = (record["env"], record["policy"], record["entropy"])
@@ -95,7 +95,9 @@ def replayed_rows(job: Job) -> Iterator[Row]:
 
 
 def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
-    """The lines of a record. Raises: UserError for a file that holds something else."""
+    """The lines of a record.
+
+    Raises: UserError if a line is no trajectory, or its environment is not in `legal_envs`."""
     records = []
     for record in read_records(path, RECORD):
         records.append({"policy": "recorded", "entropy": None, **record})

@@ -5,7 +5,7 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=25 --export=out/quests.jsonl
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
---export writes demonstrations and does not train. The example above writes 25 steps x 16 of them.
+--export writes demonstrations and does not train. The example above writes 400 (25 steps of 16).
 --sft_file imitates them. The example imitates each of them eight times.
 
 The demonstrations are games in the config's environment, or those of a file. Generated ones depend
@@ -223,8 +223,8 @@ def imitate(
     the setting `dtype`, with float32 weights.
 
     Args:
-        packs_at: step -> this process's packs.
-        saver: of the folder in which an interrupted run continues.
+        packs_at: step -> this process's packs, see `packs_of`.
+        saver: writes the checkpoints, and names their folder; None for a run without any.
         report: called with (finished steps, totals) every `eval_every` steps and at the end.
     Raises: UserError if the loss is not finite."""
     steps = config.sft_steps
@@ -272,7 +272,7 @@ def imitate(
 class Lines:
     """Prints lines about the progress of a run, also in log files, which show no bar.
 
-    Args: first: the steps of earlier processes; steps: those of the whole run."""
+    Args: first: number of steps that earlier processes made; steps: that of the whole run."""
 
     def __init__(self, first: int, steps: int):
         self.first = first
@@ -281,7 +281,7 @@ class Lines:
         self.start_time = time.perf_counter()
 
     def write(self, finished: int, loss: float) -> None:
-        """Print a line after some of the steps. Args: finished: steps; loss: of the last one."""
+        """Print a line after some of the steps. Args: finished: how many; loss: of the last."""
         if finished % self.every and finished != self.steps:
             return
         elapsed_s = time.perf_counter() - self.start_time  # probes included
@@ -311,7 +311,7 @@ def backward(
     num_response_tokens: Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Gradients of a step, summed over the ranks.
+    """Compute the gradients of a step, summed over the ranks.
 
     Args: dtype: the type to compute in. Returns: the loss of the step, ()."""
     device = next(policy.parameters()).device

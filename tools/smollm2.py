@@ -123,7 +123,7 @@ def fetch(final: Path, wheel: Path | None) -> None:
 
 
 def read_arguments(argv: list[str]) -> Path | None:
-    """The command line. Returns: the wheel that it names, or None."""
+    """Read the command line. Returns: the wheel that it names, or None."""
     wheel = ""
     for argument in argv:
         if not argument.startswith("--") or "=" not in argument:
@@ -167,7 +167,7 @@ def check_finished(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[None]:
-    """Make an empty folder, reserve it for this process, and remove it at the end.
+    """Make an empty folder, lock it for this process, and remove it at the end.
 
     The files that a killed process left in it are removed first.
     Raises: UserError if another process is writing into it.

@@ -141,7 +141,7 @@ def check_folders(runs: list[Path]) -> None:
 
 
 def page_path(source: Path, compares: bool) -> Path:
-    """The page of a run lies in its folder. That of a file lies beside the file."""
+    """The path of the page: in the folder of a run, or beside a file of trajectories."""
     name = "view_against.html" if compares else "view.html"
     return source / name if source.is_dir() else source.with_name(f"{source.stem}_{name}")
 

@@ -20,7 +20,7 @@ from worlds.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
 from worlds.text_base import Effects, Facts, require_package, sentences
 
 PARTS = ("train", "valid_seen", "valid_unseen")
-GOALS = {  # our task types -> ALFWorld's
+GOALS = {  # task type of `Household` -> that of ALFWorld
     "place": "pick_and_place_simple",
     "two": "pick_two_obj_and_place",
     "light": "look_at_obj_in_light",
@@ -29,7 +29,7 @@ GOALS = {  # our task types -> ALFWorld's
     "cool": "pick_cool_then_place_in_recep",
 }
 GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem")
-IDLE_VERBS = ("look", "inventory", "examine", "help")  # they change nothing
+IDLE_VERBS = ("look", "inventory", "examine", "help")  # commands with these verbs change nothing
 
 
 class ALFWorld(Household):
@@ -56,7 +56,7 @@ class ALFWorld(Household):
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)
-        self.repeats = part != "train"  # too few games for 512 reserved instances
+        self.repeats = part != "train"  # too few games for the fixed splits
 
     # ---------- instances
 
@@ -122,7 +122,7 @@ class ALFWorld(Household):
 
 @lru_cache
 def game_files(folder: Path, goals: tuple[str, ...]) -> list[str]:
-    """The games of some types in a part of the data set, as names relative to its folder.
+    """The games of some types in a part of the data set, as file names relative to `folder`.
 
     Leaves out games with movable receptacles and sliced things: the text engine cannot play them.
     """
@@ -218,7 +218,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # its last ) closes (define
+    problem += goal["pddl"].replace("#", "-").format(**words)  # the goal's last ) closes (define
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
@@ -229,7 +229,7 @@ def _types(places: list[str], things: list[str]) -> tuple[list[str], list[str]]:
     """PDDL objects for all types and the player, and the facts about them."""
     place_types = {f"{kind_of(place)}Type" for place in places}
     thing_types = {f"{kind_of(thing)}Type" for thing in things}
-    # the domain names these types, so they must exist in every room
+    # the PDDL domain mentions these types, so every room must declare them
     declared_places = place_types | {"sinkbasinType", "microwaveType", "fridgeType"}
     declared_things = thing_types | {"knifeType", "butterknifeType"}
     objects = ["agent1 - agent", "spot0 - location"]

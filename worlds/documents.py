@@ -25,16 +25,16 @@ import numpy as np
 from worlds.countdown import evaluate_expression
 from worlds.text_base import drop_articles
 
-LAND_SEED = 31  # of the bundled towns
+LAND_SEED = 31  # random seed of the bundled towns
 FIRST_SYLLABLES = "Ta Lu Ne Ro Vi Ko Ma Su De Fi".split()
 LAST_SYLLABLES = "vor len mar nil ras sol".split()
 RIVERS = "Lum Ane Oder Sill Tarn Wey Arno Bure".split()
 TRADES = "salt wool iron fish wine glass".split()
 MAX_NAME = 80  # characters of a name, title or key
 MAX_VALUE = 150  # characters of an attribute or an answer
-MAX_QUESTION = 1000  # characters
+MAX_QUESTION = 1000  # characters of a question
 MAX_NUMBER = 10**9
-MAX_FILE = 100_000_000  # bytes
+MAX_FILE = 100_000_000  # bytes of a file
 
 
 class Document(NamedTuple):
@@ -161,7 +161,7 @@ def read_steps(value: object) -> tuple[str, ...]:
 
 
 def read_name(value: object, key: str) -> str:
-    """A name that a search can find."""
+    """Read a name that a search can find. Raises: ValueError."""
     name = read_call_text(value, key, MAX_NAME)
     if not words_of(name):
         raise ValueError(f"{key} {name!r} has no letter and no digit")
@@ -178,7 +178,7 @@ def read_value(value: object, key: str) -> str | int | float:
 
 
 def read_call_text(value: object, key: str, limit: int) -> str:
-    """A text that a call in a reply can contain."""
+    """Read a text that a call in a reply can contain. Raises: ValueError."""
     text = read_text(value, key, limit)
     if "||" in text or "</answer>" in text:
         raise ValueError(f"{key} {text!r} has || or </answer>, which no action can hold")
@@ -209,7 +209,7 @@ class Index:
         for number, text in enumerate(self.folded):
             for word in words_of(text):
                 places.setdefault(word, []).append(number)
-        # word -> numbers of the documents that have it, rising
+        # word -> numbers of the documents that have it, in rising order
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
         # the words of each name, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
@@ -236,7 +236,7 @@ class Index:
         return found
 
     def named_in(self, text: str) -> list[Document]:
-        """The documents whose names stand in a text, the longest name first."""
+        """The documents whose names have all their words in a text, the longest name first."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):

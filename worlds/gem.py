@@ -26,16 +26,18 @@ from worlds.text_base import require_package
 
 DIRECTIONS = ("up", "down", "left", "right")
 BOXED = re.compile(r"\\boxed\{(.*?)\}")
-SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")  # to start
+# Games that take long to start.
+SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # games whose moves draw random numbers
-MAX_STATES = 20_000  # of a search for a solution
-# Two games of gem-llm 0.1.0 cannot be made without these arguments. Each start draws other values.
+MAX_STATES = 20_000  # states that a search for a solution may visit
+# Two games of gem-llm 0.1.0 cannot be made without these arguments. Each start draws new values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
 }
+# kind of game -> the module of GEM whose lists of words are replaced
 MODULES_WITH_WORDS = {"Hangman": "hangman", "Wordle": "wordle", "WordSearch": "word_search"}
-WORD_LENGTHS = range(3, 9)  # of common words
+WORD_LENGTHS = range(3, 9)  # letters of a word in the list "en-basic"
 
 
 class Gem(Hub):
@@ -156,7 +158,7 @@ def first_instructions(name: str, arguments: tuple) -> str:
 
 
 def with_answer_tags(text: str) -> str:
-    r"""Instructions for the reply format of this repository.
+    r"""Adapt instructions to the reply format of this repository.
 
     >>> with_answer_tags(r"Type \boxed{up}.")
     'Type <answer>up</answer>.'
@@ -245,7 +247,7 @@ def random_of_game(game: Any, rng: np.random.Generator) -> str:
 
 
 def plan_sudoku(game: Any) -> list[str]:
-    """GEM makes puzzles with one solution, so a player can find what `full_grid` holds."""
+    """The missing digits of `full_grid`. A player can find them: puzzles have one solution."""
     cells = []
     for row, digits in enumerate(game.full_grid):
         for col, digit in enumerate(digits):
@@ -387,7 +389,7 @@ class Kind(NamedTuple):
     pattern: re.Pattern  # the actions that the game can read, in lower case
     random: Callable[[Any, np.random.Generator], str]
     plan: Callable[[Any], list[str]] | None = None
-    guesses: bool = False  # True: a move informs the player also if the board stays
+    guesses: bool = False  # True: a move tells something also if the board stays the same
 
 
 NUMBER = r"[0-9]{1,3}"

@@ -19,11 +19,11 @@ from envs import Move, make_env, show
 from worlds.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text_base import require_package
 
-# A background colour marks the player's place. Colours of characters are removed.
+# A background colour marks the player's cell. It becomes [ ], and other colours are removed.
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the renderer's line for the last action
-MAX_NUMBERS = 50  # that an observation without a text renderer may have
+MAX_NUMBERS = 50  # largest size of an observation that is shown as numbers
 GAMMA = 0.99  # discount of the reference player
 SUCCESSES = ("reward", "end", "limit")
 
@@ -31,7 +31,7 @@ SUCCESSES = ("reward", "end", "limit")
 class Known(NamedTuple):
     """What the adapter knows about an environment."""
 
-    names: tuple[str, ...] = ()  # of the actions
+    names: tuple[str, ...] = ()  # names of the actions
     values: tuple[str, ...] = ()  # names of the numbers in an observation
     success: str = "reward"
     max_reward: float = 1.0

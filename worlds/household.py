@@ -15,8 +15,8 @@ class Task(NamedTuple):
     """A task type: what the policy reads, and the treatment that the thing needs."""
 
     text: str
-    tool: str = ""  # the kind of place that treats the thing
-    state: str = ""  # the state of the thing after the treatment
+    tool: str = ""  # the kind of place that cleans, heats or cools the thing
+    state: str = ""  # the state of the thing afterwards
 
 
 class Room(NamedTuple):
@@ -102,7 +102,7 @@ class Household(World):
         return ("household", room, task, wanted, target, lamp, things)
 
     def key(self, instance: tuple) -> tuple:
-        """Games that differ only in the numbering of things have the same key."""
+        """A key that is equal for games that differ only in the numbering of things."""
         *parts, things = instance
         return (*parts, *sorted((kind_of(name), place) for name, place in things))
 

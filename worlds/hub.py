@@ -1,8 +1,8 @@
 """The base class of the adapters to hubs of environments: `gem.py`, `reasoning_gym.py`, ...
 
 Code of a hub may print, seed the global random generators or draw from them, and change the logging
-of the process. `Isolation` hides this from the rest of the run, and lets a seed give the same game
-in every process and order.
+of the process. `Isolation` hides these effects from the rest of the run, and lets a seed give the
+same game in every process and order.
 """
 
 from configurator import UserError
@@ -90,7 +90,7 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """Also True if a setting is a text: a hub may execute it, as with names of variables."""
+        """Also True if a setting is a text: a hub may execute it, such as a name of a variable."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 
@@ -144,8 +144,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds look the same at the start.
 
-    Then there are few different starts: 100 draws from 1,000 are all different with a probability
-    of 0.6 %. The fixed splits need 512 starts that training does not draw.
+    Then there are few different starts: even 100 draws from 1,000 starts are all different only
+    with a probability of 0.6 %. The fixed splits need 512 starts that training does not draw.
     """
     env = make_env(spec)
     seen = set()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 MAX_STEPS = 200  # steps of one run; three times as many as the functions of `repair.py` need
 MAX_NUMBER = 10**6
-MAX_LENGTH = 64  # of a list
+MAX_LENGTH = 64  # numbers in a list
 
 ERRORS = (
     ArithmeticError,
@@ -134,7 +134,7 @@ class Program:
     # ---------- statements
 
     def block(self, nodes: list[ast.stmt]) -> Statement:
-        """Execute statements one after the other, up to a `return`."""
+        """Compile statements that run one after the other, up to a `return`."""
         statements = [self.statement(node) for node in nodes]
 
         def run_block() -> Returned | None:
@@ -220,7 +220,7 @@ class Program:
         raise _unknown(node)
 
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
-        """The first operand whose truth value is `decisive`, else the last one."""
+        """Compile `and` or `or`: the first operand that is `decisive` as a bool, else the last."""
 
         def compute() -> int | list[int] | None:
             for operand in operands:
@@ -234,7 +234,7 @@ class Program:
     def _call(
         self, node: ast.expr, function: Callable | None, arguments: list[ast.expr]
     ) -> Expression:
-        """Call a function of the interpreter.
+        """Compile a call of an operator or function.
 
         Args:
             node: the expression, for the message of an error.

@@ -121,7 +121,7 @@ class Quest(World):
         return tuple(links), tuple(placed), tuple(facts.items())
 
     def key(self, instance: tuple) -> tuple:
-        """The key does not depend on the order of a house's parts, or on the direction of links."""
+        """A key without the order of a house's parts and the direction of links."""
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
         return (kind, goal, passages, frozenset(furniture), frozenset(facts))

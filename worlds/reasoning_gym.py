@@ -59,9 +59,10 @@ FUNCTIONS = (
 SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # see `grows`
 MAX_FORMULA = 300  # characters
 MAX_EXPONENT = 100
-MAX_TERMS = 200  # of a formula that is multiplied out
+MAX_TERMS = 200  # terms that a formula may have when it is multiplied out
 MAX_NUMBER = 10**12
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
+# keys of an entry's metadata under which datasets give a right answer
 SOLUTIONS = ("example_correct_answer", "example_answer", "possible_answer", "solution")
 # Errors that datasets raise for an answer that they cannot read.
 UNREADABLE = (
@@ -132,7 +133,7 @@ class ReasoningGym(Hub):
         return action if 0 < len(action) <= MAX_CHARACTERS else None
 
     def _move(self, answer: str) -> Move:
-        """The reward is the rise of the best score."""
+        """Score an answer. The reward is the rise of the best score."""
         score = self.score(answer)
         reward = max(0.0, score - self.best)
         self.best = max(self.best, score)
@@ -151,7 +152,7 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The answer of the dataset, or the example of an answer; [] if the dataset has neither."""
+        """The dataset's answer, or its example of a right answer; [] if none of them scores 1."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:
@@ -256,7 +257,7 @@ def is_arithmetic(node: ast.expr) -> bool:
 
 
 def grows(function: str) -> bool:
-    """Whether a function may grow like exp. For imaginary numbers, sin and cos do."""
+    """Whether a function may grow like exp. For imaginary numbers, sin and cos grow so."""
     return function not in SLOWLY_GROWING
 
 

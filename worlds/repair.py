@@ -2,8 +2,8 @@
 
 It follows the SWE-Gym task of arXiv 2510.01132 at a size for small models. It differs on purpose:
 - `mini_python.py` interprets the code that a policy writes, so no sandbox is needed.
-- The reward leaves out the tests that the unpatched code passes. Otherwise a harmless patch would
-  earn most of it.
+- The reward leaves out the tests that the unpatched code passes. Otherwise a patch without
+  effect would earn most of it.
 """
 
 from configurator import UserError
@@ -20,7 +20,7 @@ from envs import Env, Move
 from worlds.mini_python import interpret
 
 NUM_TESTS = 10
-NUM_VISIBLE = 4  # the command `run` shows the results of the first 4 tests; the others decide
+NUM_VISIBLE = 4  # the command `run` shows the results of the first 4 tests; the other 6 decide
 MAX_LINE = 100  # characters of an edited line
 
 # Each function: name(parameter): description, then the body. K is a number that is drawn.
@@ -332,7 +332,7 @@ def _mutations(tree: ast.Module) -> Iterator[str]:
 
 
 def _replacements(node: ast.AST) -> tuple[str, list[Any]]:
-    """A field of a node, and the values that turn it into a fault."""
+    """A field of a node, and the wrong values that a fault gives it."""
     match node:
         case ast.Constant(int(value)):
             return "value", [value - 1, value + 1]

@@ -252,7 +252,7 @@ def check_size(folder: str, *, finished: bool) -> None:
                             "The game is over."
                         )
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # the command has removed it, or its permissions
+            continue  # the command removed or replaced the folder, or took its permissions
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise

@@ -108,7 +108,7 @@ def reverse_play(
         if score > best_score and uncovered:
             best = (player, boxes)
             best_score = score
-        # The last state pushed is the first one visited, so Up is pushed last.
+        # The last state pushed is visited first: the order is Up, Down, Left, Right.
         for delta in (1, -1, size, -size):
             ahead = player + delta
             behind = player - delta

@@ -6,8 +6,8 @@ It is the code task of arXiv 2510.01132 without containers and downloads. It dif
 - The policy gets the files of the base commit without the git history, because the history may
   contain the answer. git reads only the objects of a checkout: its settings, hooks and attributes
   have no effect.
-- The reward leaves out the tests that the unpatched code passes. Otherwise a harmless patch would
-  earn most of it.
+- The reward leaves out the tests that the unpatched code passes. Otherwise a patch without
+  effect would earn most of it.
 
 Tests run in the same process as the code that they test, so this code can forge their report.
 """
@@ -48,7 +48,7 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # in a patch
 
-# With these, git uses nothing of a checkout but its objects, and limited memory.
+# With these settings git uses only the objects of a checkout, and limited memory.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -67,7 +67,7 @@ class SWE(Env):
     """Rows of SWE-Gym: a file of JSON lines, and the checkouts of their repositories in its folder.
 
     The checkout of `getmoto/moto` is the folder `moto`. An action is a shell command in a copy of
-    the base commit, or `submit`. The tests of the row decide.
+    the base commit, or `submit`. The tests of the row decide about success.
     """
 
     blocking = True

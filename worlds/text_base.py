@@ -51,7 +51,7 @@ class World(Env):
         Args:
             facts: the first facts.
             task: the text that begins every observation.
-            final_command: a hint for the greedy player, which prefers commands with its words.
+            final_command: the greedy player prefers commands that share words with it.
         """
         self.task = task
         self.final_words = set(final_command.split())

@@ -28,7 +28,7 @@ REWARDS = ("sparse", "balanced", "dense")
 GOALS = ("detailed", "brief", "none")
 COOKING_ROOMS = (1, 6, 9, 12)
 COOKING_INGREDIENTS = range(1, 6)
-HOLDERS = ("c", "s", "oven", "stove", "toaster")  # types of things that hold others
+HOLDERS = ("c", "s", "oven", "stove", "toaster")  # types of things that can hold other things
 STATES = (
     "open",
     "closed",
@@ -142,7 +142,7 @@ class TextWorld(World):
     def search(self, max_length: int) -> tuple[str, ...]:
         """TextWorld's own plan from the present state; it is not always the shortest.
 
-        If TextWorld has no plan, it is the rest of the walkthrough if the next command is possible.
+        If TextWorld has none, it is the rest of the walkthrough; () if that is impossible now.
         """
         if self.state.done:
             return ()

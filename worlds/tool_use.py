@@ -1,7 +1,7 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
 In `ToolUse`, questions are about the bundled towns of worlds/documents.py. Their facts are the same
-in every game, so a policy may learn them by heart. The content of the store is drawn anew. In
+in every game, so a policy may learn them by heart. The store differs from game to game. In
 `OwnData`, questions are about a user's items (a shop), or come from a user's file with passages.
 """
 
@@ -25,7 +25,7 @@ KEYS = ("box", "wall", "floor", "corner", "edge", "board")
 KEY = re.compile(r"\w{1,20}")
 MAX_TEXT = 200  # characters after the name of a tool
 MAX_SHOWN = 300  # characters of a document in a result
-MAX_ANSWERS = 100  # most right answers of a question about attributes
+MAX_ANSWERS = 100  # largest number of right answers to a question about attributes
 MAX_STORED = 99  # the largest number in the store; the smallest is 11
 
 
@@ -73,9 +73,9 @@ class ToolUse(Env):
         raise UserError(f"these {self.noun}s have no task of the kind {', '.join(self.tasks)}")
 
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
-        """Which item has these attributes? None if a search for their values shows no such item.
+        """Draw a question: which item has these attributes?
 
-        Also None if more than MAX_ANSWERS items have them."""
+        None if a search for their values shows no such item, or more than MAX_ANSWERS items fit."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -99,7 +99,7 @@ class ToolUse(Env):
         )
 
     def _draw_fetch(self, rng: np.random.Generator) -> Task:
-        """What is an attribute of the item whose name is in the store?"""
+        """Draw a question: what is an attribute of the item whose name is in the store?"""
         document = self._draw_item(rng)
         attribute = str(rng.choice(list(document.attributes)))
         key, other = rng.permutation(KEYS)[:2].tolist()
@@ -112,7 +112,7 @@ class ToolUse(Env):
         )
 
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
-        """What is the sum of an attribute of two items?"""
+        """Draw a question: what is the sum of an attribute of two items? None if they are unfit."""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -132,7 +132,7 @@ class ToolUse(Env):
         )
 
     def _draw_put(self, rng: np.random.Generator) -> Task | None:
-        """Store the sum of an attribute and a number that is in the store."""
+        """Draw a task: store the sum of an attribute and a number that is in the store."""
         document = self._draw_item(rng)
         attribute = self._draw_number(document, rng)
         if not attribute:

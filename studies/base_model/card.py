@@ -14,7 +14,7 @@ from pathlib import Path
 from support.run_folder import read_rows
 from tools.plotting.tables import markdown
 
-WORLDS = {  # the probes of one environment -> its name in the tables
+WORLDS = {  # environment of the probes -> its name in the tables
     "frozenlake:size=4,frozen_prob=0.8,success_rate=0.8": "FrozenLake, slippery",
     "frozenlake:size=4,frozen_prob=0.9,success_rate=1.0": "FrozenLake, no slip",
     "sokoban:size=6,boxes=1,search_depth=300": "Sokoban 6x6",

@@ -3,16 +3,16 @@
 A document is a dialogue in one environment.
 - A drill asks questions about a board: the places of things, the cells around the player, a row or
   column, the board after a move, a short plan. Every answer is right (drills.py).
-- A game is a dialogue as in RL. Thoughts are true. The actions are those of a player of the crowd
-  (tools/crowd.py), with errors. The shares of the players stay the same from the first game to the
-  last.
+- A game is a dialogue as in RL. Thoughts are true. The actions are those of a scripted player, good
+  or bad (tools/crowd.py), with some random turns. The shares of the players stay the same from the
+  first game to the last.
 
 Training begins with single questions about plain boards. Without them, a model of this size does
 not learn to read boards.
 
 The corpus never shows a board of the evaluation or held-out instances, whatever its symbols. For
-tests of generalisation it leaves out the symbols of "newvocab", board sizes that are not in WORLDS,
-and the pairs of "jobs_test".
+tests of generalisation it leaves out symbols with their meaning in "newvocab", board sizes that are
+not in WORLDS, and the pairs of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -39,12 +39,12 @@ from tools.demonstrations import recite
 from worlds.bandit import Bandit
 
 PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")
-SEED_CORPUS = 14  # purpose number of the random streams
+SEED_CORPUS = 14  # number in the seeds of the random streams of the corpus
 
 LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
 SOKOBAN = "sokoban:search_depth=300"
 LARGER = "sokoban:size=8,boxes=2,search_depth=10"
-WORLDS = {  # environment -> share of the packs
+WORLDS = {  # environment -> share of the packs after the easy part
     "frozenlake:frozen_prob=0.8,success_rate=0.8": 0.21,
     LAKE: 0.1,
     "frozenlake:frozen_prob=0.9,success_rate=0.8": 0.05,
@@ -53,7 +53,7 @@ WORLDS = {  # environment -> share of the packs
     LARGER: 0.3,
     "bandit:pair=jobs": 0.05,
 }
-# The easy part has these stages of equal length. A pack draws one of the environments of its stage.
+# Stages of equal length of the easy part (EASY). A pack draws one environment of its stage.
 EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
 # Environments whose evaluation and held-out instances are never shown.
 RESERVED = (
@@ -66,13 +66,14 @@ SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
     pas ran sol tor vin dak fel gus hin jor ster
 """.split()
+# Symbols to draw for Sokoban boards.
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 
-DRILLS = 0.45  # share of the packs
-OTHER_SYMBOLS = 0.2  # share of the Sokoban packs
-UNKNOWN_ARMS = 0.5  # share of the bandits
+DRILLS = 0.45  # share of drills among the packs on grids
+OTHER_SYMBOLS = 0.2  # share of the Sokoban packs with symbols drawn from SYMBOLS
+UNKNOWN_ARMS = 0.5  # share of the bandits with made-up names
 THINK = 0.9  # share of the packs whose players think
-EASY = 0.2  # part of the training that asks single questions
+EASY = 0.2  # the easy part: in this first part of the training, documents are single questions
 FEW_ACTIONS = 0.5  # share of the games that start with a random number of actions used
 
 
@@ -126,8 +127,8 @@ def players_of(
 ) -> dict[str, Callable[[], str]]:
     """Name of each player that shows an instance -> function that writes its next reply.
 
-    No player knows the better arm of a bandit, so it is shown twice, once with each arm.
-    Args: planners: the share of the planner, 0 to 1."""
+    No player knows the better arm of a bandit, so a bandit is shown twice, once with each arm.
+    Args: planners: the share of games that the planner plays, 0 to 1."""
     if episode.env.repeats:
         return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}
     player = draw_player(rng, planners)
@@ -177,7 +178,7 @@ def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftCon
 
 
 def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
-    """An instance that no evaluation uses."""
+    """A random instance that is not an evaluation or held-out instance of RESERVED."""
     instance = draw_arms(rng) if env.repeats else env.draw(rng)
     while env.key(instance) in reserved_keys(*RESERVED):
         instance = env.draw(rng)

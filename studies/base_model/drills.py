@@ -12,7 +12,7 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from grids import FrozenLake, Grid
 from rollout import Trajectory
 
-# Kinds of questions. A repeated kind is more frequent.
+# Kinds of questions to draw from. A kind that is listed twice is drawn twice as often.
 KINDS = [
     "Where",
     "Where",
@@ -62,7 +62,7 @@ class Drill(Episode):
         return f"{observation}\n{question}?"
 
     def _answer(self, question: str) -> str:
-        """The right answer; a move changes the board."""
+        """The right answer to a question. A question that is a move also changes the board."""
         env = self.env
         size = env.size
         kind, *number = question.split()
@@ -110,8 +110,9 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
     """The share of right answers for each kind of fact.
 
-    Where: the places of the player, the goal or targets, and all holes or boxes. Row and Column:
-    each cell; walls are also scored on their own. Moves: the whole board after the move."""
+    Answers to Where count by part: the player, the goal or all targets, all holes or all boxes.
+    Answers to Row and Column count by cell, and walls once more on their own. The answer to a move
+    counts as a whole: the board after it."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:

@@ -5,8 +5,8 @@
 
 The model that it writes, out/pretraining/model, is the one in base/. The loop, the optimizers and
 the checkpoints are those of tools/sft.py. The documents depend only on seed, step and index, not on
-the number of processes. An interrupted run continues from out_dir. Probes on held-out boards
-measure how well the model plays and reads, and each of them also saves the model.
+the number of processes. An interrupted run continues from out_dir. Every --eval_every steps, probes
+on held-out boards measure how well the model plays and reads, and the model is saved.
 """
 
 from configurator import SftConfig, UserError, load_config, run_main
@@ -64,7 +64,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """The documents that this rank trains on in one step. A pack is one forward and backward."""
+    """The documents of this rank in one step. A pack is one forward and backward pass."""
     progress = step / config.sft_steps
     packs = []
     for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):

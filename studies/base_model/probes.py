@@ -16,7 +16,7 @@ from rollout import Rollout, RolloutScheduler
 from studies.base_model.drills import Drill, score_reading
 from tools.probes import probe
 
-BASE_PROBES = {  # config files: observation modes
+BASE_PROBES = {  # config files -> observation modes
     "frozenlake_ppo": "grid coord relations",
     "frozenlake_ppo worlds/frozenlake_det": "grid",
     "sokoban_ppo": "grid coord relations",

@@ -60,7 +60,7 @@ def test_drills_on_a_lake_drawn_by_hand():
         "P_O_\n__O_\n_G__\n___O",  # a move against the border
         "__O_\nP_O_\n_G__\n___O",  # moves of drills never slip
         "Away left edge, up ice. Goal 1 down ice ice, 1 right ice hole, corner goal.",
-        "Right || Down",  # the seed's choice of two shortest paths
+        "Right || Down",  # the path that the seed chooses among the two shortest
     ]
 
 
@@ -139,7 +139,7 @@ def test_documents_are_right_and_of_every_kind(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("planners", [0.0, 0.5, 1.0])
 def test_every_game_has_a_player_of_the_crowd(chat, planners):
-    """The shares of the players are those of SHARES, and the planner's is `sft_planners`."""
+    """The planner plays `sft_planners` of the games. The others share the rest as in SHARES."""
     sizes = dict(max_context_tokens=1024, micro_batch_tokens=1024)
     config = SftConfig(seed=7, sft_planners=planners, **sizes)
     counts = Counter()
@@ -173,8 +173,7 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Lakes with frozen probability 0.9 repeat often, so a corpus without the check would show
-    many reserved ones."""
+    """Without the check, many would be shown: lakes with frozen probability 0.9 often repeat."""
     started = []
     start = Env.start
 
@@ -228,7 +227,7 @@ def test_half_of_the_games_begin_with_few_actions_left(chat):
     games = [head for head in heads if head.startswith("Turn 1") and "Arms" not in head]
     left = [int(head.split(", ")[1].split()[0]) for head in games]
     assert set(left) == set(range(1, 11))
-    assert 0.4 < sum(n < 10 for n in left) / len(left) < 0.5  # expected are 9 of 20
+    assert 0.4 < sum(n < 10 for n in left) / len(left) < 0.5  # 0.45 is expected
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tests of pretraining: it continues, and two processes train like one. Tests of reading probes.
+"""Tests of pretraining (it continues, two processes train like one) and of the reading probes.
 
 python -m pytest -q studies/base_model/test_pretrain.py
 """
@@ -43,8 +43,7 @@ PRETRAINING = [
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """The folder of a pretraining in one process. The report of all probes takes minutes, so
-    it is left out."""
+    """The folder of a pretraining in one process, without probes, which take minutes."""
     folder = tmp_path_factory.mktemp("pretraining") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "base_report", lambda *_: {})
@@ -59,7 +58,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretrain, "base_report", stop)  # after three steps, of which two are saved
+        patch.setattr(pretrain, "base_report", stop)  # called after step 3; step 2 is saved
         pretrain.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
     assert [path.name for path in (tmp_path / "cut").glob("checkpoint*")] == ["checkpoint-000002"]
     message = "holds a run with other settings .seed was 0 and is now 1"
@@ -192,7 +191,7 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # The probe replaces this reward density, so each answer earns its own reward.
+    # The probe plays with native rewards, so that each answer earns its own reward.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
     scores = probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

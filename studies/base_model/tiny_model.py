@@ -80,7 +80,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
     )
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
-    with torch.no_grad():  # the head is tied to the embedding; scaling keeps the logits small
+    with torch.no_grad():  # the head is also the embedding; scaling keeps the logits small
         model.lm_head.weight.mul_(0.02 / config.initializer_range)
     return model, tokenizer
 
@@ -138,8 +138,8 @@ def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
 def environment_texts() -> list[str]:
     """First messages and plain replies of the environments in every observation mode.
 
-    The texts are the same on every machine. They determine the ids of the tokenizer that `base` was
-    trained with, so adding an environment would make these weights useless.
+    The texts are the same on every machine. They determine the token ids with which the weights in
+    base/ were trained, so adding an environment would make these weights useless.
     """
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]

@@ -63,7 +63,7 @@ class Verdict:
     num_alarmed: int = 0  # num_predicted + number of runs without a collapse that show the sign
     num_false: int = 0  # beginnings in runs without a collapse
     num_healthy: int = 0  # iterations of runs without a collapse
-    leads: tuple[int, ...] = ()  # of predicted collapses: iterations from the sign to it
+    leads: tuple[int, ...] = ()  # iterations from the sign to each predicted collapse
 
     @property
     def precision(self) -> float:
@@ -91,10 +91,10 @@ class Verdict:
 
 
 def num_updates(row: Row) -> int:
-    """The number of iterations whose update had something to learn from.
+    """The number of iterations that count as updates (defined above).
 
-    There is no gradient norm if the filter kept nothing, and no advantage if all groups have equal
-    rewards."""
+    There is no gradient norm if the filter kept nothing. All advantages are 0 if the rewards of
+    each group are equal."""
     count = 0
     series = row["series"]
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
@@ -121,7 +121,7 @@ def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
     """How well a sign predicts the collapses of these runs.
 
     Args:
-        sign: None judges the first warning that each run printed."""
+        sign: None to judge the first warning that each run printed."""
     verdict = Verdict()
     for row in rows:
         begun = beginnings(row, sign) if sign else first_warning(row)

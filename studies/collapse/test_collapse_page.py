@@ -20,7 +20,7 @@ from studies.collapse.survival import (
 
 
 def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
-    """A run with an evaluation every 5 iterations."""
+    """The row of a run with an evaluation every 5 iterations."""
     count = 5 * len(successes)
     metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
     known = {**metrics, **series}
@@ -43,7 +43,7 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
         ([0.7, 0.9, 0.3, 0.8, 0.9], None),  # it recovers
         ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # it recovers once and then falls for good
         ([0.7, 0.8, 0.9, 0.3], None),  # one evaluation is not enough
-        ([0.29, 0.2, 0.1], 5),  # below the model before RL
+        ([0.29, 0.2, 0.1], 5),  # its best is the model before RL, 0.5
         ([0.5, 0.6, 0.7], None),
         ([0.7, 0.5, 0.5], 10),  # exactly 20 points, which floats cannot represent
     ],
@@ -69,7 +69,7 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """The first level is 1. The median of 3 values exceeds 2 once two of them do: at 17."""
+    """The first level is 1. The median of 3 values exceeds 2 when two of them do, from 17 on."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
@@ -138,12 +138,12 @@ def test_the_page_counts_collapses_and_survivors():
     }
     text = collapse.page_tables(curves)["methods"]
     assert "| StarPO at 2e-3 | 0, 1 | 15, 15 | 0 of 2 | 90, 90 | 30, 30 | 20, 20 |" in text
-    # StarPO has no run with seed 2, so this run cannot be compared
+    # StarPO has no run with seed 2, so two runs of KL are compared
     assert "| KL at 2e-3 | 0, 1, 2 | -, 15, - | 1 of 2 | 90, 90, 90 | 90, 30, 90 |" in text
 
 
 def test_the_page_shows_how_thoughts_fade():
-    """Medians of the first and the last five iterations, without those that are not known."""
+    """Medians of the first and the last five known values."""
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
     assert collapse.true_thoughts(row) == "70 to 30"  # of 10 50 70 80 90, and of 0 20 30 40 50
@@ -151,7 +151,7 @@ def test_the_page_shows_how_thoughts_fade():
 
 def test_without_runs_the_page_stays(monkeypatch):
     monkeypatch.setattr(collapse, "rows_of", lambda curves, scale: dict.fromkeys(curves, []))
-    monkeypatch.setattr(collapse, "write_atomically", None)  # not called
+    monkeypatch.setattr(collapse, "write_atomically", None)  # a call would fail
     with pytest.raises(UserError, match="no run is finished; start them with"):
         collapse.main([])
 

@@ -54,7 +54,7 @@ ESTIMATORS: dict[str, dict] = {
         "reward_density": "plan",
     },
 }
-# Settings that the estimators of a comparison share.
+# Settings of all estimators, unless ESTIMATORS says otherwise.
 NEUTRAL = {
     "turn_level": False,
     "state_weight": 0.0,
@@ -127,8 +127,8 @@ def credits_of_alternatives(
     """The credit of each turn if its game had gone on differently after the reply, (K,).
 
     Each call of `credits_of` replaces one game of every group by an alternative. So the baseline of
-    a group sees one change at a time, as in training. Only whitening mixes groups, so it also sees
-    the changes in other groups.
+    a group sees one change at a time, as in training. Whitening runs over all groups, so estimators
+    that whiten also see the changes in other groups.
 
     Args: alternatives: K games. Game k equals the game of turn k up to the reply of this turn, and
         then goes on with fresh noise."""

@@ -14,7 +14,7 @@ iteration of training. For every turn the script computes
 
 Runs must keep their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
 model before training, "end" the newest checkpoint. Each measured checkpoint is a file in OUT/cases,
-and a second start does not measure it again. OUT/credit.json, OUT/credit.md and OUT/credit.png
+and a second call does not measure it again. OUT/credit.json, OUT/credit.md and OUT/credit.png
 hold the results. studies/credit/README.md explains them.
 """
 
@@ -23,7 +23,7 @@ from configurator import Config, UserError, run_main
 from support.arguments import CreditJob, read_credit
 
 if __name__ == "__main__":
-    run_main(read_credit)  # answers mistakes before the slow imports
+    run_main(read_credit)  # reports wrong arguments before the slow imports
 
 import json
 import time
@@ -45,7 +45,7 @@ from studies.credit.play import Player, RecordedGame, monte_carlo, play_groups
 from studies.credit.report import write_report
 from support.run_folder import read_json, write_atomically
 
-SEED_SHUFFLE = 65  # purpose number of the random stream
+SEED_SHUFFLE = 65  # number in the seed of this random stream, see studies/credit/play.py
 PLANNER = "planner's step reward"
 SHUFFLED = "planner's step reward, shuffled"
 DIGITS = 6  # decimals of the numbers in a case
@@ -100,7 +100,7 @@ def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
 
 
 def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | None) -> dict:
-    """The settings of a case. Its file counts only if it was measured with equal settings."""
+    """The settings of a case. `read_case` refuses a file that was measured with others."""
     return {
         "run": str(Path(run)),
         "checkpoint": folder.name if folder else "start",
@@ -110,7 +110,7 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """The case that an earlier start has measured, None if there is none.
+    """The case that an earlier call has measured, None if there is none.
 
     Raises: UserError if the file was measured with other settings."""
     if not path.is_file():

@@ -55,8 +55,8 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
     """The advantage of each reply under optimal play, (K,), averaged over slips.
 
-    It is at most 0, with two exceptions: a think bonus makes it larger, and in a turn without an
-    action the format penalty may cost less than the move that optimal play must make."""
+    It is at most 0, with two exceptions. A think bonus makes it larger. And in a turn without an
+    action, the format penalty may cost less than the action that optimal play has to take."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -67,7 +67,7 @@ def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
 
 
 def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
-    """The planner's step reward, (K,): each turn's reward and the change of the optimal value."""
+    """The planner's step reward, (K,): reward of the turn plus change of the optimal value."""
     found = []
     for game in games:
         values = [state_value(state) for state in game.states_and_end()]

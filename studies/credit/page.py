@@ -52,7 +52,7 @@ class Result(NamedTuple):
 
 
 def main(argv: list[str]) -> None:
-    """Fill the tables. Raises: UserError if runs or cases are missing."""
+    """Fill the tables. Raises: UserError if runs or their credit are missing."""
     if argv:
         raise UserError(f"studies.credit.page has no options, got {' '.join(argv)}")
     summaries = read_json(CREDIT, SUMMARIES)
@@ -74,7 +74,9 @@ def main(argv: list[str]) -> None:
 def results_of(
     world: str, curves: dict[str, Sequence[Row]], summaries: Sequence[dict]
 ) -> list[Result]:
-    """The estimators that trained policies in an environment. Keys of curves are "WORLD NAME".
+    """The results of the estimators that trained policies in an environment.
+
+    Args: curves: "WORLD ESTIMATOR" -> rows. summaries: those of the environment, from CREDIT.
 
     Raises: UserError if the credit or a seed of an estimator is missing."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}

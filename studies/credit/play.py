@@ -3,7 +3,7 @@
 A `RecordedGame` keeps a copy of its episode before every turn. `restore` begins a game there again,
 with the same board, budget, messages, tokens and random numbers. `monte_carlo` continues from these
 states with fresh random numbers. The mean return of m continuations is an unbiased estimate of a
-value under the policy that plays, and the size of its noise is known.
+value under the policy that plays. The spread of the returns tells how large its noise is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 if TYPE_CHECKING:  # torch takes seconds to import, and only models need it
     from engine import Engine
 
-# Purpose numbers of the random streams.
+# Numbers in the seeds of the random streams, one for each purpose.
 SEED_BOARDS = 61
 SEED_GAMES = 62
 SEED_BEFORE = 63  # continuations from the state before a turn
@@ -166,8 +166,8 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
     """Continue every turn of every game `num_draws` times from the state before it, and as often
     after its reply.
 
-    Each continuation executes the reply again with new slips, so the luck of the original slip
-    gives the reply no credit. The noise of a continuation is independent of the other
+    Each continuation after a reply executes the reply again with new slips, so the luck of the
+    original slip gives the reply no credit. The noise of a continuation is independent of the other
     continuations and of the original games.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]

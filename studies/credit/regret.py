@@ -7,9 +7,9 @@ It plays --num_groups training boards, --group_size games each, at --temperature
 exact value of optimal play under the same limits (studies/credit/optimal.py). The loss of a turn is
 the value before it minus the value of its actions, slips averaged over. It has two parts:
 
-- too long: the loss that the policy would avoid by ending the turn after the best of its actions.
-  The actions after that one may be superfluous or wrong.
-- the rest: the loss of even this best beginning, because it goes a wrong way or is too short.
+- too long: the loss that the policy would avoid by ending the turn at the best moment, after one or
+  more of its actions. The actions after that may be superfluous or wrong.
+- the rest: the loss of the turn cut at that moment. It goes a wrong way or is too short.
 
 The losses of a game, summed over its turns, are on average the gap to optimal play.
 """
@@ -47,7 +47,7 @@ HEADINGS = (
 
 
 class Losses(NamedTuple):
-    """The loss of one game against optimal play, in units of the reward."""
+    """The two parts of the loss of a game against optimal play, in units of the reward."""
 
     too_long: float
     rest: float

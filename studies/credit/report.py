@@ -57,7 +57,7 @@ class Summary:
     method: str  # the estimator that trained the policy
     label: str  # of the checkpoint: start, an iteration such as 20, or end
     seeds: list[int]
-    facts: dict[str, float]  # of the truth, means over seeds
+    facts: dict[str, float]  # about games and true advantages, means over seeds
     estimators: dict[str, Numbers]
     critic: Numbers | None
 
@@ -117,7 +117,7 @@ def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
 
 
 def measure_case(case: dict) -> tuple[dict[str, float], dict[str, Numbers], Numbers | None]:
-    """Returns: facts on the truth, the measures of each estimator, and those of the critic."""
+    """Returns: facts about the case, the measures of each estimator, and those of the critic."""
     turns = case["turns"]
     truth = Truth(np.array(turns["before"]), np.array(turns["reply"]))
     games = np.array(turns["game"])
@@ -261,7 +261,7 @@ def draw(path: Path, summaries: Sequence[Summary]) -> None:
 
 
 def draw_panel(axes: Axes, key: str, members: Sequence[Summary], looks: dict[str, dict]) -> None:
-    """Draw estimators from top to bottom, checkpoints in colours. Args: looks: by label."""
+    """Draw estimators from top to bottom, checkpoints in colours. Args: looks: by checkpoint."""
     names = list(members[0].estimators)[::-1]
     for number, summary in enumerate(members):
         shift = 0.15 * (number - (len(members) - 1) / 2)

@@ -15,7 +15,8 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # more standard errors from 0 than this, the sign of an advantage counts as known
+DECIDED = 2.0  # the sign of an advantage is known if it is more standard errors from 0 than this
+# The numbers that `measure` returns. studies/credit/README.md defines them.
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
@@ -139,7 +140,7 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
-    num_turns = np.bincount(games)[games]  # (K,) of the game of each turn
+    num_turns = np.bincount(games)[games]  # (K,) turns of the game to which a turn belongs
     noise = (truth.noise * (1 - 1 / num_turns)).sum()
     spread = centred_truth @ centred_truth - noise
     size = centred_credits @ centred_credits
@@ -175,8 +176,8 @@ def variance_shares(
 ) -> tuple[float, float, float]:
     """The parts of the variance of an estimator's credit, as shares that sum to 1.
 
-    - signal: the part that follows the true advantage, or its opposite. It is the squared
-      correlation, corrected for the noise. The sign of the correlation is that of "rank".
+    - signal: the part that follows the true advantage, or its opposite (then "rank" is negative).
+      It is the squared correlation, corrected for the noise.
     - bias: the part that depends on state and reply, but not on their advantage.
     - luck: the part that depends on what happens after the reply. This is the estimator's variance:
       half the mean squared difference of two credits of one turn with different luck.

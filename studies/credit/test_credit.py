@@ -1,7 +1,7 @@
 """Tests of studies/credit/measure.py and its modules without a model.
 
 Continuations agree with exact values, and optimal values with those by hand and by brute force.
-Measures are tested on data with known answers, and the command line with mistakes.
+Measures are tested on data with known answers, and the command line with wrong arguments.
 
     python -m pytest -q studies/credit/test_credit.py
 """
@@ -67,7 +67,7 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 
 
 class Letters:
-    """A chat format whose tokens are the numbers of letters, for tests without a tokenizer."""
+    """A chat format in which a token is the code of a letter, for tests without a tokenizer."""
 
     end = 3
 
@@ -169,7 +169,7 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
     assert np.abs(scores).max() < 4
-    assert 0.4 < (scores**2).mean() < 1.8, scores  # 1 on average
+    assert 0.4 < (scores**2).mean() < 1.8, scores  # 1 is expected
     assert np.abs(found.values - values).max() < 4 * 0.5 / 60**0.5
     assert np.corrcoef(found.advantages, advantages)[0, 1] > 0.8
 
@@ -201,7 +201,7 @@ def test_returns_are_sums_of_rewards_from_a_turn_on(lake):
 
 
 def test_continuations_begin_in_the_state_of_the_turn(lake):
-    """The first continuation after the reply repeats all turns up to the reply, and no others."""
+    """The first continuation after a reply repeats the turns up to it. What follows may differ."""
     games = play_groups(lake, 4, 4)
     found = monte_carlo(lake, games, 4)
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
@@ -318,7 +318,7 @@ def test_optimal_advantages_are_losses_and_step_rewards_add_up(config):
     for game, of_game in zip(games, rewards, strict=True):
         gained = game.trajectory.score - state_value(game.states[0])
         assert of_game.sum() == pytest.approx(gained + state_value(game.episode))
-    if config is SOKOBAN:  # nothing is random, so rewards and advantages are equal
+    if config is SOKOBAN:  # nothing is random, so step rewards and advantages are equal
         np.testing.assert_allclose(np.concatenate(rewards), advantages, atol=1e-9)
 
 
@@ -340,7 +340,7 @@ def test_reply_value_averages_over_slips():
         (["Right", "Right"], (1, 0)),  # the second move is one too many: it ends in the hole
         (["Right", "Right", "Down"], (1, 0)),
         (["Down", "Right", "Up", "Right"], (1, 0)),  # the first two were right
-        (["fly"], (0, 0)),  # no legal action, and turns enough are left
+        (["fly"], (0, 0)),  # no legal action, but enough turns are left to win
     ],
 )
 def test_losses_of_a_game_by_hand(moves, losses):
@@ -407,7 +407,7 @@ def test_the_noise_of_the_truth_is_known():
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """Credit = truth + other noise of the same size: correlation 0.707, of ranks about 0.69."""
+    """Credit is truth plus noise of the same size: correlation 0.707, of ranks about 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)
@@ -436,7 +436,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.filterwarnings("error")  # without a board, one turn is left: it has no variance
+@pytest.mark.filterwarnings("error")  # the jackknife leaves one turn, without variance
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf
@@ -452,7 +452,7 @@ def test_a_truth_of_noise_alone_is_not_known():
 
 
 def test_between_turns_of_a_game_by_hand():
-    """In two games of two turns, the true advantages differ by 1 and by -1, without noise."""
+    """In two games of two turns, the true advantages differ by 1 and by -1. They have no noise."""
     games = np.array([0, 0, 1, 1, 2])
     exact = np.array([[1.0], [0.0], [0.0], [1.0], [5.0]]).repeat(2, 1)
     truth = Truth(np.zeros((5, 2)), exact)

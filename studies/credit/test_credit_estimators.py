@@ -85,7 +85,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
 
 @pytest.fixture
 def played(trained_folder, one_rank):
-    """A function: estimator -> its learner, games of two groups of four, and the player."""
+    """A function. It returns the learner of an estimator, its games (2 groups of 4), its player."""
 
     def play(estimator, **changes):
         settings = dict(num_groups=2, filter_keep=1.0, batch_size=4, estimator=estimator)
@@ -105,7 +105,7 @@ def test_credits_are_those_that_train_would_use(played, name):
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
-    if "reward_density" in settings:  # the games are played with native rewards and shaped later
+    if "reward_density" in settings:  # here the games have native rewards and are shaped later
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]
@@ -132,7 +132,7 @@ def test_critic_estimators_need_a_critic(played):
 
 
 def test_alternatives_replace_one_turn_of_a_group_at_a_time(played):
-    """GRPO compares within a group, so each credit equals that of a batch with one change."""
+    """GRPO compares within a group, so each credit is that of a batch with one replaced game."""
     learner, games, player = played("gae")
     alternatives = monte_carlo(player, games, 2).alternatives
     settings = ESTIMATORS["GRPO by turn"]
@@ -174,7 +174,7 @@ def test_a_run_from_start_to_picture(trained_folder, tmp_path, capsys, monkeypat
     assert (tmp_path / "out/credit.png").stat().st_size > 10_000
     summaries = json.loads((tmp_path / "out/credit.json").read_text())
     assert [summary["label"] for summary in summaries] == ["start", "1", "end"]
-    monkeypatch.setattr(credit, "measure_policy", None)  # nothing is measured again
+    monkeypatch.setattr(credit, "measure_policy", None)  # a second measurement would fail
     credit.main(words)
     assert (tmp_path / "out/credit.md").read_text() in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"measured with other settings \(draws\)"):

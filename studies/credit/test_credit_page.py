@@ -16,7 +16,7 @@ from studies.credit.page import correlations, results_of, speed_of
 
 
 def make_row(*successes, seed=0):
-    """A run with an evaluation every ten iterations, and 0.4 before RL."""
+    """The row of a run with an evaluation every ten iterations, and success 0.4 before RL."""
     curve = {str(10 * (i + 1)): success for i, success in enumerate(successes)}
     return {
         "settings": {"seed": seed},
@@ -109,7 +109,7 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda figure, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # half-width for two seeds: 12.7062 standard errors, which exceeds the range of a rate
+    # with two seeds the half-width is 12.7062 standard errors, so intervals of rates are cut off
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

@@ -5,12 +5,12 @@
     python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no runs, only the page
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
 
-Every row plays the 256 fixed prompts 16 times. A row is one JSON file in studies/imitation/rows/:
-its settings, its commit, its cost, and for every prompt the number of games won. From these the
-script writes studies/imitation/table.md. An interrupted run continues, and a finished row is not
-repeated. Rows that started from other weights than those in base/ are ignored.
+Every model and player plays the 256 fixed prompts 16 times. Its row is one JSON file in
+studies/imitation/rows/: settings, commit, cost, and for every prompt the number of games won. From
+the rows the script writes studies/imitation/table.md, which also has their CPU times.
 
-The table has the CPU time of each row.
+An interrupted run continues, and a finished row is not repeated. Rows that started from other
+weights than those in base/ are ignored.
 """
 
 from configurator import UserError, load_config, run_main
@@ -50,7 +50,7 @@ OPTIONS = {"seeds": "0,1,2", "only": "", "draw": False, "show": False}
 FOLDER = Path("studies/imitation")
 ROWS = FOLDER / "rows"
 BASE = "base, before RL"
-BEST = ("tiny_best",)  # the settings of RL
+BEST = ("tiny_best",)  # the config file with the settings of RL
 PLAYERS = {  # rows of eval.py -> rows of the page
     "random, closed loop": "random, ten turns of one action",
     "greedy, closed loop": "greedy, ten turns of one action",
@@ -83,12 +83,12 @@ class World(NamedTuple):
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """The rows of one grid world that are trained.
+    """The methods that train a model on one grid world, by the name of their row.
 
     Args:
         name: of the files config/NAME_ppo.py and config/NAME_grpo.py.
         overlays: files in config/ that come after them.
-        crowd_steps, planner_steps: of SFT on these players; table.md has their CPU time.
+        crowd_steps, planner_steps: of SFT on the players of the corpus, and on the planner.
         overrides: settings of RL.
     """
     ppo = (f"{name}_ppo", *overlays)
@@ -109,8 +109,8 @@ def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict
     """StarPO-S with its filter, as config/models/tiny.py runs it, and two later methods.
 
     Args:
-        star_po_s, later: iterations of StarPO-S and of the later methods. They make the CPU time
-            about that of PPO with its 100 iterations.
+        star_po_s, later: iterations of StarPO-S and of the later methods, chosen so that their
+            CPU time is about that of PPO with its 100 iterations.
         overrides: settings of the later methods.
     """
     ppo = (f"{name}_ppo",)
@@ -135,7 +135,7 @@ def imitation_of(stage: Curve) -> Method:
 
 
 def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
-    """A game that the base has never seen: SFT on its reference player, then RL.
+    """A game that the base model has never seen: SFT on its reference player, then RL.
 
     Args:
         name: of the file config/NAME.py.
@@ -154,7 +154,7 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
 
 
 # Sokoban games are longer, so an iteration has fewer of them. Rewards are ten times larger, and so
-# is the penalty.
+# is the format penalty.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
@@ -258,7 +258,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Run the rows of a world that have no file yet.
+    """Make the rows of a world that have no file yet: train and play.
 
     Args: only: the name of a row, or a part of the names of several rows.
     Raises: UserError if no row has such a name."""
@@ -334,7 +334,7 @@ def wins_of_players(world: World) -> dict[str, list[int]]:
 
 
 def play_prompts(world: World, what: str) -> dict[str, list[int]]:
-    """Run eval.py. Returns: by row, the wins on every prompt."""
+    """Run eval.py. Returns: row of its table -> wins on every prompt."""
     scores = ROWS / "scores.json"
     scores.parent.mkdir(parents=True, exist_ok=True)
     words = [*game_words(world), what, f"--samples={SAMPLES}", f"--json={scores}"]
@@ -348,7 +348,7 @@ def play_prompts(world: World, what: str) -> dict[str, list[int]]:
 
 
 def game_words(world: World) -> list[str]:
-    """The words that name the environment of a world and its 256 prompts, for `load_config`."""
+    """The arguments of `load_config` that choose the environment of a world and 256 prompts."""
     files = files_at(Curve(world.files, {}, overlays=world.overlays), "tiny")
     return [*(config_path(file) for file in files), "--eval_size=256"]
 
@@ -362,7 +362,7 @@ def row_path(world: str, method: str, seed: int) -> Path:
 
 
 def write_row(world: str, method: str, seed: int, row: dict, commit: str | None) -> None:
-    """Write the file of a row, with the base, the commit of the code and the machine."""
+    """Write the file of a row, with the digest of base/, the commit of the code and the machine."""
     described = {
         **row,
         "samples": SAMPLES,
@@ -429,7 +429,8 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """The difference of two rows in %, paired by prompt, and by seed if both have equally many."""
+    """The difference of two rows (wins of `rates_of`) in %, paired by prompt, and by seed if both
+    have equally many."""
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)
     low, high = difference_interval(a, b)

@@ -26,7 +26,7 @@ WORLD = comparison.World(
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """A world whose training and games are fakes. Returns: what was launched and played."""
+    """Fake training and games in a world "lake". Returns: the list of what runs and plays."""
     calls = []
 
     def launch(command: Command) -> str:
@@ -65,7 +65,7 @@ def test_a_row_is_trained_and_played_once(lab):
     trained = [call for call in lab if not call.startswith("--")]
     assert trained[0] == sft
     assert trained[1] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=0"
-    assert trained[2] == sft  # the real `launch` finds it finished
+    assert trained[2] == sft  # the real `launch` does nothing if it is finished
     assert "--learning_rate=0.5" in trained[3] and "--model=out/runs/sft-" in trained[3]
     played = [call for call in lab if call.startswith("--")]
     assert played[:2] == ["--player=random,greedy,optimal", "--model=tiny"]

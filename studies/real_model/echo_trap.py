@@ -2,11 +2,11 @@
 
     make echo-trap      # about 34 CPU-minutes on one core, and 93 MB of download
 
-It fetches the model, teaches it the form of replies, trains it with StarPO and with StarPO-S, and
-writes into out/echo_trap/ a picture, a web page of all recorded replies, and replies.md with
-replies at the start, at the best iteration and at the end. Each step is a command that it prints.
-If it is interrupted, the next call continues. README.md in this folder has the results of this
-experiment with more seeds and methods.
+It fetches the model, teaches it the form of replies (the cold start), and trains it with StarPO and
+with StarPO-S. It writes into out/echo_trap/ a picture, a web page of all recorded replies, and
+replies.md with replies at the start, at the best iteration and at the end. It prints the command of
+each step. If it is interrupted, the next call continues. README.md in this folder has the results
+of this experiment with more seeds and methods.
 """
 
 from configurator import UserError, run_main
@@ -26,7 +26,7 @@ MODEL = Path("out/smollm2")
 COLD_START = OUT / "cold_start"
 RUNS = {"StarPO": OUT / "starpo", "StarPO-S": OUT / "starpo_s"}
 ITERATIONS = 15
-LEARNING_RATE = 8e-5  # that of the experiment, 4 times that of smollm2_bandit.py
+LEARNING_RATE = 8e-5  # as in the experiment `echo_trap`; 4 times that of smollm2.py
 CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
 STARPO_S = ("--filter_keep=0.25", "--clip_high=0.28", "--batch_size=16")
 

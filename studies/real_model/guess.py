@@ -54,7 +54,7 @@ def rate_cell(run: dict, iteration: str) -> str:
 
 @cache
 def chance_of_possible(num_numbers: int, num_turns: int) -> float:
-    """The chance to win of a player that guesses any of the numbers that are still possible."""
+    """The probability of a win if each guess is a random one of the numbers still possible."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
     wins = 0.0

@@ -27,9 +27,9 @@ SIGNS = {
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
 SHOWN = ("bandit StarPO", "bandit StarPO-S")  # the methods in the pictures
-AT_LOW_RATE = " at 2e-5"  # in the names of their runs at the low learning rate
-LOST = 0.5  # below this share of valid replies, a run has lost the form
-LAST = 5  # a run that has lost the form ends with at least this many such iterations
+AT_LOW_RATE = " at 2e-5"  # end of the names of curves at the low learning rate
+LOST = 0.5  # in an iteration with fewer valid replies than this share, the form of replies is lost
+LAST = 5  # a run has lost the form if it ends with at least this many such iterations
 HEADINGS = (
     "method",
     "seed",
@@ -60,7 +60,7 @@ Row = dict  # of a run, see studies/runs.py
 
 
 def main(argv: list[str]) -> None:
-    """Raises: UserError if no run is finished."""
+    """Write the pictures and tables. Raises: UserError if no run is finished."""
     if argv:
         raise UserError(f"expected no arguments, got {' '.join(argv)}")
     finished = finished_of("echo_trap")
@@ -122,16 +122,16 @@ def run_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def form_cell(row: Row) -> str:
-    """Since which iteration a run has lost the form of replies."""
+    """The cell with the iteration from which on the form of replies is lost."""
     if "valid_frac" not in row["series"]:
         return "not recorded"
     return str(form_loss(row) or "no")
 
 
 def form_loss(row: Row) -> int | None:
-    """The first of the last iterations in which fewer than half of the replies were valid.
+    """The iteration from which on, until the end, fewer than half of the replies are valid.
 
-    Returns: None if these are fewer than five, or if the row has no valid_frac."""
+    Returns: None if fewer than five iterations remain from it, or if the row has no valid_frac."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):
@@ -165,7 +165,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """When a sign begins, and whether it is before the fall, late, or false."""
+    """The cell that says when a sign begins, and whether that is before the fall, late or false."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:

@@ -4,7 +4,7 @@
     python -m studies.speed.bench update      # the packed update, a padded one, TRL's GRPO loss
     python -m studies.speed.bench iteration   # one GRPO iteration, and one of TRL's GRPOTrainer
     python -m studies.speed.bench head        # log-probs in chunks or with full logits: peak memory
-    python -m studies.speed.bench precision   # log-probs of engine and trainer, in three types
+    python -m studies.speed.bench precision   # log-probs of engine and trainer, in three dtypes
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and

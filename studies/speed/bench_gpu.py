@@ -39,7 +39,7 @@ SMALL_QWEN = QWEN | {
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """The sizes of the model and of what is measured."""
 
     shape: dict  # settings of Qwen2Config
     num_groups: int  # of trajectories that share the first prompt
@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
     head_chunks: tuple[int, ...]  # columns of the vocabulary at a time
 
 
-# W1 has long observations, W2 those of a small grid.
+# Workload W1 has long observations, workload W2 those of a small grid.
 GPU_SIZES = Sizes(
     shape=QWEN,
     num_groups=8,
@@ -89,12 +89,12 @@ class UpdateCase(NamedTuple):
 
     work: str  # "W1" or "W2"
     estimator: str = "grpo"  # "grpo" trains the policy, "gae" policy and critic
-    packs: int = 1  # packs have this many times sizes.pack_tokens
+    packs: int = 1  # a pack has this many times sizes.pack_tokens tokens
     kernel: str = "default"  # of attention; or "SDPA", on devices with a varlen kernel
     compiled: bool = False
 
     def measure(self, device: torch.device) -> dict[str, float]:
-        """Train on the workload as train.py does: values, losses, clipping, AdamW; one step.
+        """Time one update on the workload as in train.py: values, losses, clipping, an AdamW step.
 
         MFU is the FLOP of `flop_of` divided by time and PEAK_FLOPS.
         """

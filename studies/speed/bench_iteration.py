@@ -24,7 +24,7 @@ TRL_ITERATIONS = 4
 
 
 def iteration(config: Config, repeats: int) -> Rows:
-    """Replies of a model to one of two Bandit prompts, then one step on all of them.
+    """Measure one iteration: replies to a Bandit prompt, and an optimizer step on all of them.
 
     Our measurement is the median of three iterations after one to warm up. TRL's is the mean of
     four. Both train the same policy, and their numbers of sampled tokens must agree within 5 %.

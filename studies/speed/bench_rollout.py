@@ -144,7 +144,7 @@ class HuggingFace:
         self.keep = keep
         self.num_steps = 0
         self.waiting: list[tuple[int, list[int], int]] = []  # key, new ids, max_tokens
-        self.keys: list[int] = []  # of the rows of ids, mask and cache
+        self.keys: list[int] = []  # the trajectory of each row of ids, mask and cache
         self.forget()
 
     @property
@@ -189,7 +189,7 @@ class HuggingFace:
         self.mask = self.ids.clone()  # (B, T), 0 on padding
 
     def select(self, keys: Sequence[int]) -> None:
-        """Keep the rows of these trajectories."""
+        """Keep the rows of these trajectories and drop the others."""
         rows = torch.tensor([self.keys.index(key) for key in keys])
         self.cache.batch_select_indices(rows)
         self.ids = self.ids[rows]

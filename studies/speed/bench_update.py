@@ -252,7 +252,7 @@ def make_trl_trainer(config: Config, prompt, **options):
 
     _, tokenizer = load_model(config.model)
     trainer = GRPOTrainer(model, reward, trl_config, prompts, processing_class=tokenizer)
-    trainer.current_gradient_accumulation_steps = 1  # otherwise train() sets it
+    trainer.current_gradient_accumulation_steps = 1  # train() sets it, but may not be called
     return trainer, num_sampled
 
 

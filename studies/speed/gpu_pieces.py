@@ -1,4 +1,4 @@
-"""The pieces of gpu_report.py. A process of this file measures the cases of one piece.
+"""The measurements of gpu_report.py. Each process measures one piece, a group of cases.
 
 python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to out/gpu/results.jsonl
 """
@@ -37,7 +37,7 @@ Case = Callable[[], Values]
 
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
-RESERVED_S = 40  # no iteration begins in the last seconds of the time limit
+RESERVED_S = 40  # no iteration begins in the last 40 seconds of the time limit
 # Largest relative difference of an update's metrics from those of the CPU in float32.
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
@@ -109,9 +109,9 @@ def free_memory(device: torch.device) -> None:
 
 
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
-    """The cases of a piece by name, in the order of their value.
+    """The cases of a piece by name, the most useful first.
 
-    Args: deadline: time.perf_counter() after which the piece should begin nothing.
+    Args: deadline: value of time.perf_counter() after which no iteration should begin.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -162,7 +162,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Attention by varlen and SDPA, eager and compiled, except for the case of `update`."""
+    """Attention by varlen and SDPA, eager and compiled, without the case that `update` measures."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -179,7 +179,7 @@ def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
 
 
 def flagship_cases(config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
-    """The flagship, and the setting in which RAGEN's time was measured."""
+    """PPO on FrozenLake, and the setting in which the time of RAGEN was measured."""
     model = f"--model={config.model}"
     cases = {}
     for name, arguments in {
@@ -253,7 +253,7 @@ def start(config: Config, device: torch.device) -> tuple:
 def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajectory], Values]:
     """One iteration on the CPU in float32.
 
-    Args: device_type: of the device that is compared with it; a CPU plays fewer trajectories.
+    Args: device_type: of the device to compare with the CPU. For "cpu", trajectories are fewer.
     Returns: all trajectories, those that the filter kept, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
@@ -352,7 +352,7 @@ def restart_of(config: Config, device: torch.device) -> Values:
         with Saver(Path(folder), keep=1) as saver:
             values["checkpoint, standstill s"] = seconds_of(lambda: learner.save(saver), device)
             values["written after s"] = seconds_of(saver.wait, device)
-            learner.step += 1  # the second checkpoint finds pinned memory
+            learner.step += 1  # the second checkpoint reuses the pinned memory of the first
             values["second standstill s"] = seconds_of(lambda: learner.save(saver), device)
         saved = next(Path(folder).glob("checkpoint-*"))
         values["GB"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file()) / 1e9
@@ -377,8 +377,10 @@ def load_or_build(config: Config, device: torch.device):
 
 
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
-    """The flagship with random weights of Qwen's shape. Its replies are malformed, so all scores
-    are equal. filter_zero_std makes the filter keep groups without variance."""
+    """PPO on FrozenLake for a model with random weights of Qwen's shape.
+
+    Its replies are malformed, so all scores are equal. With filter_zero_std the filter keeps groups
+    without variance."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":

@@ -34,12 +34,12 @@ OPTIONS = {
 }
 MAX_PROCESS_S = 240.0
 MIN_PROCESS_S = 30.0  # with less time left, no process starts
-TERM_S = 35.0  # torchrun kills its ranks 30 s after SIGTERM if they have not ended
+TERM_S = 35.0  # from SIGTERM to SIGKILL; torchrun needs 30 s to kill ranks that do not end
 NOT_MEASURED = "not measured"
 
 
 class Piece(NamedTuple):
-    """What one process measures."""
+    """A group of cases that a process measures."""
 
     name: str
     title: str
@@ -139,7 +139,7 @@ def chosen_pieces(names: str) -> list[Piece]:
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
     """The pieces that are not done: first those that have not run, then those that failed.
 
-    The environment stays first, because the others fail without it.
+    `environment` stays first: if it fails, the device does not work, and the others would fail.
     """
     states = {piece: results.state(piece.name) for piece in pieces}
     open_pieces = [piece for piece in pieces if states[piece] != "done"]
@@ -149,8 +149,9 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 
 
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
-    """Start processes of a piece until no case is waiting, or until one begins no case or time is
-    short. Then add the state of the piece to the results.
+    """Start processes of a piece, one after the other, and add its state to the results.
+
+    Stop when no case is waiting, when a process has begun no case, or when time is short.
 
     Args: deadline: time.perf_counter() at which the last process must have ended.
     """
@@ -168,7 +169,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # The process began no case if their number has not changed.
+        # If the number of waiting cases has not changed, the process has begun none.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting

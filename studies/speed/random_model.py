@@ -4,9 +4,9 @@
     python -m studies.speed.random_model out/qwen --layers=2     # the same widths and vocabulary
     python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
 
-It has the tokenizer of base/, which knows 768 of the 151,936 tokens. The others decode to nothing,
-so nearly every reply is malformed, every score is equal, and the filter keeps no group without
---filter_zero_std=True.
+It has the tokenizer of base/, which knows 768 of the 151,936 tokens. The others decode to nothing.
+So nearly every reply is malformed and all scores are equal. The filter then keeps no group, unless
+--filter_zero_std=True is set.
 """
 
 from configurator import run_main
@@ -14,7 +14,7 @@ from configurator import run_main
 from support.arguments import read_random_model
 
 if __name__ == "__main__":
-    run_main(read_random_model)  # answers mistakes before the slow imports
+    run_main(read_random_model)  # reports wrong arguments before the slow imports
 
 import shutil
 from pathlib import Path
@@ -60,7 +60,7 @@ def build_random(
 def save_random(
     folder: Path, shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> None:
-    """Write a random model in bfloat16, as Qwen's, with the tokenizer of base/."""
+    """Write a random model in bfloat16, like Qwen's, with the tokenizer of base/."""
     network = build_random(shape, device=device, seed=seed)
     network.to(torch.bfloat16).save_pretrained(folder)
     for name in TOKENIZER_FILES:

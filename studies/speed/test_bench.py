@@ -30,7 +30,7 @@ STARTS = [((4, group), member) for group in range(3) for member in range(3)]
 
 
 def play(engine, config, chat, temperature, seed):
-    """Trajectories of the starts, with replies of drawn lengths."""
+    """Play the trajectories of STARTS, with replies of random lengths."""
     return collect(
         DrawnLengths(engine),
         chat,
@@ -48,7 +48,7 @@ def play(engine, config, chat, temperature, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False])
 def test_hugging_face_samples_the_same_tokens(trained_folder, keep):
-    """Replies have different lengths, and trajectories leave the batch early."""
+    """Replies have different lengths, and some trajectories end before the others."""
     model, tokenizer = load_model(str(trained_folder))
     hf_model = AutoModelForCausalLM.from_pretrained(trained_folder, attn_implementation="sdpa")
     config = small_config(max_response_tokens=40)
@@ -82,7 +82,7 @@ def test_a_barrier_changes_no_token_and_needs_more_steps(trained_folder):
 @pytest.mark.slow
 def test_packed_and_padded_updates_agree_and_are_reported(trained_folder, monkeypatch, capsys):
     monkeypatch.setattr(bench_update, "is_installed", lambda package: False)
-    # update() refuses to time variants that differ
+    # update() raises an error if the variants differ
     rows = bench_update.update(
         small_config(max_context_tokens=900, model=str(trained_folder), num_groups=4), 1
     )
@@ -187,7 +187,7 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
     assert rows["ours"]["cpu_s"] == [2 * 3**1.5] * 3
     rows = bench_iteration.scale(small_config(), 1)
     assert rows["exponent of trajectories"] == pytest.approx(1.0)
-    assert rows["exponent of turns"] == pytest.approx(1.5)  # against the turns that were played
+    assert rows["exponent of turns"] == pytest.approx(1.5)  # over the turns that were played
     assert rows["exponent of ranks"] == pytest.approx(0.0)  # 3 seconds on one and on two
     assert "time grows like turns^1.50" in capsys.readouterr().out
 

@@ -105,7 +105,7 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
 
 
 def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
-    """torchrun does so with its ranks, which are in other groups. SIGKILL follows SIGTERM."""
+    """torchrun ends its ranks, which are in other process groups. SIGKILL follows SIGTERM."""
     script = """
 import signal, subprocess, sys, time
 rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -132,7 +132,7 @@ def test_a_process_that_fails_is_described_by_the_end_of_its_log(tmp_path):
 
 def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
     def die_in_b(command, log, limit_s):
-        other = Results(log.parent)  # as the process sees them
+        other = Results(log.parent)  # the results as the process reads them
         limits.append(limit_s)
         if other.state("head", "b") == "":
             other.add("head", "a", "done", {"ms": 1})
@@ -150,7 +150,7 @@ def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
     states = {case: row["state"] for (_, case), row in results.rows.items()}
     assert states == {"a": "done", "b": "failed", "c": "done", "": "failed"}
     assert results.rows["head", "b"]["reason"] == "exit code -11: "
-    assert limits == [200.0, 200.0]  # less than 4 minutes are left
+    assert limits == [200.0, 200.0]  # what is left, less than 4 minutes
 
 
 def test_a_process_that_begins_no_case_is_not_repeated_and_failed_cases_are(results, monkeypatch):
@@ -331,7 +331,7 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
     monkeypatch.setattr(bench_gpu, "seconds_of", take_given_time)
     row = UpdateCase("W2").measure(CPU)
-    # 2 groups of 2: 19 tokens of a first prompt are shared, then a member has 1 + 4 * 4 + 5 * 8
+    # 2 groups of 2 share 19 tokens of their first prompt; each member adds 1 + 4 * 4 + 5 * 8
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])

@@ -45,7 +45,7 @@ class TrainedRun:
     commit: str  # of the code
     wins: dict[str, Wins]  # by scored environment, the first one is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
-    earlier: Sequence[Earlier] = ()  # settings that changed on the way
+    earlier: Sequence[Earlier] = ()  # settings before restarts that changed them
     code_diff: str | None = ""  # how the code differs from the commit; None if that is not known
 
     def is_finished(self) -> bool:
@@ -179,7 +179,7 @@ def check_one_method(runs: Sequence[TrainedRun]) -> None:
 
 
 def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
-    """Sort runs into arms: those whose settings differ in the seed alone share one."""
+    """Sort runs into arms. Runs whose settings differ in the seed alone share an arm."""
     methods: dict[tuple, list[TrainedRun]] = {}
     for run in runs:
         method = without_seed(run.config), earlier_without_seed(run.earlier)

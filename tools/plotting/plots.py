@@ -1,4 +1,4 @@
-"""Pictures of the figures: metrics over iterations, with reference players as labelled lines."""
+"""Plots of the studies: metrics over iterations, with reference players as labelled lines."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ WINDOW = 9  # iterations of a moving average
 
 
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
-    """Draw a column of panels for every environment and a line of panels for every metric.
+    """Draw a column of panels for every environment and a row of panels for every metric.
 
     Grey lines are players that score the same for all curves of a panel. A curve has the same
     colour in all panels, and one legend below them names the colours.
@@ -75,7 +75,7 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group the curves that were run by the first word of their labels, and remove this word."""
+    """Group curves by the first word of their labels, and remove it. Leave out empty curves."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -206,7 +206,7 @@ def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
 def moving_average(values: np.ndarray) -> np.ndarray:
     """Means over WINDOW neighbours, (S, I). At the ends and around missing values there are fewer.
 
-    Fewer than three windows of iterations are returned unchanged."""
+    With fewer than 3 * WINDOW iterations, the values are returned unchanged."""
     num_iterations = values.shape[1]
     if num_iterations < 3 * WINDOW:
         return values

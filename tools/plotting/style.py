@@ -1,4 +1,4 @@
-"""The style of all plots: axes in words, per cent, labels at the lines, colours for everybody."""
+"""The style of all plots: axes in words, per cent, labels at lines, colour-blind-safe colours."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 2.0,
     "lines.solid_capstyle": "round",
-    "pdf.fonttype": 42,  # letters stay text, as journals ask
+    "pdf.fonttype": 42,  # letters stay text, as journals require
 }
 PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 LABEL_GAP = 1.35  # distance of two labels, in heights of the letters
@@ -76,7 +76,7 @@ class Label(NamedTuple):
 
 @contextmanager
 def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure to draw on, in inches. It is written to the paths, PNG or PDF by their endings."""
+    """Yield a figure of this size in inches, then write it to the paths, as PNG or PDF."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
@@ -89,12 +89,12 @@ def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def percent_axis(axes: Axes) -> None:
-    """The y axis of success in per cent: from 0 to 100, and room for a line at either end."""
+    """Set the y axis to success in per cent, from 0 to 100, with room for a line at either end."""
     axes.set(ylabel=PERCENT.words, ylim=(-2, 102), yticks=range(0, 101, 20))
 
 
 def log_axis(axes: Axes) -> None:
-    """A logarithmic y axis with numbers such as 0.1 and 10. A short one has more numbers."""
+    """Make the y axis logarithmic, with numbers such as 0.1 and 10. A short axis has more."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()
@@ -114,7 +114,7 @@ def look_of(index: int) -> dict:
 
 
 def draw_player(axes: Axes, height: float) -> None:
-    """The line of a reference player. Its name is a label at the right."""
+    """Draw the line of a reference player. A label at the right gives its name."""
     axes.axhline(height, **PLAYER_LOOK, zorder=1)
 
 
@@ -124,7 +124,7 @@ def draw_legend(
     notes: str = "",
     signs: dict[str, Artist] | None = None,
 ) -> None:
-    """One legend below all panels.
+    """Draw one legend below all panels.
 
     Args:
         looks: name of a curve -> its look, see `look_of`.

@@ -123,10 +123,10 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def fill(page: str, contents: dict[str, str]) -> str:
-    """Replace what stands between the marks of some tables of a page.
+    """Replace the tables of a page that stand between marks.
 
     Args: contents: the name of a table, as in `<!-- table: NAME -->`, -> its Markdown.
-    Raises: UserError if the page lacks a mark."""
+    Raises: UserError if the page does not hold a mark."""
     for name, content in contents.items():
         begin, end = f"<!-- table: {name} -->", "<!-- end of table -->"
         before, begin_mark, rest = page.partition(begin)
@@ -185,7 +185,7 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """One line for each set of results of reference players, with the curves that share it."""
+    """A line for each set of results of reference players, after the curves that share it."""
     labels: dict[str, list[str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
@@ -202,12 +202,14 @@ def rate(wins: np.ndarray) -> str:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Difference of success rates in %, (S, n) games each, with its interval, and by seed."""
+    """Success rate of `a` minus that of `b` in %, with its interval, and by seed.
+
+    Args: a, b: (S, n) successes, paired by seed and instance."""
     low, high = difference_interval(a, b)
     return percent(a - b, float(low), float(high))
 
 
 def short_commit(commit: str | None) -> str:
-    """Seven digits of a commit, and "-dirty" if it is marked so."""
+    """Seven digits of a commit, and "-dirty" if it ends so."""
     text = str(commit)
     return text[:7] + text[40:]

@@ -30,7 +30,7 @@ from tools.plotting.style import (
 )
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
-LONGEST_NAME_AT_LINE = 24  # characters
+LONGEST_NAME_AT_LINE = 24  # characters; longer names of arms go into the legend
 LEGEND_LINE = 0.4  # inches
 MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
 SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
@@ -134,7 +134,7 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Solved prompts (S, n) before RL, key 0, and after RL, key -1; {} for unfinished seeds."""
+    """Solved prompts (S, n). Keys: 0 before RL, -1 after RL. {} unless all seeds are finished."""
     if not all(run.is_finished() for run in arm.runs):
         return {}
     env = arm.runs[0].scored_env()
@@ -145,7 +145,7 @@ def known_wins(arm: Arm) -> dict[int, np.ndarray]:
 
 
 def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
-    """The shared players that obey the limits of all arms: label -> successes."""
+    """The shared players that obey the limits on turns and actions of all arms."""
     shared = shared_players(arms, env)
     of_arms = [players_under_limits(shared, arm.settings()) for arm in arms]
     return {
@@ -156,7 +156,7 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Successes of the players that all finished runs played with the same result."""
+    """Successes of the reference players that have the same result in all finished runs."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():

@@ -55,7 +55,7 @@ RANKED_BY = {  # the setting filter_by -> what the filter compares
     "length": "its mean length",
 }
 NOT_IN_FORM = "The reply was not in the required form."
-REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # how a report begins
+REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # how the report on a turn begins
 SHOWN_OUTSIDE = 40  # characters of a text outside of the tags
 
 
@@ -350,7 +350,7 @@ def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str
 def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]:
     """Why a reply is not valid, in sentences; [] for a valid one.
 
-    Older records do not have them. Then they come from the next message, if there is one."""
+    Older records do not hold them. Then the report in the next message, if any, is used."""
     if turn["format_ok"]:
         return []
     faults = [shown(fault) for fault in turn.get("faults", [])]

@@ -44,7 +44,7 @@ function surpriseOf(trajectory) {
   return surprises.length ? sum(surprises) / surprises.length : -1
 }
 
-// The text of a turn in which the search looks.
+// The text of a turn that the search goes through.
 function searchText(turn) {
   return [turn.thought, turn.reply, ...turn.actions].join('\n').toLowerCase()
 }

@@ -159,7 +159,7 @@ function drawPlayers(svg, place) {
   }
 }
 
-// A mark for each iteration that has trajectories.
+// Draws a mark for each stage that has trajectories: an iteration, before RL or after RL.
 function drawStages(svg, place) {
   const chosen = trajectories[selected].when
   for (const stage of recordedStages()) {
