@@ -201,26 +201,26 @@ def success_rate(env, instance, choose, games, seed):
     return wins / games
 
 
-def assert_mean(values, upstream, upstream_values=256):
-    """Assert that the mean of `values` is within 3.5 combined standard errors of `upstream`.
+def assert_mean(values, reference, reference_values=256):
+    """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
 
-    `upstream` is a mean over 256 instances of RAGEN's generator. s, the std of `values`, is taken
+    `reference` is a mean over 256 instances of RAGEN's generator. s, the std of `values`, is taken
     for the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). For a random
-    player, `upstream` is over 200 games on each board, and a value is the success rate on a board.
+    player, `reference` is over 200 games on each board, and a value is the success rate on a board.
     """
     values = np.asarray(values, dtype=float)
-    tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / upstream_values)
-    tolerance = max(tolerance, 0.0005)  # `upstream` is rounded to 0.1 %
-    assert abs(values.mean() - upstream) <= tolerance, (values.mean(), upstream, tolerance)
+    tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
+    tolerance = max(tolerance, 0.0005)  # `reference` is rounded to 0.1 %
+    assert abs(values.mean() - reference) <= tolerance, (values.mean(), reference, tolerance)
 
 
-def assert_fraction(hits, upstream, upstream_values=256):
+def assert_fraction(hits, reference, reference_values=256):
     """`assert_mean` for fractions. s uses both samples, because one fraction may be 0 or 1."""
     hits = np.asarray(hits, dtype=float)
-    n, m = len(hits), upstream_values
-    pooled = (hits.sum() + m * upstream) / (n + m)
+    n, m = len(hits), reference_values
+    pooled = (hits.sum() + m * reference) / (n + m)
     tolerance = max(3.5 * math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m)), 0.0005)
-    assert abs(hits.mean() - upstream) <= tolerance, (hits.mean(), upstream, tolerance)
+    assert abs(hits.mean() - reference) <= tolerance, (hits.mean(), reference, tolerance)
 
 
 # ---------- the same prompts in every process

@@ -179,9 +179,9 @@ def test_ends_by_hand():
 def test_reference_players(spec, random, greedy, optimal):
     env, instances = raw_draws(spec, 500)
     players = [(random_player(1), random), (greedy_player, greedy), (optimal_player, optimal)]
-    for choose, upstream in players:
+    for choose, reference in players:
         rates = [success_rate(env, instance, choose, 4, i) for i, instance in enumerate(instances)]
-        assert_mean(rates, upstream)
+        assert_mean(rates, reference)
 
 
 def test_shortest_paths():
