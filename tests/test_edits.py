@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_COPIED = (".git", ".venv", "out", "wandb", "__pycache__", ".*_cache", ".hypothesis")
 # Fast tests that an edit of an estimator, an environment or a config could break.
 TESTS = ("test_style.py", "test_estimators.py", "test_starpo.py", "test_later_methods.py")
-ONE_RANK = (sys.executable,)
 TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 
@@ -140,8 +139,7 @@ def test_the_edits_pass_the_tests(tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [ONE_RANK, TWO_RANKS], ids=["one rank", "two ranks"])
-def test_the_state_of_an_estimator_survives_a_restart(launcher, tree, trained_folder, tmp_path):
+def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_path):
     """A run of two iterations, continued for a third, equals a run of three, bit by bit."""
     config = tmp_path / "config.py"
     changes = dict(model=str(trained_folder), estimator="running_mean", save_every=1, eval_every=0)
@@ -150,7 +148,7 @@ def test_the_state_of_an_estimator_survives_a_restart(launcher, tree, trained_fo
 
     def train(name, num_iterations):
         flags = (f"--out_dir={tmp_path / name}", f"--num_iterations={num_iterations}")
-        in_tree(tree, *launcher, "train.py", str(config), *flags)
+        in_tree(tree, *TWO_RANKS, "train.py", str(config), *flags)
 
     train("whole", 3)
     train("parts", 2)
