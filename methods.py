@@ -100,10 +100,10 @@ def gigpo_advantages(
     state that is seen once adds 0. GiGPO adds w A_k to the advantage of the trajectory, which the
     same estimator computes. All tokens of a turn share its A_k.
 
-    The paper's code averages the scores of a group over turns, so longer trajectories count more.
-    Here each trajectory counts once, as in equation 3 of the paper. The key of a state
-    (`Env.state_key`) does not contain the turns that are left, so turns with different budgets are
-    compared.
+    For the advantage of the trajectory, the paper's code takes the mean score of a group over
+    turns, so longer trajectories count more. Here each counts once, as in equation 3. The key of a
+    state (`Env.state_key`) does not contain the turns that are left, so turns with different
+    budgets are compared.
 
     Acts on all first turns, because a group has one start, and on later turns that share a state.
     Args: states, K keys of the states in which the turns start, equal for equal states of one game;

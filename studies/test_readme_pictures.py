@@ -111,7 +111,9 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 
 
 def write_run(folder, *, moves):
-    """Write a run: a game lost in iterations 1 and 20, and a game won in three turns after RL.
+    """Write the folder of a run: one lost game in iterations 1 and 20, one game won after RL.
+
+    The game after RL takes three turns.
 
     Args: moves: what is executed in the first turn of both games, in which the reply is Right."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}

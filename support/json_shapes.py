@@ -39,7 +39,7 @@ def check_shape(value: Any, shape: Any, source: str) -> None:
 def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
     """Where a value differs from a shape, in words; "" if it does not.
 
-    Args: place: the name of the value in these words.
+    Args: place: what the returned text calls the value, such as "seed[1]".
 
     >>> find_mismatch({"seed": [3, "x"]}, {"seed": [int]})
     "seed[1] must be a whole number, 0 or more, got 'x'"

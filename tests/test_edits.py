@@ -72,7 +72,7 @@ def add_overlay(tree):
 def add_figure(tree):
     """Add the figure of the example in studies/README.md."""
     lines = code_in("studies/README.md", '"rates": Figure(').splitlines()
-    code = "".join(f"{line[3:]}\n" for line in lines)  # without the indent of the list
+    code = "".join(f"{line[3:]}\n" for line in lines)  # it stands in a numbered list
     start = "\nFIGURES = {\n"
     replace_in(tree / "studies/experiments.py", start, start + code)
 

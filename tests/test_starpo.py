@@ -1082,7 +1082,7 @@ def test_explained_variance():
     )  # residuals (-2, 2)
     assert explained_variance(doubles(1, 2), doubles(4, 4)) == 0.0
     assert explained_variance(doubles(1, 2), doubles(0.3, 0.1 + 0.2)) == 0.0
-    # a spread of 1e-7 of the returns is rounding, whatever their unit
+    # returns that differ by only 1e-7 of their size count as equal: the difference is rounding
     assert explained_variance(doubles(1, 2), doubles(1e4, 1e4 + 1e-3)) == 0.0
     assert explained_variance(doubles(1), doubles(2)) == 0.0
     assert explained_variance(doubles(), doubles()) == 0.0

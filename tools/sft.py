@@ -187,7 +187,9 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """This process's demonstrations of a step. A pack is one forward and backward pass."""
+    """The demonstrations that this process learns from in a step, in packs.
+
+    A pack is one forward and backward pass."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -342,7 +344,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> dict[str, dict]:
-    """The tensors that training changes: weights by name, moments by optimizer and number."""
+    """The tensors that training changes: weights by name, moments by optimizer and parameter."""
     state: dict[str, dict] = {"weights": trainable_parameters(policy)}
     for number, optimizer in enumerate(optimizers):
         moments = optimizer.state_dict()["state"]

@@ -116,7 +116,7 @@ def sample(
 
 @contextmanager
 def rounded_logits() -> Iterator[None]:
-    """In this context, engine and trainer round logits to their dtype, as a plain product does."""
+    """Make engine and trainer round logits to the dtype of the hidden states, as `a @ b` does."""
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         return (a @ b.to(a.dtype)).float()  # the engine's head is in float32 on a CPU
