@@ -24,8 +24,6 @@ from envs import Env, Step, check_text, name_of, show
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
-# upper bound of the sum of the shaped rewards (dense, balanced) of a game without success
-MAX_UNFINISHED = 0.99
 
 
 # ---------- replies
@@ -329,6 +327,9 @@ class Episode:
 
 
 # ---------- reward density
+
+# upper bound of the sum of the shaped rewards (dense, balanced) of a game without success
+MAX_UNFINISHED = 0.99
 
 
 def shape_rewards(

@@ -59,7 +59,7 @@ class Step(NamedTuple):
     observation: str
     reward: float
     terminated: bool  # the game ended by its rules
-    truncated: bool  # the action budget ran out
+    truncated: bool  # the action budget ran out before the game ended by its rules
     success: bool  # the game ended and was won
     valid: bool  # the text was a legal action
     effective: bool  # the action changed something

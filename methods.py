@@ -95,9 +95,9 @@ def gigpo_advantages(
     """GiGPO's second advantage: each turn against the turns of its group from the same state.
 
     A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
-    over all n turns of the group that start in the state of turn k, also those of one trajectory. F
-    is their standard deviation + 1e-6 (estimator "grpo"), 1 ("dr_grpo") or (n - 1) / n ("rloo"). A
-    state that is seen once adds 0. GiGPO adds w A_k to the advantage of the trajectory, which the
+    over all n turns of the group that start in the state of turn k (a trajectory may have several).
+    F is their standard deviation + 1e-6 (estimator "grpo"), 1 ("dr_grpo") or (n - 1) / n ("rloo").
+    A state that is seen once adds 0. GiGPO adds w A_k to the advantage of the trajectory, which the
     same estimator computes. All tokens of a turn share its A_k.
 
     For the advantage of the trajectory, the paper's code takes the mean score of a group over
@@ -189,10 +189,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 
     s = exp(mean_t (log pi(y_t) - log pi_old(y_t))), the geometric mean of the ratios of the tokens
     of a segment. The code has the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops
-    gradients: its value is s, and its gradient is s * grad log pi(y_t). It equals that of
-    the sequence form under three conditions: segments are trajectories, all tokens of a trajectory
-    have one advantage, and aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
-    `starpo.importance_weights` is not used with it.
+    gradients: its value is s, and its gradient is s * grad log pi(y_t). The gradient of the loss
+    equals that of the sequence form under three conditions: segments are trajectories, all tokens
+    of a trajectory have one advantage, and aggregation is "seq_mean_token_mean". GSPO weighs no
+    single token, so `starpo.importance_weights` is not used with it.
 
     Acts from the second optimizer step of an iteration on. In the first one, s is exactly 1 if the
     trainer has computed the old log-probs. If they are the engine's, s is 1 up to rounding in

@@ -37,7 +37,7 @@ MAX_REWARD = 1e9  # largest absolute reward of a turn; sums of larger ones overf
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for its record. None if no update used the turn."""
+    """Advantage and value of a turn, for its record. None unless the filter kept its group."""
 
     advantage: float | None = None  # mean over the response tokens, as in the loss
     value: float | None = None  # the critic's value of the state before the response
@@ -58,7 +58,7 @@ class Turn:
     text: str = ""  # the response decoded for the parser; never encoded again
     observation: str = ""  # the user message that the response answers
     record: TurnRecord | None = None  # what happened, see dialogue.py
-    # `unmask` copies the turn but not its Credit, so what is written there arrives here, too.
+    # The copies of the turn that `unmask` makes share this object.
     credit: Credit = field(default_factory=Credit)
     state: Hashable = None  # of the environment before the response, see `Episode.state`
 
@@ -375,8 +375,8 @@ def without_errors(
     All members of a group fail if their instance cannot be played. One such group is always
     allowed, unless max_error_frac is 0.
 
-    Raises: UserError with the first error if more trajectories failed than max_error_frac and one
-        group allow, or if no group is left."""
+    Raises: UserError with the first error if no group is left, or if more trajectories failed than
+        max_error_frac of all and than one group has."""
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
         return list(trajectories)
@@ -535,8 +535,8 @@ class RolloutScheduler:
             self.engine.release(key)
             self.histories[key] = []
         if not rollout.done:
-            self._request_next_turn(key)
-        # otherwise the engine keeps the cache of the history until the game is over
+            self._request_next_turn(key)  # it ends the rollout if the context has no room
+        # until its end, the engine keeps the cache of the history
         if rollout.done and not forgets_turns:
             self.engine.release(key)
 

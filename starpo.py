@@ -26,8 +26,8 @@ The function `advantages` has these estimators of A_t. gae and bi_level_gae need
 Estimators that compare scores give all tokens of a trajectory one value, or with turn_level all
 tokens of a turn.
 
-This file has the methods of RAGEN's papers and of its training script. All other methods are in
-`methods.py`, except for `importance_weights`: every run needs it.
+This file has the methods of RAGEN's papers and of its training script, and truncated importance
+sampling (`importance_weights`), because every run needs it. All other methods are in `methods.py`.
 
 StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
 clip_high and no KL. In the paper it also has a critic; here the name stands for any estimator.
@@ -180,8 +180,8 @@ def normalize_rewards(
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
     the latter to [-1, 3]. Scores without variance become 0. Turn rewards are divided by the same
-    std + 1e-6, except with "mean". Then the last turn gets the difference between the new score and
-    their sum.
+    std + 1e-6, except with "mean". Then the reward of the last turn is changed so that all
+    turns sum to the new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64, equal numbers share mean and std: a prompt group, an environment or the whole
         batch.
@@ -485,7 +485,8 @@ def importance_weights(
     pi_old / pi_engine until pi / pi_engine exceeds the cap.
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
-    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL".
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
+        cap pi_old / pi_engine. Our cap also bounds tokens with A < 0 after the first step.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309
@@ -586,6 +587,9 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     if estimator == "k3":
         return torch.expm1(-log_ratio) + log_ratio
     raise ValueError(f"estimator must be 'k1', 'k2' or 'k3', got {estimator!r}")
+
+
+# ---------- helpers
 
 
 def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -98,8 +98,8 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # Without scores this process has done no iteration: an earlier process ended between the last
-    # iteration and the report, or num_iterations is 0 or was lowered. The report needs scores.
+    # The last iteration is always evaluated. So scores are missing only if this process did none:
+    # an earlier one ended before the report, or num_iterations is 0 or was lowered.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
     run.finish(reference_scores)  # a function; the report of a complete run calls it
@@ -139,7 +139,7 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # The filter saw at most num_groups groups: dynamic sampling samples more, errors leave fewer.
+    # select_groups shows the filter at most num_groups groups. Errors leave fewer.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -302,9 +302,9 @@ class Experience:
     trajectory_ids: list[int]  # S; the number of the trajectory of each sequence
     advantages: Tensor  # (R,) float32
     old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
-    rollout_logprobs: Tensor  # (R,) nats; under the engine that sampled
+    rollout_logprobs: Tensor  # (R,) nats; the engine's, or the old ones where it gave none
     turn_ids: Tensor  # (R,) int64; of each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; of each token, its segment's index, see methods.py
+    segment_ids: Tensor  # (R,) int64; of each token, the index of its turn or sequence
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -359,7 +359,7 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = number_tokens(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids  # a segment is a turn, or a whole input of the model
+    segment_ids = turn_ids  # a segment is a turn or a sequence, as the setting says
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = number_tokens(lengths).to(learner.device)  # (R,)
@@ -374,7 +374,8 @@ def build_experience(
     if learner.critic:  # the estimator is one of CRITIC_ESTIMATORS
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
-            old_values = methods.turn_ppo_values(old_values, turn_ids)  # (R,)
+            # (R,) of each token, the value at the first token of its turn
+            old_values = methods.turn_ppo_values(old_values, turn_ids)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
     advantages, returns = estimate_advantages(
@@ -407,12 +408,12 @@ def logprobs_before_update(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
         device=learner.device,
     )  # (R,)
-    if not config.trainer_gives_old_logprobs():
+    if not config.trainer_gives_old_logprobs():  # the default
         return sampled, sampled
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # NaN: the engine did not sample this token, or was not asked for log-probs.
+    # NaN: a token of an observation (mask_observations=False), or vLLM was not asked for log-probs.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -544,8 +545,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # mean_over_steps divides the other sums. It takes this one from the first step alone, where
-        # engine and trainer have the same weights.
+        # mean_over_steps takes logprob_diff_* from the first step alone, where engine and trainer
+        # have the same weights, so this becomes a mean here. The other sums are divided there.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -679,7 +680,7 @@ def clipped_loss(
         segment_log_ratio = None  # ppo_loss takes logprobs - old_logprobs
         importance = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
-        )  # (R,)
+        )  # (R,) min(pi / pi_engine, cap) / (pi / pi_old)
         if config.importance_floor:  # IcePop
             importance = importance * methods.icepop_mask(
                 logprobs, rollout_logprobs, config.importance_floor, config.importance_cap
@@ -704,7 +705,7 @@ def clipped_loss(
         dual_clip=config.dual_clip,
         segment_log_ratio=segment_log_ratio,
     )
-    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)  # tokens
+    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)  # tokens, a sum
     return loss, metrics
 
 
