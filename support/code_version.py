@@ -91,12 +91,14 @@ def changes_in(diff: str) -> dict[str, Change]:
 def _imported_untracked() -> list[str]:
     """Untracked Python files inside the repository that are imported, as paths below ROOT."""
     listed = _git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or ""
+    paths = [path for path in listed.split("\0") if path]
+    if not paths:  # as usual; to resolve the paths of all modules would take a second
+        return []
     imported = set()
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             imported.add(Path(file).resolve())
-    paths = [path for path in listed.split("\0") if path]
     return sorted(path for path in paths if (ROOT / path).resolve() in imported)
 
 
