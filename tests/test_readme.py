@@ -200,7 +200,7 @@ def desk(tmp_path_factory):
     for name in ("config", "docs", "examples", "worlds"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     (folder / "out").mkdir()
-    for name in ("A", "A_s1", "B"):  # any runs that commands name
+    for name in ("A", "A_s1", "B", "NAME"):  # any runs that commands name
         (folder / "out" / name).symlink_to("frozenlake_ppo", target_is_directory=True)
     return folder
 
