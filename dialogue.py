@@ -146,7 +146,7 @@ class TurnOutcome(NamedTuple):
 
     user: str  # the next message; '' at the end
     reward: float  # environment reward + format penalty + bonus from think_reward
-    status: str | None  # success, failure, out_of_turns or error; None before the end
+    status: str | None  # success, failure, out_of_turns or error; None while the game goes on
     record: TurnRecord
     state: Hashable = None  # the state in which the reply was given, see `Episode.state`
 

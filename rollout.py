@@ -70,8 +70,8 @@ class Trajectory:
     seed: tuple[int, ...]  # of the instance
     member: int  # index in the group; members differ in transition and sampling noise
     turns: list[Turn] = field(default_factory=list)
-    # success, failure, out_of_turns, out_of_tokens or error; '' until the episode ends
-    status: str = ""
+    # success, failure, out_of_turns, out_of_tokens or error; None while the game goes on
+    status: str | None = None
     system: str = ""  # the system message
     env: str = ""  # name and options of the environment, as in the setting `env`
     split: str = ""  # of the instance: train, eval or heldout; '' until the episode begins
@@ -133,7 +133,7 @@ class Trajectory:
         return self.status == "success"
 
     @property
-    def end(self) -> str:
+    def end(self) -> str | None:
         """The status, except that a failure is split into out_of_actions and lost."""
         if self.status == "failure":
             return "out_of_actions" if self.out_of_actions else "lost"
@@ -195,7 +195,7 @@ class Rollout:
 
     @property
     def done(self) -> bool:
-        return bool(self.trajectory.status)
+        return self.trajectory.status is not None
 
     @property
     def blocking(self) -> bool:
@@ -252,7 +252,7 @@ class Rollout:
             state=outcome.state,
         )
         self.trajectory.turns.append(turn)
-        self.trajectory.status = outcome.status or ""  # None: the game goes on
+        self.trajectory.status = outcome.status
         self.user = outcome.user
 
     def next_prompt(self, chat: Chat) -> list[int]:
