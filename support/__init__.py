@@ -1,4 +1,4 @@
-"""Everything around the algorithm. You need none of it to understand a training step.
+"""The modules around the algorithm. A training step can be understood without them.
 
 Before a run:     arguments, preflight, first_turn, inert, unread, quotes, mixtures, model_families
 A run's folder:   run, run_folder, run_lock, checkpoint, checksums, settings_history, code_version

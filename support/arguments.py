@@ -1,8 +1,8 @@
 """Reads the command lines of the scripts that import torch.
 
 Importing torch takes seconds. So these scripts read their command line twice: before the slow
-imports, to report a mistake within a second, and in `main`. The functions check everything that
-does not need torch: settings, environments, folders of models and runs. All raise UserError for a
+imports, to report a mistake within a second, and again in `main`. The functions here check all that
+does not need torch: settings, environments, folders of models and runs. They raise UserError for a
 mistake.
 """
 
@@ -38,7 +38,7 @@ MAX_LAYERS = 1000  # largest --layers of studies/speed/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 CREDIT_OPTIONS = {  # options of studies/credit/measure.py, with their defaults
     "checkpoints": "start,end",
-    "draws": 16,  # sampled continuations of a game from before a reply, and as many from after it
+    "draws": 16,  # how often to continue a game from before a reply, and how often from after it
     "out": "out/credit",
 }
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
@@ -52,7 +52,7 @@ OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has
 
 
 def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
-    """Read the command line of train.py. Returns: what `load_config` returns."""
+    """Read the command line of train.py. Returns: settings, options, sources (`load_config`)."""
     check_not_empty(argv)
     config, options, sources = load_config(argv, extra={"take_config": False})
     check_installed(config)
@@ -64,7 +64,7 @@ def read_train(argv: list[str]) -> tuple[Config, dict, dict]:
 
 
 def check_not_empty(argv: list[str]) -> None:
-    """Raises: UserError that lists the config files if no argument is given."""
+    """Check that there is an argument. Raises: UserError that lists the config files."""
     if not argv:
         names = ", ".join(sorted(path.stem for path in CONFIG_FOLDER.glob("*.py")))
         raise UserError(
@@ -74,7 +74,7 @@ def check_not_empty(argv: list[str]) -> None:
 
 
 def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
-    """Read the command line of tools/sft.py. Returns: what `load_config` returns."""
+    """Read the command line of tools/sft.py. Returns: settings, options, sources."""
     config, options, sources = load_config(argv, extra={"export": ""}, kind=SftConfig)
     if not config.sft_steps:
         raise UserError("nothing to do: sft_steps is 0; give --sft_steps=N")
@@ -84,7 +84,7 @@ def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
         raise UserError("supervised learning does not log to W&B; leave --wandb out")
     check_imitation(config)
     if sources["out_dir"] == "default":
-        config = replace(config, out_dir=f"{config.out_dir}_sft")  # train.py writes out/NAME
+        config = replace(config, out_dir=f"{config.out_dir}_sft")  # out/NAME is for train.py
     if options["export"]:
         check_writable(options["export"])
     else:
@@ -95,15 +95,13 @@ def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
 
 
 def check_imitation(config: SftConfig) -> None:
-    """Refuse the values of settings that supervised learning does not support.
-
-    Raises: UserError."""
+    """Check that supervised learning supports the settings. Raises: UserError."""
     if config.dtype == "float16":  # float16 would need a loss scale
         raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
 
 
 def read_random_model(argv: list[str]) -> tuple[str, int | None]:
-    """Read the command line of random_model.py. Returns: the folder; --layers or None."""
+    """Read the command line of random_model.py. Returns: the folder, and --layers or None."""
     layers = None
     folders = []
     for argument in argv:
@@ -126,12 +124,12 @@ def read_random_model(argv: list[str]) -> tuple[str, int | None]:
 
 
 def scored_envs(config: Config) -> list[str]:
-    """The environments to evaluate in: the last stage of eval_env, or of env if that is empty."""
+    """The environments to evaluate in: the last stage of eval_env; of env if eval_env is empty."""
     return list(mixture_at(config.eval_env or config.env, None))
 
 
 def check_envs(config: Config, envs: Iterable[str]) -> None:
-    """Check that the first turn can be played in these environments, before a model is loaded."""
+    """Check, before a model is loaded, that the first turn of each environment can be played."""
     for env in envs:
         make_episode(config, env)
         check_first_turn(env, config.observation, config.actions_per_traj, config.step_timeout_s)
@@ -148,7 +146,7 @@ class Job:
     options: dict  # a value for each key of SCORING_OPTIONS, and for the script's own options
     models: list[str]  # the models to score: names or folders
     command: str = "eval.py"  # the script, a key of `unread.READ_BY`
-    sources: dict[str, str] = field(default_factory=dict)  # setting -> where its value is from
+    sources: dict[str, str] = field(default_factory=dict)  # setting -> source of its value
 
 
 def read_eval(argv: list[str]) -> Job:
@@ -164,12 +162,13 @@ def read_eval(argv: list[str]) -> Job:
 
 
 def _check_against(job: Job) -> None:
-    """Refuse, before the evaluation, an --against that is the beginning of no row's name."""
+    """Check, before the evaluation, that --against is the beginning of a row's name."""
     reference = job.options["against"]
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
     begins_a_row = any(name.startswith(reference) for name in rows)
-    continues = any(reference.startswith(name) for name in players)  # such as "greedy, closed loop"
+    # The name of a player may be the beginning of its row's name, as in "greedy, closed loop".
+    continues = any(reference.startswith(name) for name in players)
     if not begins_a_row and not continues:
         names = " or ".join(repr(name) for name in rows)
         raise UserError(f"--against must be the beginning of {names}, got {reference!r}")
@@ -205,10 +204,10 @@ def read_replay(argv: list[str]) -> Job:
 
 @dataclass
 class CreditJob:
-    """What studies/credit/measure.py measures."""
+    """The checkpoints that studies/credit/measure.py measures, and its settings."""
 
-    runs: dict[str, Config]  # folder of a run -> settings of the measured games
-    checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None for the start
+    runs: dict[str, Config]  # folder of a run -> settings of the games to play
+    checkpoints: dict[str, dict[str, Path | None]]  # run -> label -> folder; None: no training yet
     options: dict  # a value for each key of CREDIT_OPTIONS
 
 
@@ -241,10 +240,9 @@ def read_credit(argv: list[str]) -> CreditJob:
 
 
 def _check_pools(runs: dict[str, Config]) -> None:
-    """Check that runs with the same environment and estimator are seeds of one method.
+    """Check that runs that the report pools (same environment and estimator) differ only in seed.
 
-    The report pools such runs.
-    Raises: UserError if two such runs have the same seed, or differ in other settings."""
+    Raises: UserError if two of these runs have the same seed, or differ in other settings."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -265,7 +263,7 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """The settings of the measured games: those of training, without filter, KL and shaping."""
+    """The settings of the games: those of training, without filter, KL and reward shaping."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(
@@ -289,7 +287,10 @@ def _credit_settings(config: Config) -> Config:
 
 
 def _find_checkpoints(run: str, wanted: str) -> dict[str, Path | None]:
-    """The folders of checkpoints by their labels: "start", a number of iterations, or "end"."""
+    """Find the checkpoints of a run. Args: wanted: labels, separated by commas.
+
+    Returns: label -> folder. A label is "start" (no folder), a number of iterations, or "end".
+    """
     folders = sorted(Path(run).glob("checkpoint-" + 6 * "[0-9]"))
     steps = {str(int(folder.name[-6:])): folder for folder in folders}
     known: dict[str, Path | None] = {"start": None, **steps}
@@ -316,7 +317,7 @@ def read_scoring(
     default_model: bool = True,
     score_runs: bool = True,
 ) -> Job:
-    """Read run folders, config files and options.
+    """Read a command line with run folders, config files and options.
 
     Args:
         options: the legal options with their defaults.
@@ -359,7 +360,7 @@ def read_scoring(
 
 
 def split_models(names: str) -> list[str]:
-    """The models in 'NAME,NAME'. A name with a comma stands in quotes."""
+    """Split 'NAME,NAME' into names of models. A name with a comma must stand in quotes."""
     if "," in names and Path(names).is_dir():
         raise UserError(
             f"model={names!r} has a comma, which separates models; put it in quotes, "
@@ -382,7 +383,7 @@ def _check_scoring_options(options: dict) -> None:
 def _check_trusted(run: str, config: Config, sources: dict[str, str]) -> None:
     """Refuse an environment that can run programs or read files if only the run's folder names it.
 
-    Somebody else may have written the folder.
+    Somebody else may have written that folder.
     """
     for key in ("env", "eval_env"):
         value = getattr(config, key)

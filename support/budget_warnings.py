@@ -1,28 +1,28 @@
 """Warnings about replies and games that ran out of tokens, and about idle iterations.
 
-Running out of tokens looks like bad behaviour: a reply that was cut off is mostly not valid, and a
-game whose context has no room for another reply is not won. An iteration is idle if the filter kept
-no group, so that nothing was updated. The functions keep no state, so a continued run prints the
-same warnings as a run without an interruption.
+Running out of tokens makes a policy look bad: a reply that was cut off is rarely valid, and a game
+whose context has no room for another reply is not won. An iteration is idle if the filter kept no
+group, so that nothing was updated. The functions keep no state, so a continued run prints the same
+warnings as a run without an interruption.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
 
-BUDGET_LIMIT = 0.1  # smallest fraction of replies or games that causes a warning
+BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts that causes a warning
 LAST_ROWS = 10  # iterations that the summary at the end of a run describes
-# The metrics that `budget_note` reads. Old rows of metrics.jsonl do not have them.
+# The metrics that `budget_note` reads. Rows of older versions do not have them.
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations in a row that cause a warning
-SOLVED = 0.9  # from this success rate on, equal scores mean that nearly all games are won
-UNREADABLE = 0.5  # below this fraction of valid replies, the advice is to teach their form
+SOLVED = 0.9  # success rate of idle iterations from which the task counts as solved
+UNREADABLE = 0.5  # below this fraction of valid replies, SFT on the reply format is advised
 
 
 # ---------- budgets of tokens
 
 
 def budget_note(metrics: dict) -> str:
-    """Which budgets of tokens ended replies and games, and what to do; "" below BUDGET_LIMIT.
+    """Say which token limits ended too many replies or games, and what to do; "" for none.
 
     Args: metrics: those of `rollout.summarize`, or a row of metrics.jsonl.
     >>> budget_note({"cut_frac": 1.0, "cut_by_context_frac": 0.0, "out_of_tokens_frac": 0.0})
@@ -47,14 +47,14 @@ with tools.sft'
 
 
 def budget_warning(history: Sequence[dict]) -> str:
-    """The note of the last iteration if it is the first one with a note; "" otherwise."""
+    """The `budget_note` of the last row if no row before it has one; "" otherwise."""
     if any(budget_note(row) for row in history[:-1]):
         return ""
     return budget_note(history[-1])
 
 
 def budget_summary(history: Sequence[dict]) -> str:
-    """The note of the last LAST_ROWS iterations together; "" if there is none."""
+    """A sentence with the `budget_note` of the means over the last LAST_ROWS rows, or ""."""
     note = budget_note(mean_budgets(history[-LAST_ROWS:]))
     return f"in the last iterations, {note}" if note else ""
 
@@ -82,7 +82,7 @@ def idle_warning(history: Sequence[dict]) -> str | None:
 
 
 def idle_summary(history: Sequence[dict]) -> str | None:
-    """A warning if a run has no update or IDLE_LIMIT or more idle iterations; else None."""
+    """A warning if all iterations of a run, or at least IDLE_LIMIT, were idle; else None."""
     num_idle = sum(not row["kept_groups"] for row in history)
     if num_idle and (num_idle == len(history) or num_idle >= IDLE_LIMIT):
         return _describe(history)
@@ -104,7 +104,7 @@ def _describe(history: Sequence[dict]) -> str:
         return f"{sentence}; the task is solved, so stop or give a harder --env"
     budgets = mean_budgets(idle)
     note = budget_note(budgets)
-    if note:  # a budget may be why replies are not valid and games not won
+    if note:  # too few tokens may be why replies are not valid and games not won
         num_others = 1 - valid - budgets["cut_frac"]
         form = "; then teach the form of the replies with tools.sft"
         return f"{sentence}; {note}{form if num_others >= UNREADABLE else ''}"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from rollout import Reply
 from support.web import exchange
 
-ATTEMPTS = 5  # attempts of a request
+ATTEMPTS = 5  # how often a request is tried
 PAUSE_S = 1.0  # the pauses between attempts are 1, 3, 7 and 15 times this
 TIMEOUT_S = 120.0  # time limit of one attempt
 PROBE_S = 5.0  # time limit of the first request, which only tests the connection
@@ -27,9 +27,9 @@ PROBE_S = 5.0  # time limit of the first request, which only tests the connectio
 def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 
-    Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP. Other
-        answers are accepted, because some servers have no list of models. A server that accepts
-        the connection and answers too late is accepted, too, because it may be busy.
+    Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP. Any
+        other answer is accepted, because some servers have no list of models. A server that
+        connects but answers too late is accepted, too, because it may be busy.
     """
     print(f"api_base={url!r}: asking for its models", file=sys.stderr, flush=True)
     try:
@@ -56,7 +56,7 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
     It tries again after errors that may be temporary: no connection, timeouts, 5xx, 408, 429 and
     malformed replies. It calls `on_fault` with a description of each such error.
     Returns: a reply with as many tokens as the server counted. The first token is the whole text,
-        the others are empty. If the request fails, a reply with an error.
+        the others are empty. If the request fails, `Reply.error` says why.
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()
@@ -100,7 +100,7 @@ def request_headers() -> dict[str, str]:
 
 
 def check_key(address: str, status: int, answer: bytes) -> None:
-    """Raises: UserError if the server answers that the key is missing or wrong."""
+    """Raise UserError if the status is 401: the key is missing or wrong."""
     if status == 401:
         state = "holds another one" if "OPENAI_API_KEY" in os.environ else "is not set"
         raise UserError(
@@ -116,7 +116,7 @@ def describe_answer(status: int, answer: bytes) -> str:
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
     """The reply in the body of a chat completion.
 
-    Raises: LookupError, TypeError, ValueError or RecursionError for any other body."""
+    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else."""
     completion = json.loads(answer)
     choice = completion["choices"][0]
     text = choice["message"]["content"]

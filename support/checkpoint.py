@@ -10,13 +10,13 @@
                                                     evaluation
     out_dir/policy/                                 Hugging Face folder: the policy after the last
                                                     iteration
-            /checksums.json                         in both: sha256 of their files
-            /iteration.json                         in both: the iteration of the policy
+            /checksums.json                         in best/, too: sha256 of the files
+            /iteration.json                         in best/, too: the policy's iteration
 
 Training waits only while weights and moments are copied to CPU memory. A folder gets its final name
 after all of its files are on disk, so a folder with that name is complete. A checkpoint has no
-random state, because every draw is seeded with its purpose and iteration. It has no pickle, so
-loading it executes no code.
+state of random generators, because each draw is seeded with its purpose and iteration. It has no
+pickle, so loading it executes no code.
 """
 
 from configurator import UserError
@@ -53,11 +53,11 @@ from support.checksums import (
 )
 from support.run_folder import DISK_ADVICE, fsync_path, read_json
 
-LONG_WAIT = 0.05  # fraction of a run's time; a longer wait is reported
+LONG_WAIT = 0.05  # fraction of a run's time; if training waits longer, `Saver` prints it
 FORMAT = 1  # version of the checkpoint format; `newest` refuses other versions
-FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob of the checkpoints; six digits are the step
-ITERATION = "iteration.json"  # in the folder of a policy
-STATE = {"format": int, "step": int}  # what state.json must hold, see support/json_shapes.py
+FOLDERS = "checkpoint-" + 6 * "[0-9]"  # glob pattern of checkpoints; the digits are the iteration
+ITERATION = "iteration.json"  # file in best/ and policy/
+STATE = {"format": int, "step": int}  # keys that state.json must have, see support/json_shapes.py
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -67,10 +67,10 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 class Saver:
-    """Writes the checkpoints of a run in a thread, one at a time. Its methods are collectives.
+    """Writes the checkpoints of a run in a thread, one at a time. Every rank must call its methods.
 
-    When its context ends, it waits for the last checkpoint. If training waited for more than
-    LONG_WAIT of the time, it prints how long.
+    At the end of its `with` block it waits for the last checkpoint. If training has waited for
+    checkpoints for more than LONG_WAIT of the time, it prints how long.
     """
 
     def __init__(self, out_dir: Path, keep: int):
@@ -79,8 +79,8 @@ class Saver:
         self.logs = LogChecksums(out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.writing: Future | None = None
-        self.memory: Tensor | None = None  # one pinned buffer, which takes seconds to allocate
-        self.buffers: dict | None = None  # the copy of the state, in that buffer
+        self.memory: Tensor | None = None  # pinned; kept, because allocating it takes seconds
+        self.buffers: dict | None = None  # tensors in `memory`, for a copy of the state
         # The thread has its own process group, so its collectives do not mix with training's.
         self.group = dist.new_group(backend="gloo")
         self.began = time.perf_counter()
@@ -162,14 +162,14 @@ class Saver:
     def _remove_others(self, final: Path) -> None:
         """Keep the last `keep` checkpoints up to `final`, and remove all others.
 
-        Checkpoints of later steps are damaged: the run continued from a checkpoint before them.
+        Checkpoints of later steps are damaged: else the run would have continued from them.
         """
         old = self.out_dir / "old"
         folders = sorted(self.out_dir.glob(FOLDERS))
         kept = [folder for folder in folders if folder <= final][-self.keep :]
         for folder in folders:
             if folder not in kept:
-                # Rename it first, so that a kill during the removal leaves no half checkpoint.
+                # Rename it first: a kill during the removal then leaves no half-removed checkpoint.
                 shutil.rmtree(old, ignore_errors=True)
                 folder.rename(old)
                 shutil.rmtree(old, ignore_errors=True)
@@ -200,7 +200,7 @@ class ShardWriter(dcp.HuggingFaceStorageWriter):
 def atomic_folder(final: Path, group: dist.ProcessGroup | None = None) -> Iterator[Path]:
     """Yield a folder that all ranks write into, and rename it to `final` when it is complete.
 
-    Args: group: the process group of the ranks. A thread must not use the group of training.
+    Args: group: for the barriers. A thread needs another process group than training.
     Raises: UserError if a file cannot be written. An older folder `final` then stays.
     """
     partial = final.with_name("partial")
@@ -240,7 +240,7 @@ def _reason(error: BaseException) -> BaseException:
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter that is trained: all of them, or the LoRA matrices and the value head."""
+    """The trained parameters by name: all, or with LoRA the LoRA matrices and the value head."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -263,9 +263,10 @@ def training_state(modules: Modules, optimizers: Optimizers) -> dict[str, dict]:
 
 
 def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Make the moments of an optimizer that has made no step, and set its step count to 0.
+    """Create the moments of an optimizer that has made no step.
 
-    get_state_dict makes them with an optimizer step at learning rate 0, which counts as a step.
+    get_state_dict creates them with an optimizer step at learning rate 0. This function then sets
+    the step count of the optimizer back to 0.
     """
     get_state_dict(module, optimizer)
     for moments in optimizer.state.values():
@@ -273,7 +274,7 @@ def _create_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
 
 
 def to_cpu(state, buffers=None):
-    """A copy in CPU memory of the tensors in nested dicts; sharded tensors stay sharded.
+    """Copy the tensors in nested dicts to CPU memory; sharded tensors stay sharded.
 
     Args: buffers: from `make_buffers`, to copy into; None allocates new memory. Copies from a GPU
         into buffers may still be under way when this function returns.
@@ -293,10 +294,10 @@ def to_cpu(state, buffers=None):
 def make_buffers(state: dict) -> tuple[Tensor, dict]:
     """Allocate one buffer for a copy of the tensors in nested dicts, without copying them.
 
-    The GPU copies into pinned memory several times faster. torch's own pinned memory rounds each
-    tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B model. So the
-    buffer is ordinary memory that CUDA pins. If CUDA cannot pin it, copies are slower but
-    correct.
+    A GPU copies several times faster into pinned memory than into ordinary memory. torch's own
+    pinned memory rounds each tensor up to a power of two: 22 GB instead of 12 for PPO of a 0.5B
+    model. So the buffer is ordinary memory that CUDA pins. If CUDA cannot pin it, copies are slower
+    but correct.
 
     Returns: the buffer, uint8; the tensors in it, in dicts like those of `state`.
     """
@@ -319,7 +320,7 @@ def _tensors_in(state) -> Iterator[Tensor]:
 
 
 def _placed(state, parts: Iterator[Tensor]):
-    """Nested dicts like `state`, whose tensors lie in the next parts of a buffer."""
+    """Nested dicts like `state`, whose tensors lie in `parts`, the pieces of a buffer."""
     if isinstance(state, dict):
         return {key: _placed(value, parts) for key, value in state.items()}
     local = _local(state)
@@ -333,12 +334,12 @@ def _placed(state, parts: Iterator[Tensor]):
 
 
 def _aligned(num_bytes: int) -> int:
-    """The next multiple of 64, so that a tensor of any type may begin there."""
+    """Round up to a multiple of 64, so that a tensor of any type may begin after these bytes."""
     return (num_bytes + 63) // 64 * 64
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that this rank holds."""
+    """The part of a sharded tensor that this rank holds; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -348,7 +349,7 @@ def _local(tensor: Tensor) -> Tensor:
 def newest(out_dir: Path) -> Path | None:
     """The newest undamaged checkpoint, the same on every rank; None if there is no checkpoint.
 
-    Raises: UserError if all checkpoints are damaged, or the newest has another format.
+    Raises: UserError if all checkpoints are damaged, or `_check_state` refuses the newest good one.
     """
     found = _newest_on_rank_0(out_dir) if parallel.rank() == 0 else None
     return parallel.all_gather_lists([found])[0][0]
@@ -381,7 +382,7 @@ def _check_state(folder: Path) -> None:
 
 
 def load(folder: Path, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
-    """Load a checkpoint into modules and optimizers; any number of ranks may have written it.
+    """Load a checkpoint into modules and optimizers. Any number of ranks may have written it.
 
     Returns: the content of state.json.
     Raises: UserError if a tensor that is trained now is missing, or a weight is NaN or infinite.
@@ -437,7 +438,7 @@ def export(folder: Path, policy: Policy, tokenizer, step: int | None = None) -> 
 
 
 def _full_weights(policy: Policy) -> dict[str, Tensor]:
-    """All weights on the CPU of rank 0, {} on other ranks. A tied head is left out."""
+    """Name -> weight, on the CPU of rank 0; {} on other ranks. A tied head is left out."""
     tied = "lm_head.weight" if policy.model.config.tie_word_embeddings else ""
     weights = {}
     for name, weight in parallel.stream_weights(policy):  # every rank must exhaust the stream

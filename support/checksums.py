@@ -17,7 +17,7 @@ from support.run_folder import read_json
 
 LOGS = ("metrics.jsonl", "trajectories.jsonl")  # append-only: written lines never change
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
-OF_MODEL = "checksums.json"  # in the folder of a model
+OF_MODEL = "checksums.json"  # the file of checksums in the folder of a model
 BLOCK = 4 * 2**20  # bytes to read at once
 
 
@@ -30,7 +30,7 @@ def sha256_of(path: Path, num_bytes: int | None = None) -> str:
 
 
 def _add(digest, file, num_bytes: int | None) -> None:
-    """Add the next `num_bytes` bytes of a file to a digest; None for all that are left."""
+    """Add the next `num_bytes` bytes of a file to a digest; None adds the rest of the file."""
     left = num_bytes
     while left != 0:
         block = file.read(BLOCK if left is None else min(left, BLOCK))
@@ -42,7 +42,7 @@ def _add(digest, file, num_bytes: int | None) -> None:
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """The plain files in a folder and in the folders inside, by their path in the folder."""
+    """Relative path -> path of each plain file in a folder and its subfolders."""
     return {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
 
@@ -53,7 +53,7 @@ def write_checksums(folder: Path, name: str) -> None:
 
 
 def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
-    """The files that are missing, not regular, or have another checksum. Raises: OSError."""
+    """The names of expected files that are missing, not regular or changed. Raises: OSError."""
     files = files_in(folder)
     wrong = []
     for name, checksum in expected.items():
@@ -82,7 +82,7 @@ def find_corruption(folder: Path) -> str:
 
 
 def find_damage(folder: Path) -> str:
-    """Compare the folder of a model with its checksums. Files may be added to it.
+    """Compare the files of a model's folder with their checksums. Added files are ignored.
 
     Returns: the problem; "" if there is none, or the folder has no checksums."""
     path = folder / OF_MODEL
@@ -99,7 +99,7 @@ def find_damage(folder: Path) -> str:
 
 
 class LogChecksums:
-    """The checksums of the logs in a folder as they grow. Each byte is read once."""
+    """Updates the checksums of a run's logs as they grow. It reads each byte once."""
 
     def __init__(self, out_dir: Path):
         self.out_dir = out_dir
@@ -118,7 +118,10 @@ class LogChecksums:
         return sizes
 
     def up_to(self, sizes: dict[str, int]) -> dict[str, dict]:
-        """The content of logs.json for logs of these sizes, which never shrink. Raises: OSError."""
+        """The content of logs.json for the logs up to these sizes, in bytes. Raises: OSError.
+
+        No size may be smaller than in an earlier call.
+        """
         record = {}
         for name, size in sizes.items():
             with (self.out_dir / name).open("rb") as file:

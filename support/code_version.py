@@ -1,4 +1,4 @@
-"""The code of a run: its commit, and how its files differ from this commit.
+"""Finds the commit of the code that runs, and how the code differs from this commit.
 
 A run writes the difference into `code.diff` in its folder, so that `git checkout COMMIT` and
 `git apply out/RUN/code.diff` restore the code that it ran.
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME = "code.diff"  # in the folder of a run
-MAX_CHARACTERS = 1_000_000  # of a saved difference
-# Results and pages are left out: no run depends on them, and other commands may write them.
+NAME = "code.diff"  # the file in the folder of a run
+MAX_CHARACTERS = 1_000_000  # longest difference to save
+# The diff leaves out results and pages: no run depends on them, and other commands may write them.
 RESULTS = (":!/studies/*.json", ":!/studies/*.csv", ":!/studies/*.png", ":!*.md")
 # These options override git settings of the user that would change the format.
 DIFF = (
@@ -29,15 +29,15 @@ DIFF = (
 class Change(NamedTuple):
     """How a file differs from the commit."""
 
-    added: int  # lines
-    removed: int  # lines
+    added: int  # number of lines
+    removed: int  # number of lines
     text: str  # the part of the diff about this file
 
 
 def git_commit() -> str | None:
     """The commit of this code, with "-dirty" if a tracked file has changed (RESULTS excepted).
 
-    Returns: None without git.
+    Returns: None if git is missing or fails.
     """
     commit = _git("rev-parse", "HEAD")
     changed = _git(*DIFF, "--name-only", "HEAD", "--", ":/", *RESULTS)
@@ -70,7 +70,7 @@ def is_cut(diff: str) -> bool:
 
 
 def changes_in(diff: str) -> dict[str, Change]:
-    """The changed files of a diff.
+    """The changed files of a diff: name -> Change.
 
     >>> diff = "diff --git a/x.py b/x.py\\n--- a/x.py\\n+++ b/x.py\\n@@ -1 +1,2 @@\\n x\\n+y\\n"
     >>> changes_in(diff)["x.py"][:2]

@@ -1,8 +1,8 @@
 """Finds the Echo Trap in rows of metrics.jsonl: regimes, signs of collapse and early stops.
 
 In the Echo Trap an agent repeats itself: rewards inside a group stop varying, so there is nothing
-left to learn from. Source: https://arxiv.org/abs/2504.20073; regimes and early stops as in RAGEN-2,
-https://github.com/mll-lab-nu/RAGEN. All functions take the rows and keep no state.
+left to learn from. Source: https://arxiv.org/abs/2504.20073. Regimes and early stops are those of
+RAGEN-2, https://github.com/mll-lab-nu/RAGEN. All functions take the rows and keep no state.
 docs/diagnostics.md explains the thresholds.
 """
 
@@ -12,14 +12,16 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 WINDOW = 5  # iterations; the level of a metric is its median over this many
-PERIOD = 10  # iterations of the first level; others are compared with those PERIOD before
+# The first level is the median over the first PERIOD iterations. Signs of collapse compare
+# a level with the level PERIOD iterations before.
+PERIOD = 10
 
 # Regimes. MI, the mutual information of thought and prompt, is compared with its upper bound H(X),
 # the entropy of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read
 # their prompts, and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # nats per token; 0.056 is the entropy of two tokens at 99 % and 1 %
-LOW_ENTROPY_SHARE = 0.25  # entropy is low below this share of the first entropy
+LOW_ENTROPY = 0.05  # nats per token; entropy is low below this; p = 0.99 and 0.01 have 0.056
+LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
 # PERIOD iterations. Gradient norms are no sign: in 48 collapses, their level never reached 10 times
@@ -52,7 +54,7 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
 def new_warnings(history: Sequence[dict]) -> list[str]:
     """Sentences about the signs of collapse that appear with the last row.
 
-    A sign is reported each time it begins. Most begin after success has fallen
+    A sign is reported each time it begins. Most signs begin after success has fallen
     (studies/collapse/README.md).
     """
     before = signs_of_collapse(history[:-1])
@@ -64,7 +66,7 @@ def new_warnings(history: Sequence[dict]) -> list[str]:
 
 
 def signs_of_collapse(history: Sequence[dict]) -> dict[str, str]:
-    """The signs that the last rows show: name -> "from OLD to NEW"."""
+    """The signs of collapse at the last row: metric -> "from OLD to NEW"."""
     signs = {}
     std = _levels(history, "in_group_reward_std")
     success = _levels(history, "success")
@@ -82,17 +84,17 @@ def signs_of_collapse(history: Sequence[dict]) -> dict[str, str]:
 def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
     """RAGEN-2's regime after an iteration, by entropy and mutual information of thoughts.
 
-        diverse     both high: healthy
+        diverse     entropy and mutual information are high: healthy
         template    thoughts vary, but not with the prompt
         compressed  thoughts are certain and depend on the prompt, as a trained policy's may
-        collapsed   both low
+        collapsed   entropy and mutual information are low
 
     The last measurement of first-turn thoughts decides. A measurement on a single prompt does not
     count, because its mutual information is always 0. Without a measurement, the policy's entropy
     and `_shows_trap` decide.
 
     Args: row: the metrics of the iteration. history: the rows before it.
-    Returns: the regime; None if neither entropy is known.
+    Returns: the regime; None if no entropy is known.
     """
     rows = [*history, row]
     measured = [past for past in rows if past["mi_bound_first"]]
@@ -113,7 +115,7 @@ def classify_regime(row: dict, history: Sequence[dict]) -> str | None:
 
 
 def _shows_trap(rows: Sequence[dict]) -> bool:
-    """Whether rewards vary less than half as much as at first while most trajectories fail."""
+    """Whether rewards in groups vary less than half as much as at first and most games fail."""
     std = _levels(rows, "in_group_reward_std")
     success = _levels(rows, "success")
     return std.now < STD_DROP * std.first and success.now < SOLVED

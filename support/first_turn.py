@@ -1,9 +1,9 @@
-"""Plays the first turn of each environment before a run begins, to find faults early.
+"""Plays the first turn of each environment before a run begins, to find two errors early.
 
-It finds two faults that a run would notice late or never. If an environment draws random numbers
-when it is built, the members of a group play different games, and the fixed evaluation prompts
-differ between evaluations. If the options of an environment demand something impossible, each
-game may last until its time limit. `python -m tools.check_env` makes many more checks.
+A run would notice them late or never. If an environment draws random numbers when it is built, the
+members of a group play different games, and the fixed evaluation prompts differ between
+evaluations. If the options of an environment demand something impossible, each game may last until
+its time limit. `python -m tools.check_env` makes many more checks.
 """
 
 from configurator import UserError
@@ -17,7 +17,7 @@ from envs import EVAL_SEED, Env, make_env, missing_method, show
 from support.threads import call_all
 from support.time_limit import EnvError, call_with_timeout
 
-# Builds to compare. If each is one of two equally likely variants, they differ in 7 of 8 cases.
+# Builds to compare. If each is one of two equally likely variants, 4 builds differ in 7 of 8 cases.
 NUM_BUILDS = 4
 NUM_GAMES = 3  # evaluation games that are tried before the environment counts as broken
 
@@ -49,7 +49,7 @@ def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: flo
 
 
 def start(env: Env, index: int) -> tuple[Hashable, ...]:
-    """Draw an instance and start an evaluation game. Returns: what all builds must share."""
+    """Draw an instance and start an evaluation game. Returns: what must be equal in all builds."""
     instance = env.draw(np.random.default_rng(EVAL_SEED))
     observation = env.reset(index, split="eval")
     return observation, tuple(env.actions), instance
@@ -64,7 +64,7 @@ def act(env: Env) -> None:
 
 
 def compare(views: list[tuple[Hashable, ...]], spec: str) -> None:
-    """Raises: UserError unless all views are equal."""
+    """Check that all builds have the same view, see `start`. Raises: UserError."""
     for view in views:
         for first, other in zip(views[0], view, strict=True):
             if first != other:

@@ -1,11 +1,11 @@
-"""Settings that a user gave and that have no effect because of the other settings.
+"""Finds settings that a user gave and that have no effect because of other settings.
 
     these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
 
 A run prints such a line at its start. Otherwise a user may conclude that a setting does not help,
-although it changed nothing. Only settings from the command line and from files of experiments
-count. An overlay (a file that begins with "# Overlay") is made for many experiments, and some of
-its lines have no effect in some of them.
+although it changed nothing. The line names only settings from the command line and from files of
+experiments. An overlay (a file that begins with "# Overlay") is made for many experiments, and some
+of its lines have no effect in some of them.
 """
 
 from configurator import CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, Config
@@ -22,7 +22,7 @@ from support.mixtures import env_specs
 from support.time_limit import EnvError, call_with_timeout
 from support.unread import Reason, among, sentence
 
-# These switch a method on, so they are named even if an overlay gives them.
+# These settings switch a method on, so they are reported even if an overlay gives them.
 METHOD_SWITCHES = (
     "sequence_ratio",
     "sequence_mask",
@@ -33,7 +33,7 @@ METHOD_SWITCHES = (
 
 
 def warn(config: Config, sources: dict[str, str]) -> str:
-    """The line about the given settings that have no effect on training; '' if there are none.
+    """The line about given settings that have no effect on training; '' if there are none.
 
     Args: sources: from `load_config`."""
     return sentence(inert_settings(config, given_settings(sources)))
@@ -42,7 +42,7 @@ def warn(config: Config, sources: dict[str, str]) -> str:
 def given_settings(sources: dict[str, str]) -> list[str]:
     """The settings that the user chose: those from the command line and from files that are no
     overlays, and METHOD_SWITCHES from any file."""
-    # source -> whether its settings do not count as given
+    # source -> whether to ignore its settings
     is_ignored = {"default": True, "command line": False}
     for source in set(sources.values()) - is_ignored.keys():
         is_ignored[source] = Path(source).read_text(encoding="utf-8").startswith("# Overlay")
@@ -87,18 +87,19 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "clip_low clip_high", "tv_bound replaces the clip"
     kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
     trainer_scores = kl_in_reward or not config.mask_observations
-    # On vLLM, recompute_old_logprobs also drops the engine's log-probs.
+    # On vLLM the setting has an effect: it drops the engine's log-probs.
     if trainer_scores and config.engine == "torch":
         why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
         yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
 
 
 def _one_step(config: Config) -> Iterator[Reason]:
-    """Clips limit changes since the rollout, so they act from the second optimizer step on.
+    """Yield the clips that have no effect if an iteration makes one optimizer step.
 
-    In the first step the ratio is 1 if the trainer has computed the old log-probs. If the
-    engine has, the ratio is the mismatch of engine and trainer. In float32 this mismatch is far
-    below every limit. In bfloat16 it may be larger than the clip range of GSPO."""
+    A clip limits changes of the policy since the rollout. Before the first step it has not changed.
+    The ratio is then 1 if the trainer has computed the old log-probs. If the engine has computed
+    them, the ratio is the mismatch of engine and trainer. In float32 this mismatch is far below
+    every limit. In bfloat16 it may be larger than the clip range of GSPO."""
     num_steps = config.num_epochs * math.ceil(config.most_kept() / config.batch_size)
     if num_steps > 1:
         return
@@ -130,7 +131,7 @@ def _estimator(config: Config) -> Iterator[Reason]:
         return
     yield "gamma", f"{estimator} does not discount tokens"
     if config.turn_level or config.state_weight:
-        return  # these two discount turns
+        return  # either setting makes turn_gamma discount turns
     reason = f"{estimator} does not discount turns unless turn_level or state_weight is set"
     yield "turn_gamma", reason
     if config.reward_norm_over == "group":
@@ -154,9 +155,10 @@ def _filter(config: Config) -> Iterator[Reason]:
 
 
 def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
-    """Settings that the environment ignores. The environment is started only if needed.
+    """Yield the given settings that the environments ignore.
 
-    If it fails, it counts as an environment that ignores nothing."""
+    Environments are started only if such a setting is given. If one fails, it counts as using the
+    setting."""
     if config.think_reward and "think_reward" in given:
         if not config.think:
             yield "think_reward", "think is False, so replies have no thoughts"
@@ -169,20 +171,20 @@ def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
 
 
 def _makes_statements(config: Config) -> bool:
-    """Whether `statements()` of any environment gives sentences, or an environment fails."""
+    """Whether `statements()` of any environment returns sentences; True if an environment fails."""
     looks = _look_at_envs(config)
     return not looks or any(look.statements for look in looks)
 
 
 class Look(NamedTuple):
-    """What an environment shows of one game."""
+    """The texts of one game: its observation and `statements()`."""
 
     observation: str
-    statements: list[str]  # at the start and after one action
+    statements: list[str]  # those at the start, and those after one action
 
 
 def _look_at_envs(config: Config) -> list[Look]:
-    """A look at each environment of training; [] if one of them fails."""
+    """Start a game in each environment of training. Returns: [] if an environment fails."""
 
     def look(env: Env) -> Look:
         observation = env.reset(0, split="eval")
@@ -197,6 +199,6 @@ def _look_at_envs(config: Config) -> list[Look]:
             looks.append(
                 call_with_timeout(config.step_timeout_s, look, make_episode(config, spec).env)
             )
-        except EnvError:  # the run will report it
+        except EnvError:  # the run will report the error
             return []
     return looks

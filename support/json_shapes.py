@@ -1,4 +1,4 @@
-"""The shapes of JSON values. A file that others may have written is checked before it is used.
+"""Checks the shape of JSON values, because others may have written the file that holds them.
 
 A shape is one of:
 
@@ -22,12 +22,12 @@ WORDS = {
     int: "a whole number, 0 or more",
     float: "a finite number, not above 1e300",
 }
-LARGEST = 2**63  # whole numbers must be smaller
-LARGEST_FLOAT = 1e300  # so that a reader can multiply a number without an overflow
+LARGEST = 2**63  # whole numbers must be smaller than this
+LARGEST_FLOAT = 1e300  # small enough to be multiplied without an overflow
 
 
 def check_shape(value: Any, shape: Any, source: str) -> None:
-    """Check a value from a file. Args: source: the file, for the message.
+    """Check that a value has a shape. Args: source: the file of the value, for the message.
 
     Raises: UserError that names the part of the value that has another shape.
     """
@@ -37,7 +37,7 @@ def check_shape(value: Any, shape: Any, source: str) -> None:
 
 
 def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
-    """Where a value differs from a shape, in words; "" if it does not.
+    """Say in words where a value differs from a shape; "" if it does not.
 
     Args: place: what the returned text calls the value, such as "seed[1]".
 
@@ -64,7 +64,7 @@ def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:
 
 
 def _parts_of_dict(value: dict, shape: dict, prefix: str) -> list[tuple]:
-    """(place, item, shape) of each item that the shape of a dict names."""
+    """(place, item, shape) for each key in the shape of a dict. A missing item is `...`."""
     parts = []
     for key, item_shape in shape.items():
         if key is str:

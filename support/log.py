@@ -3,8 +3,7 @@
     tensorboard --logdir out
 
 The tab SCALARS shows the metrics in the groups of support/metrics.py. HPARAMS compares the settings
-of runs. TEXT shows the settings of a run and sampled trajectories. support/wandb_log.py sends
-settings, metrics and trajectories to Weights & Biases.
+of runs. TEXT shows the settings of a run and sampled trajectories.
 """
 
 from configurator import Config
@@ -33,9 +32,9 @@ def progress_bar(**options) -> tqdm:
 
 
 class Log:
-    """metrics.jsonl and TensorBoard files in `out_dir`, and W&B if the setting `wandb` is given.
+    """Writes metrics.jsonl and TensorBoard files in `out_dir`, and W&B if `wandb` is given.
 
-    Args: history: the rows to continue from; later rows in the folder are dropped.
+    Args: history: rows of the iterations so far. They replace the rows in metrics.jsonl.
     """
 
     def __init__(self, out_dir: Path, history: Sequence[dict], config: Config):
@@ -67,7 +66,7 @@ class Log:
         self._show(row, samples)
 
     def close(self, exit_code: int = 0) -> None:
-        """End the W&B run. Args: exit_code: of the process."""
+        """End the W&B run. Args: exit_code: that of the process."""
         if self.wandb:
             self.wandb.close(exit_code)
 

@@ -361,7 +361,7 @@ def metric_names(config: Config) -> list[str]:
 
 
 def metric_groups(config: Config) -> dict[str, str]:
-    """The metrics of a row and their groups, in order: name -> group."""
+    """Name -> group of each metric of a row, in order."""
     scored_envs = list(mixture_at(config.eval_env or config.env, None))
     values = {
         "N": [str(config.group_size)],
@@ -390,7 +390,7 @@ def _expand(name: str, values: dict[str, list[str]]) -> list[str]:
 
 
 def glossary() -> str:
-    """The page docs/metrics.md."""
+    """The text of the page docs/metrics.md."""
     lines = [
         "# Metrics",
         "",

@@ -1,4 +1,4 @@
-"""Mixtures and curricula: the settings env='A + 2*B' and env='A @50 > B'.
+"""Parses mixtures and curricula of environments: env='A + 2*B' and env='A @50 > B'.
 
 A spec is the text of one environment with its options, such as frozenlake:size=5. A spec that
 contains one of SIGNS must stand in quotes: env="'/my games/doors.py:Doors' + B".
@@ -51,8 +51,8 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
 
 @lru_cache
 def env_specs(*texts: str) -> tuple[str, ...]:
-    """The specs of all environments in some curricula, without repetition. A text may be empty."""
-    specs = {}  # a dict, because it keeps the order
+    """The specs of all environments in curricula, without repetition. A text may be empty."""
+    specs = {}  # a dict keeps the order, a set does not
     for text in texts:
         for stage in _parse_stages(text) if text else ():
             specs |= stage.shares
@@ -94,7 +94,7 @@ def _parse_stages(text: str) -> list[Stage]:
 
 
 def _check_quotes(text: str) -> None:
-    """Raises: UserError if the unquoted path of a file of code contains one of SIGNS."""
+    """Raise UserError if a text begins with the path of a Python file that needs quotes."""
     start, is_class, _ = text.partition(".py:")
     signs = [sign for sign in SIGNS if sign in start]
     if is_class and signs and Path(f"{start}.py").is_file():
@@ -105,7 +105,7 @@ def _check_quotes(text: str) -> None:
 
 
 def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
-    """The shares of 'A + 2*B'. `text` is the whole setting, for the error message."""
+    """Spec -> share, as A -> 1/3, B -> 2/3 for 'A + 2*B'. text: the whole setting, for errors."""
     weights = _weights_in(mixture, text)
     for spec in weights:
         make_env(spec)  # raises for an unknown environment
@@ -114,7 +114,7 @@ def _parse_mixture(mixture: str, text: str) -> dict[str, float]:
 
 
 def _weights_in(mixture: str, text: str) -> dict[str, float]:
-    """Spec -> weight in 'A + 2*B'. No environment is built."""
+    """Spec -> weight, as A -> 1, B -> 2 for 'A + 2*B'. No environment is built."""
     weights: dict[str, float] = {}
     for part in split_unquoted(mixture, "+"):
         match = PART.fullmatch(mask_quoted(part))

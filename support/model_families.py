@@ -1,4 +1,4 @@
-"""The model families that can be trained, and fast checks of models. They need no torch.
+"""The model families that can be trained, and checks of models. This module imports no torch.
 
 All families are decoders with rotary positions, causal attention over the whole context, and the
 module names of Llama: `model.embed_tokens`, `model.layers`, `model.norm`, `lm_head`. Everything
@@ -25,7 +25,7 @@ def check_model_type(name: str, model_type: str) -> None:
     """Check that the type of a model is supported.
 
     Args:
-        name: of the model, for the message.
+        name: the model's name, for the message.
         model_type: from its config.json.
 
     Raises: UserError that names the supported types.
@@ -42,7 +42,7 @@ def check_architecture(name: str, config) -> None:
     """Check that our attention and both engines support the settings of a model.
 
     Args:
-        name: of the model, for the message.
+        name: the model's name, for the message.
         config: Hugging Face's configuration object of the model.
 
     Raises: UserError with the setting that is not supported.

@@ -1,4 +1,4 @@
-"""The files of a model: their download, and checks before anything is built from them.
+"""Downloads the files of a model, and checks them before anything is built from them.
 
 The checks read config.json and the headers of the weight files. They import neither torch nor
 transformers, and they run no code of the folder.
@@ -32,7 +32,7 @@ SIZES = (  # keys of config.json that must be whole numbers from 1 on
 
 
 def download(name: str) -> str:
-    """The folder of a model of the Hugging Face hub in the local cache.
+    """Download a model from the Hugging Face hub. Returns: its folder in the local cache.
 
     It asks the hub once, without the retries of transformers, and downloads missing files.
     Raises: UserError if the model is not in the cache and cannot be downloaded.
@@ -60,7 +60,7 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
     """Check that a folder holds the settings, weights and tokenizer of a supported model.
 
     Returns: the shape of each weight in the files.
-    Raises: UserError with the first fault.
+    Raises: UserError with the first problem.
     """
     given = f"model={str(folder)!r}"
     for path in sorted(folder.iterdir()):
@@ -94,14 +94,14 @@ def check_folder(folder: Path) -> dict[str, list[int]]:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The config.json of a model. Raises: UserError if it or its type cannot be used."""
+    """Read the config.json of a model. Raises: UserError if it or its model type cannot be used."""
     described = _read_object(folder / "config.json", f"model={str(folder)!r}")
     check_model_type(str(folder), str(described.get("model_type")))
     return described
 
 
 def _read_object(path: Path, given: str) -> dict[str, Any]:
-    """A JSON object. Raises: UserError if the file holds something else."""
+    """Read a JSON object. Raises: UserError if the file holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -112,7 +112,7 @@ def _read_object(path: Path, given: str) -> dict[str, Any]:
 
 
 def _check_numbers(described: dict[str, Any], given: str) -> None:
-    """Check the sizes in config.json. The shapes of weights are checked when they are loaded."""
+    """Check the sizes and rms_norm_eps in config.json. Raises: UserError."""
     sizes = {key: described.get(key) for key in SIZES}
     for key in ("num_key_value_heads", "head_dim"):
         if described.get(key) is not None:  # both have defaults in transformers
@@ -133,7 +133,7 @@ def _check_numbers(described: dict[str, Any], given: str) -> None:
 
 
 def _weight_files(folder: Path, given: str) -> list[Path]:
-    """The weight files. Raises: UserError if one is missing or outside of the folder."""
+    """The paths of the weight files. Raises: UserError if one is missing or outside the folder."""
     whole = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if whole.is_file():
@@ -154,7 +154,10 @@ def _weight_files(folder: Path, given: str) -> list[Path]:
 
 
 def _read_shapes(path: Path, given: str) -> dict[str, list[int]]:
-    """The shape of each weight, from the header of a file. Raises: UserError for other types."""
+    """The shape of each weight, from the header of a file.
+
+    Raises: UserError if the file is damaged, or a weight is not of WEIGHT_TYPES.
+    """
     shapes = {}
     try:
         with safetensors.safe_open(path, framework="np") as weights:

@@ -1,9 +1,9 @@
-"""Collapse: do the policy's thoughts still depend on the prompt?
+"""Measures collapse: whether the policy's thoughts still depend on the prompt.
 
-Entropy alone cannot tell: a policy may write varied thoughts that ignore the prompt. So every
+Entropy does not show this: a policy may write varied thoughts that ignore the prompt. So every
 sampled thought z_i is scored after every distinct prompt x_j of its batch,
-l_ji = log p(z_i | x_j). Let w_j be the share of pairs with prompt x_j, and x_i the prompt that z_i
-answers. The mutual information in nats,
+l_ji = log p(z_i | x_j). Let w_j be the share of thoughts with prompt x_j, and x_i the prompt of
+thought z_i. The mutual information in nats,
 
     MI = mean_i(l_ii - log sum_j w_j exp l_ji) = H(Z) - H(Z|X) <= H(X),
 
@@ -29,7 +29,7 @@ from rollout import Trajectory, Turn, split_by_context
 from starpo import segment_sums
 from support.metrics import RETRIEVAL_RANKS
 
-TIE = 1e-3  # nats; smaller differences between log-probs of a thought are rounding errors
+TIE = 1e-3  # nats; two log-probs of a thought that differ by less count as equal
 EMA_DECAY = 0.9  # decay per measurement of the moving average of marginal_std
 STD_EPSILON = 1e-3  # nats; added to a standard deviation in the denominator of a z-score
 
@@ -48,7 +48,7 @@ def measure_collapse(
         trajectories: the same on every rank.
         rng: draws the thoughts that are measured; the same on every rank.
         history: earlier rows of metrics.jsonl. The moving average of the standard deviation
-            continues from the last row that has one.
+            continues from the last row that holds it.
     Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
     """
     thoughts_by_trajectory = []
@@ -97,7 +97,7 @@ class Thought(NamedTuple):
 
 
 class ThoughtSamples(NamedTuple):
-    """The two samples that are measured. Names of a sample's metrics end with the field's name."""
+    """The two samples to measure. The names of their metrics end with the name of the field."""
 
     first: list[Thought]  # from first turns
     sampled: list[Thought]  # from one random turn per trajectory
@@ -192,10 +192,10 @@ def score_thoughts(policy: Policy, thoughts: Sequence[Thought], config: Config) 
 
 
 def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
-    """Mutual information, entropies and retrieval.
+    """Compute mutual information, entropies and retrieval.
 
     Per-token metrics use the mean log-prob of a thought's tokens, as RAGEN-2 does. Metrics with
-    _seq use the log-prob of the whole thought; only these are a mutual information.
+    _seq use the log-prob of the whole thought; only mi_seq is a true mutual information.
 
     Returns: metric name without _first or _sampled -> value; docs/metrics.md explains them.
     >>> logprobs = torch.tensor([[0.0, -99.0], [-99.0, 0.0]])
@@ -219,7 +219,7 @@ def collapse_metrics(scores: ThoughtScores) -> dict[str, float]:
 def _information(
     logprobs: Tensor, own_prompts: Tensor, weights: Tensor, ending: str
 ) -> dict[str, float]:
-    """Mutual information and entropies of a (J, I) matrix of log-probs."""
+    """Mutual information and entropies of (J, I) log-probs. Args: ending: of metric names."""
     matched = logprobs[own_prompts, torch.arange(len(own_prompts))]  # (I,)
     marginal = (logprobs + weights.log()[:, None]).logsumexp(0)  # (I,)
     mi = (matched - marginal).mean().item()
@@ -236,7 +236,7 @@ def _information(
 def _retrieval(logprobs: Tensor, own_prompts: Tensor) -> dict[str, float]:
     """How often a thought's own prompt is among the k prompts that make the thought likeliest.
 
-    Tied prompts count as the average over their orders. So a policy that ignores its prompts
+    Ties are averaged over all orders of the tied prompts. So a policy that ignores its prompts
     scores exactly the chance level, min(k, J) / J.
     """
     J, num_pairs = logprobs.shape

@@ -16,7 +16,7 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.dtype == torch.float32:
         return a @ b
-    if a.device.type == "cuda":  # reads 16 bits and adds up in float32
+    if a.device.type == "cuda":  # mm reads 16-bit factors and adds up in float32
         return torch.mm(a, b, out_dtype=torch.float32)
     with torch.autocast(a.device.type, enabled=False):  # torch.mm has no out_dtype on a CPU
         return a.float() @ b.float()
@@ -27,15 +27,15 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
 
     Rounding to the nearest number would drop every change of less than half a step: a weight near
     0.03 has steps of 1.2e-4 in bfloat16. Here a change of a tenth of a step moves a tenth of the
-    weights by one step. Numbers of the 16-bit type stay as they are.
+    weights by one step. Values that the 16-bit type can hold do not change.
 
     Args:
         values: float32.
-        dtype: bfloat16 or float16. Numbers of float16 below 6e-5 are rounded to the nearest.
-        seed: of the random numbers. With one seed, each position keeps its threshold for rounding
-            up. So the rounded value of a weight that grows never falls.
+        dtype: bfloat16 or float16. In float16, values below 6e-5 are rounded to the nearest number.
+        seed: of the random numbers. Calls with the same seed round up at the same threshold in
+            each position. So the rounded value of a weight that grows never falls.
     """
-    num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bfloat16: 16, float16: 13
+    num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: bfloat16 16, float16 13
     generator = torch.Generator(values.device).manual_seed(seed)
     noise = torch.randint(
         2**num_dropped,
@@ -44,7 +44,7 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         device=values.device,
         dtype=torch.int32,
     )
-    # The bits of a float32 are ordered like its absolute value, so adding to them moves it away
-    # from 0, and clearing the dropped bits moves it towards 0.
+    # Read as integers, the bits of float32 numbers are ordered by their absolute values. So adding
+    # to the bits moves a number away from 0, and clearing low bits moves it towards 0.
     bits = values.contiguous().view(torch.int32) + noise
     return (bits >> num_dropped << num_dropped).view(torch.float32).to(dtype)

@@ -1,6 +1,6 @@
 """Checks before a run: the model, the engine, W&B, the NVIDIA driver and free memory.
 
-The checks need no torch, so they are fast.
+They are fast, because they do not import torch.
 """
 
 from configurator import Config, UserError
@@ -17,7 +17,7 @@ from support.model_folder import read_description
 
 BASE = Path(__file__).resolve().parent.parent / "base"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# CUDA version -> oldest release of the driver (NVIDIA's table of minor version compatibility)
+# CUDA version -> oldest driver that runs it (NVIDIA's table of minor version compatibility)
 MIN_DRIVERS = {"12": 525, "13": 580}
 MEMORY_FILE = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")  # where Linux shows the limits of a container
@@ -82,7 +82,7 @@ def free_memory() -> int:
     """Bytes of memory that this process can still take without swapping.
 
     It is the smallest of three numbers: what the machine and the container (cgroup v2) have left,
-    and the limit of `ulimit -v`. macOS does not report free memory: there the first is all memory.
+    and the limit of `ulimit -v`. macOS reports no free memory: there the first is all memory.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMORY_FILE.is_file():

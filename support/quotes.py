@@ -1,4 +1,4 @@
-"""Quoted names and values in the setting `env`: between quotes, separators are plain text.
+"""Reads quotes in settings such as `env`: between quotes, separators are plain text.
 
     --env="'/tmp/my games/doors.py:Doors' + bandit"      a path with a space, in a mixture
     --env="own_data:file='a,b.jsonl',task=find"          a path with a comma, as an option
@@ -13,7 +13,7 @@ QUOTES = ("'", '"')
 
 
 def mask_quoted(text: str) -> str:
-    """The text with an underscore for each character of a quoted part; the length stays.
+    """Replace each character of a quoted part by an underscore, so that the length stays.
 
     >>> mask_quoted("2*'my env' + bandit")
     '2*________ + bandit'

@@ -1,4 +1,4 @@
-"""Trajectories as lines of JSON: trajectories.jsonl, eval_start.jsonl, eval_final.jsonl."""
+"""Trajectories in JSON-lines files: trajectories.jsonl, eval_start.jsonl, eval_final.jsonl."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.run_folder import append_to, parse_json, read_text, replace_file
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import Tensor
 
-TURN = {  # the shape of a turn
+TURN = {  # the shape of a turn, see support/json_shapes.py
     "observation": str,
     "response": str,
     "actions": [str],
@@ -39,7 +39,7 @@ TURN = {  # the shape of a turn
     "advantage": (float, ...),
     "value": (float, ...),
 }
-TRAJECTORY = {  # the shape of a line, see support/json_shapes.py
+TRAJECTORY = {  # the shape of a line, which holds one trajectory
     "env": str,
     "seed": [int],
     "split": (str, ...),
@@ -67,7 +67,7 @@ REASONS = {
 def why_ended(status: str, last: Mapping) -> str:
     """Why a trajectory ended, in words; "" for a success.
 
-    Args: last: the facts of the last turn, see `TurnRecord`. Old records do not have all."""
+    Args: last: the facts of the last turn, see `TurnRecord`. Old records do not have all facts."""
     if status == "success":
         return ""
     if status == "error":
@@ -104,7 +104,7 @@ def transcript(trajectory: Trajectory) -> str:
 
 
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
-    """A trajectory as plain data.
+    """Convert a trajectory into a dict for JSON.
 
     Each turn has the reward of its own actions. Each sampled token has its surprise: -log p under
     the engine, in nats. A token that is a part of a character is decoded as U+FFFD.
@@ -154,9 +154,9 @@ def turn_record(turn: Turn, tokenizer) -> dict:
 def note_filter(
     trajectories: Sequence[Trajectory], values: Tensor, groups: Tensor, group_size: int
 ) -> None:
-    """Store in each trajectory whether the filter kept its group, and by which value.
+    """Store in each trajectory the filter's value of its group, and whether the group was kept.
 
-    Args: values: (P,), by which the filter ranked the groups; groups: indices of the kept ones."""
+    Args: values: (P,), by which the filter ranked groups; groups: indices of the kept groups."""
     kept = set(groups.tolist())
     for index, trajectory in enumerate(trajectories):
         group = index // group_size
@@ -165,7 +165,7 @@ def note_filter(
 
 
 def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor | None) -> None:
-    """Store in each turn its mean advantage, and the critic's value of its first token.
+    """Store in each turn its mean advantage, and the critic's value at its first token.
 
     Args: advantages, values: (R,), one per response token; values is None without a critic."""
     turns = [turn for trajectory in kept for turn in trajectory.turns]
@@ -179,7 +179,7 @@ def note_credit(kept: Sequence[Trajectory], advantages: Tensor, values: Tensor |
 
 
 def write_jsonl(path: str | Path, rows: dict, tokenizer=None, mode: str = "w") -> None:
-    """Write a line for each trajectory, with the name and the mean entropy of its row.
+    """Write a line for each trajectory, with the name and the entropy of its policy or player.
 
     Args: rows: name of a policy or player -> its `Scores`; mode: "w" replaces the file, "a" appends
         to it."""
@@ -203,7 +203,7 @@ def write_samples(
 
 
 def read_records(path: str | Path, shape: dict) -> list[dict]:
-    """The lines of a file of trajectories.
+    """Read the lines of a file of trajectories.
 
     Args: shape: what a line must hold, see support/json_shapes.py.
     Raises: UserError if a line has another shape, a seed without numbers or no turns, or if there

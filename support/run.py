@@ -1,4 +1,4 @@
-"""A run in its folder: its start or continuation, metrics, checkpoints and report."""
+"""Starts or continues a run in its folder, records its iterations, and ends it."""
 
 from configurator import Config, UserError
 
@@ -40,8 +40,8 @@ from support.run_folder import (
 from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
-SAMPLE_SIZE = 32  # trajectories of a recorded iteration, rounded up to whole groups
-MAX_SAMPLE_BYTES = 64_000_000  # of trajectories.jsonl; the last recorded iteration may exceed it
+SAMPLE_SIZE = 32  # trajectories to write of a recorded iteration, rounded up to groups
+MAX_SAMPLE_BYTES = 64_000_000  # largest trajectories.jsonl, but the last record may exceed it
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
@@ -60,7 +60,7 @@ HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shap
 
 @contextmanager
 def open_run(config: Config, sources: dict[str, str]) -> Iterator["Run"]:
-    """The run in config.out_dir. No other process can use the folder until the context ends.
+    """Open the run in config.out_dir, and lock this folder until the `with` block ends.
 
     The process exits with EXIT_INTERRUPTED if a signal interrupted the run.
     Raises: UserError if the folder is in use."""
@@ -127,7 +127,7 @@ class Run:
         Args: start_scores: environment -> scores of the model that the run begins with."""
         self.learner = learner
         self.start_scores = start_scores
-        self.scores: dict[str, Scores] | None = None  # of the newest iteration, if evaluated
+        self.scores: dict[str, Scores] | None = None  # of the newest iteration, if it was evaluated
         report.print_start(self.config, start_scores)
         if self.saved:
             learner.load(self.saved)
@@ -141,7 +141,7 @@ class Run:
             total=self.config.num_iterations, initial=learner.step, desc="starpo", unit="it"
         )
         if rank() == 0:
-            # Written late, so a failed start leaves no files.
+            # These files are written late, so that a failed start leaves none.
             remove_partial_files(self.out_dir)
             save_config(self.config, self.sources, self.out_dir, self.earlier)
             report.remove_final_outputs(self.out_dir)
@@ -165,7 +165,7 @@ class Run:
         return best
 
     def _comparable(self, history: list[dict]) -> list[dict]:
-        """The rows, without evaluations that had other prompts or rules than now."""
+        """The rows, without the evaluations that had other prompts or rules than now."""
         return settings_history.without_old_evaluations(history, self.last_old_evaluation)
 
     # ---------- the loop
@@ -175,7 +175,7 @@ class Run:
         return not self.stop_requested and not self._is_over(self.history)
 
     def evaluation_due(self, row: dict) -> bool:
-        """Whether to evaluate the iteration that made `row`. The last one is always evaluated."""
+        """Whether to evaluate the iteration that made `row`; always true for the last one."""
         is_last = self._is_over([*self.history, row])
         return is_last or is_due(self.config.eval_every, self.learner.step)
 
@@ -202,8 +202,8 @@ class Run:
             self.saver.wait()
             self._export("best")
         if rank() == 0:
-            # Written before the checkpoint: a restart drops a row that has no checkpoint, and
-            # repeats its iteration.
+            # Rows come before the checkpoint: a restart drops rows after the last checkpoint and
+            # repeats their iterations.
             samples = self._samples(trajectories) if self._sampling_due(scores) else []
             self.log.write(row, samples)
             write_samples(
@@ -221,9 +221,9 @@ class Run:
         checkpoint.export(self.out_dir / name, learner.policy, learner.tokenizer, learner.step)
 
     def _sampling_due(self, scores: dict[str, Scores] | None) -> bool:
-        """Whether trajectories of this iteration are written.
+        """Whether to write trajectories of this iteration.
 
-        After a fraction of the iterations, the file may hold the same fraction of MAX_SAMPLE_BYTES.
+        After half of the iterations, trajectories.jsonl may hold half of MAX_SAMPLE_BYTES.
         So a long run is recorded less often, but up to its end."""
         config = self.config
         step = self.learner.step
@@ -249,7 +249,7 @@ class Run:
     # ---------- the end
 
     def is_over(self) -> bool:
-        """Whether the run is complete. Otherwise a signal interrupted it."""
+        """Whether the run is complete. If not, a signal ended the loop."""
         return self._is_over(self.history)
 
     def finish(self, play_references: Callable[[Config], dict[str, dict[str, Scores]]]) -> None:
@@ -295,7 +295,7 @@ class Run:
 
 @contextmanager
 def explain_full_disk(out_dir: Path) -> Iterator[None]:
-    """Turn the error of a full or read-only disk into one sentence."""
+    """Turn the error of a full or read-only disk into a UserError."""
     try:
         yield
     except OSError as error:
@@ -383,7 +383,7 @@ def is_due(every: int, step: int) -> bool:
 
 
 def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
-    """The success of the policy in best/. A later evaluation must be better to replace it.
+    """The success of the policy in best/, which a later policy must exceed to replace it.
 
     Args: history: the rows of metrics so far, without evaluations that cannot be compared.
     Returns: the success, -1 without one; a sentence if best/ is missing or damaged, else ""."""
@@ -402,5 +402,5 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
         )
     path = folder / checkpoint.ITERATION
     step = read_json(path, {"step": int})["step"] if path.is_file() else None
-    # After a crash, best/ may be of a later iteration. The run repeats it, so `history` lacks it.
+    # After a crash, best/ may be from an iteration that the run repeats, so it has no row yet.
     return known.get(step, max(known.values())), ""

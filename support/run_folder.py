@@ -40,10 +40,10 @@ MAY_CHANGE_ON_RESUME = (
     "wandb",
 )
 
-FORMER_SETTINGS = ("num_samples",)  # older runs have them; none changed a number of training
+FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed a number of training
 
-# Exceptions: settings that change training through another setting.
-# setting -> (that other setting, the value with which it does not use this one)
+# Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
+# setting -> (the other setting, its value with which the first has no effect)
 READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # What train.py and tools.sft open in the folder of a run. They refuse links under these names and
@@ -62,7 +62,7 @@ OPENED_FILES = (
     "wandb_id",
     "view.html",
 )
-MODELS = ("model", "model-[0-9]*")  # of tools.sft; MODELS and CHECKPOINTS are glob patterns
+MODELS = ("model", "model-[0-9]*")  # folders of tools.sft; MODELS and CHECKPOINTS are glob patterns
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 OPENED_FOLDERS = ("best", "policy", CHECKPOINTS, "partial", "old", "tensorboard", *MODELS)
 
@@ -79,7 +79,7 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     """Check that a run with these settings may use its out_dir.
 
     Args:
-        accept_changes: continue a run even if its settings differ from those of `config`.
+        accept_changes: True to continue a run whose settings differ from those of `config`.
         flag: the command-line option that accepts changes, for the message; "" if there is none.
     Raises: UserError if out_dir cannot be a folder, or holds other files, a symbolic link, or a run
         with other settings.
@@ -167,7 +167,7 @@ def save_config(
 ) -> Path:
     """Write out_dir/config.json: settings, their sources, git commit and command line.
 
-    If the code differs from its commit, out_dir/code.diff says how.
+    If the code differs from its commit, write the difference into out_dir/code.diff.
     Args: earlier: settings that were changed at a restart, see support/settings_history.py.
     Returns: the path of the file.
     """
@@ -187,7 +187,7 @@ def save_config(
 
 
 def save_code_diff(path: Path) -> None:
-    """Write how the code differs from its commit. Without a difference, remove the file."""
+    """Write how the code differs from its commit; if it does not, remove the file."""
     diff = code_version.code_diff()
     if not diff:
         path.unlink(missing_ok=True)
@@ -244,7 +244,7 @@ def settings_from(saved: dict, source: str) -> Config:
 
 @contextmanager
 def replace_file(path: str | Path, mode: str = "w") -> Iterator[IO]:
-    """Write a file so that a crash leaves either the old content or the complete new content.
+    """Yield a file to write to. A crash leaves either the old content or the complete new content.
 
     The content goes into a new file in the same folder, which then gets the name `path`.
 
@@ -281,7 +281,7 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the files that `replace_file` left at a crash. It leaves no folders, so those stay."""
+    """Remove the files that `replace_file` left at a crash. It makes no folders, so those stay."""
     for path in folder.glob(f"*{PARTIAL}"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -312,7 +312,7 @@ def check_writable(path: str | Path) -> None:
 
     It creates an empty file in the same folder and removes it. The folders out/ and COMPARISONS,
     which a fresh copy of the repository does not have, are made.
-    Raises: UserError if it cannot be written.
+    Raises: UserError if the file cannot be written.
     """
     path = Path(path)
     try:
@@ -386,9 +386,9 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, shape: Any, source: str) -> Any:
-    """A JSON value of this shape, see support/json_shapes.py.
+    """Parse a JSON text, and check its shape, see support/json_shapes.py.
 
-    Args: source: the file, for messages. Raises: UserError for anything else.
+    Args: source: the file, for messages. Raises: UserError if it is no JSON or has another shape.
     """
     try:
         value = json.loads(text)

@@ -67,7 +67,7 @@ def _take_lock(file, path: Path) -> None:
         file.seek(0)
         holder = file.read()
         raise UserError(f"{given} is in use by {holder}; give another --out_dir") from error
-    # Between our open() and flock(), the other process may have ended and removed its file.
+    # Between our open() and flock(), the other process may have ended and removed its lock file.
     same_file = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
     if not same_file:
         raise UserError(f"{given} was in use by a process that has just ended; start again")
@@ -75,7 +75,7 @@ def _take_lock(file, path: Path) -> None:
 
 @contextmanager
 def _lock_folder_itself(out_dir: Path) -> Iterator[None]:
-    """Lock the folder. A run keeps this lock even if somebody deletes its file `lock`."""
+    """Lock the folder itself, so that a lock remains if somebody deletes the file `lock`."""
     descriptor = os.open(out_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,5 +153,5 @@ def exit_now(sentence: str, code: int) -> None:
 
 
 def _write_to_stderr(sentence: str) -> None:
-    """Write a line to stderr. A print() in a signal handler raises if it interrupts a print()."""
+    """Write a line to stderr. print() may raise here: the signal may have interrupted a print()."""
     os.write(2, f"\n{sentence}\n".encode())

@@ -1,4 +1,4 @@
-"""Scores of policies and players: their metrics, the table, and differences between rows."""
+"""Scores of policies and players: metrics, a table of them, and differences between its rows."""
 
 from configurator import Config, UserError
 
@@ -39,7 +39,7 @@ class Scores(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the table."""
+    """A row of the table."""
 
     env: str
     name: str
@@ -53,7 +53,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     error_frac is the fraction of games whose environment or player failed. pass@k is a mean over
     prompts, for k = 2, 4, 8, ... and n."""
     successes = successes_by_prompt(trajectories)
-    samples = min(len(won) for won in successes.values())  # a record may be incomplete
+    samples = min(len(won) for won in successes.values())  # prompts of a replay may have fewer
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
@@ -67,7 +67,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, ...], list[bool]]:
-    """Whether each sample of each prompt was a success."""
+    """Seed of a prompt -> whether each of its samples was a success."""
     successes = defaultdict(list)
     for trajectory in trajectories:
         successes[trajectory.seed].append(trajectory.success)
@@ -139,7 +139,7 @@ def differences(
 
     Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
     the seed alone get one more line together, with the value of each seed in parentheses.
-    Sentences below tell which models cannot be pooled, and why.
+    The last lines say which models cannot be pooled, and why.
 
     Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
         if the two differ.

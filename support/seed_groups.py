@@ -10,7 +10,7 @@ from typing import NamedTuple
 from support.run_folder import load_saved
 from support.settings_history import Earlier, read_earlier
 
-# the settings that change no number of a run: what it writes, and where
+# the settings that change no number of a run
 WITHOUT_EFFECT = ("out_dir", "wandb", "sample_every", "save_every", "keep_checkpoints", "grace_s")
 
 
@@ -23,7 +23,7 @@ class Method(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """Models sorted by method."""
+    """Models grouped by method."""
 
     seeds: list[list[str]]  # names of at least two models each, with different seeds
     notes: list[str]  # a sentence about each model that cannot be pooled with the others
@@ -58,7 +58,7 @@ def pool_seeds(models: dict[str, str]) -> Pools:
 
 
 def without_seed(config: Config) -> Config:
-    """The settings that all seeds of a method share. The seed and WITHOUT_EFFECT have defaults.
+    """The given settings with defaults for the seed and WITHOUT_EFFECT, to compare runs.
 
     A run after SFT starts from the model of an SFT run with the same seed. So `_s1` is left out of
     a path such as out/sft_s1/model.

@@ -3,10 +3,10 @@
 config.json of a run holds its present settings. Its list "earlier" holds those that earlier
 iterations were made with:
 
-    [{"until": 4, "config": {...}}, ...]    iterations up to 4, then up to the next "until"
+    [{"until": 4, "config": {...}}, ...]    settings of iterations 1 to 4, and so on
 
-So two runs whose present settings agree do not count as seeds of one method if one of them had
-other settings before. Changes that a run accepts without the flag are not in the list, because
+Two runs whose present settings agree do not count as seeds of one method if one of them had other
+settings before. Changes that a run accepts without the flag are not in the list, because
 they change no number of training (support/run_folder.py).
 """
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from support.run_folder import changed_settings, load_saved, read_json, settings_from
 
-EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # see support/json_shapes.py
+EARLIER = {"earlier": ([{"until": int, "config": {}}], ...)}  # shape, see support/json_shapes.py
 
 # Evaluations can be compared if these settings and the environments agree.
 EVALUATION_READS = (
@@ -94,9 +94,9 @@ def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
 
 
 def _evaluation_of(config: Config) -> tuple:
-    """What decides the prompts and the rules of an evaluation.
+    """The settings that decide the prompts and the rules of an evaluation.
 
-    Environments are compared as text. Building one that a folder names could run a program.
+    Environments are compared as text, because to build one from a run's folder could run a program.
     """
     last_stage = (config.eval_env or config.env).split(">")[-1].strip()
     return last_stage, *(getattr(config, key) for key in EVALUATION_READS)

@@ -1,12 +1,13 @@
 """Statistics of success rates: intervals over seeds and instances, paired differences, pass@k.
 
 The intervals are for the mean over all seeds and all instances that could have been drawn. The
-error of a measured mean has two parts. The part of the instances is large if instances differ in
-difficulty. The part of the seeds is large if training runs differ. Two or three seeds say little
-about the part of the seeds, so its half-width uses quantiles of Student's t. `rate_interval` and
-`difference_interval` add the squares of the two half-widths (the method MOVER of Zou and Donner,
-https://doi.org/10.1002/sim.3095). If all seeds have the same rate, only the part of the instances
-is left. tests/test_statistics.py simulates how often the intervals contain the true value.
+error of a measured mean has two parts: from the choice of instances, which is large if instances
+differ in difficulty, and from the choice of seeds, which is large if training runs differ. Two or
+three seeds say little about the second part, so its half-width uses quantiles of Student's t.
+`rate_interval` and `difference_interval` add the squares of the two half-widths (the method MOVER
+of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds have the same rate, only the
+first part is left. tests/test_statistics.py simulates how often the intervals contain the true
+value.
 
 A few seeds cannot show that others collapse. If each seed collapses with probability 1/5, to 10 %
 instead of 80 %, `rate_interval` contains the true mean of 66 % in only 67, 49, 67 and 89 % of all
@@ -37,8 +38,8 @@ class Interval(NamedTuple):
 def rate_interval(wins: ndarray) -> Interval:
     """95 % interval of the mean success rate of S seeds on n instances.
 
-    For one seed with one game an instance, it is the Wilson interval of n trials. It contains the
-    rate of every seed.
+    For one seed with one game an instance, it is the Wilson interval of n trials. The
+    interval contains the measured rate of every seed.
 
     It contains the true mean less often if few seeds are far from the rest. If one seed in five
     collapses from 80 to 10 %, it contains the true mean in 67, 49, 67 and 89 % of experiments with
@@ -58,7 +59,7 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # num_games independent games would have the same error. If instances are alike, it exceeds n.
+    # num_games independent games would have the same error; it exceeds n if instances are alike.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -90,8 +91,8 @@ def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 
-    The interval contains the difference of every seed. `rate_interval` says how often it contains
-    the true value if seeds collapse.
+    The interval contains the difference of every seed. The docstring of `rate_interval` says how
+    often it contains the true value if seeds collapse.
 
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.
@@ -112,7 +113,7 @@ def difference_interval(a: ndarray, b: ndarray) -> Interval:
 
 
 def seed_interval(rates: ndarray) -> Interval:
-    """95 % interval of the mean of S seeds. It leaves the part of the instances out.
+    """95 % interval of the mean of S seeds. It leaves out the error from the choice of instances.
 
     If seeds collapse, it contains the true mean as rarely as `rate_interval`.
 
@@ -134,11 +135,12 @@ def seed_interval(rates: ndarray) -> Interval:
 
 
 def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
-    """Variance of the instances' means over seeds, (...,).
+    """Variance over instances of the mean score of all seeds, (...,).
 
-    Two instances are added, one with the lowest score and one with 1. Without them the variance is
-    too small where few instances differ from the rest. Source: Bonett and Price, "Adjusted Wald
-    confidence interval for a difference of binomial proportions based on paired data", 2012.
+    Two instances are added, one with the lowest score and one with 1. Without these two the
+    variance is too small where few instances differ from the rest. Source: Bonett and Price,
+    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
+    data", 2012.
     """
     means = scores.mean(-2)  # (..., n)
     shape = (*means.shape[:-1], 1)
@@ -149,7 +151,7 @@ def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
 
 
 def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -> Interval:
-    """Widen an interval of the mean by the half-width of the interval over seeds.
+    """Widen an interval over instances by that over seeds, and to contain each seed's mean.
 
     Args:
         scores: (..., S, n).
@@ -171,7 +173,7 @@ def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t. For more than 10 degrees of freedom it is that of 10.
+    """97.5 % quantile of Student's t. Above 10 degrees of freedom, the value for 10 is taken.
 
     >>> t_quantile(1), t_quantile(30)
     (12.7062, 2.2281)
@@ -240,8 +242,9 @@ def jackknife_interval(
 ) -> tuple[ndarray, ndarray]:
     """A statistic of n observations in clusters, and the half-width of its 95 % interval.
 
-    Observations of one cluster may depend on each other. The statistic is computed again without
-    each of the C clusters. Source: Efron and Stein, "The jackknife estimate of variance", 1981.
+    Observations of one cluster may depend on each other. The statistic is computed again C times,
+    each time without one of the C clusters. Source: Efron and Stein, "The jackknife estimate of
+    variance", 1981.
 
     Args:
         statistic: takes a mask (n,) of the observations to use; returns (...).

@@ -1,4 +1,4 @@
-"""TensorBoard's event file of a run."""
+"""Writes the event file of a run for TensorBoard."""
 
 from configurator import Config, printable
 

@@ -1,4 +1,4 @@
-"""Calls in threads that do not outlive Ctrl-C."""
+"""Calls functions in threads that do not keep the process alive after Ctrl-C."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +12,7 @@ MAX_THREADS = 64  # largest number of threads in `call_all`
 def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
     """Call a function for each item in threads. Yields: the results, in the order of the items.
 
-    The threads do not keep the process alive. Those of ThreadPoolExecutor do: after Ctrl-C, the
-    process would wait for each server that hangs."""
+    With ThreadPoolExecutor, the process would wait after Ctrl-C for each server that hangs."""
     waiting: SimpleQueue = SimpleQueue()
     futures = []
     for item in items:
@@ -31,7 +30,7 @@ def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterato
                 continue
             try:
                 future.set_result(call(item))
-            except BaseException as error:  # `result` raises it again
+            except BaseException as error:  # `future.result()` raises it again
                 future.set_exception(error)
 
     for _ in range(min(num_threads, len(futures))):
@@ -41,13 +40,13 @@ def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterato
             yield future.result()
     finally:
         for future in futures:
-            future.cancel()  # has an effect on those that have not begun
+            future.cancel()  # cancels the calls that have not begun
 
 
 def call_all(calls: Sequence[Callable[[], Any]], *, at_once: bool) -> list:
     """Call functions one after the other or, with `at_once`, in threads at the same time.
 
-    Returns: their results, in order. Raises: the error of the first one that failed."""
+    Returns: their results, in order. Raises: the error of the first call that failed."""
     if not at_once:
         return [call() for call in calls]
     return list(map_in_threads(lambda call: call(), calls, MAX_THREADS))

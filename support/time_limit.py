@@ -2,8 +2,8 @@
 
 For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
 the signal raises TimeUp. It sends SIGURG, so an environment can still use SIGALRM. Python cannot
-interrupt any other thread. There the call runs in one more thread, which is abandoned when the time
-is over.
+interrupt other threads. In such a thread, the call runs in one more thread, which is abandoned when
+the time is over.
 """
 
 from configurator import describe_error
@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 from support.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
-LAST_RESORT_S = 10.0  # seconds from the time limit until the process ends
+LAST_RESORT_S = 10.0  # seconds after the time limit until a call that hangs ends the process
 CHUNK_S = 0.5  # seconds that fast items may take together, see `limit_items`
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"  # how the error of a time limit begins
 RING = signal.SIGURG  # signal of the watchdog; a process without a handler ignores it
-# Their handlers are restored after a call, because an environment may have changed them.
+# The handlers of these signals are restored after a call: an environment may have changed them.
 SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 Item = TypeVar("Item")
@@ -47,7 +47,7 @@ def time_out(limit_s: float) -> str:
 
 
 def is_time_out(error: str | None) -> bool:
-    """Whether the error of a trajectory is one of `time_out`."""
+    """Whether `time_out` made the error of a trajectory."""
     return error is not None and error.startswith(TIME_OUT)
 
 
@@ -75,7 +75,7 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
     """Yield the items of an iterator, each of which may take `limit_s` seconds.
 
-    Fast items come in batches of CHUNK_S seconds, because a limit costs more time than they do.
+    Fast items come in batches of CHUNK_S seconds, because a limit costs more time than one item.
     Raises: EnvError if an item exceeds the limit, or what the iterator raises."""
 
     def next_items() -> list:
@@ -165,7 +165,7 @@ class Watchdog:
         self.wakes_at = math.inf
 
     def look_at(self, moment: float) -> None:
-        """Make the thread check the time limits at this time of time.monotonic()."""
+        """Make the thread check the time limits at `moment`, a time of time.monotonic()."""
         if self.thread is None or not self.thread.is_alive():  # in a forked process it is dead
             self.wakes_at = math.inf
             self.thread = threading.Thread(target=self._run, daemon=True)
@@ -201,7 +201,7 @@ def call_with_timeout(limit_s: float, call: Callable, *args, **options) -> Any:
 
     Args: args, options: the arguments of `call`. Returns: its result.
     Raises: EnvError if the call raises anything, sys.exit() included, or exceeds the limit.
-        KeyboardInterrupt passes."""
+        KeyboardInterrupt is raised unchanged."""
     try:
         return limit_time(limit_s, call, *args, **options)
     except (EnvError, KeyboardInterrupt, TimeUp):  # TimeUp: of an outer call

@@ -28,8 +28,8 @@ def iteration_metrics(
 ) -> dict:
     """The metrics of a finished iteration, without those of the update and of an evaluation.
 
-    Args: sampled: all trajectories; trajectories: those of groups without an error; stats: of these
-        groups; num_kept: how many of `trajectories` the filter kept.
+    Args: sampled: all trajectories; trajectories: those of groups without an error; stats: of the
+        scores of these groups; num_kept: how many of `trajectories` the filter kept.
     Returns: a value for each of `metric_names`. None: not measured."""
     config = learner.config
     num_errors = sum(trajectory.status == "error" for trajectory in sampled)
@@ -79,7 +79,7 @@ def rollout_metrics(
 
 
 def mean_over_steps(steps: Sequence[dict[str, float]], num_tokens: int) -> dict[str, float]:
-    """The metrics of all optimizer steps of an iteration.
+    """Average the metrics over all optimizer steps of an iteration.
 
     Sums over tokens become means over the response tokens of all steps. Gradient norms are means
     over steps. logprob_diff_* are from the first step, because engine and trainer have the same

@@ -1,4 +1,4 @@
-"""Settings from the command line that a command other than train.py does not use.
+"""Finds settings from the command line that a command other than train.py does not use.
 
     these settings have no effect: seed, temperature: eval.py does not use them
 
@@ -65,7 +65,7 @@ def _them(names: Collection[str]) -> str:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """The given settings that have no effect -> the first reason."""
+    """Setting -> its first reason, for the given settings that have no effect."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():
@@ -86,7 +86,7 @@ def sentence(inert: dict[str, str]) -> str:
 
 
 def _imitation(config: SftConfig) -> Iterator[Reason]:
-    """What supervised learning does not use because of its other settings."""
+    """Yield the settings that tools.sft does not use because of its other settings, and why."""
     player = "sft_player sft_actions sft_noise sft_clean"
     if config.sft_file:
         yield f"{player} sft_planners", "sft_file holds the demonstrations"

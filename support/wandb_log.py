@@ -35,12 +35,12 @@ FINISH_TIMEOUT_S = 300  # for the last data to arrive at W&B
 
 
 class WandbLog:
-    """A run on Weights & Biases, online or offline.
+    """Writes the log of a run to Weights & Biases, online or offline.
 
     Errors at the start end the run, because the user asked for W&B. Later errors are printed, and
     the run goes on without W&B: metrics.jsonl has all metrics.
 
-    Args: first_step: the first iteration that this process makes. If it is 1, a new run begins.
+    Args: first_step: the first iteration that this process makes. If it is 1, a new W&B run begins.
     Raises: UserError if W&B refuses to start."""
 
     def __init__(self, out_dir: Path, first_step: int, config: Config):
@@ -94,7 +94,7 @@ class WandbLog:
             self._end(error)
 
     def close(self, exit_code: int = 0) -> None:
-        """End the W&B run. Args: exit_code: 0 for a complete run. W&B then gets its page."""
+        """End the W&B run. Args: exit_code: 0 for a complete run, whose page is then sent."""
         if not self.run:
             return
         try:
@@ -111,8 +111,8 @@ class WandbLog:
         reason = printable(" ".join(str(error).split()))
         print(f"W&B gets no more data ({reason}); metrics.jsonl has all metrics", flush=True)
         self.run = None
-        # At exit, wandb calls its own process. If that process was killed, the call would print a
-        # traceback. Functions of atexit run in reverse order, so `_tear_down` runs before it.
+        # At exit, wandb calls its own process, and prints a traceback if that process was killed.
+        # Functions of atexit run in reverse order, so `_tear_down` runs before this call.
         atexit.register(self._tear_down)
 
     def _tear_down(self) -> None:
@@ -135,7 +135,7 @@ def run_id(path: Path, is_new: bool) -> str:
 
 
 def table_row(step: int, trajectory: Trajectory) -> list:
-    """The cells of a trajectory. Control characters in its texts are escaped."""
+    """The cells of a trajectory in the W&B table. Control characters in its texts are escaped."""
     return [
         step,
         printable(trajectory.env),
