@@ -15,7 +15,7 @@ LAST_ROWS = 10  # iterations that the summary at the end of a run describes
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations in a row that cause a warning
 SOLVED = 0.9  # success rate of idle iterations from which the task counts as solved
-UNREADABLE = 0.5  # below this fraction of valid replies, SFT on the reply format is advised
+FEW_VALID = 0.5  # below this fraction of valid replies, SFT on the reply format is advised
 
 
 # ---------- budgets of tokens
@@ -107,8 +107,8 @@ def _describe(history: Sequence[dict]) -> str:
     if note:  # too few tokens may be why replies are not valid and games not won
         num_others = 1 - valid - budgets["cut_frac"]
         form = "; then teach the form of the replies with tools.sft"
-        return f"{sentence}; {note}{form if num_others >= UNREADABLE else ''}"
-    if valid < UNREADABLE:
+        return f"{sentence}; {note}{form if num_others >= FEW_VALID else ''}"
+    if valid < FEW_VALID:
         return f"{sentence}; teach the form of the replies with tools.sft first"
     return (
         f"{sentence}; give another --temperature, a larger --group_size or an easier --env, or "

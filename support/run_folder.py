@@ -44,7 +44,7 @@ FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed a 
 
 # Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
 # setting -> (the other setting, its value with which the first has no effect)
-READ_BY = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
+CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # What train.py and tools.sft open in the folder of a run. They refuse links under these names and
 # ignore other files, such as those of W&B.
@@ -151,7 +151,7 @@ def changed_settings(saved: Config, wanted: Config) -> list[str]:
         if value == before:
             continue
         phrase = f"{key} was {before!r} and is now {value!r}"
-        reader, unread = READ_BY.get(key, ("", None))
+        reader, unread = CHANGES_THROUGH.get(key, ("", None))
         if key not in MAY_CHANGE_ON_RESUME:
             phrases.append(phrase)
         elif reader and getattr(wanted, reader) != unread:
