@@ -1,7 +1,5 @@
-"""Helpers of the tests of environments: specs, hand-made boards, players, comparisons of means.
-
-This file imports little, because a test also loads it in another process.
-"""
+"""Helpers for tests of environments: env specs, boards drawn by hand, players, comparisons of
+means."""
 
 from configurator import Config
 
@@ -25,10 +23,10 @@ LARGER = "sokoban:size=8,boxes=2,search_depth=10"
 NEWVOCAB = "sokoban:search_depth=30,symbols=newvocab"
 SMALL_COUNTDOWN = "countdown:numbers=3,largest=9"
 
-# A lake of size 4. Its places as (row, column): start (1,1), goal (3,4), holes (1,3) (2,2) (4,1).
-# Instances number the cells row by row from 0.
+# A lake of size 4. Cells as (row, column): start (1,1), goal (3,4), holes (1,3) (2,2) (4,1).
+# An instance numbers the cells row by row from 0.
 LAKE_BOARD = "P_O_\n_O__\n___G\nO___"
-# A room of size 6 with one box. Right of the box is a wall.
+# A Sokoban room of size 6 with one box.
 ROOM_BOARD = "######\n#O___#\n#_X#_#\n#_P__#\n#____#\n######"
 
 
@@ -43,7 +41,7 @@ def lake_instance(board):
 
 
 def room_instance(board, symbols="default"):
-    """Returns the instance of `board`, which is drawn with the default symbols."""
+    """Return the instance that `board` shows. `board` must use the default symbols."""
     rows = board.split("\n")
     cells = "".join(rows)
 
@@ -71,7 +69,7 @@ def in_room(board, **options):
 
 
 def episode_in(board, *, max_actions=10, **settings):
-    """An episode before its first turn, in the room or on the lake of `board` (without slips)."""
+    """Return an episode before its first turn, in the room or on the lake (no slips) of `board`."""
     make = in_room if "#" in board else on_lake
     env = make(board, max_actions=max_actions)
     episode = Episode(env, Config(**settings))
@@ -80,7 +78,7 @@ def episode_in(board, *, max_actions=10, **settings):
 
 
 def raw_draws(spec, count, seed=0):
-    """An environment and `count` instances that it draws, also repeated or evaluation instances."""
+    """Return an environment and `count` of its draws, with repeated and evaluation instances."""
     env = make_env(spec)
     rng = np.random.default_rng([seed, 4])
     return env, [env.draw(rng) for _ in range(count)]
@@ -117,14 +115,14 @@ LAKE_LEGEND = {
 
 @cache
 def legend(spec):
-    """{meaning: symbol} as the system message states it."""
+    """Return {meaning: symbol}, read from the system message of this environment."""
     patterns = SOKOBAN_LEGEND if spec.startswith("sokoban") else LAKE_LEGEND
     system = Episode(make_env(spec), Config()).system()
     return {meaning: re.search(pattern, system).group(1) for meaning, pattern in patterns.items()}
 
 
 def symbols_seen(spec, seeds):
-    """All symbols on boards in the messages of some games, played with random and planned moves.
+    """Return all symbols on boards in the messages of some games.
 
     The board on which a game ends is left out, because no message shows it.
     """
@@ -143,7 +141,7 @@ def symbols_seen(spec, seeds):
 
 
 def neighbours(board, symbol, border):
-    """The symbols up, down, left and right of a symbol in the board text; `border` if outside."""
+    """Return the symbols above, below, left and right of `symbol`; `border` outside the board."""
     lines = board.split("\n")
     edge = border * (len(lines[0]) + 2)
     rows = [edge, *(border + line + border for line in lines), edge]
@@ -152,7 +150,7 @@ def neighbours(board, symbol, border):
 
 
 def direction_words(board, start, end):
-    """The way from one symbol of the board text to another, such as '2 down 1 right'."""
+    """Return the way from symbol `start` to symbol `end` of the board, such as '2 down 1 right'."""
 
     def place(symbol):
         lines = board.split("\n")
@@ -188,7 +186,8 @@ def optimal_player(env):
 
 
 def success_rate(env, instance, choose, games, seed):
-    """Success rate of a player that chooses one action at a time, ten actions a game."""
+    """Return the success rate of player `choose` (environment -> action) with ten actions a
+    game."""
     wins = 0
     for game in range(games):
         env.start(instance, [seed, game])
@@ -204,9 +203,9 @@ def success_rate(env, instance, choose, games, seed):
 def assert_mean(values, reference, reference_values=256):
     """Assert that the mean of `values` is within 3.5 combined standard errors of `reference`.
 
-    `reference` is a mean over 256 instances of RAGEN's generator. s, the std of `values`, is taken
-    for the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). For a random
-    player, `reference` is over 200 games on each board, and a value is the success rate on a board.
+    `reference` is a mean over 256 instances of RAGEN's generator. s, the std of the n `values`, is
+    used as the std of both samples, so the tolerance is 3.5 * s * sqrt(1/n + 1/256). For a random
+    player, a value is the success rate on one board; `reference` has 200 games on each board.
     """
     values = np.asarray(values, dtype=float)
     tolerance = 3.5 * values.std(ddof=1) * math.sqrt(1 / len(values) + 1 / reference_values)
@@ -215,7 +214,8 @@ def assert_mean(values, reference, reference_values=256):
 
 
 def assert_fraction(hits, reference, reference_values=256):
-    """`assert_mean` for fractions. s uses both samples, because one fraction may be 0 or 1."""
+    """Do what `assert_mean` does, for fractions. The std is pooled, because a fraction of 0 or 1
+    has std 0."""
     hits = np.asarray(hits, dtype=float)
     n, m = len(hits), reference_values
     pooled = (hits.sum() + m * reference) / (n + m)
@@ -227,7 +227,7 @@ def assert_fraction(hits, reference, reference_values=256):
 
 
 def prompt_digest():
-    """sha256 of first prompts and first turns of several environments, seeds and splits."""
+    """Return a sha256 of the first prompts and first turns of several environments and seeds."""
     digest = hashlib.sha256()
     for spec in (SIMPLE, LARGER, LAKE_V1, LAKE_V2, "bandit", "bandit:pair=jobs", SMALL_COUNTDOWN):
         for observation in ("grid", "relations"):

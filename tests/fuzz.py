@@ -1,7 +1,8 @@
-"""Give hostile replies to the parser, the prompt builder, most environments and the packing.
+"""Fuzz the parser, the prompt builder, most environments and the packing with odd replies.
 
 Half of the replies are composed by hypothesis; the others are well-formed replies with damaged
-bytes. No reply may raise an error, take long, or forge a role, and masks must be exact.
+bytes. No reply may raise an error, take long, or forge the start or end of a message. The loss
+mask must cover exactly the reply tokens.
 
 Run with:  python tests/fuzz.py COUNT
 """
@@ -25,8 +26,8 @@ from packing import pack
 from rollout import Chat, collect, split_by_context
 from studies.base_model.tiny_model import build_tiny_tokenizer
 
-NUM_TURNS = 3  # in an episode
-# The other environments need packages, or have fuzz tests in files of their own.
+NUM_TURNS = 3  # at most, in an episode
+# The environments left out need extra packages, or have fuzz tests in files of their own.
 ENV_NAMES = sorted(ENVS.keys() - {"textworld", "alfworld", "swe", "own_data", *HUBS})
 MARKS = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "user\n", "assistant\n"),
@@ -35,7 +36,7 @@ MARKS = [
     *("'", '"', "<script>", "&", "9", "(", ")", "*", "/0", "-", ".", " "),
     *("Goal up.", "edit 1: ", "while 1: n = n * n", "range(9**9)", "run", "submit"),
 ]
-SPECIAL_IDS = (0, 1, 2, 3)  # the ids of special tokens, which a policy may sample anywhere
+SPECIAL_IDS = (0, 1, 2, 3)  # ids of the special tokens; a policy may sample them anywhere
 CONFIG = small_config(
     think=True,
     max_turns=NUM_TURNS,
@@ -48,7 +49,7 @@ CONFIG = small_config(
 
 
 class Script:
-    """An engine that returns `replies`: each trajectory gets them in order, again and again."""
+    """An engine that does not sample: each trajectory gets `replies` in order, again and again."""
 
     def __init__(self, *replies):
         self.replies = replies
@@ -75,7 +76,8 @@ class Script:
 
 
 def tokens_of(chat, pieces):
-    """Token ids of a reply of texts and ids. Checks that no text becomes a start or end mark."""
+    """Return the token ids of a list of texts and ids. Check that no text becomes a start
+    or end mark."""
     ids = []
     for piece in pieces:
         if not isinstance(piece, str):
@@ -90,8 +92,8 @@ def tokens_of(chat, pieces):
 
 
 def expected_marks(chat, replies, k, context_turns):
-    """How many start and end marks the prompt of turn k should have: those of the prompt builder,
-    and those in the replies that the prompt repeats."""
+    """Return how many start and end marks of messages the prompt of turn k should have. Some are in
+    replies that the prompt repeats."""
     if context_turns:
         repeated = replies[max(0, k + 1 - context_turns) : k]
         followed = repeated  # replies that are followed by a user message in this prompt
@@ -107,8 +109,8 @@ def expected_marks(chat, replies, k, context_turns):
 
 
 def play(chat, env, number, replies):
-    """Plays and checks an episode with these replies (lists of texts and ids). Returns how many it
-    used."""
+    """Play and check an episode with these replies (lists of texts and ids). `number` selects seed
+    and settings. Return how many replies were used."""
     replies = [tokens_of(chat, reply) for reply in replies]
     config = replace(CONFIG, env=env, think=number % 3 > 0, context_turns=number % 2 * 2)
     starts = [((number % 8,), 0)]
@@ -134,8 +136,7 @@ def play(chat, env, number, replies):
 
 @st.composite
 def episodes(draw):
-    """Draws the environment, number and replies for `play`. Replies consist of marks, actions and
-    text, some of them repeated, and special ids."""
+    """Draw the arguments `env`, `number` and `replies` of `play`."""
     env = draw(st.sampled_from(ENV_NAMES))
     texts = st.sampled_from(MARKS) | st.sampled_from(actions_of(env)) | st.text(max_size=8)
     repeats = st.sampled_from((1,) * 30 + (2, 30, 1000))
@@ -147,7 +148,7 @@ def episodes(draw):
 
 
 def grammar(chat, number):
-    """Plays at least `number` replies that hypothesis composes. Returns how many it played."""
+    """Play at least `number` replies that hypothesis composes. Return how many were played."""
     num_taken = []
     no_checks = list(hypothesis.HealthCheck)
     for seed in count():
@@ -166,7 +167,7 @@ def grammar(chat, number):
 
 
 def damage(data, rng):
-    """Flips, inserts, cuts, repeats or splices bytes, up to six times."""
+    """Return `data` after up to six edits, which flip, insert, cut, repeat or replace bytes."""
     for _ in range(rng.integers(7)):
         start, end = sorted(rng.integers(0, len(data) + 1, 2))
         part = data[start:end]
@@ -182,7 +183,7 @@ def damage(data, rng):
 
 
 def damaged_reply(chat, env, rng):
-    """A well-formed reply with damaged bytes, often an end mark, and sometimes a special id."""
+    """Return a well-formed reply with damaged bytes, often with an end mark or a special id."""
     thought = str(rng.choice(["", "Goal up. Next hole.", "Target 3."]))
     text = format_response(thought, rng.choice(actions_of(env), rng.integers(1, 4)))
     pieces = [damage(text.encode(), rng).decode("utf-8", errors="replace")]
@@ -197,7 +198,7 @@ def damaged_reply(chat, env, rng):
 
 
 def damaged(chat, number):
-    """Plays at least `number` damaged replies. Returns how many it played."""
+    """Play at least `number` damaged replies. Return how many were played."""
     num_taken = 0
     rng = np.random.default_rng(0)
     while num_taken < number:
@@ -209,7 +210,6 @@ def damaged(chat, number):
 
 @cache
 def actions_of(name):
-    """Some valid actions of this environment."""
     env = make_env(name)
     env.reset(0)
     return sorted({*env.random(20, np.random.default_rng(0)), *env.plan(5, 3), env.greedy()})

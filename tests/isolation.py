@@ -1,4 +1,4 @@
-"""Keeps the tests away from what belongs to the user: runs, home folder, caches and settings.
+"""Keep the tests away from the runs, home folder, caches and settings of the user.
 
 Libraries such as huggingface_hub read the variables below when they are imported, so conftest.py
 imports this file before all test files.
@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Tests only read Chromium and the games of ALFWorld, so both stay where they are installed.
+# Tests only read Chromium and the games of ALFWorld, so both are used where they are installed.
 CACHE = Path.home() / ".cache"
 os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(CACHE / "ms-playwright"))
 os.environ.setdefault("ALFWORLD_DATA", str(CACHE / "alfworld"))
 HOME = tempfile.TemporaryDirectory(prefix="nanoragen_home_")
 os.environ["HOME"] = HOME.name
-SETTINGS_OF_A_USER = (  # prefixes of environment variables that are removed
+SETTINGS_OF_A_USER = (  # prefixes of the environment variables that this file removes
     "HF_",
     "HUGGING_FACE_",
     "NANORAGEN_TRACEBACK",
@@ -37,10 +37,10 @@ for _name in list(os.environ):
 
 @contextmanager
 def own_folder() -> Iterator[None]:
-    """Work in a new folder that shows the files of the project, but not out/.
+    """Work in a new folder with links to the files of the project, except out/ and wandb/.
 
-    Commands and processes of a test find `train.py`, `config/` and `base` there. What they write
-    by default, such as out/NAME, is deleted with the folder."""
+    Commands of a test find `train.py`, `config/` and `base` there. Runs that they write to the
+    default place, such as out/NAME, are deleted with the folder."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="nanoragen_test_") as folder:
         for path in ROOT.iterdir():

@@ -1,4 +1,4 @@
-"""Helpers of tests that make single updates: a small learner, its data and its gradients."""
+"""Helpers for tests of single updates: a small learner, its data and its gradients."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,8 +14,8 @@ from engine import make_engine
 from learner import Learner
 from rollout import Trajectory, Turn
 
-# The estimators of this repository. Tests of properties that all of these share loop over them.
-# An estimator that a user adds is left out, because it may not have these properties.
+# Tests loop over these estimators. An estimator that a user adds may not have the properties that
+# these tests check.
 BUILT_IN = (
     "gae",
     "bi_level_gae",
@@ -29,9 +29,9 @@ BUILT_IN = (
 
 
 def make_learner(start, *, bias=False, **changes):
-    """A learner with the small settings, the model in folder `start`, and the attribute `engine`.
+    """Return a learner with the small settings, the model in folder `start`, and an engine.
 
-    With `bias` the value head is random: a head of zeros would hide mistakes in the values."""
+    `bias` makes the value head random: a head of zeros would hide mistakes in the values."""
     config = small_config(**(dict(num_groups=4) | changes))
     weights, tokenizer = model.load_model(str(start))
     reference = model.load_model(str(start))[0] if config.kl_coef else None
@@ -48,7 +48,7 @@ def make_learner(start, *, bias=False, **changes):
 
 
 def collect_and_target(learner):
-    """The trajectories of two groups with varying scores, and their experience."""
+    """Return the trajectories of the two groups that the filter selects, and their experience."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     groups = train.select_groups(learner.config, played, stats_of(played))
     assert len(groups) == 2
@@ -57,7 +57,10 @@ def collect_and_target(learner):
 
 
 def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None, **settings):
-    """Advantages and returns of trajectories in one group, see `train.estimate_advantages`."""
+    """Return the advantages and returns of one group, see `train.estimate_advantages`.
+
+    `rewards` and `values` have the shape (tokens,).
+    """
     turns = []
     for index, part in enumerate(rewards.split(tokens_per_turn)):
         state = states[index] if states else index
@@ -74,25 +77,25 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
 
 
 def stats_of(played, group_size=4):
-    """Statistics of the scores of each group."""
+    """Return the statistics of the scores of each group, see `starpo.group_stats`."""
     scores = torch.tensor([trajectory.score for trajectory in played], dtype=torch.float64)
     return starpo.group_stats(scores, group_size)
 
 
 def backward(learner, experience):
-    """Computes the gradients of one mini-batch, whose loss is the mean over tokens. Returns:
-    metrics."""
+    """Compute the gradients of one mini-batch. The loss is the mean over tokens.
+    Returns: metrics."""
     return train.backward(learner, weighted(experience))
 
 
 def weighted(experience):
-    """The experience with a weight of 1 for each token, so the loss is the mean over tokens."""
+    """Return the experience with token weights of 1, so that the loss is the mean over tokens."""
     return replace(experience, token_weights=torch.ones(len(experience.advantages)))
 
 
 def both_losses(learner, batch, experience):
-    """Yields (loss, metrics) of the policy and then of the critic, if there is one. Does not call
-    backward()."""
+    """Yield (loss, metrics) of the policy, then those of the critic if there is one. The caller
+    must call backward()."""
     num_tokens = len(experience.advantages)
     yield train.policy_loss(learner, batch, weighted(experience), num_tokens)
     if learner.critic:

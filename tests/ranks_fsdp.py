@@ -1,5 +1,5 @@
 """
-Tests that two ranks do the same as one process. test_parallel.py runs them:
+Tests that two ranks compute the same as one process. test_parallel.py runs them:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q tests/ranks_fsdp.py
 """
@@ -31,7 +31,7 @@ def ranks():
 
 
 def plain(learner, start):
-    """Unsharded copies of the policy, critic and reference of a fresh learner."""
+    """Return unsharded copies of the policy, critic and reference of an untrained learner."""
     policy = model.Policy(model.load_model(str(start))[0])
     if learner.config.lora_rank:
         model.add_lora(policy.model, learner.config.lora_rank, learner.config.seed)
@@ -46,9 +46,9 @@ def plain(learner, start):
 
 
 def one_process(single, kept, experience, optimizers):
-    """One optimizer step of unsharded modules. Each trajectory is a micro-batch.
+    """Take one optimizer step with unsharded modules. Each trajectory is a micro-batch.
 
-    Returns: sums of the metrics, and the gradient norm of each module.
+    Returns: the sum of each metric over micro-batches, and the gradient norm of each module.
     """
     num_tokens = sum(t.num_response_tokens for t in kept)
     sums = {}
@@ -74,11 +74,12 @@ def one_process(single, kept, experience, optimizers):
 
 
 def played_experience(learner, count):
-    """The first `count` trajectories of a batch, and their experience (old log-probs changed)."""
+    """Return the first `count` trajectories of a batch, and their experience. Old log-probs are
+    shifted by up to 0.1, so that ratios differ from 1."""
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     kept = played[:count]
     for i, t in enumerate(played):
-        t.turns[-1].reward += 0.1 * i  # so the rewards differ
+        t.turns[-1].reward += 0.1 * i  # so that rewards differ
     experience = train.build_experience(learner, played)
     wave = torch.sin(torch.arange(len(experience.old_logprobs)))
     experience.old_logprobs = experience.old_logprobs + 0.1 * wave
@@ -93,7 +94,7 @@ CASES = {  # case -> number of trajectories, settings
     "no critic": (9, dict(estimator="grpo", micro_batch_tokens=1280)),
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
-    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # A has 3 rows, for 2 ranks
+    "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 2 ranks share 3 rows of A
 }
 
 
@@ -131,7 +132,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
     for count, tokens in ((16, 4096), (16, 700), (7, 700), (1, 700)):
         work = all_gather_lists(parallel.local_micro_batches(played[:count], tokens))
         assert len(work) == world_size() == 2
-        assert len(work[0]) == len(work[1])  # because each forward needs all ranks
+        assert len(work[0]) == len(work[1])  # each FSDP forward waits for all ranks
         counted = []
         num_tokens = []
         for part in work:
@@ -140,13 +141,14 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
             counted += mine
             num_tokens.append(sum(len(played[i].ids) for i in mine))
         assert sorted(counted) == list(range(count))
-        if count == 16:  # balanced: token counts differ by at most one trajectory
+        if count == 16:  # balanced: token counts differ by one trajectory at most
             longest = max(len(t.ids) for t in played)
             assert abs(num_tokens[0] - num_tokens[1]) <= longest
 
 
 def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
-    """FSDP2 must reshard the root after a forward, or it keeps the old embedding, norm and head."""
+    """FSDP2 must reshard the root module after a forward. Otherwise the next one would use old
+    weights of embedding, final norm and head."""
     learner = make_learner(trained_folder)
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     for factor in (1.1, 1.2):
@@ -165,7 +167,7 @@ def test_a_forward_after_a_step_uses_the_new_weights(trained_folder):
 
 
 def test_sharding_keeps_what_is_no_parameter(trained_folder):
-    """The rotary frequencies are in no state dict; building the model on "meta" would lose them."""
+    """Rotary frequencies are not in the state dict, so a model built on "meta" would lose them."""
     learner, single = make_learner(trained_folder), model.load_model(str(trained_folder))[0]
     found = learner.policy.model.model.rotary_emb.inv_freq
     assert torch.equal(found, single.model.rotary_emb.inv_freq) and len(found) == 16
@@ -176,7 +178,7 @@ def test_streamed_weights_are_whole_and_name_the_tied_head(trained_folder):
     played = train.collect_rollouts(learner, learner.engine, Chat(learner.tokenizer))
     assert parallel.forward_sequences(
         learner.policy, played, learner.config, 1.0
-    )  # a forward comes first, as in a run
+    )  # in a run, weights are streamed after forwards
     for dtype in (torch.float32, torch.bfloat16):
         streamed = list(parallel.stream_weights(learner.policy, dtype))
         expected = single.state_dict()
@@ -202,7 +204,7 @@ def test_lora_is_merged_from_shards(trained_folder):
                 expected[name.replace("lora_B.default.", "")] += b @ a
     for name, weight in parallel.stream_weights(learner.policy):
         torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
-    # Merged weights in 16 bits are rounded at random, up or down, but equally on all ranks.
+    # Merged weights are rounded to bfloat16 at random, but equally on all ranks.
     for name, weight in parallel.stream_weights(learner.policy, torch.bfloat16):
         step = expected[name].abs() * torch.finfo(torch.bfloat16).eps + 1e-5
         assert ((weight - expected[name]).abs() <= step).all()
@@ -273,7 +275,7 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_both(trained_folder, monk
 
 @pytest.mark.parametrize("lora_rank", [0, 3])
 def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
-    folder = all_gather_lists([tmp_path])[0][0]  # the same folder for both ranks
+    folder = all_gather_lists([tmp_path])[0][0]  # both ranks use the tmp_path of rank 0
     learner = make_learner(trained_folder, bias=True, learning_rate=1e-3, lora_rank=lora_rank)
     kept, experience = played_experience(learner, 8)
     train.optimizer_step(learner, backward(learner, experience))
@@ -281,7 +283,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
     with checkpoint.Saver(folder, 2) as saver:
         learner.save(saver)
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-000003"]
-    dist.barrier()  # waits until both ranks have listed the folder
+    dist.barrier()  # both ranks must list the folder before policy/ is added
     checkpoint.export(folder / "policy", learner.policy, learner.tokenizer)
     other = make_learner(trained_folder, lora_rank=lora_rank)
     other.load(folder / "checkpoint-000003")
@@ -296,7 +298,7 @@ def test_a_checkpoint_of_two_ranks(trained_folder, tmp_path, lora_rank):
 
 
 def test_the_engine_plays_the_same_on_every_rank(trained_folder):
-    """Rank 1 plays twice as many games as rank 0, so it must not wait for rank 0 in any of them."""
+    """Rank 1 plays eight games, rank 0 four, so no game may wait for the other rank."""
     learner = make_learner(trained_folder)
     parallel.sync_weights(learner.engine, learner.policy)
     options = dict(split="train", temperature=1.0, noise_seed=(5,))

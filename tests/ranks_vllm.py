@@ -1,5 +1,5 @@
 """
-Tests of vLLM in each of two ranks, together with FSDP2. test_parallel.py runs them:
+Tests of two ranks that each run vLLM and train with FSDP2. test_parallel.py runs them:
 
     torchrun --standalone --nproc_per_node=2 -m pytest -q -s tests/ranks_vllm.py
 """
@@ -49,8 +49,8 @@ def vllm(trained_folder, chat):
     before = states()
     engine = make_engine(CONFIG, load_model(str(trained_folder))[0], chat)
     assert isinstance(engine, VLLMEngine)
-    assert states() == before  # vLLM seeds the generators; the engine restores them
-    torch.set_num_threads(2)  # vLLM replaces this function; the engine restores it
+    assert states() == before  # vLLM seeds the generators; our engine restores them
+    torch.set_num_threads(2)  # vLLM replaces this function; our engine restores it
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
     assert engine.engine.vllm_config.model_config.head_dtype == torch.float32
@@ -65,7 +65,7 @@ def policy(trained_folder):
 
 
 def spy_on_requests(vllm, monkeypatch):
-    """A list. Each finished request adds how many of its prompt tokens the prefix cache held."""
+    """Return a list. Each finished request appends how many of its prompt tokens were cached."""
     cached, step = [], vllm.engine.step
 
     def spy():
@@ -120,10 +120,10 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
                 learner.policy, played, learner.config, temperature
             )
             assert (found - expected).abs().max() < 1e-4
-            # every first prompt fills two blocks of the prefix cache
+            # each first prompt fills at least two blocks of the prefix cache (32 tokens each)
             assert min(len(t.first_prompt_ids) for t in played) > 2 * 32
             assert max(cached) >= 64
-        if last is not None:  # the update changed log-probs, so old weights would be noticed
+        if last is not None:  # stale weights would be noticed: updates change log-probs
             trajectories, before = last
             after, _ = parallel.forward_sequences(learner.policy, trajectories, learner.config, 0.5)
             assert (after - before).abs().max() > 0.05
@@ -135,7 +135,7 @@ def test_log_probs_equal_the_trainer_after_every_update(vllm, chat, trained_fold
 
 
 def test_a_head_that_is_not_named_is_an_error(vllm, policy):
-    # named_parameters() leaves out the head, because it is tied to the embedding
+    # named_parameters() leaves out the LM head, because it is tied to the embedding
     named = ((name, p.detach()) for name, p in policy.model.named_parameters())
     message = "vLLM did not take all weights .*Head: Failed to load weights"
     with pytest.raises(RuntimeError, match=message):
@@ -169,7 +169,7 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
 
 
 def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
-    """One prompt on both ranks. Members give different samples; the rank does not matter."""
+    """Members with the same prompt get different samples. A member gets the same on both ranks."""
     parallel.sync_weights(vllm, policy)
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
     members = (0, 1, 2, 3, 1, 2, 3, 0)  # dealt out to ranks 0 and 1 in turn
@@ -177,13 +177,13 @@ def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
     played = parallel.collect_all(vllm, policy, chat, CONFIG, starts, **options)
     first = [t.turns[0].response_ids for t in played]
     assert len({tuple(ids) for ids in first[:4]}) > 2
-    assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # each member on both ranks
+    assert [first[i] for i in (7, 4, 5, 6)] == first[:4]  # each member ran on both ranks
     seed = vllm.engine.vllm_config.model_config.seed
     assert all_gather_lists([seed]) == [[CONFIG.seed], [CONFIG.seed + 1]]
 
 
 def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, policy, chat):
-    """Plays 128 trajectories with replies of different lengths, without and with a barrier."""
+    """Play 128 trajectories twice. In the second run, all wait for each other at each turn."""
     config = replace(CONFIG, max_response_tokens=150)
     parallel.sync_weights(vllm, policy)
     counts = []
@@ -205,7 +205,8 @@ def test_no_barrier_between_turns_changes_no_token_and_needs_fewer_steps(vllm, p
 
 
 def test_both_engines_agree_greedily(vllm, policy, chat, trained_folder):
-    """Greedy tokens of 64 episodes are the same, except where the two best logits nearly tie."""
+    """vLLM and TorchEngine sample the same greedy tokens in 64 episodes, except where the two best
+    logits nearly tie."""
     config = replace(CONFIG, engine="torch")
     torch_engine = make_engine(config, load_model(str(trained_folder))[0], chat)
     assert isinstance(torch_engine, TorchEngine)

@@ -1,6 +1,7 @@
 """
-Train on recorded trajectories with two ranks, then one, then two. Compare with a run on one rank
-that never stopped. test_parallel.py runs this file. Ranks are forks, which saves imports:
+Train for three iterations, each after a restart, with 2, 1 and 2 ranks. Compare with an
+uninterrupted run on one rank, whose trajectories are replayed. Ranks are forks, which saves
+imports. test_parallel.py runs this file:
 
     python tests/resize.py MODEL FOLDER
 """

@@ -1,4 +1,4 @@
-"""Helpers of tests that run train.py on the small settings."""
+"""Helpers for tests that run train.py with small settings."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ RUN = SMALL_RUN | dict(num_groups=4)
 
 
 def run(out_dir, start, **changes):
-    """Runs train.main from the model in folder `start`. Returns the rows of metrics.jsonl."""
+    """Run train.main from the model in folder `start`. Return the rows of metrics.jsonl."""
     settings = RUN | dict(model=str(start)) | changes
     file = Path(f"{out_dir}.py")
     file.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
@@ -32,7 +32,7 @@ def rows_of(out_dir):
 
 
 def untimed(rows):
-    """The rows without times and memory."""
+    """Return the rows of metrics.jsonl without times and memory, which differ between runs."""
     kept = []
     for row in rows:
         kept.append({key: row[key] for key in row if not key.endswith(("_s", "_gib"))})
@@ -58,6 +58,6 @@ def assert_same_checkpoint(first, second):
 
 
 def rows_in(text):
-    """Returns {first cell: line} of a printed table."""
+    """Return {first cell: line} of a printed table."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return {line.split("|")[1].strip(): line for line in lines}

@@ -1,5 +1,5 @@
-"""Fixtures and settings that several test files share. The helpers of whole runs are in runs.py,
-those of single updates in learners.py."""
+"""Fixtures and settings that several test files share. runs.py has helpers for tests of whole
+runs, learners.py for those of single updates."""
 
 import os
 import pathlib
@@ -14,10 +14,12 @@ import isolation
 import pytest
 import torch
 
-# Modules that take seconds to import are imported inside the fixtures.
-# One thread: a sum is always added in the same order, and other processes get the other cores.
+# The fixtures themselves import modules that take seconds to import.
+# With one thread, sums are always added in the same order, and other processes can use the other
+# cores.
 torch.set_num_threads(1)
-# Background jobs of a shell ignore Ctrl-C, but some tests send it to their processes.
+# A background job of a shell ignores Ctrl-C, and so do its child processes. Some tests send Ctrl-C
+# to child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # With three turns and short replies, a trajectory has about 320 tokens.
@@ -52,7 +54,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def config_file(name: str) -> str:
-    """The path of a file in config/ or in a folder of it, such as config/methods/gspo.py."""
+    """Return the path of config file `name`: config/methods/gspo.py for 'gspo'."""
     (path,) = ROOT.glob(f"config/**/{name}.py")
     return str(path)
 
@@ -70,14 +72,14 @@ def small_sft_config(**changes) -> SftConfig:
 
 @pytest.fixture(scope="session", autouse=True)
 def folder_of_session():
-    """The working folder of the fixtures that several tests share."""
+    """Change to a temporary working folder for fixtures that tests share."""
     with isolation.own_folder():
         yield
 
 
 @pytest.fixture(autouse=True)
 def folder_of_test():
-    """The working folder of one test."""
+    """Change to a temporary working folder for each test."""
     with isolation.own_folder():
         yield
 
@@ -87,7 +89,7 @@ def folder_of_test():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """The tokenizer of the tiny model. It is built once, because building it draws many boards."""
+    """The tokenizer of the tiny model, built once, because building it is slow."""
     from studies.base_model import tiny_model
 
     return tiny_model.build_tiny_tokenizer()
@@ -102,7 +104,7 @@ def chat(tokenizer):
 
 @pytest.fixture
 def small_tokenizer(monkeypatch, tokenizer):
-    """Lets `build_tiny` take the tokenizer of the session instead of building one."""
+    """Let `build_tiny` use the fixture `tokenizer`, not build another."""
     from studies.base_model import tiny_model
 
     monkeypatch.setattr(tiny_model, "build_tiny_tokenizer", lambda: tokenizer)
@@ -110,7 +112,7 @@ def small_tokenizer(monkeypatch, tokenizer):
 
 @pytest.fixture
 def random_model(small_tokenizer):
-    """A small model with weights so large that a token depends visibly on all tokens before it."""
+    """A small model with weights so large that logits depend visibly on all earlier tokens."""
     from studies.base_model import tiny_model
 
     built = tiny_model.build_tiny(0, "2x64")[0]
@@ -125,8 +127,8 @@ def random_model(small_tokenizer):
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory, tokenizer):
-    """A small model after 30 steps of supervised learning. About half of its replies are well
-    formed, so scores vary."""
+    """The folder of a small model after 30 steps of SFT. About half of its replies are well formed,
+    so scores vary."""
     if "NANORAGEN_TEST_START" in os.environ:  # set by the test that runs torchrun
         return pathlib.Path(os.environ["NANORAGEN_TEST_START"])
     import model
@@ -167,7 +169,7 @@ def trained_model(trained_folder):
 
 @pytest.fixture
 def one_rank():
-    """Joins a process group of one process on the CPU, as train.py does."""
+    """Start a process group of one process on the CPU, as train.py does."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -177,7 +179,7 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def two_runs(trained_folder, tmp_path_factory):
-    """A folder with two runs of the same policy. Run a has it in policy/, run b in best/."""
+    """A folder with the folders of two runs. The same policy is in a/policy/ and in b/best/."""
     from support.run_folder import save_config
 
     folder = tmp_path_factory.mktemp("two_runs")
@@ -189,7 +191,7 @@ def two_runs(trained_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium. Tests that need it are skipped where it is not installed."""
+    """Headless Chromium. Tests that use it are skipped if it or playwright is not installed."""
     from studies.photograph import open_browser
 
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -1,6 +1,6 @@
 """
-Kill a tiny training run many times with kill -9, at moments drawn from a seed. Compare it with a
-run that was not killed, whose memory must not grow. With several ranks, vLLM samples.
+Kill a tiny training run with kill -9 at many random moments, and resume it. Its results must equal
+those of a run that was not killed, whose memory must not grow. With several ranks, vLLM samples.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
@@ -27,14 +27,14 @@ from support.log import Log
 
 
 class Moment(NamedTuple):
-    """When a process kills itself: at the `count`-th call of a function, in any thread."""
+    """A process kills itself at the `count`-th call of function `name`, in any thread."""
 
     owner: Any  # the class or module that has the function
     name: str
     count: int
 
 
-# kind of moment -> owner and name of the function, about how often an iteration calls it
+# kind of moment -> the owner and name of a function, and about how often an iteration calls it
 MOMENTS = {
     "rollout": (VLLMEngine, "step", 8),
     "write": (os, "fsync", 10),
@@ -78,7 +78,7 @@ def main(num_kills, num_iterations, ranks=1):
     assert train_in("whole") == 0
     kinds = []
     rng = np.random.default_rng(0)
-    longest_life = max(2, 1.6 * num_iterations / num_kills)  # at most, in iterations
+    longest_life = max(2, 1.6 * num_iterations / num_kills)  # iterations between kills, at most
     while len(kinds) < num_kills:
         kind = list(MOMENTS)[len(kinds) % len(MOMENTS)]
         owner, name, calls = MOMENTS[kind]
@@ -126,10 +126,10 @@ def check_memory(rows):
 
 
 def live(arguments, log, *, ranks=1, moment=None, mortal=0):
-    """Train in forks of this process, which saves the imports.
+    """Train in forks of this process, which need no imports.
 
     Args: mortal: the rank that kills itself at `moment`.
-    Returns: the exit code of the first rank that failed, negative for a signal; 0 if none did.
+    Returns: the exit code of the first rank that failed (-N for signal N); 0 if no rank failed.
     """
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
@@ -151,7 +151,7 @@ def live(arguments, log, *, ranks=1, moment=None, mortal=0):
 
 
 def be_rank(rank, ranks, port, log, arguments, moment):
-    """Train in this forked process, then end it."""
+    """Run train.main as rank `rank` in this forked process, then end the process."""
     with open(log, "a") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
@@ -181,7 +181,7 @@ def die_at(moment):
 
 
 def import_vllm():
-    """Import vLLM once, not in every fork."""
+    """Import vLLM before the forks, so that they need not import it."""
     os.environ.update(VLLM_ENVIRONMENT)
     names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
     for name in (*names, "model_executor.models.qwen2"):

@@ -1,4 +1,4 @@
-"""Tests of absurdly large, small or non-finite numbers: refused in one sentence, or usable.
+"""Tests that settings of extreme size, or nan and inf, are usable or refused in one sentence.
 
 Run with:  python -m pytest -q tests/test_absurd_numbers.py
 """
@@ -30,7 +30,7 @@ NUMBERS = """
     1000000000000 1.7976931348623157e308 1e309 -1e309 nan inf
 """.split()
 NUMBERS += ["9" * 40, "-" + "9" * 40, "9" * 400, "-" + "9" * 400, "9" * 5000]
-# In a config file a number may be an expression.
+# A config file may compute a setting with an expression like these.
 EXPRESSIONS = ["float('nan')", "float('inf')", "-float('inf')", "10**40", "10**400", "10**5000"]
 
 
@@ -86,7 +86,7 @@ SCALARS = """
 
 
 def extremes(key):
-    """The smallest and the largest of NUMBERS that are legal for a setting of SMALL_RUN."""
+    """Return the smallest and the largest of NUMBERS that setting `key` accepts."""
     legal = []
     for number in (*map(float, NUMBERS[:-5]), LARGEST_NUMBER):
         try:

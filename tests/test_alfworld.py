@@ -1,5 +1,5 @@
 """
-Tests of ALFWorld against the package itself; skipped if the package is not installed.
+Tests that compare env=alfworld with the package alfworld; skipped if that is not installed.
 
     make test-extras
 """
@@ -53,7 +53,7 @@ def solve(env):
 @needs_alfworld
 @pytest.mark.parametrize("task", TASKS)
 def test_the_expert_wins_alfworld(task):
-    """Plays four generated games of each of the six types."""
+    """The expert wins four generated games of each of the six types of task."""
     for index in range(4):
         env = opened(f"alfworld:task={task}", index)
         step, total = solve(env)
@@ -83,8 +83,8 @@ for path, seed in json.loads(sys.argv[1]):
 @pytest.mark.slow
 @needs_alfworld
 def test_observations_of_alfworld_are_those_of_the_stock_engine(tmp_path):
-    """Compares 20 random steps in a game of each type. The stock engine has a process of its own,
-    because worlds/alfworld.py changes functions of the engine."""
+    """Compare 20 random steps in a game of each type. The package's engine runs in
+    another process, because worlds/alfworld.py replaces some of its functions in this one."""
     games = []
     for index, task in enumerate(TASKS):
         path = tmp_path / f"{task}.tw-pddl"
@@ -127,7 +127,7 @@ def test_a_game_of_alfworld_by_hand():
 
 @needs_alfworld
 def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch):
-    """One game of the data set fits. The others are unsolvable, of another type, or with slices."""
+    """Only trial_1 can be used. The others are unsolvable, of another type, or with sliced eggs."""
     egg = (*EGG_TO_SHELF, (("egg 1", "table 1"),))
     names = {
         "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1": True,
@@ -145,7 +145,7 @@ def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch
     name = "pick_heat_then_place_in_recep-Egg-None-Shelf-1/trial_1/game.tw-pddl"
     assert env.instance == ("alfworld", name)
     assert solve(env)[0].success
-    # The default is part=train. This data set has no such part, so the game is generated.
+    # The default part=train is missing from this data set, so a game is generated instead.
     assert opened("alfworld:task=heat").instance[0] == "household"
 
     (folder / name).write_text("{}")

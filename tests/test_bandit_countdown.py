@@ -1,6 +1,6 @@
 """
-Tests of the games with one action: the Bandit's rewards, and Countdown's players and expressions,
-which are compared with Python's grammar.
+Tests of the games of one action: Bandit's rewards, and Countdown's players and expressions, which
+Python's own parser checks.
 
     python -m pytest -q tests/test_bandit_countdown.py
 """
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_bandit_is_the_documented_exception():
-    # a pair of arms has only two prompts, one for each order, so every split shows both
+    # A pair of arms has only two prompts, which all splits share.
     env = make_env("bandit")
     both = {"Arms: Phoenix, Dragon", "Arms: Dragon, Phoenix"}
     for split in envs.SPLITS:
@@ -54,7 +54,8 @@ def test_bandit_pays_by_hand():
         assert high.terminated and high.success
         paid.append(high.reward)
     assert set(paid) == {0.0, 1.0}
-    assert abs(sum(paid) - 250) < 3.5 * math.sqrt(1000 * 0.25 * 0.75)  # standard deviation 13.7
+    # mean 250, standard deviation 13.7
+    assert abs(sum(paid) - 250) < 3.5 * math.sqrt(1000 * 0.25 * 0.75)
 
 
 # ---------- Countdown: rewards and expressions
@@ -72,13 +73,13 @@ def problem(numbers, target):
         ("(3 + 5) * 2", 1.0),
         (" 2*(5+3) ", 1.0),
         ("((3)+(05)) * 2", 1.0),
-        ("5 * 3 + 2 / 2", 0.0),  # 16, but 2 is used twice
-        ("3 * 5 + 1", 0.0),  # 16, but 1 is not given
+        ("5 * 3 + 2 / 2", 0.0),  # is 16, but 2 is used twice
+        ("3 * 5 + 1", 0.0),  # is 16, but 1 is not given
         ("(3 + 5)", 0.0),  # 2 is not used
         ("32 / 5", 0.0),  # 32 is not given
-        ("3 + 5 * 2", 0.1),  # 13: products come first
-        ("5 - 3 - 2", 0.1),  # 0
-        ("2 / (3 - 5)", 0.1),  # -1
+        ("3 + 5 * 2", 0.1),  # value 13, not 16: products come first
+        ("5 - 3 - 2", 0.1),  # value 0
+        ("2 / (3 - 5)", 0.1),  # value -1
     ],
 )
 def test_countdown_pays_by_hand(action, reward):
@@ -90,8 +91,8 @@ def test_countdown_pays_by_hand(action, reward):
 
 
 def test_countdown_is_exact():
-    # 8 / (3 - 8 / 3) = 8 / (1 / 3) = 24, but 23.99.. in floating point. The solver allows only
-    # whole intermediate results, so it finds no solution.
+    # 8 / (3 - 8 / 3) = 8 / (1 / 3) = 24, but floats would give 23.99.. countdown_solution() misses
+    # it, because it allows only whole intermediate results.
     assert problem((8, 8, 3, 3), 24).step("8 / (3 - 8 / 3)").success
     assert countdown_solution(tuple((n, str(n)) for n in (8, 8, 3, 3)), 24) is None
     assert countdown_solution(((6, "6"), (2, "2")), 3) == "(6 / 2)"
@@ -114,7 +115,7 @@ def test_no_expression_is_no_action(text):
     assert evaluate_expression(text) is None
     step = env.step(text)
     assert (step.reward, step.terminated, step.truncated, step.valid) == (0.0, False, False, False)
-    assert env.step("(3 + 5) * 2").success  # the one action was not spent
+    assert env.step("(3 + 5) * 2").success  # the invalid action did not end the game
 
 
 def test_longest_expressions():
@@ -124,7 +125,7 @@ def test_longest_expressions():
 
 
 def python_reads(text):
-    """(numbers, value) of an expression, as Python itself parses it; None if it is not legal.
+    """Return (numbers, value) of an expression by Python's own parser; None if it is not legal.
 
     Only binary + - * / of whole numbers are legal.
     """
@@ -222,7 +223,7 @@ def test_countdown_draws():
     _, instances = raw_draws("countdown", 600)
     four = sum(len(numbers) == 4 for _, numbers, _ in instances)
     assert abs(four - 300) < 3.5 * math.sqrt(600 / 4)
-    # targets 10 to 40, 41 to 71, 72 to 100
+    # keys 0, 1, 2: targets 10 to 40, 41 to 71, 72 to 100
     thirds = Counter((target - 10) // 31 for _, _, target in instances)
     assert set(thirds) == {0, 1, 2} and min(thirds.values()) > 120
     drawn = set()
@@ -235,7 +236,8 @@ def test_countdown_draws():
 
 @pytest.mark.slow
 def test_countdown_splits_know_no_order_of_numbers():
-    # There are 165 multisets of three numbers up to 9: 1000 draws give some 620 different problems.
+    # There are only 165 multisets of three numbers up to 9, so 1000 draws give about 620 different
+    # problems. Splits must not share a problem in another order.
     env = make_env(SMALL_COUNTDOWN)
     reserved = set()
     for instances in envs.reserved_instances(SMALL_COUNTDOWN).values():
@@ -252,7 +254,7 @@ def test_countdown_texts():
     env = problem((25, 7, 3), 96)
     assert env.observe() == "Target 96. Numbers 25 7 3."
     assert env.statements() == ["Target 96.", "Numbers 25 7 3."]
-    assert env.greedy() == "25 + 7 + 3"  # 35; other signs give 29, 21 or 15
+    assert env.greedy() == "25 + 7 + 3"  # 35 is nearest to 96; other signs give 29, 21 or 15
     assert problem((25, 7, 3), 20).greedy() == "25 - 7 + 3"
     assert env.plan(5, 5) == ["(25 + 7) * 3"]
     assert problem((5, 2), 10).plan(1, 1) == ["5 * 2"]
@@ -285,7 +287,8 @@ def test_countdown_dialogue():
     # one action is left
     outcome = episode.step("<think></think><answer>(3 + 5) * 2 || 3 + 5 + 2</answer>")
     assert (outcome.status, outcome.record.actions) == ("success", ["(3 + 5) * 2"])
-    assert outcome.reward == pytest.approx(0.9)  # the second action is over the limit
+    # 0.1 less, as the second action is over the limit
+    assert outcome.reward == pytest.approx(0.9)
 
 
 @pytest.mark.slow

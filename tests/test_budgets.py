@@ -1,4 +1,4 @@
-"""Replies and games that a budget ends, and instances that cannot start, are counted and reported.
+"""Tests that replies and games cut off by a limit, and games that cannot start, are reported.
 
 Run with:  python -m pytest -q tests/test_budgets.py
 """
@@ -40,7 +40,7 @@ RAISE_REPLY = (
 
 
 class Script:
-    """An engine that gives one trajectory these replies (lists of token ids) in order."""
+    """An engine that returns `replies` (lists of token ids) in order to one trajectory."""
 
     def __init__(self, *replies):
         self.replies = list(replies)
@@ -62,7 +62,7 @@ class Script:
 
 
 def made_up(status, *turns, out_of_actions=None):
-    """A trajectory. Its turns are given as pairs (cut_by, number of tokens)."""
+    """Return a trajectory. Each turn is given as a pair (`cut_by`, number of reply tokens)."""
     made = []
     for cut_by, num_tokens in turns:
         error = "OSError: gone" if status == "error" else None
@@ -84,7 +84,7 @@ def test_doctests():
     [(0, False, "max_response_tokens"), (1, False, "max_context_tokens"), (1, True, None)],
 )
 def test_a_cut_reply_names_the_budget(chat, more, ends, cut_by):
-    """The reply has two tokens, and the end token if `ends`. Its budget is 2 + `more` tokens."""
+    """The reply has two tokens, then the end token if `ends`. Its limit is 2 + `more` tokens."""
     text = chat.encode("<answer>Left")
     assert len(text) == 2
     reply = [*text, chat.end] if ends else list(text)
@@ -116,7 +116,8 @@ def test_an_old_record_of_a_cut_reply():
     turn = {"tokens": ["a", "b"], "surprise": [0.5, 0.5]}
     assert view_data.explain_cut(turn) == "The reply was cut off at 2 tokens."
     assert view_data.explain_cut({**turn, "tokens": ["a", "<|im_end|>"]}) == ""
-    assert view_data.explain_cut({**turn, "surprise": []}) == ""  # a reference player's turn
+    # a turn of a reference player has no tokens
+    assert view_data.explain_cut({**turn, "surprise": []}) == ""
 
 
 def test_a_cut_game_can_be_replayed(chat, tokenizer):
@@ -193,8 +194,9 @@ def test_a_run_says_it_once_and_at_its_end():
     history = [NO_CUTS] * 2 + [ALL_CUT] * 3 + [NO_CUTS] + [ALL_CUT]
     told = [budget_warning(history[:n]) for n in range(1, len(history) + 1)]
     assert told == ["", "", RAISE_REPLY, "", "", "", ""]
-    assert budget_summary([{}] * 3) == budget_summary([]) == ""  # rows of an older version
-    # in 9 of the last 10 rows, all replies were cut off
+    # an older version counted no cuts
+    assert budget_summary([{}] * 3) == budget_summary([]) == ""
+    # only the last 10 rows count; in 9 of them, all replies were cut off
     wanted = RAISE_REPLY.replace("100%", "90%")
     found = budget_summary([NO_CUTS] * 90 + [ALL_CUT] * 9 + [NO_CUTS])
     assert found == f"in the last iterations, {wanted}"
@@ -216,7 +218,7 @@ def test_the_advice_of_an_idle_run_looks_at_budgets_first():
 
 
 def test_a_first_prompt_that_does_not_fit_is_an_error_of_its_game(chat, monkeypatch):
-    """Member 1 has a long prompt. Member 0 plays on, and the engine never gets the long prompt."""
+    """The first prompt of member 1 is too long. Only member 0 makes a request."""
     config = small_config(max_turns=1)
     reply = [*chat.encode("<answer>Left</answer>"), chat.end]
     starts = [((4, 0), member) for member in range(2)]
@@ -257,8 +259,8 @@ def test_an_engine_that_samples_nothing_is_an_error(chat):
 
 
 def test_dynamic_sampling_replaces_a_group_with_an_error(monkeypatch):
-    """The scores of two of three groups vary, but one of the two has an error. So the second
-    round samples two groups, not one."""
+    """Scores vary in two of the first three groups, but one of the two has an error. So two more
+    groups are sampled, not one."""
     low, high = made_up("failure", (None, 1)), made_up("success", (None, 1))
     high.turns[0].reward = 1.0
     failed = made_up("error", (None, 0))
@@ -295,7 +297,8 @@ def test_a_cut_reply_is_learnt_without_an_end(chat, tmp_path):
     file.write_text(json.dumps(record) + "\n")
     (demo,) = demonstrations.read_demonstrations(str(file), chat, small_sft_config())
     assert demo.turns[0].response_ids == list(chat.encode("<answer>Le"))
-    assert demo.turns[1].prompt_ids[0] == chat.end  # the next prompt closes the cut reply
+    # the next prompt adds the missing end token
+    assert demo.turns[1].prompt_ids[0] == chat.end
     assert demo.turns[1].response_ids == [*chat.encode("<answer>Up</answer>"), chat.end]
     assert demonstrations.describe_cuts([demo, made_up("success", (None, 1))]) == (
         "1 of 2 demonstrations end before their game, because max_context_tokens has no room for "
@@ -319,7 +322,7 @@ def test_a_demonstration_that_fails_is_left_out(chat, monkeypatch, capsys):
     assert capsys.readouterr().out == said
     for indices, settings in [
         ([3, 13, 1], config),  # 2 of 3 fail
-        ([3], config),  # none is left
+        ([3], config),  # no demonstration is left
         (range(4), replace(config, max_error_frac=0.0)),
     ]:
         with pytest.raises(UserError, match="demonstration 3 is too long"):
@@ -330,7 +333,7 @@ def test_a_demonstration_that_fails_is_left_out(chat, monkeypatch, capsys):
 
 
 class Holes(hub.Hub):
-    """A hub whose game cannot begin for every tenth seed, or for any seed with all_fail."""
+    """A hub whose games of seeds 3, 13, 23 ... fail to start; with all_fail, all games fail."""
 
     def __init__(self, *, all_fail: bool = False, splits: str = "seen", **common):
         super().__init__(splits=splits, **common)

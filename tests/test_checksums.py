@@ -1,4 +1,4 @@
-"""Tests of checksums.py: damage that leaves a file readable is found in logs, models and runs.
+"""Tests of checksums.py: damage that leaves a file readable is found in logs and models.
 
 python -m pytest -q tests/test_checksums.py
 """
@@ -28,7 +28,7 @@ def one_process():
 
 @pytest.fixture
 def saved(tmp_path):
-    """A checkpoint of iteration 2. Both logs have grown since."""
+    """A checkpoint of iteration 2. Later, each log has got a row of iteration 3."""
     for name in ("metrics.jsonl", "trajectories.jsonl"):
         write_rows(tmp_path / name, [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.25}])
     save_steps(tmp_path, 2)
@@ -66,7 +66,7 @@ def test_the_checksums_of_a_second_save_go_on_from_the_first(tmp_path, monkeypat
 @pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl"])
 def test_a_damaged_log_is_found(saved, tmp_path, name, damage):
     path = tmp_path / name
-    if damage == "changed":  # still JSON
+    if damage == "changed":  # the line is still valid JSON
         path.write_text(path.read_text().replace("0.25", "0.75"))
     elif damage == "truncated":
         os.truncate(path, 30)
@@ -117,7 +117,7 @@ def test_a_damaged_model_is_found(tmp_path):
         "or remove its checksums.json if you changed it yourself"
     )
     weights.unlink()
-    os.mkfifo(weights)  # reading it would block
+    os.mkfifo(weights)  # reading a named pipe would block
     assert find_damage(tmp_path) == "missing or changed: model.safetensors"
 
 
@@ -132,10 +132,11 @@ def test_the_best_policy_has_the_success_of_its_iteration(tmp_path):
         f"{best} was lost (there is no such folder{lost}",
     )
     best.mkdir()
-    assert find_best(tmp_path, rows) == (0.75, "")  # written by an older version
+    # best/ of an older version has no iteration.json
+    assert find_best(tmp_path, rows) == (0.75, "")
     for step, success in ((3, 0.75), (4, 0.25), (5, 0.75)):
-        # best/ of iteration 4 is worse than iteration 3: the better policy was lost. best/ of
-        # iteration 5 is later than the rows: the run crashed and repeats that iteration.
+        # best/ of step 4: the better policy of step 3 was lost. best/ of step 5: the run crashed
+        # before it wrote the row of step 5, and will repeat this step.
         (best / "iteration.json").write_text(json.dumps({"step": step}))
         assert find_best(tmp_path, rows) == (success, "")
     write_checksums(best, "checksums.json")

@@ -1,4 +1,4 @@
-"""Tests of support/code_version.py: the commit of the code, and how the code differs from it.
+"""Tests of support/code_version.py: the commit of the code, and the diff to it.
 
 python -m pytest -q tests/test_code_version.py
 """
@@ -35,7 +35,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def import_file(path, monkeypatch):
-    """Write a file and list it in sys.modules as imported."""
+    """Write a Python file and list it in sys.modules, as if it had been imported."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("three = 3\n")
     module = ModuleType(path.stem)
@@ -51,8 +51,8 @@ def test_doctests():
 def test_git_commit_and_dirty(tree, tmp_path, monkeypatch):
     commit = git(tree, "rev-parse", "HEAD")
     assert code_version.git_commit() == commit
-    (tree / "studies/rows/old.json").write_text("two")  # results of other runs do not count
-    (tree / "studies/page.md").write_text("two")  # nor does a page about them
+    (tree / "studies/rows/old.json").write_text("two")  # stored results are not code
+    (tree / "studies/page.md").write_text("two")  # nor are pages about them
     assert code_version.git_commit() == commit
     assert code_version.code_diff() == ""
     (tree / "train.py").write_text("one = 1\ntwo = 4\n")

@@ -1,5 +1,5 @@
 """
-Tests of collapse_signs.py: regimes, signs of collapse and early stops of constructed runs.
+Tests of collapse_signs.py on made-up metrics: regimes, signs of collapse, early stops.
 
     python -m pytest -q tests/test_collapse_signs.py
 """
@@ -15,13 +15,14 @@ from support.collapse_signs import classify_regime, early_stop_reason, new_warni
 
 
 def healthy(num_rows):
-    """A run that learns: success rises to 0.8, std of rewards and entropy fall, with noise."""
+    """Return metrics of a run that learns: success rises to 0.8, std and entropy fall, with
+    noise."""
     rng = np.random.default_rng(0)
     rows = []
     for i in range(num_rows):
         noise = rng.uniform(0.85, 1.15, 3)
         success = 0.3 + 0.5 * min(1, i / 100)
-        spike = 8 if i % 17 == 5 else 1  # single large gradient norms are common
+        spike = 8 if i % 17 == 5 else 1  # healthy runs have single large gradient norms, too
         row = {
             "step": i + 1,
             "success": success,
@@ -37,7 +38,7 @@ def healthy(num_rows):
 
 
 def changed(rows, start, **changes):
-    """The rows with new values from index `start` on. A value may be a function of the row."""
+    """Return `rows` with `changes` (values or functions of the row) from index `start` on."""
     result = list(rows[:start])
     for row in rows[start:]:
         values = {key: new(row) if callable(new) else new for key, new in changes.items()}
@@ -52,7 +53,8 @@ def measured(matrix, own, lengths=None):
     return {f"{key}_first": value for key, value in metrics_of(matrix, own, lengths).items()}
 
 
-UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)  # four thoughts, equally likely after both prompts
+# Each row has the log-probs of four thoughts after one of two prompts.
+UNIFORM = log([1 / 4] * 4, [1 / 4] * 4)  # four equally likely thoughts after both prompts
 READING = log([1 / 2, 1 / 2, 0, 0], [0, 0, 1 / 2, 1 / 2])  # each prompt has its own two thoughts
 CERTAIN = log([1, 1, 0, 0], [0, 0, 1, 1])  # each prompt has its own thought
 SAME = log([1] * 4, [1] * 4)  # one thought for both prompts
@@ -73,14 +75,14 @@ def test_the_four_regimes(matrix, mi, entropy, expected):
     assert values["conditional_entropy_first"] == pytest.approx(entropy)
     row = healthy(1)[0] | values
     assert classify_regime(row, []) == expected
-    assert classify_regime(healthy(1)[0], [row]) == expected  # holds until the next measurement
+    assert classify_regime(healthy(1)[0], [row]) == expected  # the last measurement counts
     start = healthy(1)[0] | measured(READING, [0, 0, 1, 1])
     assert classify_regime(row, [start] * 30) == expected
 
 
 def test_entropy_is_low_against_the_start():
-    # Each of ten tokens has p = 0.5 at the start (0.693 nats) and 0.9 later. The later 0.105 nats
-    # are under a quarter of 0.693, and over the fixed limit of 0.05.
+    # Each of ten tokens has p = 0.5 at the start (0.693 nats) and 0.9 later (0.105 nats). 0.105 is
+    # over the fixed limit of 0.05, but under a quarter of 0.693.
     start, later = (
         healthy(1)[0] | measured(10 * log([p, 0.01], [0.01, p]), [0, 1], [10, 10])
         for p in (0.5, 0.9)
@@ -100,7 +102,7 @@ def test_without_measurements_the_traces_of_the_trap_decide():
     assert regime_at_the_end(flat) == "template"
     certain = changed(flat, 40, entropy=0.01)
     assert regime_at_the_end(certain) == "collapsed"
-    # rewards do not vary because all trajectories succeed
+    # rewards vary little because nearly all trajectories succeed
     learned = changed(rows, 30, in_group_reward_std=0.05, success=0.95, entropy=0.01)
     assert regime_at_the_end(learned) == "compressed"
     idle = changed(rows, 0, entropy=None, grad_norm=None)
@@ -118,7 +120,7 @@ def test_a_measurement_of_one_prompt_does_not_count():
 
 
 def all_warnings(rows):
-    """{iteration: its warnings}, for the iterations that have some."""
+    """Return {iteration: its warnings} for the iterations that have warnings."""
     found = {i: new_warnings(rows[:i]) for i in range(1, len(rows) + 1)}
     return {i: sentences for i, sentences in found.items() if sentences}
 
@@ -142,7 +144,7 @@ def test_a_healthy_run_is_left_alone():
 def test_signs_are_reported_once(changes, sentence):
     rows = changed(changed(healthy(60), 0, success=0.3), 30, **changes)
     warnings = all_warnings(rows)
-    assert list(warnings) == [33]  # the third low value moves the median of five
+    assert list(warnings) == [33]  # the third new value changes the median of five
     (warning,) = warnings[33]
     (new,) = changes.values()
     assert sentence in warning and warning.endswith(f" to {new:.3g}")
@@ -183,7 +185,7 @@ def test_rewards_that_no_longer_vary_stop_a_run():
     assert early_stop_reason(nine) is None
     assert early_stop_reason(changed(rows, 15, in_group_reward_std=0.051)) is None
     zero = changed(rows, 0, in_group_reward_std=0.0, success=0.0)
-    assert early_stop_reason(zero) is None  # 10 % of 0 is 0
+    assert early_stop_reason(zero) is None  # 0 is not below 10 % of 0
 
 
 def test_dead_evaluations_stop_a_run():

@@ -1,8 +1,6 @@
-"""Tests of tools/compare.py: two arms of hand-made runs, and what is refused.
+"""Tests of tools/compare.py: two methods with made-up runs, and what is refused.
 
-    python -m pytest -q tests/test_compare.py
-
-Comments derive the expected numbers.
+python -m pytest -q tests/test_compare.py
 """
 
 from configurator import Config, UserError
@@ -28,12 +26,15 @@ PLAYERS = {"greedy, closed loop": 4, "optimal, closed loop": 8}  # player -> pro
 
 
 def games(num_solved):
-    """1 for each of the first `num_solved` prompts, 0 for the others."""
+    """Return the success of each prompt: 1 for the first `num_solved`, 0 for the others."""
     return [1] * num_solved + [0] * (NUM_PROMPTS - num_solved)
 
 
 def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **settings):
-    """A finished run in out/. Args: solved: numbers of prompts solved at iterations 2, 4, ..."""
+    """Write a finished run to out/`name`. Return its path.
+
+    Args: start, solved: numbers of prompts solved before RL and at iterations 2, 4, ...
+    """
     folder = Path("out", name)
     config = Config(
         out_dir=str(folder),
@@ -60,7 +61,8 @@ def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **set
 
 @pytest.fixture
 def two_arms(tmp_path, monkeypatch):
-    """After RL, GRPO solves no prompt; seeds 0, 1, 2 of RLOO solve 2, 4, 6."""
+    """Three runs each of GRPO and RLOO. After RL, GRPO solves no prompt; seeds 0, 1, 2 of RLOO
+    solve 2, 4, 6 of 8."""
     monkeypatch.chdir(tmp_path)
     grpo = [write_run(f"grpo_s{s}", [2, 0], seed=s, estimator="grpo") for s in range(3)]
     rloo = []
@@ -77,7 +79,7 @@ def lines_with(text, start):
 
 
 def change_settings(folder, until, **before):
-    """Record in the folder of a run that it had other settings until this iteration."""
+    """Record in the folder of a run that the settings `before` held until iteration `until`."""
     config = load_saved(folder)
     save_config(config, {}, folder, [(until, replace(config, **before))])
 
@@ -109,10 +111,11 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
     grpo, rloo = two_arms
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    # Seeds: differences 2/8, 4/8, 6/8. Mean 0.5, std 0.25; t = 4.3027 for three seeds.
+    # Differences of the seeds: 2/8, 4/8, 6/8, mean 0.5, std 0.25; Student's t of three seeds:
+    # 4.3027.
     seeds_part = 4.3027 * 0.25 / math.sqrt(3)  # 0.62104
-    # Prompts: their means over seeds are 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0, and the interval adds -1
-    # and 1. The mean of all ten is 0.4, the mean square (2 + 8/9 + 2/9 + 2) / 10, the variance
+    # Differences of the prompts, means over seeds: 1, 1, 2/3, 2/3, 1/3, 1/3, 0, 0. The interval
+    # adds -1 and 1. These ten have mean 0.4, mean square (2 + 8/9 + 2/9 + 2) / 10, variance
     # 0.35111.
     prompts_part = 1.959964 * math.sqrt(0.351111 / 10)  # 0.36725
     half_width = math.hypot(seeds_part, prompts_part)  # 0.72150
@@ -126,8 +129,9 @@ def test_the_answer_is_that_of_a_calculation_by_hand(two_arms, capsys):
         lines_with(text, "| grpo | 0, 1, 2")[0],
         lines_with(text, "| rloo | 0")[0],
     )
-    assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")  # the start is the best
-    # best: 2 (also the start), 4 and 7 of 8 prompts
+    # the last cell, the best evaluation, is that of the start
+    assert "| 0.0 [0.0, " in grpo_line and grpo_line.endswith("| 25.0 |")
+    # the best evaluations of the three seeds: 2, 4 and 7 of 8 prompts
     assert "| 50.0 [" in rloo_line and rloo_line.endswith("(25.0, 50.0, 75.0) | 54.2 |")
 
 
@@ -135,8 +139,8 @@ def test_a_certain_difference(two_arms, capsys):
     grpo, _ = two_arms
     best = [write_run(f"best_s{s}", [6, 6], seed=s, estimator="dr_grpo") for s in range(3)]
     compare.main([*grpo, "vs", *best, "--out=result"])
-    # The seeds agree, so only the prompts vary: six times 1, twice 0, and the added -1 and 1. Their
-    # mean is 0.6, their variance 0.44.
+    # The seeds agree, so only prompts vary: six times 1, twice 0, and the added -1 and 1. These ten
+    # have mean 0.6 and variance 0.44.
     # 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     assert (
@@ -164,22 +168,22 @@ def test_one_seed_says_nothing_about_others(two_arms, capsys):
 
 
 def test_costs_up_to_a_success_rate(two_arms, capsys):
-    """An iteration costs 1.5 CPU seconds and 2 * 16 games of 10 tokens."""
+    """Each iteration costs 1.5 CPU seconds and 320 tokens (2 * 16 games of 10 tokens)."""
     grpo, rloo = two_arms
     compare.main([*grpo, "vs", *rloo, "--threshold=50"])
     text = capsys.readouterr().out
     assert "## Cost of 50 % success" in text
     assert "| grpo | 0 of 3 | not reached | not reached |" in text
-    assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2, after two iterations
+    assert "| rloo | 2 of 3 | 3 | 640 |" in text  # seeds 1 and 2 reach it after two iterations
     compare.main([*grpo, "vs", *rloo])
     text = capsys.readouterr().out
-    assert "## Cost of 25 % success" in text  # every run begins with two of eight prompts
+    assert "## Cost of 25 % success" in text  # every run starts at 25 %
     assert "| rloo | 3 of 3 | reached before RL | reached before RL |" in text
 
 
 def test_a_start_that_reaches_the_success_of_some_seeds_is_named(two_arms, capsys):
-    """One seed starts at 50 %, so it costs nothing. The other needs two iterations: 3 CPU seconds
-    and 640 tokens. The means are 1.5 and 320."""
+    """One run starts at 50 %, so 50 % costs it nothing. The other needs two iterations: 3 CPU
+    seconds and 640 tokens. The means are 1.5 and 320."""
     late = write_run("mixed_s0", [4, 4], seed=0, estimator="dr_grpo")
     early = write_run("mixed_s1", [4, 4], start=4, seed=1, estimator="dr_grpo")
     compare.main([late, early, "--threshold=50"])
@@ -203,8 +207,8 @@ DIFF = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n x\n"
 
 
 def test_code_that_differs_is_named(two_arms, capsys):
-    """Both arms change starpo.py in the same way. Two seeds of RLOO add a line to train.py, the
-    third adds two."""
+    """All runs change starpo.py in the same way. Two runs of RLOO add a line to train.py, the third
+    adds two."""
     grpo, rloo = two_arms
     both = DIFF.format("starpo.py") + "-y\n+z\n"
     for folder in (*grpo, *rloo):
@@ -246,7 +250,7 @@ def test_more_than_two_arms_are_compared_with_the_first(two_arms, capsys):
 
 
 def files_of_runs():
-    """{file: time of its last change}, for the files in the folders of runs."""
+    """Return {file: time of its last change} for the files in the folders of the runs."""
     paths = [*Path("out").glob("grpo_s*/*"), *Path("out").glob("rloo_s*/*")]
     return {path: path.stat().st_mtime_ns for path in paths}
 
@@ -264,7 +268,7 @@ def test_files(two_arms):
     assert page.startswith("# grpo vs rloo\n\n![Success over iterations](grpo_vs_rloo.png)\n")
     assert "| greedy, closed loop | 50.0 [" in page
     rows = list(csv.DictReader((folder / "grpo_vs_rloo.csv").read_text().splitlines()))
-    assert len(rows) == 2 * 3 * 3  # arms, seeds, evaluations
+    assert len(rows) == 2 * 3 * 3  # methods, seeds, evaluations
     assert rows[-1] == {
         "arm": "rloo",
         "run": "out/rloo_s2",
@@ -285,7 +289,8 @@ def test_the_interval_over_seeds_holds_the_true_mean_in_95_of_100_cases():
 
 
 def test_the_interval_of_the_verdict_errs_at_most_5_times_of_100():
-    """Two arms of three seeds without a true difference. Seeds and prompts vary."""
+    """Compare two methods of three seeds without a true difference, 500 times. Success varies with
+    seed and prompt."""
     rng = np.random.default_rng(0)
     prompts = rng.normal(size=(500, 1, 64))
     wins = []

@@ -1,4 +1,4 @@
-"""Settings: files and command line go through the same check. One sentence names each mistake.
+"""Tests of settings: config files and command line are checked alike; a mistake gets one sentence.
 
 Run with:  python -m pytest -q tests/test_configurator.py
 """
@@ -32,7 +32,7 @@ EXPERIMENTS = [f"{env}_{estimator}" for env in WORLDS for estimator in ("grpo", 
 EXPERIMENTS += ["guess_grpo", "household_ppo", "quest_ppo", "repair_grpo"]
 EXPERIMENTS += ["rubik_ppo", "sudoku_ppo", "tools_ppo", "tools_fetch_grpo"]
 EXPERIMENTS += ["guess_number_grpo", "spell_grpo", "cliff_walking_grpo"]
-ENVS = {  # name of a config file -> its environment, where they differ
+ENVS = {  # start of a config file's name -> its environment, where they differ
     "guess": "worlds/guess.py",
     "tools_fetch": "tools",
     "guess_number": "gem",
@@ -346,13 +346,13 @@ def test_every_number_has_one_range():
 
 
 def test_batch_is_no_more_than_the_filter_keeps():
-    # 8 groups * 0.25 = 2 groups of 16 = 32 trajectories
+    # the default keeps 8 groups * 0.25 = 2 groups of 16 = 32 trajectories
     with pytest.raises(ValueError) as error:
         load("--batch_size=64")
     assert "batch_size (64) is more than the 32 trajectories kept" in str(error.value)
     assert "filter_keep 0.25 of num_groups 8, group_size 16" in str(error.value)
     assert load("--batch_size=64", "--filter_keep=0.5").batch_size == 64
-    # 2 groups * 0.25 is less than one group, but one is kept
+    # 2 groups * 0.25 is less than one, but one group is kept
     assert load("--num_groups=2", "--batch_size=16").num_groups == 2
 
 
@@ -405,7 +405,8 @@ def test_k1_is_refused_in_the_loss_with_the_reason():
     )
     assert str(error.value) == message
     assert load("--kl_coef=0.01", "--kl_estimator=k1", "--kl_in=reward").kl_estimator == "k1"
-    assert load("--kl_estimator=k1").kl_coef == 0.0  # allowed, because there is no KL
+    # allowed, because kl_coef=0 switches the KL off
+    assert load("--kl_estimator=k1").kl_coef == 0.0
 
 
 SINGLES = ["--group_size=1", "--batch_size=1", "--filter_keep=1.0"]
@@ -434,7 +435,7 @@ def test_a_group_of_one_is_never_kept():
         load("--group_size=1", "--batch_size=1")
     assert load("--group_size=1", "--batch_size=1", "--filter_keep=1.0").group_size == 1
     assert load("--group_size=1", "--batch_size=1", "--filter_zero_std=True").group_size == 1
-    # 29 groups of 16, although 100 * 0.29 is 28.99.. in floating point
+    # 464 = 29 groups of 16, although 100 * 0.29 is 28.99.. in floating point
     assert load("--num_groups=100", "--filter_keep=0.29", "--batch_size=464").batch_size == 464
 
 
@@ -490,7 +491,7 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # The headers of the config files state these numbers of trajectories.
+    # The comments at the top of the config files state these numbers of trajectories.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
@@ -545,7 +546,7 @@ def test_every_field_has_a_comment_and_is_in_the_help():
 def test_the_help_of_one_setting():
     line = "--lam=1.0  # between 0 and 1; lambda of GAE inside a turn"
     assert configurator.setting_help("lam") == line
-    # The help of this setting comes from two lines of comment.
+    # This help comes from two lines of comment.
     assert configurator.setting_help("max_error_frac").endswith(
         "before the run stops; one group may always do so, unless this is 0"
     )
@@ -566,7 +567,7 @@ def test_a_script_prints_the_help_of_one_setting(tmp_path):
 
 
 def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_path):
-    """-S and -I leave out the folders of installed packages."""
+    """Python's options -S and -I hide the installed packages."""
     run = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import configurator"
     command = [sys.executable, "-I", "-S", "-c", run]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -575,7 +576,7 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
-    """A file may have settings of both commands; each command takes its own."""
+    """A config file may have settings of train.py and of tools.sft. Each reads its own."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
     config, _, sources = load_config([path])
     assert (type(config), config.seed) == (Config, 3)
@@ -597,7 +598,8 @@ def test_the_help_of_tools_sft_shows_its_settings():
     text = help_text("What the script does.", SftConfig)
     for field in fields(SftConfig):
         assert text.count(f"  --{field.name}=") == 1
-    assert "Settings and their defaults:\n\nsupervised learning:\n" in text  # SFT comes first
+    # settings of SFT come first
+    assert "Settings and their defaults:\n\nsupervised learning:\n" in text
     assert "sft_" not in help_text("What the script does.")
 
 

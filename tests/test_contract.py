@@ -1,5 +1,5 @@
 """
-Tests of tools/check_env.py: every environment passes its checks, and each kind of fault is named.
+Tests of tools/check_env.py: our environments pass all checks; each mistake gets its sentence.
 
     python -m pytest -q tests/test_contract.py
 """
@@ -38,7 +38,7 @@ SHIPPED = [
 
 
 def failures(subject):
-    """{title: problems}, for the checks that failed."""
+    """Return {title of a check: its problems} for the checks that failed."""
     return {title: problems for title, problems in check_environment(subject) if problems}
 
 
@@ -285,7 +285,7 @@ def test_each_fault_gives_its_sentence(name, tmp_path, monkeypatch):
     before, after, title, sentence = FAULTS[name]
     if name == "slow steps":
         monkeypatch.setattr("tools.check_env.SLOW_STEP_S", 0.01)
-    # Only the check for this fault runs, because another one starts a process, for a second.
+    # Run only the check for this fault: another check starts a process, which takes a second.
     check = GLOBAL if title == PRINTS else title
     monkeypatch.setattr("tools.check_env.CHECKS", {check: CHECKS[check]})
     found = failures(write(tmp_path, before, after))
@@ -361,7 +361,8 @@ def test_an_environment_that_ends_its_process_fails(tmp_path, before, moment):
 
 
 def test_an_environment_that_ends_another_process(tmp_path):
-    """The environment ends processes with the hash seed 1 or 2. The first process has 0."""
+    """A move of this environment ends its process if the hash seed is 1 or 2. The tool
+    itself runs with 0."""
     leave = '        import os\n        os.environ["PYTHONHASHSEED"] in "12" and os._exit(0)\n'
     subject = write(tmp_path, MOVE, leave + MOVE)
     done = run_tool(subject.spec, hash_seed="0")

@@ -1,4 +1,4 @@
-"""Tests of the players whose games the tiny base model is pretrained on, with hand-made boards.
+"""Tests of tools/crowd.py: players whose games the tiny base model is pretrained on.
 
 Run with:  python -m pytest -q tests/test_crowd.py
 """
@@ -31,12 +31,13 @@ def room(floor, targets, player, boxes):
 
 
 def choices(env, num_draws=50):
-    """The set of steps that the careful player takes in some draws."""
+    """Return the set of moves that the careful player takes here; it breaks ties at random."""
     rng = np.random.default_rng(0)
     return {careful(env, rng) for _ in range(num_draws)}
 
 
 def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
+    # player P, holes O, goal G:
     # P___
     # O___
     # G___
@@ -44,8 +45,8 @@ def test_the_greedy_player_walks_into_holes_and_the_careful_one_around_them():
     env = lake((4,), 0, 8)
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 3, 5, rng) == ["Down"]  # the game ends in the hole
-    # Left and Up stay at distance 2 from the goal; Right leads to distance 3. On slippery ice, Left
-    # could slip down into the hole. The player avoids Left even where no move slips.
+    # Left and Up stop at the border, 2 moves from the goal; Right leads away. On slippery ice, Left
+    # could slip down into the hole. The careful player avoids Left even without slips.
     assert choices(env) == choices(lake((4,), 0, 8, success_rate=0.8)) == {"Up"}
 
 
@@ -58,7 +59,7 @@ def test_players_choose_several_steps_ahead_without_touching_the_game():
     draws = env.rng.bit_generator.state
     rng = np.random.default_rng(0)
     assert choose_actions("greedy", env, 5, 5, rng) == ["Down", "Down", "Down", "Right", "Right"]
-    # Six moves in two turns: the planner names three, as many as LONGEST_PLAN allows.
+    # The goal is six moves away and two turns are left, but a plan has only LONGEST_PLAN = 3 moves.
     assert choose_actions("planner", env, 5, 2, rng) == ["Down", "Down", "Down"]
     assert len(choose_actions("random", env, 4, 5, rng)) == 4
     assert (env.player, env.num_actions, env.rng.bit_generator.state) == (0, 0, draws)
@@ -66,13 +67,13 @@ def test_players_choose_several_steps_ahead_without_touching_the_game():
 
 def test_the_careful_player_never_pushes_a_box_into_a_corner():
     # ######
-    # #__X_#      The box X is at (2,4), the target O at (3,5).
+    # #__X_#      (row, column) from 1: the box X is at (2,4), the target O at (3,5).
     # #___O#
     # #____#
     # ######
     # ######
     floor = tuple(row * 6 + col for row in (1, 2, 3) for col in (1, 2, 3, 4))
-    # The player is left of the box. A push brings the box nearer to the target, but into a corner.
+    # A push to the right brings the box nearer to the target, but into a corner.
     env = room(floor, (16,), 8, (9,))
     assert env.greedy() == "Right"
     assert "Right" not in choices(env)
@@ -93,7 +94,7 @@ def test_the_careful_player_pushes_a_box_into_a_corner_that_is_a_target():
 @pytest.mark.slow
 @pytest.mark.parametrize("files", [("frozenlake_ppo",), ("sokoban_ppo",)])
 def test_players_are_ordered_by_what_they_see(files):
-    """Random, greedy, careful, planner: each wins at least five points more than the one before."""
+    """Of random, greedy, careful and planner, each wins over 5 points more than the one before."""
     config, _, _ = load_config([config_file(file) for file in files])
     config = replace(config, eval_size=128, eval_split="heldout")
     rates = [play_crowd(name, config, 2).mean() for name in (*crowd.SHARES, "planner")]

@@ -1,4 +1,4 @@
-"""Tests of demonstrations: they are correct, keep the limits of a rollout, and can be replayed.
+"""Tests of tools/demonstrations.py: demonstrations are correct, keep limits, can be replayed.
 
 python -m pytest -q tests/test_demonstrations.py
 """
@@ -22,7 +22,7 @@ def tiny_config(experiment, **changes):
 
 
 def first_demonstration(config, chat, num_turns):
-    """The first demonstration with at least this many turns."""
+    """Return the first demonstration with at least `num_turns` turns."""
     for i in range(50):
         demo = demonstration(config, chat, i)
         if len(demo.turns) >= num_turns:
@@ -68,12 +68,12 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     noisy = [demonstration(replace(config, sft_noise=1.0), chat, i) for i in range(60)]
     num_won = sum(demo.success for demo in clean)
     assert num_won > 54 and sum(demo.success for demo in noisy) < num_won - 10
-    # Without slips and noise no hole is entered.
+    # Without slips and noise, no game ends in a hole.
     assert {demo.status for demo in clean} <= {"success", "out_of_turns"}
     assert "failure" in {demo.status for demo in noisy}
     for demo, other in zip(clean, noisy, strict=True):
         first, spoilt = demo.turns[0], other.turns[0]
-        assert first.prompt_ids == spoilt.prompt_ids  # the same instance
+        assert first.prompt_ids == spoilt.prompt_ids  # both play the same instance
         assert first.text.split("</think>")[0] == spoilt.text.split("</think>")[0]
 
 
@@ -81,8 +81,8 @@ def test_noise_spoils_the_action_and_not_the_thought(chat):
     "sizes", [dict(sft_steps=4, sft_batch_size=10), dict(sft_demos=40, sft_steps=99)]
 )
 def test_the_first_demonstrations_may_be_clean(chat, sizes):
-    """The first 30 of 40 demonstrations have no noise, the others have it. sft_clean is a share of
-    steps times batch size, or of sft_demos if that is less."""
+    """With sft_clean=0.75, the first 30 of 40 demonstrations have no noise, the others have noise.
+    The total, 40, is sft_steps * sft_batch_size, or sft_demos if that is less."""
     config = tiny_config("frozenlake_ppo", sft_noise=1.0, sft_clean=0.75, **sizes)
     for index in (0, 29, 30, 39):
         alone = replace(config, sft_noise=float(index >= 30), sft_clean=0.0)
@@ -95,7 +95,7 @@ def test_clean_turns_commit_little_and_noisy_ones_anything(chat):
         config = tiny_config("frozenlake_ppo", sft_noise=noise)
         demos = [demonstration(config, chat, i) for i in range(150)]
         counts = [len(turn.record.actions) for demo in demos for turn in demo.turns]
-        # A turn has one action with probability 0.75 without noise, 1/3 with noise, and a little
+        # A turn has one action with probability 0.75 without noise and 1/3 with noise; a little
         # more often, because plans near the goal are short.
         assert {1, 2, 3} == set(counts) and least < counts.count(1) / len(counts) < most
 
@@ -114,7 +114,8 @@ def test_the_planner_demonstrates_the_optimal_plan_of_every_turn(chat, experimen
 
 
 def test_the_crowd_demonstrates_good_and_bad_play(chat):
-    """sft_player=crowd mixes players. The planner wins most of its games, the others far fewer."""
+    """sft_player=crowd mixes players. With sft_planners=1, only the planner plays and wins most
+    games. With 0, only the others play and win far fewer."""
     config = tiny_config("sokoban_ppo", sft_player="crowd")
     rates = []
     for planners in (1.0, 0.0):
@@ -150,7 +151,7 @@ def test_a_demonstration_sees_the_turns_that_the_policy_will_see(chat):
                 rest += whole.turns[i].response_ids + whole.turns[i + 1].prompt_ids
             assert turn.prompt_ids == opening + rest
             assert turn.response_ids == last.response_ids
-    # max_context_tokens limits the window of each turn, not the whole game.
+    # With context_turns, max_context_tokens limits prompt and reply of a turn, not the whole game.
     limit = max(len(turn.prompt_ids) for turn in demo.turns[1:]) + config.max_response_tokens
     short = replace(config, context_turns=3, max_context_tokens=limit)
     assert demonstration(short, chat, whole.seed[-1]).status == demo.status
@@ -173,7 +174,7 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
     def within(max_context_tokens):
         return demonstration(replace(config, max_context_tokens=max_context_tokens), chat, index)
 
-    # If the context ends inside the last reply, the demonstration ends before that turn.
+    # If the last reply does not fit into the context, the demonstration ends before its turn.
     cut = within(len(whole.ids) - 1)
     assert (cut.status, cut.ids) == ("out_of_tokens", replace(whole, turns=whole.turns[:-1]).ids)
     one_turn = len(whole.turns[0].prompt_ids) + len(whole.turns[0].response_ids)
@@ -186,7 +187,7 @@ def test_a_demonstration_keeps_the_limits_of_a_rollout(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["frozenlake:size=3", "sokoban:size=5,search_depth=30"])
 def test_no_demonstration_shows_a_reserved_instance(chat, env):
-    """With few boards of these sizes, unchecked draws would often be evaluation boards."""
+    """There are few boards of these sizes, so unchecked draws would often be evaluation boards."""
     config = tiny_config("frozenlake_ppo", env=env, observation="grid")
     episode = make_episode(config)
     reserved = set()

@@ -1,6 +1,4 @@
-"""Tests of dialogue.py: reward densities, rewards for true thoughts, and games played by hand.
-
-More tests of dialogues are in test_envs.py and test_turns.py.
+"""Tests of dialogue.py: how rewards are spread over turns, rewards for thoughts, games by hand.
 
 Run with:  python -m pytest -q tests/test_dialogue.py
 """
@@ -23,12 +21,13 @@ from envs import make_env
     "rewards, success, density, most, expected",
     [
         ([0.0, 0.0, 1.0], True, "sparse", 1, [0, 0, 1]),
-        ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),  # progress is not paid
+        # sparse: without success, nothing is paid
+        ([0.5, 0.0, 0.5], False, "sparse", 1, [0, 0, 0]),
         ([1.0], True, "sparse", 1, [1]),
-        # The last turn of a win pays what is missing to a sum of 1.
+        # The last turn of a win makes the rewards sum to 1.
         ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        # Progress before a win is capped at 0.99.
+        # Before a win, the rewards sum to at most 0.99.
         ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
@@ -50,13 +49,14 @@ def test_shape_by_hand(rewards, success, density, most, expected):
     [
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
-        ([2, 4, 1], False, [-1, 3 / 2]),  # a step away, then nearer
-        ([2, None, None], False, [-1, 0]),  # a dead end counts as 4 away
-        ([3, None, 1], False, [-1, 5 / 3]),  # the next move leads out of the dead end
+        ([2, 4, 1], False, [-1, 3 / 2]),  # farther away, then nearer
+        # no plan counts as twice the first distance, 4
+        ([2, None, None], False, [-1, 0]),
+        ([3, None, 1], False, [-1, 5 / 3]),  # the next move leads to a state with a plan again
         ([3, 0], True, [1]),
-        ([3, 0], False, [-1]),  # at the goal, but no success
+        ([3, 0], False, [-1]),  # a plan of 0 moves without success counts as no plan
         ([3, None], True, [1]),  # a finished game may have no plan
-        ([None, 3, 0], True, [-2, 3]),  # the start had no plan, but the game was won
+        ([None, 3, 0], True, [-2, 3]),  # without a plan at the start, the unit is 1, its distance 2
         ([None, None], False, [-1]),
     ],
 )
@@ -100,8 +100,8 @@ def outcome_of(thought, *, think_reward, think=True, env=None, text=None):
 
 
 def bonus(thought, most=0.6, **options):
-    """What the thought adds to the reward, if all facts together are worth `most`. Checks that no
-    message to the policy shows this bonus."""
+    """Return what the thought adds to the reward, if all facts together are worth `most`. Check
+    that no message to the policy shows this bonus."""
     paid = outcome_of(thought, think_reward=most, **options)
     unpaid = outcome_of(thought, think_reward=0.0, **options)
     assert (paid.user, paid.status, paid.record) == (unpaid.user, unpaid.status, unpaid.record)
@@ -120,13 +120,13 @@ def test_think_reward_by_hand():
         (f"{second}\n{first}", 0.6),
         (first, 0.3),
         (first.removesuffix("."), 0.3),
-        (f"{first} " * 5, 0.3),  # repeating a fact earns nothing
-        (f"{first} I go left. {second}", 0.6),  # a sentence of another form costs nothing
+        (f"{first} " * 5, 0.3),  # a repeated fact is paid once
+        (f"{first} I go left. {second}", 0.6),  # a sentence that is no statement costs nothing
         (f"{first} {second} {false}", 0.3),
         (f"{first} {false}", 0.0),
         (f"{first} {false} {false}", 0.0),  # the bonus is never negative
         (false, 0.0),
-        (f"Not {first} Not {second}", 0.0),  # a fact inside of another sentence does not count
+        (f"Not {first} Not {second}", 0.0),  # a fact inside another sentence does not count
         ("", 0.0),
     ]:
         assert bonus(thought, most=0.9) == pytest.approx(expected, abs=1e-12), thought
@@ -167,7 +167,7 @@ def test_a_game_by_hand_has_the_prompt_and_the_parser_of_the_policy():
     done = play("frozenlake:success_rate=1", "--seed=3", typed=lines)
     episode = Episode(make_env("frozenlake:success_rate=1"), Config())
     system, first = episode.reset(3)
-    # Only a line without tags is put into tags.
+    # tools.play adds tags to a typed line only if it has none.
     tagged = ["<think></think><answer>down || Right</answer>", typed[1], typed[2]]
     users = [first, *(episode.step(text).user for text in tagged)]
     assert "not in the required form" in users[2] and 'Unknown action: "Jump"' in users[3]
@@ -198,7 +198,7 @@ EXPECTED = "expected an environment or a config file, settings such as --seed=3,
         ([], EXPECTED),
         (["frozenlake", "--expert", "--random"], EXPECTED),
         (["frozenlake", "sokoban"], EXPECTED),
-        (["worlds/bandit.py"], EXPECTED),  # a file without settings is no config file
+        (["worlds/bandit.py"], EXPECTED),  # a file without settings is not a config file
         (["frozenlake", "--sed=1"], "unknown key 'sed' from command line: did you mean seed?"),
         (["frozenlake + bandit"], "give one environment to play: frozenlake or bandit"),
     ],

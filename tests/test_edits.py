@@ -1,4 +1,4 @@
-"""Tests of the edits that README, docs and examples/ show, made in a copy of the code.
+"""Tests that the edits shown in README, docs and examples/ work, in a copy of the code.
 
 python -m pytest -q tests/test_edits.py
 """
@@ -29,7 +29,7 @@ def replace_in(path, old, new):
 
 
 def code_in(page, start):
-    """The code block that begins with `start` on a page."""
+    """Return the code block that begins with `start` on Markdown page `page`."""
     text = (ROOT / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf"^ *```\n( *{re.escape(start)}.*?)^ *```$", text, re.M | re.S)
     return code
@@ -41,7 +41,7 @@ def add_estimator_with_state(tree):
 
 
 def add_estimator(tree):
-    """Make the two edits of docs/methods.md."""
+    """Make the two edits of docs/methods.md, and add a test."""
     branch = code_in("docs/methods.md", 'elif estimator == "maxrl":')
     last = '    else:\n        raise ValueError(f"no group baseline'
     replace_in(tree / "starpo.py", last, branch + last)
@@ -56,30 +56,32 @@ def add_estimator(tree):
 
 
 def add_environment(tree):
-    """Copy the template of docs/environments.md under another name."""
+    """Copy the template, as docs/environments.md says."""
     shutil.copy(tree / "examples/my_env.py", tree / "examples/gates.py")
     replace_in(tree / "examples/gates.py", "class Doors(Env)", "class Gates(Env)")
 
 
 def add_overlay(tree):
-    """Copy a config file and add a line, as README says."""
+    """Copy a config file and add a setting, as README says."""
     path = tree / "config/methods/my_rloo.py"
     shutil.copy(tree / "config/methods/rloo.py", path)
-    replace_in(path, "config/methods/rloo.py", "config/methods/my_rloo.py")  # in its header
+    # the header of the file names the file
+    replace_in(path, "config/methods/rloo.py", "config/methods/my_rloo.py")
     path.write_text(path.read_text() + "clip_high = 0.3\n")
 
 
 def add_figure(tree):
-    """Add the figure of the example in studies/README.md."""
+    """Add the example figure of studies/README.md."""
     lines = code_in("studies/README.md", '"rates": Figure(').splitlines()
-    code = "".join(f"{line[3:]}\n" for line in lines)  # it stands in a numbered list
+    # the block stands in a list of the page, indented by 3 spaces
+    code = "".join(f"{line[3:]}\n" for line in lines)
     start = "\nFIGURES = {\n"
     replace_in(tree / "studies/experiments.py", start, start + code)
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the code with all edits."""
+    """A folder with a copy of the code, with all edits."""
     folder = tmp_path_factory.mktemp("edits") / "tree"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
     add_estimator_with_state(folder)
@@ -91,7 +93,7 @@ def tree(tmp_path_factory):
 
 
 def in_tree(tree, *command):
-    """Run a command in the copy. Returns: its output and errors in one text."""
+    """Run a command in the copy. Returns: stdout and stderr as one text."""
     changes = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
     done = subprocess.run(
         command,
@@ -140,7 +142,7 @@ def test_the_edits_pass_the_tests(tree):
 
 @pytest.mark.slow
 def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_path):
-    """A run of two iterations, continued for a third, equals a run of three, bit by bit."""
+    """A run of two iterations, resumed for a third, equals a run of three, bit by bit."""
     config = tmp_path / "config.py"
     changes = dict(model=str(trained_folder), estimator="running_mean", save_every=1, eval_every=0)
     lines = [f"{key} = {value!r}\n" for key, value in (RUN | changes).items()]
@@ -156,7 +158,7 @@ def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "parts")
-    # The filter keeps half of the groups, but the baseline is over all trajectories.
+    # The filter keeps half of the groups. The baseline is a running mean over all trajectories.
     baseline = whole[0]["in_group_reward_mean"]
     for row in whole:
         assert row["kept_trajectories"] == 8

@@ -1,7 +1,6 @@
 """
 Tests of envs.py: how environments are found and mixed, their options and errors, splits and groups.
-The games have files of their own: test_frozenlake.py, test_sokoban.py, test_bandit_countdown.py,
-and test_worlds.py; test_turns.py tests the dialogue with them.
+Single games are tested in files of their own.
 
     python -m pytest -q tests/test_envs.py
 """
@@ -46,7 +45,7 @@ def test_doctests(module):
 
 
 class Doors(Env):
-    """Two doors; `_move` returns what the test has put into `result`."""
+    """A game whose `_move` returns the attribute `result`, which a test sets."""
 
     actions = ("left", "right")
 
@@ -76,7 +75,7 @@ def test_the_budget_truncates():
     assert not env.step("left").truncated
     assert not env.step("door").valid and env.actions_left == 1
     assert env.step("right").truncated
-    step = env.step("left")  # no action is left
+    step = env.step("left")  # all actions are used up
     assert (step.valid, step.truncated, step.terminated) == (False, True, False)
 
 
@@ -105,8 +104,8 @@ def test_same_seed_same_prompts_in_another_process():
 
 
 def test_splits_are_disjoint():
-    # At frozen_prob 0.9 boards repeat: almost one draw in four has no holes, and there are only 240
-    # boards without holes.
+    # At frozen_prob 0.9 draws often repeat a board: almost one draw in four has no holes, and there
+    # are only 240 boards without holes.
     env = make_env(LAKE_V2)
     sets = {}
     for split in ("eval", "heldout"):
@@ -174,7 +173,7 @@ def test_training_leaves_out_what_any_environment_of_the_run_reserves():
     together = [envs.draw_instance(easy, (0, i), "train", (hard,)) for i in range(300)]
     assert len(reserved.intersection(alone)) > 10
     assert not reserved.intersection(together)
-    # all other instances stay the same
+    # instances that are not reserved stay the same
     same = sum(a == b for a, b in zip(alone, together, strict=True))
     assert same == sum(instance not in reserved for instance in alone)
     for text in (f"{easy} @5 > {hard}", f"{easy} + 2*{hard}"):
@@ -288,7 +287,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("bandit > sokoban", STAGES),  # the first stage needs an end, @N
+        ("bandit > sokoban", STAGES),  # the first stage must have an end, @N
         ("bandit @x > sokoban", STAGES),
         ("bandit @-5 > sokoban", STAGES),
         ("bandit @1.5 > sokoban", STAGES),
@@ -314,7 +313,7 @@ PART = r"must be ENV or WEIGHT\*ENV with a weight above 0"
         ("bandit @20 > sokoban @x", PART),
         ("bandti", "unknown environment 'bandti' in env='bandti'; did you mean bandit"),
         ("bandit + 2*frozenlake:sise=3", "unknown option 'sise'"),
-        # an error in one stage is an error at every iteration
+        # a mistake in any stage is refused at every iteration
         ("sokobann @5 > bandit", "unknown environment 'sokobann'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests that tuples in configurator.py, not the names of estimators, decide about a critic.
+"""Tests that tuples in configurator.py, such as CRITIC_ESTIMATORS, decide who needs a critic.
 
 Run with:  python -m pytest -q tests/test_estimators.py
 """

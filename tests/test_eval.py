@@ -1,7 +1,5 @@
 """Tests of eval.py: reference players, one model, pass@k, tables and records, several policies.
 
-test_replay.py tests the replay of records, test_api_models.py tests servers.
-
 Run with:  python -m pytest -q tests/test_eval.py
 """
 
@@ -58,7 +56,7 @@ def test_players_rank_as_they_should():
         for trajectory in played:
             records = [turn.record for turn in trajectory.turns]
             assert all(record.format_ok and record.num_actions == 1 for record in records)
-            # A reply names a single action, not a plan of which the rest is left out.
+            # A reply names one action, not a longer plan that is cut.
             assert not any("||" in turn.text for turn in trajectory.turns)
             assert trajectory.status in ("success", "failure", "out_of_turns")
             assert len(records) <= 10
@@ -147,7 +145,8 @@ def test_evaluate_a_model(trained_model, trained_folder, chat):
 
 
 def samples_by_hand(wins):
-    """Trajectories: `wins` has a string for each prompt, with 0 or 1 for each of its samples."""
+    """Return trajectories. `wins` has a string for each prompt, with 0 or 1 for each sample of
+    it."""
     record = TurnRecord([], num_actions=1, format_ok=True, effective=1.0)
     played = []
     for seed, row in enumerate(wins):
@@ -161,15 +160,17 @@ def samples_by_hand(wins):
 def test_scores_of_several_samples_by_hand():
     played = samples_by_hand(["1000", "0000", "1110"])
     found = score(played)
-    # For the three prompts, pass@2 is 1 - 3/6, 0, 1 - 0/6, and pass@4 is 1, 0, 1.
+    # Of the three prompts, pass@2 is 1 - 3/6, 0 and 1 - 0/6, and pass@4 is 1, 0 and 1.
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
-    # The three prompts have rates 1/4, 0 and 3/4, and the interval adds rates 0 and 1: the variance
-    # is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. That of a single game of rate 1/3 is 2/9.
+    # The prompts have rates 1/4, 0 and 3/4, and success_interval() adds rates 0 and 1. The variance
+    # of these five is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. A single game of rate 1/3 has
+    # variance 2/9.
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
     single = samples_by_hand("10")
-    assert score(single) == summarize(single) | {"error_frac": 0.0}  # single samples have no pass@k
+    # one sample a prompt gives no pass@k
+    assert score(single) == summarize(single) | {"error_frac": 0.0}
     keys = score(samples_by_hand(["101010"] * 2))
     assert [key for key in keys if "@" in key] == ["pass@2", "pass@4", "pass@6"]
     one = samples_by_hand("100")
@@ -182,7 +183,8 @@ def test_scores_of_several_samples_by_hand():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    """As in a record that was cut off. pass@2 of 1110 is 1, of 10 it is 1, of 001 it is 2/3."""
+    """A record that was cut off lacks samples. pass@2 of 1110 is 1, of 10 it is 1, of 001 it is
+    2/3."""
     found = score(samples_by_hand(["1110", "10", "001"]))
     assert found["pass@2"] == pytest.approx((1 + 1 + 2 / 3) / 3)
     assert [key for key in found if "@" in key] == ["pass@2"]
@@ -191,8 +193,8 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 
 def test_rows_are_paired_with_one_of_them():
-    """Prompts with samples 11, 10, 00 are compared with 10, 00, 00: the mean difference is
-    (0.5 + 0.5 + 0) / 3. tests/test_seed_groups.py tests models that are seeds of one method."""
+    """Row p (samples 11, 10, 00 of three prompts) minus row q (10, 00, 00): the mean is
+    (0.5 + 0.5 + 0) / 3."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}
@@ -202,15 +204,15 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # The differences are three zeros, and the interval adds +1 and -1. Their variance is
-    # 2 / 5, that of their mean 2 / 25.
+    # n - r is 0 for all three prompts, and the interval adds +1 and -1. The variance of these five
+    # is 2 / 5, that of their mean 2 / 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")
     message = r"--against must be the beginning of 'm' or .* or 'r', got 's'"
     with pytest.raises(ValueError, match=message):
         differences(rows, "s")
-    del rows["p"][1][:2]  # the samples of one prompt are missing
+    del rows["p"][1][:2]  # now row p has two prompts only
     with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
         differences(rows, "r")
 
@@ -295,8 +297,7 @@ def test_a_record_has_every_reward_at_the_turn_that_earned_it(tokenizer):
 
 
 def test_records_of_real_play_add_up(tmp_path):
-    """Sokoban pays in many turns. Each reward is what the environment pays for that turn's own
-    actions."""
+    """Sokoban pays in many turns. The record gives each turn what its own actions earn."""
     config = tiny_config("sokoban_ppo", eval_size=3)
     played = play_reference(config, "optimal")
     write_jsonl(tmp_path / "played.jsonl", {"optimal": Scores(summarize(played), played)})
@@ -320,8 +321,8 @@ TABLE = """
 
 
 def test_table_by_hand():
-    """One of two succeeds: the Wilson interval is (0.0945, 0.9055). The reward is (0.9 - 0.25) / 2
-    = 0.325, turns and actions 3/2, valid 2/3, tokens 9/2."""
+    """One of two games succeeds: the Wilson interval is (0.0945, 0.9055). The reward is
+    (0.9 - 0.25) / 2 = 0.325, turns and actions 3/2, valid 2/3, tokens 9/2."""
     played = played_by_hand()
     player = Scores(summarize(played), played)
     us = Scores(summarize(played) | {"entropy": 0.126}, played)
@@ -342,7 +343,7 @@ def test_a_measured_zero_is_a_number():
 
 @pytest.fixture
 def run(tmp_path, trained_folder):
-    """The folder of a run that is not finished."""
+    """The folder of an unfinished run, with the model in best/."""
     folder = tmp_path / "run"
     save_config(small_config(eval_size=4), {}, folder)
     shutil.copytree(trained_folder, folder / "best")
@@ -375,7 +376,7 @@ def test_eval_of_a_run(run, tmp_path, trained_model, chat, capsys):
 
 
 def test_eval_of_a_run_is_checked_against_the_settings_of_the_run(run):
-    # The run has six actions a trajectory; the default is ten.
+    # This run has actions_per_traj=6; the default is 10.
     evaluation.main([str(run), "--player=greedy", "--eval_size=2", "--actions_per_turn=6"])
     message = r"actions_per_turn \(7\) must not exceed actions_per_traj \(6\)"
     with pytest.raises(ValueError, match=message):
@@ -451,16 +452,16 @@ def test_several_policies_and_players_in_one_table(two_runs, trained_folder, tmp
     saved = json.loads(scores.read_text())
     assert list(saved) == names
     assert all(len(row["successes"]) == row["n"] == 6 for row in saved.values())
-    # The record alone makes the same table, with the settings of a run.
+    # tools.replay makes the same table from the record and the settings of a run.
     replay.main([str(second), f"--record={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
-    # A replay needs no policy.
+    # A replay needs only config.json from the folder of the run.
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(second / "config.json", bare)
     replay.main([str(bare), f"--record={lines}"])
     assert rows_in(capsys.readouterr().out) == rows
-    # Commas separate names of models, but a folder's name may hold one.
+    # Commas separate models, but a folder whose name has a comma is one model.
     (tmp_path / "c,lr=1").symlink_to(first, target_is_directory=True)
     evaluation.main([str(tmp_path / "c,lr=1"), "--eval_size=2"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [f"{tmp_path}/c,lr=1/policy"]

@@ -1,6 +1,5 @@
 """
 Tests of the examples in docs/environments.md: the template examples/my_env.py, and worlds/guess.py.
-test_readme.py runs the commands of the page.
 
     python -m pytest -q tests/test_examples.py
 """
@@ -27,7 +26,8 @@ def test_the_template_works():
         while not env.terminated:
             step = env.step(env.plan(1, 1)[0])
         assert step.success and step.reward == env.max_reward == 2
-        assert env.num_actions <= 4  # 3 actions halve the 2^3 = 8 doors, 1 opens the last
+        # 3 actions halve the 2^3 = 8 doors three times, 1 opens the last
+        assert env.num_actions <= 4
     env.start(("doors", 2), [0])
     step = env.step("door 6")
     assert (step.reward, step.terminated, step.effective) == (0, False, True)
@@ -37,7 +37,7 @@ def test_the_template_works():
 
 
 def commands_of_the_template():
-    """The commands in the docstring of the template, as lists: module, then arguments."""
+    """Return the commands in the docstring of the template as lists: module, then arguments."""
     doc = ast.get_docstring(ast.parse(TEMPLATE.read_text(encoding="utf-8")))
     commands = []
     for line in doc.replace("\\\n", " ").splitlines():
@@ -49,7 +49,7 @@ def commands_of_the_template():
 
 @pytest.mark.slow
 def test_the_commands_of_the_template_work_as_they_stand(tmp_path, monkeypatch, capsys):
-    """Commands read what earlier ones wrote. SFT and RL are shortened."""
+    """Later commands read files of earlier ones. SFT and RL are shortened."""
     for name in ("config", "examples"):
         (tmp_path / name).symlink_to(ROOT / name, target_is_directory=True)
     monkeypatch.chdir(tmp_path)

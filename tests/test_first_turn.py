@@ -1,5 +1,6 @@
 """
-Tests of the trial games when a run starts (support/first_turn.py), and of the time limit of draws.
+Tests of support/first_turn.py, which plays a first turn on trial before a run, and of the time
+limit for drawing instances.
 
     python -m pytest -q tests/test_first_turn.py
 """
@@ -60,7 +61,8 @@ PLACES = ("BUILD", "DRAW", "START", "MOVE")
 
 
 def spec_of(folder, **lines):
-    """The spec of an environment with these lines in its methods, written to a file in `folder`."""
+    """Write CODE to a file in `folder`, with `lines` in place of BUILD, DRAW, START or MOVE. Return
+    the spec of this environment."""
     code = CODE
     for place in PLACES:
         code = code.replace(place, lines.get(place, "pass"))
@@ -101,7 +103,7 @@ def test_a_lake_of_gymnasium_with_a_random_map():
 
 @pytest.mark.parametrize("place", ["START", "MOVE"])
 def test_games_that_never_begin(tmp_path, place):
-    """Without this check, each game of a run would last until its time limit."""
+    """Without check_first_turn(), each game of the run would last until its time limit."""
     spec = spec_of(tmp_path, **{place: "import time; time.sleep(60)"})
     message = "could not play the first turn of 3 evaluation games; .* no answer within 0.2 s$"
     with pytest.raises(UserError, match=message):
@@ -158,7 +160,7 @@ def test_a_draw_that_never_ends(tmp_path, monkeypatch):
 
 @pytest.fixture
 def meeting(monkeypatch):
-    """Makes each reset wait until four run at once, so resets one after the other would fail."""
+    """Make each reset wait until four resets run at once. Resets in sequence would time out."""
     barrier = threading.Barrier(4)
     reset = dialogue.Episode.reset
 

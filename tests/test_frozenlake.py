@@ -1,6 +1,6 @@
 """
 Tests of FrozenLake against gymnasium's transitions, numbers measured on RAGEN's boards, slow
-recursions and hand-made boards.
+versions of the planner, and boards solved by hand.
 
     python -m pytest -q tests/test_frozenlake.py
 """
@@ -36,12 +36,12 @@ from dialogue import check_thought
 from envs import Step, make_env
 from worlds import planners
 
-MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # (rows, columns)
+MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # (row, column) steps
 
 
 def test_a_plan_is_a_number_in_base_5():
     assert planners.decode_moves(0) == []
-    # Left is 1, Down 2, Right 3, Up 4; ((2 * 5 + 4) * 5 + 1) = 71
+    # Digits are action indices + 1; 71 = (2 * 5 + 4) * 5 + 1
     assert planners.decode_moves(71) == [1, 3, 0]
 
 
@@ -49,7 +49,7 @@ def test_a_plan_is_a_number_in_base_5():
 
 
 class Stub:
-    """A generator whose random() is fixed."""
+    """A random generator whose random() always returns `value`."""
 
     def __init__(self, value):
         self.value = value
@@ -67,17 +67,17 @@ def move_outcome(env, cell, action, u):
 
 
 def our_transitions(env, cell, action):
-    """{(next cell, reward, terminated): probability}.
+    """Return {(next cell, reward, terminated): probability} of a move in our environment.
 
-    A random number u in [0, 1) decides. In each of three bands of u, (1-p)/2, (1-p)/2 and p wide,
-    all numbers have the same outcome.
+    The environment draws one u in [0, 1) for a move. Check that u has one outcome in each of three
+    bands, which are (1-p)/2, (1-p)/2 and p wide (p is `success_rate`).
     """
     side = (1 - env.success_rate) / 2
     total = Counter()
     for low, high in [(0.0, side), (side, 2 * side), (2 * side, 1.0)]:
         if high - low < 1e-9:
             continue  # no slips: the two side bands are empty
-        # checked up to 1e-9 from the ends of the band
+        # u near both ends of the band, and in its middle
         inside = (low + 1e-9, (low + high) / 2, high - 1e-9)
         outcomes = {move_outcome(env, cell, action, u) for u in inside}
         assert len(outcomes) == 1
@@ -138,7 +138,7 @@ def test_a_slip_names_the_move_that_took_place():
         slips[step.slipped_to] += 1
     assert min(slips.values()) > 40 and len(slips) == 3
     env.terminated = True
-    assert env.step("Up").slipped_to == ""  # no move took place
+    assert env.step("Up").slipped_to == ""  # the game is over: no move
 
 
 def test_ends_by_hand():
@@ -147,13 +147,13 @@ def test_ends_by_hand():
     assert env.step("Up") == Step(
         LAKE_BOARD, 0.0, False, False, success=False, valid=True, effective=False
     )
-    step = env.step("right")  # action names are read without regard to case
+    step = env.step("right")  # upper and lower case do not matter
     assert step.observation == "_PO_\n_O__\n___G\nO___" and step.effective
     assert env.step("Right") == Step(
         "__X_\n_O__\n___G\nO___", 0.0, True, False, success=False, valid=True, effective=True
     )
     before = env.num_actions
-    step = env.step("Left")  # after the end nothing happens
+    step = env.step("Left")  # the game is over
     assert step.terminated and not step.valid and env.num_actions == before
 
     env = on_lake(LAKE_BOARD)
@@ -196,7 +196,7 @@ def test_shortest_paths():
 
 
 def lake_dynamics(instance, success_rate):
-    """A function from cell and action to the distribution of the next cell; the absorbing cells."""
+    """Return a function (cell, action) -> {next cell: probability}, and the absorbing cells."""
     _, size, holes, _, goal = instance
     sides = {
         "Left": ("Up", "Down"),
@@ -232,7 +232,7 @@ def after_sequence(after, cell, actions):
 
 
 def achieved(env, instance, k, turns, actions):
-    """Exact success probability of a player that follows `env.plan(k, turns left)` in each turn."""
+    """Return the exact success probability of playing `env.plan(k, turns left)` in each turn."""
     after, absorbing = lake_dynamics(instance, env.success_rate)
     env.start(instance, [0])
 
@@ -252,7 +252,7 @@ def achieved(env, instance, k, turns, actions):
 
 
 def best_possible(instance, success_rate, k, turns, actions):
-    """The largest success probability of any player that commits to 1..k actions a turn."""
+    """Return the success probability of the best player that commits to 1 to k actions a turn."""
     after, absorbing = lake_dynamics(instance, success_rate)
     sequences = [q for n in range(1, k + 1) for q in product(MOVES, repeat=n)]
 
@@ -286,7 +286,7 @@ def test_closed_loop_plan_is_optimal(spec):
 def test_two_action_plans():
     env, instances = raw_draws(LAKE_V1, 10, seed=4)
     gains = [achieved(env, i, 2, 5, 10) - achieved(env, i, 1, 5, 10) for i in instances]
-    # in five turns, two actions a turn can do all that one can, and more
+    # two actions a turn win as often as one, and on some boards more often
     assert min(gains) > -1e-5 and max(gains) > 0.01
     env, instances = raw_draws("frozenlake:size=3,success_rate=0.5", 3, seed=5)
     for instance in instances:
@@ -295,14 +295,14 @@ def test_two_action_plans():
 
 
 def test_plan_by_hand():
-    # no slips, one turn of five actions: the only way is the shortest one
+    # without slips, in one turn of five actions, only the shortest path wins
     env = on_lake(LAKE_BOARD)
     assert env.optimal_length() == 5
     assert env.plan(5, 1) == ["Down", "Down", "Right", "Right", "Right"]
-    # corridor S _ G above a row of holes, success rate 0.5. From cell 0, Right goes ahead with 1/2,
-    # up (stays) with 1/4 and down (hole) with 1/4. In one turn of two actions, Right Right reaches
-    # the goal with 1/2 * 1/2. "Up" at cell 0 stays with 1/2 + 1/4 and slips right with 1/4, so Up
-    # Right is worse.
+    # Corridor S _ G above a row of holes, success rate 0.5. From cell 0, Right goes
+    # right with 1/2, up (stays) with 1/4 and down (hole) with 1/4. In one turn of two actions,
+    # Right Right reaches the goal with 1/2 * 1/2. "Up" at cell 0 stays with 1/2 + 1/4 and slips
+    # right with 1/4, so Up Right is worse.
     instance = ("frozenlake", 3, (3, 4, 5), 0, 2)
     env = make_env("frozenlake:size=3,success_rate=0.5", max_actions=2)
     env.start(instance, [0])
@@ -339,7 +339,7 @@ def last_line(board):
 
 
 def test_observation_modes_by_hand():
-    # the player is at (1,1); (1,3), two to the right, and (2,2), the corner, are holes
+    # The player is at (1,1). Holes: (1,3), two to the right, and (2,2), the corner.
     text = on_lake(LAKE_BOARD, observation="relations").observe()
     relations = "Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole."
     assert text == f"{LAKE_BOARD}\n{relations}"
@@ -382,16 +382,16 @@ def test_statements_by_hand(board, moves, facts):
 
 
 def safest_way(board):
-    """The moves of a shortest path from P to G with the fewest holes O at the sides of its moves.
+    """Return the moves of the shortest path from P to G that has the fewest holes beside its moves.
 
-    Tries all paths of one, two, ... moves on the board text, in the order left, down, right, up.
+    Try all paths of one, two, ... moves on the board text, in the order left, down, right, up.
     """
     places = {}
     for row, line in enumerate(board.split("\n")):
         for col, symbol in enumerate(line):
             places[row, col] = symbol
     start = next(place for place, symbol in places.items() if symbol == "P")
-    paths = [(0, [], start)]  # (risk, words, place)
+    paths = [(0, [], start)]  # (holes beside the moves, moves, cell)
     while True:
         done = [path for path in paths if places[path[2]] == "G"]
         if done:

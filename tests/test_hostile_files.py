@@ -1,5 +1,5 @@
 """
-Tests of files that somebody else prepared: links in place of files, damaged and hostile content.
+Tests of files that an attacker may prepare: links in place of files, and bad content.
 
     python -m pytest -q tests/test_hostile_files.py
 """
@@ -53,7 +53,7 @@ def one_rank():
 
 @pytest.fixture
 def target(tmp_path):
-    """A file outside of the folder that the tests write into."""
+    """A file that no command may change. Tests put links to it into `folder`."""
     path = tmp_path / "target"
     path.write_text("precious")
     return path
@@ -141,7 +141,7 @@ def test_a_run_refuses_a_folder_with_links(name, folder, target):
     (folder / "config.json").write_text('{"config": {}}')
     path = folder / name
     path.parent.mkdir(exist_ok=True)
-    path.symlink_to(target)  # later a dangling link, which is refused, too
+    path.symlink_to(target)  # below, its target is gone: refused, too
     with pytest.raises(UserError) as error:
         check_out_dir(Config(out_dir=str(folder)), accept_changes=True)
     target.unlink()
@@ -214,7 +214,8 @@ def test_a_run_refuses_entries_of_another_kind(name, kind, folder):
 
 
 def test_what_a_run_does_not_open_is_left_alone(folder, target):
-    """W&B offline makes links in its folder, and a user may make others."""
+    """A run allows links that it does not open: W&B offline makes some, and a user may make
+    others."""
     save_config(Config(), {}, folder)
     for name in ("wandb/latest-run", "wandb/debug.log", "newest", "notes.jsonl", "best/notes"):
         path = folder / name
@@ -228,7 +229,7 @@ def test_what_a_run_does_not_open_is_left_alone(folder, target):
     assert (folder / "a.partial").is_dir() and not (folder / "b.partial").exists()
 
 
-LONG = 300 * "a"  # a name has at most 255 bytes
+LONG = 300 * "a"  # file names have at most 255 bytes
 
 
 def test_a_name_that_is_too_long_is_one_sentence(folder):
@@ -298,7 +299,7 @@ def test_a_lock_that_was_deleted_by_hand_still_holds(folder):
             f"out_dir={str(folder)!r} is in use by a process whose lock file was deleted; "
             "end that process, or give another --out_dir"
         )
-    with lock_folder(folder):  # free again
+    with lock_folder(folder):  # the lock is free again
         pass
 
 
@@ -422,7 +423,7 @@ def test_shortened_metrics_are_noticed(folder):
     path = folder / "metrics.jsonl"
     rows = [ROW | {"step": step} for step in (1, 2, 3, 4)]
     write_rows(path, rows)
-    assert read_history(path, 3) == rows[:3]  # the row of iteration 4 has no checkpoint yet
+    assert read_history(path, 3) == rows[:3]  # iteration 4 has no checkpoint
     assert read_history(path, 0) == []
     sentence = (
         f"{path} must have a row for each iteration up to 3, the newest checkpoint; got {{}} rows: "
@@ -468,7 +469,7 @@ def test_the_state_of_a_checkpoint_of_another_kind(state, sentence, folder):
 @pytest.mark.parametrize("manifest", ["[]", '{"state.json": 1}', "{}", "[" * 5000, '{"../x": "a"}'])
 def test_the_manifest_of_a_checkpoint_of_another_kind(manifest, folder, capsys):
     checkpoint_with(folder, '{"format": 1, "step": 3}', manifest)
-    (folder / "checkpoint-abcdef").mkdir()  # not a checkpoint
+    (folder / "checkpoint-abcdef").mkdir()  # not a name of a checkpoint
     (folder / "checkpoint-000009").write_text("")
     with pytest.raises(UserError, match="all checkpoints in .* are damaged"):
         checkpoint.newest(folder)

@@ -1,7 +1,7 @@
 """Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
-Most tests use fakes of hubs that behave badly, so they need no package. Tests of a package itself
-are skipped if it is not installed:
+Most tests use fakes of these packages that behave badly. Tests of a package itself are skipped if
+it is not installed:
 
     make test-hubs
 """
@@ -64,7 +64,7 @@ def fake_module(monkeypatch, name, **values):
 
 
 class BadManners:
-    """A game of GEM that prints, seeds global generators and logs. It has a limit of 8 turns."""
+    """A fake game of GEM that prints, seeds global generators and logs. Its turn limit is 8."""
 
     def __init__(self, size=1000, max_turns=8, **_):
         random.seed(1)
@@ -217,7 +217,7 @@ def test_a_mixture_of_67_environments_draws_the_splits_of_each_once(fake_gem):
 
 @pytest.mark.parametrize("splits", ["seen", "seed"])
 def test_settings_that_cannot_be_met_are_refused_before_the_run(fake_gem, monkeypatch, splits):
-    """With splits=seed, the first game is made only in the trial turn that comes before a run."""
+    """With splits=seed, no game is made before check_envs() tries a first turn."""
     monkeypatch.setattr(envs, "DRAW_LIMIT_S", 0.2)
     config = small_config(env=f"gem:game:Never-v0,splits={splits}", step_timeout_s=0.2)
     with pytest.raises(UserError, match="something impossible|no answer within 0.2 s$"):
@@ -424,7 +424,7 @@ def test_games_of_gymnasium_work_as_they_come(name, first_line):
 @needs_gymnasium
 def test_texts_of_taxi_and_lake():
     taxi = make_env("gymnasium:Taxi-v4", max_actions=9)
-    taxi.begin(3)  # gymnasium's own state of this seed is 42: row 0, column 2, passenger 0, goal 2
+    taxi.begin(3)  # seed 3 of gymnasium is state 42: row 0, column 2, passenger 0, goal 2
     assert taxi.observe().splitlines() == [
         "+---------+",
         "|R: |[ ]: :G|",
@@ -446,7 +446,7 @@ def test_texts_of_taxi_and_lake():
 
 @needs_gymnasium
 def test_the_reference_player_of_gymnasium_is_optimal():
-    """Shortest paths: 6 moves over the lake, 13 along the cliff."""
+    """The shortest paths have 6 moves on the lake and 13 along the cliff."""
     for name, length in (
         ("FrozenLake-v1,settings=is_slippery=False", 6),
         ("CliffWalking-v1", 13),
@@ -455,7 +455,7 @@ def test_the_reference_player_of_gymnasium_is_optimal():
         steps = [env.step(action) for action in env.plan(50, 50)]
         assert len(steps) == length
         assert steps[-1].success
-    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0  # up, away from the cliff
+    assert best_actions("gymnasium:CliffWalking-v1")[36] == 0  # at the start, cell 36, go up
     with pytest.raises(UserError, match="gymnasium:Blackjack-v1 has no reference player"):
         opened("gymnasium:Blackjack-v1").plan(1, 1)
 
@@ -550,7 +550,8 @@ def test_settings_are_literals_or_texts():
 
 
 def test_marks_of_a_guess():
-    """'crepe' has two e. The last and the first e of 'eerie' match them, so its second e gets X."""
+    """The secret 'crepe' has two e. In the guess 'eerie', the last and the first e match them, so
+    the second e gets X."""
     assert "".join(marks("crepe", "eerie")) == "YXYXG"
     assert "".join(marks((1, 2, 3), (3, 2, 4))) == "YGX"
 
@@ -635,7 +636,7 @@ def test_every_game_of_gem_accepts_any_text_and_its_random_player():
     rng = np.random.default_rng(0)
     for name in games:
         if name in ("game:Sokoban-v0-hard", "game:Sokoban-v0-random"):
-            continue  # a start takes seconds
+            continue  # starting this game takes seconds
         env = make_env(f"gem:{name},splits=seed", max_actions=12)
         env.start(env.draw(rng), [0])
         for text in STRANGE:
@@ -660,7 +661,7 @@ def test_every_game_of_gem_accepts_any_text_and_its_random_player():
     ],
 )
 def test_reference_players_of_gem_win(name):
-    """Boards of the fifteen puzzle without a solution are left out: they are half of all."""
+    """Half of all boards of the fifteen puzzle have no solution; they are left out."""
     wins = games = 0
     for seed in range(12):
         env = opened(f"gem:game:{name},splits=seed", seed, max_actions=50)
@@ -692,7 +693,7 @@ def test_words_of_gem_need_no_download():
 @pytest.mark.slow
 @needs_rg
 def test_the_answers_of_the_datasets_are_right():
-    """All datasets but two give an answer, and it must be correct. Any text must get a score."""
+    """All datasets but two give an answer, which must be correct. Scores are in [0, 1]."""
     from reasoning_gym.factory import DATASETS
 
     without_solution = []

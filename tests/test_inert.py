@@ -1,4 +1,4 @@
-"""A setting that has no effect is named at the start of a run, and it really changes nothing.
+"""Tests that a run names settings without an effect when it starts, and that they have none.
 
 Run with:  python -m pytest -q tests/test_inert.py
 """
@@ -20,7 +20,8 @@ from dialogue import Chat
 from support.inert import given_settings, inert_settings, warn
 
 ROOT = Path(__file__).resolve().parent.parent
-# The filter keeps 2 of 4 groups of 4 trajectories: one step with batch size 8, two with 4.
+# The filter keeps 2 of 4 groups of 4 trajectories: batch size 8 takes one optimizer step, 4 takes
+# two.
 ONE = dict(num_groups=4, batch_size=8)
 ONE_GRPO = dict(**ONE, estimator="grpo")
 TWO_GRPO = dict(num_groups=4, batch_size=4, estimator="grpo")
@@ -147,7 +148,7 @@ def test_the_line_names_the_setting_and_the_reason(case):
 
 @pytest.fixture(scope="module")
 def weights_after(trained_folder):
-    """A function: settings -> the weights of policy and critic after an iteration."""
+    """A function from settings to {name: weight} of policy and critic after one iteration."""
 
     @lru_cache
     def after(changes):
@@ -209,7 +210,7 @@ ACTIVE = [
 
 
 def sharp(settings):
-    """The settings with high learning rates, so that the clips act in the second step."""
+    """Return the settings with high learning rates, so that clipping acts in the second step."""
     return {**settings, "learning_rate": 1e-3, "critic_lr": 1e-2}
 
 
@@ -249,9 +250,9 @@ def test_the_cap_of_importance_weights_is_for_mismatch():
 
 
 def test_clips_act_on_mismatch_in_the_first_step():
-    """In bfloat16 the ratio of the first step compares trainer and engine, unless the trainer has
-    computed the old log-probs. The old values always come from the critic itself, so value_clip
-    has no effect."""
+    """In bfloat16, log-probs of trainer and engine differ, so the ratio of the first step is not 1,
+    unless the trainer has computed the old log-probs. The old values always come from the critic
+    itself, so value_clip has no effect."""
     clips = ["clip_low", "clip_high", "dual_clip", "sequence_ratio"]
     given = [*clips, "value_clip"]
     config = small_config(**ONE, sequence_ratio=True)
@@ -260,8 +261,8 @@ def test_clips_act_on_mismatch_in_the_first_step():
         assert list(inert_settings(replace(config, **changes), given)) == ["value_clip"]
         again = replace(config, **changes, recompute_old_logprobs=True)
         assert list(inert_settings(again, given)) == ["value_clip", *clips]
-        # With recomputed log-probs, the torch engine still returns its own. vLLM returns none: the
-        # mask then compares the policy with itself.
+        # With recomputed log-probs, the torch engine still returns its own, and sequence_mask uses
+        # them. vLLM returns none, so the mask compares the policy with itself.
         assert inert_settings(again, ["sequence_mask"]) == {}
     on_vllm = replace(config, dtype="bfloat16", engine="vllm", recompute_old_logprobs=True)
     assert list(inert_settings(on_vllm, ["sequence_mask"])) == ["sequence_mask"]

@@ -1,4 +1,4 @@
-"""Tests of methods.py: numbers worked out by hand, slow loops, runs of settings without an effect.
+"""Tests of methods.py: numbers worked out by hand, slow loops, and settings that change nothing.
 
 Run with:  python -m pytest -q tests/test_later_methods.py
 """
@@ -37,7 +37,8 @@ def test_doctests(module):
 
 
 def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
-    """Turns of a batch, with 1 to 5 turns a trajectory, 1 to 3 tokens a turn and few states."""
+    """Return the turns of a random batch, with 1 to 5 turns a trajectory and 1 to 3 tokens a
+    turn."""
     rng = np.random.default_rng(seed)
     turns = rng.integers(1, 6, num_groups * group_size).tolist()
     num_turns = sum(turns)
@@ -51,7 +52,7 @@ def random_batch(seed, *, num_groups=3, group_size=4, num_states=3):
 
 
 def on_last_tokens(turn_rewards, tokens_per_turn):
-    """Rewards of tokens: that of a turn at its last token, 0 elsewhere."""
+    """Return rewards of tokens: that of a turn at its last token, 0 elsewhere."""
     rewards = torch.zeros(sum(tokens_per_turn), dtype=turn_rewards.dtype)
     rewards[torch.tensor(tokens_per_turn).cumsum(0) - 1] = turn_rewards
     return rewards
@@ -61,18 +62,21 @@ def on_last_tokens(turn_rewards, tokens_per_turn):
 
 
 def test_gigpo_by_hand():
-    """Two trajectories with the scores 1 and 0. Both start in state a; the first visits b twice."""
+    """Two trajectories with the scores 1 and 0. Both start in state a; the first then
+    visits b twice."""
     rewards = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    # Returns G with gamma 0.5: 0.25 in a, 0.5 in b, 1 in b; 0 in a. Means: 0.125 in a, 0.75 in b.
+    # Returns G of the turns with gamma 0.5: 0.25 in a, 0.5 in b, 1 in b, 0 in a. Means of G: 0.125
+    # in a, 0.75 in b.
     states = ["a", "b", "b", "a"]
     batch = (rewards, None, [1, 1, 1, 1], [3, 1], states)
     options = dict(state_weight=2.0, turn_gamma=0.5)
     found, returns = estimate(*batch, estimator="dr_grpo", **options)
-    # (score - 0.5) + 2 * (G - mean of G)
+    # (score - 0.5) + state_weight 2 * (G - mean of G in the state)
     assert found.tolist() == [0.75, 0.0, 1.0, -0.75]
     assert returns is None
     found, _ = estimate(*batch, estimator="grpo", **options)
-    # The std of two values is their distance / sqrt(2), so the two terms are +-1/sqrt(2).
+    # grpo divides both differences by a std. The std of two values is their distance / sqrt(2), so
+    # each becomes +-1/sqrt(2).
     expected = torch.tensor([3.0, -1.0, 3.0, -3.0]) / 2**0.5
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -96,7 +100,7 @@ def test_equal_states_of_two_groups_are_not_compared():
 
 
 def slow_gigpo(batch, *, weight, gamma, divide):
-    """Equations 3 and 5 to 8 of arXiv 2505.10978, one turn at a time, in Python numbers."""
+    """Return the advantages of equations 3 and 5 to 8 of arXiv 2505.10978, one turn at a time."""
     steps = []  # (trajectory, turn) of each turn
     for trajectory, count in enumerate(batch["turns"]):
         steps += [(trajectory, turn) for turn in range(count)]
@@ -153,7 +157,7 @@ def test_gigpo_is_for_some_estimators(estimator):
 
 
 def play(env, *replies, **changes):
-    """The trajectory of these replies in the first evaluation instance."""
+    """Return the trajectory that these replies give in the first evaluation instance."""
     config = small_config(env=env, max_turns=len(replies), **changes)
     episode = rollout.Rollout(rollout.make_episode(config, env), (0,))
     episode.reset("eval")
@@ -197,13 +201,13 @@ def test_a_state_key_must_be_hashable(tmp_path):
 
 
 def test_turn_ppo_by_hand():
-    """Two turns with V 1 and 2 at their first tokens. The other values must not count."""
+    """Two turns have V = 1 and 2 at their first tokens. Values of other tokens must not count."""
     rewards = torch.tensor([0.5, 0.0, 0.0, 0.0, 4.0], dtype=torch.float64)
     values = torch.tensor([1.0, 7.0, 2.0, 8.0, 9.0], dtype=torch.float64)
     found, returns = methods.turn_ppo_advantages(
         rewards, values, [2, 3], [2], turn_gamma=0.5, turn_lam=0.5
     )
-    # Turn 2: 4 - 2 = 2. Turn 1: delta 0.5 + 0.5 * 2 - 1 = 0.5, advantage 0.5 + 0.25 * 2 = 1.
+    # Advantage of turn 2: 4 - 2 = 2. Turn 1: delta 0.5 + 0.5 * 2 - 1 = 0.5, so 0.5 + 0.25 * 2 = 1.
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert returns.tolist() == [2.0, 2.0, 4.0, 4.0, 4.0]
     discounts = dict(turn_gamma=0.5, turn_lam=0.5)
@@ -254,8 +258,8 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
-    """Log-probs of tokens under policy, old policy and engine, their advantages, and the number of
-    the sequence of each token."""
+    """Return log-probs of tokens under policy, old policy and engine, their advantages, and the
+    numbers of their sequences."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
@@ -267,7 +271,7 @@ def random_tokens(seed, lengths=(3, 1, 4, 2)):
 
 
 def pieces_of(numbers):
-    """The indices of the tokens of each sequence."""
+    """Return a list with the token indices of each sequence."""
     found = {}
     for index, number in enumerate(numbers.tolist()):
         found.setdefault(number, []).append(index)
@@ -275,10 +279,11 @@ def pieces_of(numbers):
 
 
 def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
-    """Loss and gradient of equation 5 of arXiv 2507.18071, with s as a root of a product.
+    """Return loss and gradient of equation 5 of arXiv 2507.18071. The ratio s of a sequence is a
+    root of the product of token ratios.
 
-    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. The gradient of
-    the loss is 0 if the clipped term is the smaller one."""
+    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. The gradient is 0 if
+    the clipped term is the smaller one."""
     pieces = pieces_of(numbers)
     loss = 0.0
     gradient = torch.zeros(len(new), dtype=torch.float64)
@@ -318,7 +323,7 @@ def test_gspo_equals_a_slow_loop(seed):
     assert abs(loss.item() - expected) < 1e-6
     assert (leaf.grad - gradient).abs().max() < 1e-6
     assert leaf.grad.abs().max() > 0.01
-    # approx_kl uses the ratios of tokens, not those of sequences.
+    # approx_kl uses the ratios of tokens, not of sequences.
     d = new - old
     assert metrics["approx_kl"].item() == pytest.approx((d.exp() - 1 - d).sum().item())
 
@@ -333,8 +338,8 @@ def test_gspo_by_hand():
 
 
 def test_ratios_beyond_the_bound_have_no_gradient_in_any_form():
-    """Log ratios of 19, 21 and -21: with a clip range that never clips, only the first has a
-    gradient, of size exp(19). This holds for ratios of tokens and of sequences of one token."""
+    """Log ratios are clamped to [-20, 20]. Of 19, 21 and -21, only the first has a gradient, of
+    size exp(19), although clip_low and clip_high never clip. The sequences here have one token."""
     old = torch.tensor([-30.0, -30.0, -1.0])
     numbers = torch.arange(3)
     options = dict(clip_low=1.0, clip_high=float("inf"), num_tokens=1)
@@ -391,13 +396,14 @@ def test_good_sequences_are_never_masked():
         advantages = torch.full((2,), advantage)
         found = methods.sequence_mask(new, engine, advantages, numbers, 0.5)
         assert found.tolist() == [kept, kept]
-    # If the advantages of tokens differ, their mean decides.
+    # If advantages in a sequence differ, their mean decides whether it is masked.
     found = methods.sequence_mask(new, engine, torch.tensor([-1.0, 3.0]), numbers, 0.5)
     assert found.tolist() == [1.0, 1.0]
 
 
 def test_tv_mask_by_hand():
-    """The probability rises from 0.5 to 0.8, or falls to 0.2. The bound is 0.2."""
+    """The probability is 0.5 in the engine, 0.8, 0.2 or 0.6 in the policy. If they differ by more
+    than 0.2, tokens whose advantage would increase the difference are masked."""
     new = torch.tensor([0.8, 0.8, 0.2, 0.2, 0.6, 0.8, 0.2]).log()
     engine = torch.full((7,), 0.5).log()
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 0.0, 0.0])
@@ -435,7 +441,7 @@ def test_the_settings_choose_ratio_weights_and_clip_range(monkeypatch):
 
 
 def spied_loss(monkeypatch, config, seed):
-    """What `train.clipped_loss` gives to `starpo.ppo_loss`: log ratio, weights and clip range."""
+    """Return the log ratio, weights and clip range that train.py passes to `starpo.ppo_loss`."""
     new, old, engine, advantages, numbers = random_tokens(seed)
     experience = train.Experience(
         sequences=[],
@@ -466,10 +472,11 @@ def test_missing_groups_and_candidates_by_hand():
     std = torch.tensor([0.0, 0.3, 0.0, 0.2, 0.5])
     assert methods.num_missing_groups(std, 4) == 1
     assert methods.num_missing_groups(std, 3) == methods.num_missing_groups(std, 2) == 0
-    assert methods.candidate_groups(std, 2).tolist() == [1, 3]  # the first ones with variance
-    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]  # filled up with group 0
+    assert methods.candidate_groups(std, 2).tolist() == [1, 3]  # the first two with variance
+    # groups 1, 3 and 4 have variance; 0 fills up
+    assert methods.candidate_groups(std, 4).tolist() == [0, 1, 3, 4]
     assert methods.candidate_groups(std, 5).tolist() == [0, 1, 2, 3, 4]
-    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # only 5 of 8 had no error
+    assert methods.candidate_groups(std, 8).tolist() == [0, 1, 2, 3, 4]  # there are only 5 groups
 
 
 def test_a_group_of_one_cannot_wait_for_variance():
@@ -482,7 +489,7 @@ def test_a_group_of_one_cannot_wait_for_variance():
 
 
 def made_up(*num_actions, start=1):
-    """A trajectory whose turns have these numbers of actions, and one, two, ... tokens."""
+    """Return a trajectory. Its turns have these numbers of actions, and 1, 2, ... reply tokens."""
     turns = []
     for index, count in enumerate(num_actions):
         record = TurnRecord([], num_actions=count)
@@ -509,7 +516,7 @@ def test_observations_lie_between_replies():
     assert trajectory.observation_mask == [False] * 4 + [True] * 3 + [False] * 2
     other = made_up(1, start=4)
     batch = pack([trajectory, other], observations=True)
-    # pieces: the shared 7 7, then 7 1 7 7 7 1 2 of the first trajectory and 7 4 of the second
+    # packed: the shared 7 7, then 7 1 7 7 7 1 2 of the first trajectory and 7 4 of the second
     assert batch.ids.tolist() == [7, 7, 7, 1, 7, 7, 7, 1, 2, 7, 4]
     assert batch.observation_index.tolist() == [4, 5, 6]
     assert batch.predicted_index.tolist() == [3, 7, 8, 10, 4, 5, 6]
@@ -532,7 +539,7 @@ def test_echo_by_hand():
 
 @pytest.fixture(scope="module")
 def played(trained_folder):
-    """A learner with GRPO, its kept trajectories and their experience."""
+    """A learner with GRPO, the trajectories that its filter keeps, and their experience."""
     import parallel
 
     parallel.init_distributed(small_config())
@@ -541,7 +548,7 @@ def played(trained_folder):
 
 
 def gradient_of(played, **changes):
-    """The gradient of the policy after one backward with changed settings, and the metrics."""
+    """Return policy gradient and metrics of a backward with changed settings."""
     learner, kept, experience = played
     before = learner.config
     learner.config = replace(before, **changes)
@@ -576,7 +583,7 @@ def test_gspo_is_ppo_in_the_first_step(played, sequence):
 
 @pytest.mark.parametrize("changes", [dict(sequence_ratio=True), dict(tv_bound=1.0)])
 def test_the_ratio_and_the_clip_reach_the_loss(played, changes):
-    """The old log-probs are changed, so that ratios differ and many leave the clip range."""
+    """The old log-probs are changed, so that many ratios are outside the clip range."""
     learner, kept, experience = played
     noise = 0.5 * torch.randn(
         len(experience.advantages), generator=torch.Generator().manual_seed(0)
@@ -609,7 +616,7 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
     monkeypatch.setattr(train, "build_experience", build_experience)
     monkeypatch.setattr(train, "update", update)
     train.iterate(learner, learner.engine, Chat(learner.tokenizer), [])
-    assert len(compared) == 8  # trajectories with a void turn stay in the baselines
+    assert len(compared) == 8  # the baselines use trajectories with a void turn, too
     assert trained == [trajectory for trajectory in compared if not trajectory.has_void_turn]
     assert 0 < len(trained) < len(compared)
 
@@ -652,7 +659,7 @@ def with_settings(learner, kept, **changes):
 
 
 def test_a_masked_token_has_no_gradient(played):
-    """The engine's log-probs are changed so that all negative advantages are masked."""
+    """Engine log-probs are raised by 1, so that all tokens with negative advantages are masked."""
     learner, kept, experience = played
     far = replace(experience, rollout_logprobs=experience.rollout_logprobs + 1.0)
     good = replace(far, advantages=far.advantages.clamp(min=0.0))
@@ -664,8 +671,8 @@ def test_a_masked_token_has_no_gradient(played):
 
 
 def test_void_trajectories_leave_the_gradient_of_the_others(played):
-    """A void turn executed no action. Dropping its trajectory equals setting its advantages to 0
-    and leaving its tokens out of the denominator."""
+    """A void turn executed no action. Dropping its trajectory equals setting the trajectory's
+    advantages to 0 and leaving its tokens out of the denominator."""
     learner, kept, experience = played
     lengths = torch.tensor([trajectory.num_response_tokens for trajectory in kept])
     void = torch.tensor([trajectory.has_void_turn for trajectory in kept])
@@ -703,7 +710,8 @@ def test_echo_equals_a_slow_loop(played, trained_folder):
 
 
 def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
-    """Without a penalty for the format, most scores of this model are 0."""
+    """Without a format penalty, most scores are 0, so the first round lacks groups with
+    variance."""
     once = make_learner(trained_folder, num_groups=2, format_penalty=0.0)
     more = make_learner(trained_folder, num_groups=2, format_penalty=0.0, sampling_rounds=3)
     chat = Chat(once.tokenizer)
@@ -712,7 +720,7 @@ def test_rounds_of_sampling_add_groups(trained_folder, one_rank):
     assert [t.ids for t in found[: len(first)]] == [t.ids for t in first]
     stats = stats_of(found)
     std = stats.std
-    num_varied = int((std[:2] > 0).sum())  # in the first round
+    num_varied = int((std[:2] > 0).sum())  # groups with variance in the first round
     assert num_varied < 2 and 2 < len(std) <= 2 + 2 * (2 - num_varied)
     assert len({t.seed for t in found}) == len(found) // 4
     kept = train.select_groups(replace(more.config, filter_keep=1.0), found, stats).tolist()
@@ -741,7 +749,7 @@ OVERLAYS = [
 
 
 def settings_of(overlay):
-    """The settings that an overlay changes."""
+    """Return the settings that an overlay changes."""
     config, _, _ = load_config([config_file(overlay)])
     changed = {}
     for key, default in vars(Config()).items():
@@ -779,7 +787,7 @@ def test_sampo_is_gspo_and_gigpo_with_a_filter():
 
 @pytest.mark.slow
 def test_neutral_values_change_no_metric_of_a_run(trained_folder, tmp_path, one_rank):
-    """Four optimizer steps an iteration, so that the policy differs from the engine."""
+    """Each iteration takes four optimizer steps, so that the policy differs from the engine."""
     settings = dict(estimator="grpo", batch_size=4, filter_keep=1.0)
     neutral = dict(importance_floor=1e-6, sequence_mask=1e-6, sequence="turn")
     plain = rows(tmp_path / "plain", trained_folder, **settings)

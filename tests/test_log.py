@@ -1,5 +1,5 @@
 """
-Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also after a continuation.
+Tests of log.py: metrics.jsonl and TensorBoard's event files agree, also if a run was resumed.
 
     python -m pytest -q tests/test_log.py
 """
@@ -39,7 +39,8 @@ def points(events, tag):
 
 
 def texts(out_dir, tag):
-    """(step, text) as on TensorBoard's pages. event_accumulator would also give dropped texts."""
+    """Return (step, text) as TensorBoard shows them. event_accumulator would add the texts of
+    iterations that were repeated."""
     events = events_of(out_dir, plugin_event_accumulator).Tensors(f"{tag}/text_summary")
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
 
@@ -48,7 +49,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     log = Log(tmp_path, [], CONFIG)
     for step, reward in [(1, None), (2, 0.5), (3, 9.0)]:
         log.write(a_row(step, reward=reward, regime="diverse"))
-    # Event files are read in the order of their names, which begin with the time.
+    # Event files are read in order of names, which begin with the time in seconds.
     time.sleep(1)
     history = read_rows(tmp_path / "metrics.jsonl", 2)
     log = Log(tmp_path, history, CONFIG)
@@ -57,8 +58,9 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     log.write(last)
     assert read_rows(tmp_path / "metrics.jsonl") == [*history, last]
     events = events_of(tmp_path)
-    assert points(events, "rollout/reward") == [(2, 0.5), (3, 1.0)]  # the 9.0 is dropped
-    assert events.Tags()["scalars"] == ["rollout/reward"]  # no smoothed copy
+    # 9.0, of the first iteration 3, is dropped
+    assert points(events, "rollout/reward") == [(2, 0.5), (3, 1.0)]
+    assert events.Tags()["scalars"] == ["rollout/reward"]  # there is no smoothed copy of it
     assert texts(tmp_path, "collapse/regime") == [(1, "diverse"), (2, "diverse"), (3, "template")]
 
 
@@ -104,7 +106,7 @@ def test_text_of_trajectories_is_not_interpreted(tmp_path):
     ((step, text),) = texts(tmp_path, "trajectories/0")
     assert step == 1
     lines = text.split("\n")
-    assert all(line.startswith("    ") for line in lines)  # preformatted in Markdown
+    assert all(line.startswith("    ") for line in lines)  # four spaces: preformatted in Markdown
     paragraphs = "\n".join(line.removeprefix("    ") for line in lines).split("\n\n")
     assert paragraphs == [
         "lake",
@@ -163,8 +165,8 @@ def test_a_folder_that_cannot_be_made_ends_tensorboard_and_not_the_run(tmp_path,
 
 @pytest.fixture(scope="module")
 def continued(trained_folder, tmp_path_factory):
-    """A run of four iterations. Its first start ends after the third, which has no checkpoint; the
-    second start repeats the third."""
+    """A run of four iterations. Its first process ends after iteration 3, without a checkpoint of
+    it. The second process repeats iteration 3."""
     out_dir = tmp_path_factory.mktemp("runs") / "run"
     settings = small_config(
         model=str(trained_folder),
@@ -207,7 +209,7 @@ def test_event_files_hold_the_rows_of_metrics(continued):
         assert [value for _, value in found] == pytest.approx(expected, rel=1e-6), tag
     assert len(events.Tags()["scalars"]) == len(wanted)
     shown = {tag.split("/")[0] for tag in wanted}
-    assert shown == {"rollout", "update", "eval", "cost"}  # collapse was not measured
+    assert shown == {"rollout", "update", "eval", "cost"}  # no collapse metrics were measured
     assert {"rollout/reward", "update/entropy", "eval/success", "cost/cpu_s"} <= wanted.keys()
     assert [step for step, _ in wanted["eval/success"]] == [2, 4]
 

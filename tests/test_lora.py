@@ -1,6 +1,6 @@
 """
-Tests of LoRA: its start, what it trains, and how it is merged, saved and continued, compared with
-peft and Hugging Face. On a CPU.
+Tests of LoRA against peft and Hugging Face: initial and trained weights, merging, saving, resuming.
+On a CPU.
 
     python -m pytest -q tests/test_lora.py
 """
@@ -50,7 +50,8 @@ def frozen_weights(module):
 
 @pytest.fixture(scope="module")
 def updated(trained_folder, tmp_path_factory):
-    """A learner after two optimizer steps, the trajectories it was trained on, and its folder."""
+    """A learner after two optimizer steps, the trajectories that it was trained on, and the folder
+    with its checkpoint and policy/."""
     folder = tmp_path_factory.mktemp("lora")
     parallel.init_distributed(small_config())
     learner = make_learner(trained_folder, lora_rank=RANK, learning_rate=1e-2, bias=True)
@@ -124,20 +125,21 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
                 b, a = (own[f"{part}.lora_{x}.default.weight"] for x in "BA")
                 expected = expected + settings["lora_alpha"] / settings["r"] * b @ a
                 assert (expected - base[name]).abs().max() > 1e-3
-            rtol = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # a 16-bit step
+            rtol = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps  # one 16-bit step
             torch.testing.assert_close(weight.double(), expected, rtol=rtol, atol=1e-6)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_folder, dtype):
-    """The update is a twentieth of a 16-bit step, which rounding to nearest would undo."""
+    """An update is 1/20 of the distance between 16-bit numbers. Rounding to nearest would undo
+    it."""
     learner = make_learner(trained_folder, lora_rank=RANK, dtype=dtype, estimator="grpo")
     rounded = getattr(torch, dtype)
     names = []
     for name, parameter in learner.policy.model.named_parameters():
         local = parameter.to_local()
-        if name.endswith("base_layer.weight"):  # set to numbers of this type
+        if name.endswith("base_layer.weight"):  # exact in this dtype
             local.copy_((2.0**-5 * (1 + torch.rand_like(local))).to(rounded))
             names.append(name.replace(".base_layer", ""))
         elif ".lora_A." in name:
@@ -153,7 +155,7 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
         change = exact[name] - start
         assert change.abs().min() > 0 and torch.equal(exact[name].to(rounded).float(), start)
         arrived = ((merged[name].float() - start) * change.sign()).sum() / change.abs().sum()
-        assert arrived == pytest.approx(1.0, abs=0.2)  # one in 20 of 4,096 or more weights moves
+        assert arrived == pytest.approx(1.0, abs=0.2)  # 1 in 20 of 4,096 or more weights moves
     parallel.sync_weights(learner.engine, learner.policy)
     own = dict(learner.engine.model.named_parameters())
     assert all(torch.equal(own[name], merged[name]) for name in names)
@@ -161,7 +163,7 @@ def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_fo
 
 @torch.no_grad()
 def plain_logprobs(plain, trajectories):
-    """Log-probs of the sampled tokens by Hugging Face's own forward."""
+    """Return the log-probs of the sampled tokens, computed by Hugging Face's own forward."""
     logprobs = []
     for trajectory in trajectories:
         batch = pack([trajectory])
@@ -181,7 +183,7 @@ def test_the_policy_folder_is_plain_and_the_adapter_is_for_peft(updated, trained
     base = AutoModelForCausalLM.from_pretrained(trained_folder)
     assert merged.config.to_dict().keys() == base.config.to_dict().keys()
     before = plain_logprobs(base, kept)
-    assert (expected - before).abs().max() > 0.05  # the update changed them
+    assert (expected - before).abs().max() > 0.05  # the update changed log-probs
     torch.testing.assert_close(plain_logprobs(merged, kept), expected, rtol=0, atol=1e-5)
     adapted = PeftModel.from_pretrained(base, folder / "policy/adapter")
     torch.testing.assert_close(plain_logprobs(adapted, kept), expected, rtol=0, atol=1e-5)
@@ -202,9 +204,9 @@ def test_the_state_has_only_what_is_trained(updated):
 def test_a_run_with_lora_continues_bit_by_bit(trained_folder, tmp_path, capsys):
     settings = dict(lora_rank=RANK, learning_rate=1e-2, eval_every=1)
     rows = run(tmp_path / "whole", trained_folder, num_iterations=2, **settings)
-    # A layer has (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216 rows and columns,
-    # so the policy trains 2 * 4 * 1,216 parameters besides the 148,032 of the base. The value
-    # head has 64 + 1.
+    # The matrices of a layer have (64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 192) = 1,216
+    # rows and columns. In two layers, rank 4 adds 2 * 4 * 1,216 parameters to 148,032 of the base.
+    # The value head has 64 + 1.
     out = capsys.readouterr().out
     assert "policy: 9,728 of 157,760 parameters are trained" in out
     assert "critic: 9,793 of 157,825 parameters are trained" in out

@@ -1,6 +1,6 @@
-"""Tests that every method of train.py makes the update that its name says, on a CPU.
+"""Tests of the updates of all methods: estimators, filters, aggregations and others. On a CPU.
 
-Each method makes one update. Its gradient is compared with a plain loop over the trajectories.
+Each method computes one gradient, which is compared with a plain loop over the trajectories.
 
 Run with:  python -m pytest -q tests/test_methods.py
 """
@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
 
 def flatten(gradients):
-    """One vector of all gradients, in the order of their names."""
+    """Return all gradients as one vector, in the order of their names."""
     return torch.cat([gradients[name].flatten() for name in sorted(gradients)])
 
 
 class Update:
-    """One iteration up to its only optimizer step, which is not made: its gradients are kept.
+    """One iteration up to its only optimizer step. The step is not taken; the gradients are kept.
 
-    `prepare(learner)` is called before the experience is built, `change(experience)` after that."""
+    `prepare(learner)` is called before the experience is built, `change(experience)` afterwards."""
 
     def __init__(self, start, prepare=None, change=None, **changes):
         settings = dict(estimator="grpo", batch_size=8, entropy_coef=0.0) | changes
@@ -63,11 +63,10 @@ class Update:
         return {"grad_norm": 0.0}
 
     def members(self, group):
-        """The four trajectories of a group."""
         return self.played[4 * group : 4 * group + 4]
 
     def advantages(self):
-        """Advantages of tokens, by trajectory and turn."""
+        """Return the advantages as nested lists: trajectories, turns, tokens."""
         tokens = iter(self.experience.advantages.tolist())
         found = []
         for trajectory in self.kept:
@@ -75,7 +74,7 @@ class Update:
         return found
 
     def token_weight(self, trajectory):
-        """The weight of each token of this trajectory in the loss."""
+        """Return the weight that each token of this trajectory has in the loss."""
         num_tokens = sum(kept.num_response_tokens for kept in self.kept)
         batch = len(self.kept)
         return {
@@ -86,8 +85,8 @@ class Update:
         }[self.config.aggregation]
 
     def plain_gradient(self):
-        """Gradient of -sum of A log p, in a loop over the trajectories and their turns, with one
-        forward per turn."""
+        """Return the gradient of -sum of weight * A * log p over tokens, in a loop over
+        trajectories and turns, with one forward per turn."""
         plain = AutoModelForCausalLM.from_pretrained(self.start, dtype=torch.float32)
         for trajectory, advantages in zip(self.kept, self.advantages(), strict=True):
             seen = []
@@ -106,7 +105,7 @@ class Update:
 
 @pytest.fixture(scope="module")
 def neutral(trained_folder):
-    """The update of plain GRPO, with which the other methods are compared."""
+    """The update of plain GRPO, with which those of other methods are compared."""
     parallel.init_distributed(small_config())
     return Update(trained_folder)
 
@@ -123,17 +122,16 @@ def same_gradient(update, neutral, factor=1.0):
 
 
 def scores_of(update):
-    """Scores of the kept trajectories, one row for each group."""
+    """Return the scores of the trajectories that the filter keeps, one row for each group."""
     return torch.tensor([trajectory.score for trajectory in update.original]).double().view(-1, 4)
 
 
 def centred(values):
-    """Each row minus its mean."""
     return values - values.mean(1, keepdim=True)
 
 
 def first_advantages(update):
-    """Advantages of the first token of each trajectory, one row for each group."""
+    """Return the advantage of the first token of each trajectory, one row for each group."""
     return torch.tensor([turns[0][0] for turns in update.advantages()]).double().view(-1, 4)
 
 
@@ -142,7 +140,7 @@ def rewards_of(update):
 
 
 def spread(update):
-    """The largest difference of two advantages in one trajectory."""
+    """Return the largest difference between two advantages inside one trajectory."""
     spreads = []
     for turns in update.advantages():
         tokens = [advantage for turn in turns for advantage in turn]
@@ -220,8 +218,8 @@ def varies_by_turn_only(update):
 
 
 def doubles_the_advantages(update, neutral):
-    """Whether advantages are twice those of GRPO. A group has single turns from one state here, so
-    the two terms of GiGPO are equal."""
+    """Whether advantages are twice those of GRPO. Here all trajectories of a group have one turn in
+    one state, so the two terms of GiGPO are equal."""
     scores = scores_of(update)
     grpo = centred(scores) / (scores.std(1, keepdim=True) + 1e-6)
     return same(first_advantages(update), 2 * grpo)
@@ -232,7 +230,7 @@ BATCH_NORM = dict(reward_norm="mean_std", reward_norm_over="batch", estimator="d
 ALL_BY_SOFTMAX = dict(filter_strategy="top_p_softmax", filter_keep=1.0, filter_zero_std=True)
 SMALLEST_MEANS = dict(filter_by="reward_mean", filter_smallest=True, filter_zero_std=True)
 
-# Method -> its settings, and a check of its update `u` against the neutral update `n`.
+# Method -> its settings, and a check of its update `u` against the update `n` of plain GRPO.
 METHODS = {
     "neutral": ({}, lambda u, n: torch.equal(u.gradient, n.gradient)),
     # estimators
@@ -268,7 +266,7 @@ METHODS = {
         dict(estimator="turn_ppo", turn_gamma=0.99, turn_lam=0.9),
         lambda u, n: spread(u) > 0 and varies_by_turn_only(u) and trains_critic(u),
     ),
-    # Normalised rewards: GRPO with mean and Dr. GRPO with mean_std equal plain GRPO.
+    # Reward norms: GRPO with "mean" and Dr. GRPO with "mean_std" equal plain GRPO.
     "mean": (dict(reward_norm="mean"), same_gradient),
     "mean_std": (dict(reward_norm="mean_std", estimator="dr_grpo"), same_gradient),
     "asym_clip": (dict(reward_norm="asym_clip", estimator="dr_grpo"), clips_normalised_scores),
@@ -343,7 +341,7 @@ def test_every_method_makes_the_update_that_it_names(trained_folder, neutral, me
 
 
 def perturb_reference(learner):
-    """Makes the reference differ from the policy."""
+    """Make the reference differ from the policy."""
     with torch.no_grad():
         for weight in learner.ref.parameters():
             weight.mul_(1.1)
@@ -377,8 +375,8 @@ def test_kl_in_the_reward_by_hand(trained_folder, kl_estimator):
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce_plus_plus"])
 def test_what_engine_and_trainer_differ_by_is_no_kl(trained_folder, estimator):
-    """The policy equals its reference, and rewards are 0. If the differences between engine and
-    trainer counted as KL, whitening would magnify them."""
+    """The policy equals its reference, and rewards are 0, so advantages must be 0. If differences
+    between engine and trainer counted as KL, whitening would magnify them."""
     kl = dict(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     learner = make_learner(trained_folder, estimator=estimator, **kl)
     kept, _ = collect_and_target(learner)
@@ -423,7 +421,7 @@ def test_dual_clip_bounds_what_bad_tokens_can_do(trained_folder):
 
 
 def test_true_thoughts_move_the_policy(trained_folder, neutral, monkeypatch):
-    """Replies of an odd length are given a true thought, the others a false one."""
+    """A patched parser gives replies of odd length a true thought and the others a false one."""
     parse = dialogue.parse_response
 
     def thoughtful(text, *, think):

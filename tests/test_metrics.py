@@ -1,5 +1,5 @@
 """
-Tests of metrics.py: names and groups of a row, and the glossary page.
+Tests of metrics.py: the metrics of an iteration, their groups, and the page that explains them.
 
     python -m pytest -q tests/test_metrics.py
 """
@@ -48,8 +48,9 @@ def test_names_that_depend_on_the_settings():
 def test_names_of_the_collapse_metrics():
     groups = metric_groups(Config())
     collapse = [name for name, group in groups.items() if group == "collapse"]
-    # regime and valid_thinking_rate; for each of two samplings: pairs and mi_bound, five values per
-    # token and five per thought, two moving averages, three retrieval metrics for each of four k
+    # regime and valid_thinking_rate; for first and for sampled thoughts: pairs and mi_bound, five
+    # values per token and five per thought, two moving averages, three retrieval metrics for each
+    # of four k
     assert len(collapse) == 2 + 2 * (2 + 10 + 2 + 12)
     assert {"mi_seq_first", "mi_zscore_ema_sampled", "retrieval_above@8_first"} <= set(collapse)
 
@@ -71,7 +72,8 @@ def test_groups_of_names():
 
 
 def test_metrics_of_an_iteration_by_hand():
-    """Four groups of two. One has an environment error; the filter keeps one other group."""
+    """Four groups of two trajectories. One has an environment error. Of the other three groups, the
+    filter keeps one."""
     first, second = two_trajectories()  # scores 0.9 and 0, success and failure
     good = [first, second, second, second, first, first]
     sampled = [*good, replace(first, status="error"), first]
@@ -109,7 +111,7 @@ def test_explained_variance_by_hand():
     assert explained_variance(values, returns) == pytest.approx(1 - 0.5 / 2)
     small = torch.tensor([1.0, 1.0 + 1e-3])
     assert explained_variance(torch.zeros(2), small) == pytest.approx(0.0)
-    assert explained_variance(small, small) == 1.0  # returns this close still have a variance
+    assert explained_variance(small, small) == 1.0  # such a small variance is not 0
     assert explained_variance(values, torch.tensor([2.0, 2.0])) == 0.0
 
 

@@ -1,5 +1,5 @@
 """
-Tests of model.py and of attention in packs: the packed forward against Hugging Face's own forward,
+Tests of model.py and packed attention: the packed forward against Hugging Face's own forward,
 log-probs against autograd, files and error messages. On a CPU.
 
     python -m pytest -q tests/test_model.py
@@ -21,7 +21,7 @@ from dialogue import IM_END
 from model import Critic, Policy, chunked_logprobs, load_model, packed_hidden
 from packing import PackedBatch, PackedLayout
 
-# tokens, and the positions of those that count as sampled
+# (token ids, positions of the tokens that count as sampled)
 SEQUENCES = [
     ([5, 300, 17, 42, 42, 9, 700, 3, 8, 55], [3, 4, 8, 9]),
     ([11, 6], [1]),
@@ -34,7 +34,7 @@ def close(actual, expected, tol):
 
 
 def packed(sequences):
-    """A batch with one piece for each sequence, built without packing.pack."""
+    """Return a batch in which sequences share nothing. It is built without packing.pack."""
     ids = []
     positions = []
     response_index = []
@@ -49,7 +49,7 @@ def packed(sequences):
     )
 
 
-# 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 in one batch that has common beginnings once
+# 1 2 3 4 5 7 8 9, 1 2 3 4 5 10 11 and 1 2 3 12 13 in one batch, with common prefixes once
 SHARED = PackedBatch(
     torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13]),
     torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 3, 4]),
@@ -60,7 +60,7 @@ SHARED = PackedBatch(
 
 
 def saved_reference(built, folder, attention):
-    """The model as plain transformers loads it."""
+    """Save model `built`, and return it as plain transformers loads it."""
     built.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation=attention, dtype=torch.float32
@@ -68,7 +68,7 @@ def saved_reference(built, folder, attention):
 
 
 def reference_scores(logits, tokens, sampled, temperature):
-    """Log-probs and entropies of one sequence from its full logits (T, V)."""
+    """Return log-probs and entropies of the sampled tokens of a sequence. Args: logits: (T, V)."""
     states = [position - 1 for position in sampled]  # logits at t - 1 score token t
     logp = (logits[states] / temperature).log_softmax(-1)
     chosen = logp[range(len(sampled)), [tokens[position] for position in sampled]]
@@ -76,7 +76,7 @@ def reference_scores(logits, tokens, sampled, temperature):
 
 
 def joined(scores):
-    """Log-probs and entropies of all sequences, from a pair for each."""
+    """Return (log-probs, entropies) of all sequences, from a pair for each."""
     logprobs, entropies = zip(*scores, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
@@ -110,8 +110,8 @@ def one_by_one(reference, sequences, temperature):
 
 @pytest.mark.parametrize("kind", ["policy", "critic"])
 def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path, kind):
-    """config.json may name any token as padding. Packed rows have no padding, so the embedding of
-    this token gets the same gradient as in a model without a padding token."""
+    """config.json may name any token as padding. Packed batches have no padding, so its embedding
+    must get the same gradient as without a padding token."""
 
     def gradient(pad_token_id):
         random_model.config.pad_token_id = pad_token_id
@@ -144,7 +144,7 @@ def test_a_padding_token_that_is_a_real_token_is_trained(random_model, tmp_path,
 def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attention, temperature):
     reference = saved_reference(random_model, tmp_path, attention)
     torch.manual_seed(1)
-    weights = torch.randn(2, 11)  # random weights of the 4 + 1 + 6 log-probs and entropies
+    weights = torch.randn(2, 11)  # random weights of 4 + 1 + 6 log-probs and entropies
 
     def values_and_gradients(module, scores):
         module.zero_grad()
@@ -155,7 +155,7 @@ def test_packing_equals_padding_equals_one_by_one(random_model, tmp_path, attent
 
     ours = Policy(random_model)(packed(SEQUENCES), temperature)
     values, gradients = values_and_gradients(random_model, ours)
-    assert values[0].min() < -3 and values[0].max() > -8  # neither uniform nor saturated
+    assert values[0].min() < -3 and values[0].max() > -8  # neither all near 0 nor all very low
     for scores in (
         padded_forward(reference, SEQUENCES, temperature, "right"),
         padded_forward(reference, SEQUENCES, temperature, "left"),
@@ -182,7 +182,7 @@ def test_order_of_the_pack_does_not_matter(random_model):
 
 
 def test_shared_prompts_equal_repeated_ones(random_model):
-    # 1 2 3 is in all three sequences, 4 5 in two of them; 8, 9, 11 and 13 are sampled
+    # Tokens 1 2 3 begin all three sequences, 4 5 follow in two; 8, 9, 11 and 13 count as sampled.
     repeated = packed(
         [
             ([1, 2, 3, 4, 5, 7, 8, 9], [6, 7]),
@@ -194,8 +194,8 @@ def test_shared_prompts_equal_repeated_ones(random_model):
 
 
 def test_long_pieces_after_a_short_context_equal_repeated_ones(random_model):
-    # The shared context 1 2 is short, so both long pieces run in a causal kernel without a mask,
-    # which computes the queries of 1 2 again.
+    # The shared context 1 2 is short, so both long pieces use a causal kernel without a mask, which
+    # computes the queries of 1 2 again.
     first = [(3 * i + 1) % 13 for i in range(9)]
     second = [(3 * i + 2) % 13 for i in range(7)]
     shared = PackedBatch(
@@ -247,12 +247,12 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
         before, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
         tokens[3] = 500
         after, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
-    close(after[:2], before[:2], 1e-6)  # tokens 1 and 2 come earlier
+    close(after[:2], before[:2], 1e-6)  # tokens 1 and 2 come before the changed token 3
     assert (after - before)[2:].abs().min() > 1e-3  # token 3 itself and those after it
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
-    """A varlen kernel as a loop. The queries of a sequence belong to its last keys."""
+    """Compute varlen attention in a loop. The queries of a sequence stand at its last keys."""
     assert (longest_q, longest_k) == (max(q_ends.diff()), max(k_ends.diff()))
     assert (q_ends[-1], k_ends[-1]) == (len(q), len(k))
     assert q_ends.dtype == k_ends.dtype == torch.int32
@@ -271,8 +271,8 @@ def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-# Stand-ins for the kernels. Their parameters are those of the sources: torch/nn/attention/varlen.py
-# in the wheels of 2.11.0, 2.12.0 and 2.13.0, and flash_attn_varlen_func of flash-attn 2.8.
+# Replacements for the kernels. They have the parameters of torch/nn/attention/varlen.py in torch
+# 2.11.0, 2.12.0 and 2.13.0, and of flash_attn_varlen_func in flash-attn 2.8.
 
 
 def torch_211(
@@ -289,7 +289,7 @@ def torch_211(
     window_size=(-1, -1),
 ):
     assert window_size == (-1, 0)  # causal
-    assert query.shape[1] == key.shape[1] == value.shape[1]  # a key head for each query head
+    assert query.shape[1] == key.shape[1] == value.shape[1]  # as many key heads as query heads
     return slow_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale)
 
 
@@ -433,7 +433,7 @@ def test_chunked_logprobs_of_certain_choices_are_as_exact_as_a_softmax():
     logprobs, entropy = chunked_logprobs(hidden, weight, targets, chunk_size=7)
     (logprobs + entropy).sum().backward()
     assert logprobs.max() <= 0 and entropy.min() >= -1e-7 and logp.amax(-1).median() > -1e-2
-    close(entropy, exact.float(), 1e-4)  # float32 logits are rounded
+    close(entropy, exact.float(), 1e-4)  # float32 rounds the logits
     assert (hidden.grad - h.grad).norm() < 1e-4 * h.grad.norm()
 
 
@@ -459,7 +459,7 @@ def test_chunked_logprobs_go_backward_in_the_precision_of_autocast():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_of_16_bit_states_are_not_rounded_to_16_bits(dtype):
-    """The logits are 1 and 1 + 2^-11. Rounded to 16 bits they would be equal."""
+    """The logits are 1 and 1 + 2^-11. They would be equal if they were rounded to 16 bits."""
     hidden = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     weight = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=dtype)
     logprobs, _ = chunked_logprobs(hidden, weight, torch.tensor([1]))
@@ -528,7 +528,7 @@ def test_critic_starts_at_exactly_zero_and_reads_the_state_before_the_token(rand
 def test_value_loss_reaches_the_head_from_the_start(random_model):
     critic = Critic(random_model.model)
     ((critic(packed(SEQUENCES)) - 1.0) ** 2).sum().backward()
-    # 11 tokens, d/db (v - 1)^2 = -2 at v = 0
+    # 11 tokens, each with d/db (v - 1)^2 = -2 at v = 0
     assert critic.value_head.bias.grad.item() == pytest.approx(-22.0)
 
 
@@ -606,7 +606,7 @@ def test_folder_of_a_run(tmp_path):
 
 
 def test_hub_name_without_network(monkeypatch, capsys):
-    # Only the import of huggingface_hub reads HF_HUB_OFFLINE, so its constant is patched.
+    # huggingface_hub reads HF_HUB_OFFLINE only when it is imported, so its constant is patched.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nanoragen-tests/no-such-model"
     text = message_of(name)
@@ -618,7 +618,7 @@ def test_hub_name_without_network(monkeypatch, capsys):
 
 
 def test_a_model_of_the_hub_is_loaded_from_the_cache(monkeypatch):
-    """The model keeps its name on the hub, for adapters, and not the folder of the cache."""
+    """The model keeps its name on the hub, for adapters, and not that of the cache folder."""
     asked = []
 
     def snapshot_download(name, **options):

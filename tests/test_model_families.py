@@ -1,6 +1,6 @@
 """
-Tests of the model families. Each is a small random model (families.py), whose log-probs are
-compared with those of plain transformers. On a CPU.
+Tests of the model families, on a CPU. Log-probs of a small random model of each family
+(families.py) are compared with those of plain transformers.
 
     python -m pytest -q tests/test_model_families.py
 """
@@ -61,20 +61,20 @@ LORA = ("lora_rank", 4)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """{name of a family: folder with a random model of it}."""
+    """{family name: folder with a random model}."""
     folder = tmp_path_factory.mktemp("families")
     return {name: save_family(name, folder / name) for name in NAMES}
 
 
 def plain(folder):
-    """The model as plain transformers loads it."""
+    """Return the model in `folder` as plain transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
 
 
 def two_turns(chat, first_ids, second_ids):
-    """A trajectory with these two responses."""
+    """Return a trajectory of two turns with these response ids."""
     first = Turn(chat.opening("Rules.", "Go."), first_ids, [0.0] * len(first_ids))
     trajectory = Trajectory((0,), 0, turns=[first])
     prompt = following_prompt(chat, trajectory, "Again.", 0)
@@ -83,8 +83,8 @@ def two_turns(chat, first_ids, second_ids):
 
 
 def random_trajectories(chat, vocab_size):
-    """Four conversations with random responses, in which some ids have no token. The first three
-    share their first prompt, so packing computes it once."""
+    """Return four conversations with random response ids, some of which have no token. The first
+    three share their first prompt, so packing computes it once."""
     generator = torch.Generator().manual_seed(1)
     played = []
     for length in (3, 9, 14, 6):
@@ -98,7 +98,7 @@ def random_trajectories(chat, vocab_size):
 
 
 def plain_scores(network, trajectories, temperature=1.0):
-    """Log-probs and entropies of the sampled tokens by Hugging Face's own forward."""
+    """Return log-probs and entropies of the sampled tokens, by Hugging Face's own forward."""
     logprobs = []
     entropies = []
     for trajectory in trajectories:
@@ -115,7 +115,7 @@ def plain_scores(network, trajectories, temperature=1.0):
 
 @each_family
 def test_the_packed_forward_is_that_of_hugging_face(folders, name):
-    """Compares log-probs, entropies, and the gradients of all weights."""
+    """Compare log-probs, entropies, and the gradients of all weights."""
     network, tokenizer = load_model(str(folders[name]))
     reference = plain(folders[name])
     reference.model.embed_tokens.padding_idx = None
@@ -131,7 +131,7 @@ def test_the_packed_forward_is_that_of_hugging_face(folders, name):
     expected, expected_gradients = gradients(reference, plain_scores(reference, played, 0.7))
     assert found.shape == (2, 64)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    assert found[0].std() > 0.5  # not the same for all tokens
+    assert found[0].std() > 0.5  # log-probs differ between tokens
     assert found_gradients.keys() == expected_gradients.keys()
     for key, gradient in expected_gradients.items():
         largest = gradient.abs().max()
@@ -142,7 +142,7 @@ def test_the_packed_forward_is_that_of_hugging_face(folders, name):
 
 
 def test_what_makes_a_family_special_changes_its_log_probs(folders):
-    """Other norms of queries in Qwen3, or positions in all layers of SmolLM3, change log-probs."""
+    """Log-probs change if Qwen3 gets other norms of queries, or SmolLM3 positions in all layers."""
     network, tokenizer = load_model(str(folders["qwen3"]))
     attention = network.model.layers[0].self_attn
     assert attention.q_proj.weight.shape == (4 * 32, 64)  # wider than the hidden size
@@ -179,7 +179,7 @@ def test_positions_that_are_scaled(tmp_path, rope):
 
 
 def test_the_padding_token_of_smollm2_is_trained(folders):
-    """The token is <|im_end|>. In plain transformers, a padding embedding gets no gradient."""
+    """The padding token is <|im_end|>. Plain transformers gives its embedding no gradient."""
     network, tokenizer = load_model(str(folders["smollm2"]))
     chat = Chat(tokenizer)
     assert tokenizer.pad_token_id == network.config.pad_token_id == chat.end
@@ -208,12 +208,12 @@ def test_compiled_norms_of_queries_and_keys_change_nothing(folders, monkeypatch)
         compile_blocks(network.model.layers)
         found, _ = policy(batch, 1.0)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert counters["stats"]["unique_graphs"] == 3  # MLP, norm of a row, norm of heads
+    assert counters["stats"]["unique_graphs"] == 3  # MLP, norm of hidden states, norm of heads
 
 
 def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monkeypatch):
-    """Qwen3's norms are compiled in seven versions here, and in more on a GPU. Beyond the limit of
-    dynamo a function would run uncompiled, without an error."""
+    """Qwen3's norms are compiled in seven versions here, and in more on a GPU. Beyond the
+    recompile limit of dynamo, a function would run uncompiled, without an error."""
     compile_without_compiler(monkeypatch)
     monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)
@@ -234,7 +234,7 @@ def test_policy_critic_and_reference_are_compiled_in_all_versions(folders, monke
 
 @each_family
 def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
-    """Plays whole dialogues with an environment, in which the engine reuses cached keys."""
+    """Play whole dialogues with an environment, in which the engine reuses its KV cache."""
     network, tokenizer = load_model(str(folders[name]))
     config = small_config(max_context_tokens=1024)
     chat = Chat(tokenizer)
@@ -253,7 +253,7 @@ def test_the_torch_engine_has_the_log_probs_of_hugging_face(folders, name):
         assert tokenizer.decode([max(sampled)]) == ""
 
 
-# model -> its config.json as published (with older names of keys), number of parameters, head size
+# model -> config.json as published (some keys have older names), number of parameters, head size
 PUBLISHED = {
     "Qwen2.5-0.5B-Instruct": (
         dict(
@@ -368,7 +368,7 @@ DIALOGUE = [
 
 
 def messages(system, dialogue):
-    """The dialogue as messages, without its last reply."""
+    """Return the dialogue as a list of messages, without its last reply."""
     listed = [dict(role="system", content=system)]
     for user, reply in dialogue:
         listed.append(dict(role="user", content=user))
@@ -377,7 +377,7 @@ def messages(system, dialogue):
 
 
 def chat_ids(chat, system, dialogue):
-    """The ids that a policy sees before its last reply, if each reply has an end token."""
+    """Return the ids that a policy sees before its last reply, if each reply has an end token."""
     ids = chat.opening(system, dialogue[0][0])
     for (_, reply), (user, _) in zip(dialogue, dialogue[1:], strict=False):
         ids += [*chat.encode(reply), chat.end, *chat.following(user, closed=True)]
@@ -397,8 +397,8 @@ def without_thoughts(dialogue):
 
 @each_family
 def test_prompts_are_those_of_the_chat_template(folders, name):
-    """Compares first and later prompts. Replies have no thoughts for Qwen3, whose template drops
-    them. SmolLM3, whose template adds metadata, has a test of its own."""
+    """Compare first and later prompts with the template. Replies to Qwen3 have no thoughts, because
+    its template drops them. SmolLM3, whose template adds metadata, has a test of its own."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     for system in (SYSTEM, THINKING):
@@ -408,7 +408,7 @@ def test_prompts_are_those_of_the_chat_template(folders, name):
         assert found == template_ids(tokenizer, system, DIALOGUE[:1])
         dialogue = without_thoughts(DIALOGUE) if name in QWEN3 else DIALOGUE
         assert chat_ids(chat, system, dialogue) == template_ids(tokenizer, system, dialogue)
-    # the only system message is ours: no default is added
+    # the chat adds no default system message to ours
     assert tokenizer.decode(chat.opening(SYSTEM, "Go.")).count("system\n") == 1
 
 
@@ -420,9 +420,9 @@ def test_the_template_of_qwen3_drops_thoughts_and_the_chat_keeps_them(folders, n
     dropped = template_ids(tokenizer, THINKING, DIALOGUE)
     assert dropped == chat_ids(chat, THINKING, without_thoughts(DIALOGUE))
     (thought,) = chat.encode("<think>")
-    assert found.count(thought) == dropped.count(thought) + 1 == 2  # one is in the rules
+    assert found.count(thought) == dropped.count(thought) + 1 == 2  # one is in THINKING
     assert "Go up." in tokenizer.decode(found) and "Go up." not in tokenizer.decode(dropped)
-    # To switch thinking off, the template writes an empty thought. The chat never writes one.
+    # To switch thinking off, the template writes an empty thought. Our Chat never writes one.
     silent = template_ids(tokenizer, SYSTEM, DIALOGUE[:1], enable_thinking=False)
     empty = chat.encode("<think>\n\n</think>\n\n")
     assert silent == [*chat_ids(chat, SYSTEM, DIALOGUE[:1]), *empty]
@@ -441,7 +441,7 @@ def test_the_template_of_smollm3_writes_metadata_and_the_chat_does_not(folders):
     broken = tokenizer.decode(template_ids(tokenizer, THINKING, DIALOGUE))
     assert "<think>thoughts<><answer>" in broken
     assert "<think>thoughts</think><answer>" in tokenizer.decode(chat.opening(THINKING, "Go."))
-    # Encoding adds a token at the beginning of a text. Prompts do not have it.
+    # By default, the tokenizer puts a bos token before a text. Prompts have none.
     assert tokenizer("Go.")["input_ids"][0] == tokenizer.bos_token_id
     assert tokenizer.bos_token_id not in found
 
@@ -556,7 +556,7 @@ def test_a_tokenizer_without_chatml(missing):
 
 
 def test_marks_that_text_could_forge():
-    """Encoding finds an added token in any text, unless it is a special token."""
+    """An added token that is not special is found in any text, so text could forge a mark."""
     FAMILIES["other"] = FAMILIES["qwen2"]._replace(special=(), roles={}, added=(IM_START, IM_END))
     tokenizer = build_tokenizer("other")
     del FAMILIES["other"]
@@ -609,7 +609,7 @@ def test_lora_continues_from_a_checkpoint_bit_by_bit(folders, name, tmp_path):
 
 
 def launch(command, out_dir, **changes):
-    """Run train.py in a process of its own. Returns: its metrics."""
+    """Run train.py in another process. Returns: the rows of its metrics.jsonl."""
     settings = dict(device="cpu", num_threads=1, out_dir=out_dir) | changes
     arguments = [f"--{key}={value}" for key, value in settings.items()]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
@@ -646,7 +646,8 @@ SMALL = dict(
 @needs_vllm
 @pytest.mark.parametrize("name, lora_rank", [("qwen3_untied", 4), ("smollm2", 0), ("smollm3", 0)])
 def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_path):
-    """Before and after optimizer steps, which change log-probs by far more than the tolerance."""
+    """Compare before and after optimizer steps, which change log-probs by far more than the
+    tolerance."""
     rows = launch(
         [sys.executable, "train.py", "config/frozenlake_ppo.py"],
         tmp_path / "out",

@@ -30,12 +30,12 @@ FAMILIES_SENTENCE = (
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the base model."""
+    """A copy of the folder of the base model."""
     return Path(shutil.copytree(ROOT / "base", tmp_path / "model"))
 
 
 def refusal(folder):
-    """The sentence with which a folder is refused, without its name at the start."""
+    """Return the error that refuses `folder`, without the name at its start."""
     with pytest.raises(UserError) as error:
         load_model(str(folder))
     text = str(error.value)
@@ -51,7 +51,7 @@ def edit(path, changes):
 
 
 def rewrite(folder, change):
-    """Replace the weights by change(weights)."""
+    """Replace the weights in the file by change(weights)."""
     path = folder / "model.safetensors"
     save_file(change(load_file(path)), path, {"format": "pt"})
 
@@ -211,7 +211,7 @@ def test_an_equal_head_may_be_stored_beside_its_embedding(folder):
 
 
 def test_a_folder_without_tokenizer_is_refused(folder):
-    """transformers would make an empty tokenizer without an error."""
+    """Without this check, transformers would make an empty tokenizer."""
     (folder / "tokenizer.json").unlink()
     assert refusal(folder) == "has no tokenizer.json"
 

@@ -1,5 +1,6 @@
 """
-Tests of mutual_information.py: token offsets, matrices by hand, policies that ignore their prompts.
+Tests of support/mutual_information.py: which tokens are a thought, metrics worked out by hand, and
+policies that ignore their prompts.
 
     python -m pytest -q tests/test_mutual_information.py
 """
@@ -78,7 +79,8 @@ def test_a_thought_is_what_was_sampled_between_the_tags(chat, before, thought, a
 
 
 def test_offsets_hold_for_any_sampled_ids(chat):
-    """Random tokens, some of them parts of characters. Encoding their text gives other tokens."""
+    """find_thoughts returns the sampled tokens of a thought, even where encoding its text
+    would give others. The tokens are random; some are parts of characters."""
     rng = np.random.default_rng(0)
     (opening,) = chat.encode("<think>")
     (closing,) = chat.encode("</think>")
@@ -94,8 +96,8 @@ def test_offsets_hold_for_any_sampled_ids(chat):
 
 
 def test_tags_of_several_tokens():
-    """As in Qwen2.5, "<think>" is not one token. ".</" is one token, which reaches into the tag, so
-    it is not part of the thought."""
+    """The tag <think> is several tokens, as in Qwen2.5. The token ".</" holds the full stop and the
+    beginning of the closing tag, so it is not part of the thought."""
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
@@ -158,8 +160,8 @@ def test_samples_are_uniform_over_trajectories_and_turns():
     many = [sample_thoughts(found, 1, np.random.default_rng(seed)) for seed in range(900)]
     assert all(samples.first == [a] for samples in many)
     counts = [sum(samples.sampled == [thought] for samples in many) for thought in (a, b, c, d)]
-    # Of 900 draws, expect 450 from each trajectory with a thought, and 150 of each thought of the
-    # second. The standard deviations are 15 and 11.
+    # Each of the 900 draws takes one thought of one of the two trajectories with thoughts. Expect a
+    # in 450 draws, and b, c and d in 150 each. The standard deviations are 15 and 11.
     assert sum(counts) == 900
     assert abs(counts[0] - 450) < 45 and all(abs(count - 150) < 35 for count in counts[1:])
     samples = sample_thoughts(found, 9, np.random.default_rng(0))
@@ -180,15 +182,15 @@ def metrics_of(matrix, own, lengths=None):
 
 
 def test_two_by_two_by_hand():
-    # Thought 0 has two tokens and p = 1/4 after its own prompt, 1/16 after the other prompt: per
-    # token 1/2 and 1/4. Thought 1 has one token, p = 1/2 after its own prompt, 1/8 after the other.
+    # Thought 0 has two tokens. Its p is 1/4 after its own prompt and 1/16 after the other one,
+    # which is 1/2 and 1/4 per token. Thought 1 has one token, with p = 1/2 and 1/8.
     found = metrics_of(log([1 / 4, 1 / 8], [1 / 16, 1 / 2]), [0, 1], [2, 1])
     per_token = [math.log(1 / 2), math.log(1 / 2)], [math.log(3 / 8), math.log(5 / 16)]
     per_thought = [math.log(1 / 4), math.log(1 / 2)], [math.log(5 / 32), math.log(5 / 16)]
     expected = {"pairs": 2, "mi_bound": math.log(2)}
     for ending, (matched, marginal) in (("", per_token), ("_seq", per_thought)):
         mi = (sum(matched) - sum(marginal)) / 2
-        std = abs(marginal[0] - marginal[1]) / 2  # of two numbers
+        std = abs(marginal[0] - marginal[1]) / 2  # standard deviation of two numbers
         expected[f"conditional_entropy{ending}"] = -sum(matched) / 2
         expected[f"marginal_entropy{ending}"] = -sum(marginal) / 2
         expected[f"mi{ending}"] = mi
@@ -201,19 +203,20 @@ def test_two_by_two_by_hand():
 
 
 def test_three_thoughts_of_two_prompts_by_hand():
-    # The prompts have the weights 2/3 and 1/3. Marginals of the three thoughts:
+    # Two thoughts have prompt 0 and one has prompt 1, so the prompts have the weights 2/3
+    # and 1/3. The marginal probabilities of the thoughts are
     # (2 * .6 + .3) / 3 = .5, (2 * .2 + .2) / 3 = .2, (2 * .1 + .4) / 3 = .2
     found = metrics_of(log([0.6, 0.2, 0.1], [0.3, 0.2, 0.4]), [0, 0, 1])
     expected = (math.log(1.2) + math.log(1) + math.log(2)) / 3
     assert found["mi"] == found["mi_seq"] == pytest.approx(expected)
     assert found["mi_bound"] == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
-    assert found["retrieval@1"] == pytest.approx((1 + 1 / 2 + 1) / 3)  # a tie for thought 1
+    assert found["retrieval@1"] == pytest.approx((1 + 1 / 2 + 1) / 3)  # prompts tie for thought 1
     assert found["retrieval_chance@1"] == 0.5 and found["retrieval_above@2"] == 0
 
 
 def test_retrieval_by_rank():
-    # By log-prob, the own prompt of thought 0 is third of three, that of thought 1 second, and that
-    # of thought 2 ties for second and third place.
+    # Ranked by the log-prob of a thought, its own prompt is third of three for thought 0, second
+    # for thought 1, and ties for second and third place for thought 2.
     found = metrics_of(log([0.1, 0.3, 0.2], [0.2, 0.2, 0.5], [0.3, 0.1, 0.2]), [0, 1, 2])
     assert found["retrieval@1"] == 0 and found["retrieval_chance@1"] == pytest.approx(1 / 3)
     assert found["retrieval@2"] == pytest.approx((0 + 1 + 1 / 2) / 3)
@@ -235,7 +238,8 @@ def test_shared_prompts_weigh_like_their_copies():
 
 
 def test_thoughts_that_identify_their_prompts_reach_the_bound():
-    """Then the mutual information is the entropy of the prompts, whose shares are 2/6, 1/6, 3/6."""
+    """If a thought can only follow its own prompt, the mutual information is the entropy of the
+    prompts, which belong to 2/6, 1/6 and 3/6 of the thoughts."""
     own = [0, 2, 2, 1, 2, 0]
     certain = torch.full((3, 6), -1e9)
     certain[torch.tensor(own), torch.arange(6)] = 0.0
@@ -248,7 +252,7 @@ def test_thoughts_that_identify_their_prompts_reach_the_bound():
 def test_a_policy_that_ignores_prompts_is_at_chance():
     row = torch.tensor([[-3.0, -0.5, -7.0, -2.0, -1.0]])
     noise = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    matrix = row.expand(3, 5) + 1e-5 * noise  # forwards differ by rounding
+    matrix = row.expand(3, 5) + 1e-5 * noise  # as forward passes differ by rounding
     found = metrics_of(matrix, [0, 1, 1, 1, 2], [3, 1, 4, 2, 2])
     assert found["mi"] == pytest.approx(0, abs=1e-4)
     assert found["mi_seq"] == pytest.approx(0, abs=1e-4)
@@ -270,7 +274,7 @@ def test_one_prompt_has_no_information():
 
 
 class PromptBlindPolicy(torch.nn.Module):
-    """The log-prob of a token is `scale` times a fixed number between -1 and -2."""
+    """A policy whose log-prob of a token is `scale` times a fixed number between -1 and -2."""
 
     def __init__(self, scale, size=1024):
         super().__init__()
@@ -283,7 +287,7 @@ class PromptBlindPolicy(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def played(chat):
-    """Six demonstrations on three boards. Each pair on a board has the same first prompt."""
+    """Six demonstrations, two on each of three boards. Those on one board have one first prompt."""
     return [demonstration(CONFIG, chat, i // 2) for i in range(6)]
 
 
@@ -317,8 +321,8 @@ def test_the_matrix_equals_single_forwards(random_model, chat, played, monkeypat
 
 
 def test_measure_a_model_that_depends_on_its_prompt(random_model, chat, played):
-    """The weights are random but large: a prompt changes the log-probs of thoughts, though the
-    played thoughts do not come from this model."""
+    """The random weights are so large that a prompt changes the log-probs of thoughts. The thoughts
+    are those of demonstrations, not samples of this model."""
     row = measure(Policy(random_model), played, chat)
     assert set(row) == MEASURED and None not in row.values()
     assert row["pairs_first"] == row["pairs_sampled"] == 4 and row["valid_thinking_rate"] == 1
@@ -359,7 +363,7 @@ def test_a_measurement_repeats_and_its_average_continues(random_model, chat, pla
         # RAGEN-2 divides by the moving average of the std; it does not average z-scores
         zscore = second[f"mi_zscore_ema_{sampling}"]
         assert zscore == pytest.approx(second[f"mi_{sampling}"] / (average + 1e-3))
-    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version
+    oldest = {"mi_zscore_ema_first": 5.0}  # a row of an earlier version, without the std
     assert measure(policy, played, chat, seed=1, history=[oldest]) == first
 
 

@@ -1,5 +1,5 @@
 """
-Tests of packing.py: rows and packs worked out by hand. test_model.py tests attention in packs.
+Tests of packing.py: packs worked out by hand. test_model.py tests attention in packs.
 
     python -m pytest -q tests/test_packing.py
 """
@@ -14,7 +14,7 @@ from packing import micro_batches, pack
 
 @dataclass
 class Sequence:
-    """A prompt and a response, and perhaps more turns."""
+    """What packing.py reads of a trajectory."""
 
     first_prompt_ids: list[int]
     ids: list[int]
@@ -22,7 +22,7 @@ class Sequence:
 
 
 def sequence(*turns):
-    """A Sequence of turns, each given as a pair (prompt, response)."""
+    """Return a Sequence of turns. Each turn is given as a pair (prompt, response)."""
     ids = []
     response_mask = []
     for prompt, response in turns:
@@ -32,7 +32,7 @@ def sequence(*turns):
 
 
 def with_prompts(*prompts):
-    """Sequences of one turn: the i-th prompt, and the response [50 + i]."""
+    """Return one Sequence for each prompt, with one turn. The i-th has the response [50 + i]."""
     return [sequence((prompt, [50 + i])) for i, prompt in enumerate(prompts)]
 
 
@@ -41,7 +41,8 @@ def test_pack_by_hand():
     batch = pack([first, sequence(([20], [21, 22]))])
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 21, 22]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2]
-    # pieces: 5 6; the rest of the first sequence; the second, not cut, as its prompt is one token
+    # The pieces are 5 6, the rest of the first sequence, and the whole second sequence, which is
+    # not cut because its prompt is one token.
     assert batch.lengths == [2, 7, 3]
     assert batch.contexts == [(), (0,), ()]
     assert batch.response_index.tolist() == [3, 6, 7, 8, 10, 11]
@@ -50,7 +51,7 @@ def test_pack_by_hand():
 
 
 def test_pack_shares_what_prompts_have_in_common():
-    # all prompts begin with 1 2, two are equal; the last token of a prompt is never shared
+    # All prompts begin with 1 2, and two are equal. The last token of a prompt is never shared.
     batch = pack(with_prompts([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 7]))
     assert batch.ids.tolist() == [1, 2, 3, 4, 50, 4, 51, 7, 52]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4, 2, 3]
@@ -72,9 +73,10 @@ def test_the_example_of_the_module():
 def test_micro_batches_keep_equal_prompts_together_and_count_them_once():
     a = list(range(10))
     b = list(range(20, 30))
-    # 10 + 1 tokens each; a second one with a prompt adds 2: last prompt token and response
+    # A sequence has 10 + 1 tokens. A further sequence with the same prompt adds only 2 to a pack:
+    # the last prompt token and the response.
     sequences = with_prompts(a, b, a, b, a)
-    # 11 + 2 + 2 + 11 = 26 tokens; the fifth sequence makes 28
+    # Sequences 0, 2, 4 and 1 have 11 + 2 + 2 + 11 = 26 tokens. With sequence 3 they have 28.
     assert micro_batches(sequences, 26) == [[0, 2, 4, 1], [3]]
     assert micro_batches(sequences, 25) == [[0, 2, 4], [1, 3]]
     assert micro_batches([], 10) == []

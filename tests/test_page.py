@@ -1,9 +1,10 @@
 """
-Tests of the page of tools/view.py in a browser: links, search, order, filters, curves, two runs.
+Tests, in a browser, of the page that tools/view.py writes: links, search, order, filters, curves,
+two runs.
 
     python -m pytest -q tests/test_page.py
 
-The browser is playwright's Chromium or an installed one. Without a browser, the tests are skipped.
+The browser is playwright's Chromium or an installed browser. Without one, the tests are skipped.
 """
 
 import json
@@ -16,7 +17,7 @@ from test_view import HOSTILE, LAKE, ROOM, SHOWN, record, to_lines, turn_record
 
 from tools import view
 
-pytestmark = pytest.mark.slow  # a page takes Chromium about half a second
+pytestmark = pytest.mark.slow  # Chromium needs about half a second for a page
 PATIENCE_MS = 60_000  # enough for a busy machine
 
 START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
@@ -25,7 +26,8 @@ ARMS = "Turn 1 of 1, 1 action left.\nArms: Right, Dragon"
 
 
 def lake_group():
-    """Two members of a group: a win with an invalid reply and a slip, and a loss with HOSTILE."""
+    """Return the records of two members of a group: a win with an invalid reply and a slip, and a
+    loss with the text HOSTILE as thought and as token."""
     tokens = ["<think>", "\ufffd", "<|im_end|>"]
     invalid = turn_record(START, "Go right.", ["Right", "Jump"], -0.1, tokens, [0.0, 1.5, 3.004])
     invalid |= {"format_ok": False, "moves": ["Right", ""], "faults": ['Unknown action: "Jump".']}
@@ -55,8 +57,8 @@ def write_run(folder, trained, successes, started=()):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Run a: a bandit game before RL, the games of lake_group, a Sokoban room. Run b: a game on the
-    same lake, and the same room."""
+    """A folder with two runs. Run a has a bandit game before RL, the games of lake_group and a game
+    in a Sokoban room. Run b has a game on the same lake and the game in the same room."""
     folder = tmp_path_factory.mktemp("runs")
     text = turn_record(ARMS, "The dragon.", ["Right"], 0.5, ["x"] * 5, [2.0] * 5)
     push = turn_record(
@@ -73,7 +75,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tab(browser):
-    """One tab for all tests, because a busy machine opens a new one slowly."""
+    """One tab for all tests, because a busy machine opens a new tab slowly."""
     tab = browser.new_page(color_scheme="dark")
     tab.set_default_timeout(PATIENCE_MS)
     return tab
@@ -81,8 +83,8 @@ def tab(browser):
 
 @pytest.fixture
 def open_page(tab):
-    """A function that opens a page. After the test, checks that no error was logged and no other
-    file requested."""
+    """A function that opens a page. After the test, the fixture checks that the pages logged
+    nothing and requested no other file."""
     opened, requested, errors = {"about:blank"}, set(), []
     listeners = {
         "request": lambda request: requested.add(request.url.partition("#")[0]),
@@ -95,7 +97,7 @@ def open_page(tab):
     def open_path(path, place="", width=1280):
         opened.add(path.as_uri())
         tab.set_viewport_size({"width": width, "height": 860})
-        tab.goto("about:blank")  # otherwise the browser would change only the part behind #
+        tab.goto("about:blank")  # otherwise only the part behind # would change
         tab.goto(f"{path.as_uri()}#{place}")
         return tab
 
@@ -118,7 +120,8 @@ def page(open_page, html):
 
 @pytest.fixture
 def games(tmp_path):
-    """The page of a file of eval.py --jsonl, with a false statement and a fall into a hole."""
+    """The page of a file as eval.py --jsonl writes it. Its two games have a false statement and end
+    with a fall into a hole."""
     turn = turn_record(START, "Goal up. I go.", ["Down"], 0.0, ["a"], [0.5])
     turn |= {"statements_checked": 1, "statements_true": 0, "out_of_actions": False}
     turn |= {"false_statements": {"Goal up.": HOSTILE}, "why_lost": "fell into a hole at (2,1)"}
@@ -148,7 +151,7 @@ def offered(page, name):
 
 
 def place_of(page, wanted):
-    """The parts of the address once it contains `wanted`."""
+    """Wait until the address contains `wanted`. Return its part behind # as a dict."""
     page.wait_for_function("text => decodeURIComponent(location.hash).includes(text)", arg=wanted)
     return {key: values[0] for key, values in parse_qs(page.url.partition("#")[2]).items()}
 
@@ -189,7 +192,7 @@ def test_arrow_keys_step_through_turns_and_trajectories(page):
 
 
 def count_colors(page, *colors):
-    """How many shapes of the board have each color."""
+    """Return how many shapes of the board have each color."""
     board = page.locator(".observation svg").first
     fills = board.evaluate("svg => [...svg.children].map(shape => shape.style.fill)")
     return [fills.count(f"var(--{color})") for color in colors]
@@ -211,7 +214,8 @@ def test_slips_faults_and_credit_are_shown(page):
     assert page.locator(".fact").all_text_contents()[-1] == "✓ valid"
     note = "The filter kept this group: the standard deviation of its scores is 0.5. "
     assert texts_of(page, "#filter-note") == [f"{note}It kept 1 of 8 groups."]
-    # The largest advantage of the group, 1.5, has a bar of 50 %. The cards show the selected turn.
+    # The largest advantage of the group, 1.5, has a bar of half the width. Cards show turn 2 or the
+    # last turn before it.
     widths = "all => all.map(fill => Math.round(parseFloat(fill.style.width)))"
     assert page.locator(".turns .bar i").evaluate_all(widths) == [50, 17]
     assert page.locator(".card .bar").evaluate_all("all => all.map(bar => bar.className)") == [
@@ -234,7 +238,7 @@ def test_outcomes_differ_in_shape_and_name(page):
 
 
 def test_arrows_only_where_moves_have_directions(page):
-    assert page.locator(".action").all_text_contents() == ["Right"]  # an arm of a bandit
+    assert page.locator(".action").all_text_contents() == ["Right"]  # the name of an arm
     page.keyboard.press("ArrowDown")
     assert page.locator(".action").first.text_content() == "→ Right"
 
@@ -296,7 +300,7 @@ def test_selected_rows_with_notes_are_exported(open_page, games):
     page.keyboard.press("Enter")
     page.select_option("#marks", "selected")
     assert rows_of(page) == ["prompt 7"]
-    page = open_page(games)  # the browser keeps marks
+    page = open_page(games)  # the browser stores stars and notes
     assert page.text_content(".star") == "★ selected"
     page.select_option("#marks", "with a note")
     with page.expect_download() as download:
@@ -325,7 +329,7 @@ def test_filters_leave_what_fits(page):
     page.select_option("#outcome", "lost")
     assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]
     page.select_option("#outcome", "")
-    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]  # the row still fits
+    assert texts_of(page, ".title") == [f"{LAKE_GROUP}, member 1"]  # still selected
     page.select_option("#iteration", "")
     page.select_option("#environment", ROOM)
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
@@ -338,7 +342,7 @@ def test_filters_leave_what_fits(page):
     }
     page.select_option("#replies", "a slip")
     assert rows_of(page) == [LAKE_GROUP]
-    assert page.locator(".turns .selected").text_content().startswith("turn 2")  # with the slip
+    assert page.locator(".turns .selected").text_content().startswith("turn 2")  # has the slip
     page.select_option("#replies", "")
     page.select_option("#training", "dropped by the filter")
     assert rows_of(page) == ["iteration 3, group 0"]
@@ -349,7 +353,7 @@ def test_search_finds_thoughts_and_answers(page):
     assert rows_of(page) == [LAKE_GROUP]
     # The page shows the turn with this text and marks the text.
     assert texts_of(page, ".turns .selected", ".thought mark") == ["turn 2 1.00⤳", "Go down"]
-    page.fill("#search", "dragon")  # in the thought; observations are not searched
+    page.fill("#search", "dragon")  # a word of the thought; observations are not searched
     assert rows_of(page) == ["prompt 7"]
     page.fill("#search", "constructor")
     assert texts_of(page, "#count") == ["1 of 4 trajectories, 0 successful"]
@@ -358,7 +362,7 @@ def test_search_finds_thoughts_and_answers(page):
     assert texts_of(page, "#count") == ["no trajectory fits; change the search or the filters"]
     page.fill("#search", "")
     assert len(rows_of(page)) == 4
-    page.keyboard.press("ArrowRight")  # moves the cursor and does not change the turn
+    page.keyboard.press("ArrowRight")  # moves the cursor in the text, not the turn
     assert page.locator(".turns .selected").text_content().startswith("turn 1")
 
 
@@ -368,7 +372,7 @@ ORDERS = {
     "highest score first": [1, 0, 2, 3],
     "shortest first": [3, 2, 0, 1],
     "longest first": [0, 1, 2, 3],
-    # mean surprise: 2; (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02; 0.5; none
+    # mean surprise in nats: 2; (0 + 1.5 + 3 + 0.25 + 0.35) / 5 = 1.02; 0.5; none
     "most surprising first": [0, 1, 2, 3],
     "least surprising first": [3, 2, 1, 0],
 }
@@ -429,7 +433,7 @@ def test_links_by_hand(page):
 
 
 def click_iteration(page, step):
-    """Click 3 pixels right of an iteration on the curve. Returns: the tooltip before the click."""
+    """Click on the curve, 3 pixels right of iteration `step`. Returns: the tooltip."""
     x = page.evaluate(f"layOutStrip(element('curve').value).x({step})")
     box = page.locator("#strip svg").bounding_box()
     page.mouse.move(box["x"] + x + 3, box["y"] + 40)
@@ -439,7 +443,7 @@ def click_iteration(page, step):
 
 
 def test_a_click_on_the_curve_opens_its_trajectories(page):
-    assert page.locator("#strip .stage").count() == 3  # before RL, 1 and 3
+    assert page.locator("#strip .stage").count() == 3  # before RL, iterations 1 and 3
     tip = click_iteration(page, 3)
     assert tip == "iteration 3: 60 % · a click opens iteration 3"
     assert texts_of(page, ".title") == ["iteration 3, group 0, member 0"]
@@ -449,7 +453,7 @@ def test_a_click_on_the_curve_opens_its_trajectories(page):
     # No trajectory of iteration 1 is out of turns, so the filter on the outcome is reset.
     click_iteration(page, 1)
     assert rows_of(page) == [LAKE_GROUP] * 2
-    click_iteration(page, 4)  # iteration 4 is not recorded, so the nearest opens
+    click_iteration(page, 4)  # no trajectory was recorded then; the nearest iteration opens
     assert page.input_value("#iteration") == "iteration 3"
     place = place_of(page, "only-iteration=iteration+3")
     assert place["only-iteration"] == "iteration 3"
@@ -608,8 +612,8 @@ def test_hostile_text_is_text(page):
 
 
 def test_every_text_of_a_record_may_be_hostile(runs, open_page, tmp_path):
-    """HOSTILE is the observation, system message, action, move, fault, error and environment. The
-    name of the run is hostile, too."""
+    """The text HOSTILE is observation, system message, action, move, fault, error and environment.
+    The name of the run's folder is hostile, too."""
     turn = turn_record(f"Turn 1 of 5, 9 actions left.\n{HOSTILE}", HOSTILE, [HOSTILE])
     turn |= {"format_ok": False, "moves": [f"slip {HOSTILE}"], "faults": [HOSTILE]}
     turn |= {"closing": HOSTILE, "error": HOSTILE, "tokens": [HOSTILE], "surprise": [1.0]}

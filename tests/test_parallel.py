@@ -100,14 +100,14 @@ NODES = [
 
 
 def small_settings(path, **changes):
-    """Write a config file with SMALL_RUN and `changes` (None leaves one out); returns its path."""
+    """Write a config file with SMALL_RUN and `changes` (None leaves one out). Return the path."""
     settings = {key: value for key, value in (SMALL_RUN | changes).items() if value is not None}
     path.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
     return str(path)
 
 
 def rows_of(out_dir):
-    """The metrics of a run without times and memory."""
+    """Return the rows of metrics.jsonl of a run without times and memory."""
     rows = []
     for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -134,7 +134,7 @@ def one_process(trained_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     changes = dict(model=str(trained_folder), num_iterations=3, num_groups=4)
     arguments = ["train.py", small_settings(folder / "small.py", **changes)]
-    train.main([*arguments[1:], f"--out_dir={folder}/out"])  # in this process
+    train.main([*arguments[1:], f"--out_dir={folder}/out"])
     return rows_of(folder / "out"), arguments, (folder / "out" / "scores.md").read_text()
 
 
@@ -152,7 +152,7 @@ def test_two_ranks_train_like_one_and_one_continues(one_process, trained_folder,
 
 
 def test_two_nodes_train_like_one_process(one_process, trained_folder, tmp_path):
-    """Two torchrun agents on this machine act as two nodes. The mesh is (replicate, shard)."""
+    """Two torchrun agents on this machine act as two nodes. The mesh is replicate=2, shard=2."""
     rows, arguments, _ = one_process
     command = [*TORCHRUN, *NODES, *arguments, f"--out_dir={tmp_path}/out"]
     nodes = [start_node(command, trained_folder) for _ in range(2)]
@@ -179,11 +179,11 @@ SIZES = ("num_groups", "group_size", "batch_size", "filter_keep", "eval_size", "
 
 @needs_vllm
 def test_the_flagship_on_two_ranks_with_vllm(trained_folder):
-    """The command of README at reduced length: the base model, rollouts, updates, evaluation."""
+    """Run the flagship, config/frozenlake_ppo.py, with the base model and smaller sizes."""
     files = [ROOT / "train.py", ROOT / "config/frozenlake_ppo.py", ROOT / "config/models/tiny.py"]
     arguments = [*map(str, files), "--engine=vllm", f"--model={ROOT / 'base'}"]
     arguments += [f"--{key}={SMALL_RUN[key]}" for key in SIZES]
-    arguments += ["--num_groups=4"]  # with two groups, all scores may be equal
+    arguments += ["--num_groups=4"]  # two groups may both have equal scores: no update
     done = launch(arguments, trained_folder)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "2 ranks as shard=2\n" in done.stdout
@@ -198,8 +198,8 @@ def test_the_flagship_on_two_ranks_with_vllm(trained_folder):
 
 
 def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
-    """A run on 2, 1 and 2 ranks trains on the trajectories of a run on one rank. The losses differ
-    by less than 1e-5, and both runs draw the same instances."""
+    """A run that continues on 2, then 1, then 2 ranks trains on the trajectories of a run on one
+    rank. The losses differ by less than 1e-5, and both runs draw the same instances."""
     arguments = ["tests/resize.py", str(trained_folder), str(tmp_path)]
     done = run_alone(arguments, trained_folder)
     assert done.returncode == 0 and "losses differ by " in done.stdout, done.stderr[-3000:]
@@ -220,7 +220,7 @@ QWEN_TEMPLATE = (
 
 
 def qwen_tokenizer():
-    """Byte-level BPE without tokens for the tags of a reply."""
+    """Return a byte-level BPE tokenizer without tokens for the tags of a reply."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -284,7 +284,7 @@ def save_qwen(path):
 
 @needs_vllm
 def test_the_qwen_path(tmp_path):
-    """torchrun train.py config/frozenlake_ppo.py, with smaller sizes and on a CPU."""
+    """Run torchrun train.py config/frozenlake_ppo.py with a small model and sizes, on a CPU."""
     save_qwen(tmp_path / "qwen")
     changes = dict(
         model=tmp_path / "qwen",
@@ -306,7 +306,8 @@ def test_the_qwen_path(tmp_path):
     rows = rows_of(tmp_path / "out")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        # sampled from softmax(logits / T) of the trainer's model: no top_k, no repetition penalty
+        # The log-probs agree, so vLLM samples from softmax(logits / T), without the top_k and the
+        # repetition penalty of the model's folder.
         assert row["kept_groups"] == 1 and row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-4
         assert row["valid_frac"] > 0.3  # replies are parsed though a tag has several tokens
     played = (tmp_path / "out" / "trajectories.jsonl").read_text()
@@ -343,7 +344,8 @@ def kill_rank_1(node):
 
 
 def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
-    """torchrun restarts all ranks once, and they continue. After the second kill it gives up."""
+    """After the first kill, torchrun restarts all ranks, which go on. After the second, it gives
+    up."""
     changes = dict(num_iterations=10_000, eval_every=0, save_every=1)
     settings = small_settings(tmp_path / "small.py", model=str(trained_folder), **changes)
     launcher = [*TORCHRUN, *TWO_RANKS, "--max-restarts=1"]
@@ -358,7 +360,7 @@ def test_a_killed_rank_is_healed_or_named(trained_folder, tmp_path):
             kills += 1
             if kills == 2:
                 break
-    rest = node.stdout.read()  # communicate would miss what the loop has read ahead
+    rest = node.stdout.read()  # communicate() would miss what the loop has buffered
     node.wait(timeout=60)
     assert node.returncode != 0
     assert "rank      : 1 (local_rank: 1)" in rest.split("Root Cause")[1] and "SIGKILL" in rest

@@ -1,4 +1,4 @@
-"""Tests of the plots: what is drawn for rows and runs made by hand, and the style.
+"""Tests of tools/plotting and tools/viewer/curves.py: plots of results made by hand, and the style.
 
 python -m pytest -q tests/test_plots.py
 """
@@ -34,7 +34,7 @@ LIMITS = {"max_turns": 2, "actions_per_turn": 5, "actions_per_traj": 10}
 
 
 def solved(rate):
-    """Successes on four prompts: the first 4 * `rate` are solved."""
+    """Return a 1 or 0 for each of four prompts: the first 4 * `rate` are solved."""
     return [int(i < 4 * rate) for i in range(4)]
 
 
@@ -74,9 +74,10 @@ def draw(metric, rows):
 
 def test_a_curve_is_the_mean_of_its_seeds():
     axes = draw("reward", ROWS)
-    # x counts epochs, five an iteration; the mark of the warning lies on the mean
+    # The x axis counts epochs, 5 an iteration. The mark of the warning lies on the mean curve.
     assert lines_of(axes) == [([5, 10], [2.0, 4.0]), ([5], [2.0])]
-    assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))  # lowest and highest seed
+    # The band spans the lowest and the highest seed.
+    assert {(5, 1.0), (5, 3.0), (10, 4.0)} <= set(corners_of(axes))
     axes = draw("eval_success", ROWS)
     assert lines_of(axes)[0] == ([0, 10], [25, 75])
     axes = draw("eval_success", ROWS[1:])
@@ -123,8 +124,8 @@ def test_players_obey_the_limits_of_the_policy():
 def test_noise_is_averaged_over_nine_iterations():
     values = np.array([[float(i % 2) for i in range(100)]])
     smooth = plots.moving_average(values)
-    assert smooth[0, 50] == pytest.approx(4 / 9)  # 47, 49, 51 and 53 are 1
-    assert smooth[0, 0] == pytest.approx(2 / 5)  # iterations 0 to 4
+    assert smooth[0, 50] == pytest.approx(4 / 9)  # of 46 to 54, only the odd ones are 1
+    assert smooth[0, 0] == pytest.approx(2 / 5)  # mean of iterations 0 to 4
     values[0, 20:40] = np.nan
     assert np.isnan(plots.moving_average(values)[0, 24:36]).all()
     short = values[:, :26]
@@ -176,7 +177,7 @@ def drawn(monkeypatch):
 
 
 def write_run(folder, rates, scores=None, **settings):
-    """A run that was evaluated at iterations 2, 4, ... Returns: its folder."""
+    """Write a run that was evaluated at iterations 2, 4, ... Returns: its folder."""
     save_config(Config(eval_size=10, out_dir=str(folder), **settings), {}, folder)
     lines = []
     for i, rate in enumerate(rates, 1):
@@ -196,7 +197,7 @@ def test_seeds_of_a_method_share_a_curve(tmp_path, drawn):
     view_curves.draw_curves(runs, path)
     assert Image.open(path).size == (1440, 960)
     (axes,) = drawn
-    curves = lines_of(axes)[:5]  # the other lines connect labels
+    curves = lines_of(axes)[:5]  # the other lines connect curves with their labels
     assert curves[3] == ([2], [pytest.approx(50)])
     assert curves[4] == ([2], [80])
     assert [heights for _, heights in curves[:3]] == [[pytest.approx(h)] for h in (40, 50, 60)]
@@ -223,7 +224,7 @@ def test_long_names_are_in_a_legend_below(tmp_path, drawn):
     assert entries == [*(f" {name}" for name in names), " 95 % interval"]
     colors = [line.get_color() for line in legend.get_lines()]
     assert colors == [text.get_color() for text in axes.texts]
-    assert axes.get_position().width > 0.6  # of the figure
+    assert axes.get_position().width > 0.6  # share of the figure's width
 
 
 def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
@@ -241,7 +242,7 @@ def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     (legend,) = axes.figure.legends
     entries = [text.get_text() for text in legend.get_texts()]
     assert entries == [" 95 % interval", " player under the same limits"]
-    (band,) = axes.collections  # its ends are the intervals of 0 and of 10 solved prompts of 10
+    (band,) = axes.collections  # it ends at the intervals of 0 and 10 of 10 solved prompts
     heights = 100 * np.array([rate_interval(np.array([[win] * 10])) for win in (0, 1)])
     corners = band.get_paths()[0].vertices
     for iteration, ends in ((0, heights[0]), (4, heights[1])):
@@ -287,7 +288,7 @@ def test_panel_marks_what_appears_with_a_row(tmp_path, drawn, monkeypatch):
     entropy = ([1, 3, 4, 5], [3] * 4)
     wanted = [(steps, [1] * 5), (steps, [2] * 5), entropy, (steps, [4] * 5)]
     assert [lines_of(axes)[0] for axes in drawn] == wanted
-    assert [lines_of(axes)[1] for axes in drawn] == wanted  # too few for a moving average
+    assert [lines_of(axes)[1] for axes in drawn] == wanted  # 5 rows are too few to average
     assert [lines_of(axes)[2][0] for axes in drawn] == [[3, 3]] * 4
     assert [axes.get_xlabel() for axes in drawn] == ["", "", "iteration", "iteration"]
     figure = drawn[0].figure

@@ -1,7 +1,7 @@
 """Defects of the code behind arXiv 2510.01132, each with the tests that would catch it here.
 
-The code is meow-tea-taro at commit a9c248c. Each row names the defect and then the tests that fail
-here if this code has the same defect.
+The code is meow-tea-taro at commit a9c248c. The list names each defect and, below it, the tests
+that would fail if this repository had the same defect.
 
     log-probs recomputed with all but the last batch_size prompt tokens masked
         model: test_a_token_sees_the_past_and_not_the_future
@@ -25,7 +25,7 @@ here if this code has the same defect.
     the export of demonstrations fails; if it worked, it would hold only the first turn
         practitioner: test_a_demonstration_holds_every_turn
         worlds: test_players_and_demonstrations
-    the loss includes the header of a reply, and each message gets the chat template alone
+    the loss includes the header of a reply, and the chat template is applied to single messages
         rollout: test_prompts_equal_the_chat_template
         rollout: test_trained_ids_are_the_sampled_ids
     an episode that is cut off has no token for its reward
@@ -67,7 +67,7 @@ from train import build_experience
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"(\w+): (test_\w+)", __doc__)
-OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))  # of rollout.collect
+OPTIONS = dict(split="train", temperature=1.0, noise_seed=(7,))  # keywords of rollout.collect
 
 
 def test_the_tests_of_the_table_are_there():
@@ -124,8 +124,8 @@ class Dinner(Env):
 
 @pytest.mark.parametrize("density", ["sparse", "dense", "balanced"])
 def test_a_lost_game_is_worth_less_than_a_won_one(density):
-    """A win pays 1. Nine of ten milestones pay at most 0.9 if the food is then eaten or the turns
-    end. In meow-tea-taro a win pays 1 and the nine milestones 9."""
+    """A win pays 1. Nine of ten milestones pay at most 0.9 if the game then ends with `eat` or
+    for lack of turns. In meow-tea-taro a win pays 1 and the nine milestones 9."""
     totals = {}
     for end in ("cook", "eat", "wait"):
         env = Dinner(max_actions=10)
@@ -172,8 +172,8 @@ def test_a_demonstration_holds_every_turn(name, chat):
 
 @pytest.mark.parametrize("limit", [300, 640])
 def test_every_episode_has_a_place_for_its_reward(limit, trained_model, chat):
-    """Wherever the context ends an episode, the advantage of each token is the score minus the mean
-    score of the rest of the group (RLOO)."""
+    """Even if the context limit ends an episode, its tokens have the RLOO advantage: its score
+    minus the mean score of the rest of the group."""
     rloo = dict(estimator="rloo", format_penalty=-0.25, batch_size=8, filter_keep=1)
     config = small_config(max_context_tokens=limit, **rloo)
     starts = [((4, group), member) for group in range(2) for member in range(4)]

@@ -1,4 +1,4 @@
-"""Tests of support/precision.py: products in float32 and rounding at random.
+"""Tests of support/precision.py: products in float32 and stochastic rounding.
 
 python -m pytest -q tests/test_precision.py
 """
@@ -13,7 +13,7 @@ TYPES = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_of_16_bit_factors_are_not_rounded_to_16_bits(dtype):
-    """Neither type has the number 1 + 2^-11, so a product rounded to 16 bits would differ."""
+    """bfloat16 and float16 cannot hold 1 + 2^-11, so a product rounded to 16 bits would differ."""
     a = torch.tensor([[1.0, 2.0**-11]], dtype=dtype)
     b = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=dtype)
     assert product_in_float32(a, b).tolist() == [[1.0, 1.0 + 2.0**-11]]
@@ -35,7 +35,7 @@ def test_a_quarter_of_a_step_moves_a_quarter_of_the_numbers(dtype, sign):
     assert rounded.unique().tolist() == sorted([sign, sign * (1 + step)])
     share = (rounded != sign).float().mean()
     assert share == pytest.approx(0.25, abs=0.01)  # 0.01 is 7 standard deviations
-    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))  # rounding to nearest
+    assert torch.equal(values.to(dtype).float().abs(), torch.ones(100_000))  # round to nearest
 
 
 @pytest.mark.parametrize("dtype", TYPES)

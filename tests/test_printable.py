@@ -1,4 +1,4 @@
-"""Tests of text from models, servers and environments that is printed on the terminal.
+"""Tests of `printable`, which makes any text safe to print on a terminal, and of `run_main`.
 
 Run with:  python -m pytest -q tests/test_printable.py
 """
@@ -35,8 +35,8 @@ def test_doctests():
     "text, shown",
     [
         ("plain é 中 \u3000 🙂", "plain é 中 \u3000 🙂"),
-        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),  # OSC
-        ("\x9b31m \x7f \x00 \r\n\t", r"\x9b31m \x7f \x00 \r\n\t"),  # C1, DEL, C0
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),  # sets the title of the window
+        ("\x9b31m \x7f \x00 \r\n\t", r"\x9b31m \x7f \x00 \r\n\t"),  # control characters
         ("\u202ebackwards\u2066\u200f", r"\u202ebackwards\u2066\u200f"),
         ("\ud800 \u2028", r"\ud800 \u2028"),
         ("x" * 500, "x" * 500),
@@ -62,7 +62,7 @@ def test_printable_leaves_nothing_that_a_terminal_obeys():
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_terminal_may_have_few_characters(encoding):
-    """The crates and goals of Sokoban, and what the user types, may be outside of the encoding."""
+    """The encoding may have no code for Sokoban's box and goal or for what the user types."""
     done = subprocess.run(
         [sys.executable, "-m", "tools.play", "sokoban", "--seed=3"],
         env=os.environ | {"PYTHONIOENCODING": encoding},
@@ -98,7 +98,7 @@ run_main(main)
 
 
 def test_a_closed_output_is_one_line():
-    """As with COMMAND | head, the reader of the pipe has ended."""
+    """The process that reads the pipe has ended, as in COMMAND | head."""
     script = "from configurator import run_main\nrun_main(lambda argv: print('x', flush=True))"
     reader, writer = os.pipe()
     os.close(reader)

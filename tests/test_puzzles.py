@@ -17,7 +17,7 @@ from worlds import rubik, sudoku
 
 # ---------- Rubik
 
-# Face -> the direction out of it, and the directions to the right and down as one looks at it.
+# Face -> its outward direction, and what is right and down for a viewer who looks at the face.
 # Axes: x to the right, y up, z to the viewer in front.
 LOOKS = {
     "U": ((0, 1, 0), (1, 0, 0), (0, 0, 1)),
@@ -30,7 +30,7 @@ LOOKS = {
 
 
 def sticker_places():
-    """(corner, outward direction) of the 24 stickers, as integer vectors."""
+    """Return (corner, outward direction) of each of the 24 stickers, as integer vectors."""
     places = []
     for face in rubik.FACES:
         out, right, down = map(np.array, LOOKS[face])
@@ -41,7 +41,7 @@ def sticker_places():
 
 
 def rotated(vector, axis):
-    """A quarter turn of a vector, clockwise as one looks at the face with this outward axis."""
+    """Turn a vector by 90 degrees, clockwise for a viewer of the face with this outward axis."""
     vector, axis = np.array(vector), np.array(axis)
     along = axis * (vector @ axis)
     return tuple((along - np.cross(axis, vector)).tolist())
@@ -62,7 +62,7 @@ def test_turns_are_rotations_of_space(face):
 
 
 def test_numbers_of_cubes_at_each_distance():
-    # published counts for quarter turns, for example at www.jaapsch.net/puzzles/cube2.htm
+    # published numbers of cubes by distance in quarter turns: www.jaapsch.net/puzzles/cube2.htm
     counts = Counter(rubik.near_solved().values())
     assert [counts[distance] for distance in range(7)] == [1, 6, 27, 120, 534, 2256, 8969]
 
@@ -174,17 +174,17 @@ def test_puzzles_have_one_solution(empty):
 def test_sudoku_by_hand():
     env = opened("12_4 34__ 2_43 4321")
     assert env.observe() == "12_4\n34__\n2_43\n4321"
-    # Cell 1 3 is 3: row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and row 2 has 3.
-    # Cell 2 4 is 2, and cell 3 2 is 1.
+    # Cell 1 3 (row, column) is 3: row 1 has 1, 2, 4. Cell 2 3 is 1: column 3 has 4, 2, and row 2
+    # has 3. Cell 2 4 is 2, and cell 3 2 is 1.
     assert env.statements() == ["Next 1 3 3, 2 3 1, 2 4 2.", "Clash none."]
     assert env.plan(9, 9) == ["1 3 3", "2 3 1", "2 4 2", "3 2 1"]
     wrong = env.step("3,2,2")
     assert (wrong.valid, wrong.effective, wrong.reward) == (True, True, 0.0)
     assert env.statements()[1] == "Clash 3 2 2."
-    assert env.plan(1, 9) == ["3 2 1"]  # mistakes are corrected first
+    assert env.plan(1, 9) == ["3 2 1"]  # a plan corrects mistakes first
     assert not env.step("3 2 2").effective
     for action in ("1 1 2", "5 1 1", "1 3 5", "1 3", "133", "1 3 3 1", "a b c"):
-        assert not env.step(action).valid  # cell 1 1 was given
+        assert not env.step(action).valid  # cell 1 1 is given; the others are no actions
     for action in ("3 2 1", "1 3 3", "2 3 1"):
         assert not env.step(action).terminated
     last = env.step("2 4 2")

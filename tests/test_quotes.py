@@ -1,4 +1,4 @@
-"""Tests of quoted paths that contain signs which separate environments, options or models.
+"""Tests of quoted paths, which may hold characters that separate environments, options or models.
 
 Run with:  python -m pytest -q tests/test_quotes.py
 """
@@ -55,7 +55,7 @@ def test_doctests(module):
 
 @pytest.fixture(params=FOLDERS)
 def own(request, tmp_path):
-    """An environment file in a folder whose name has signs of the mixture syntax."""
+    """An environment file in a folder whose name has characters of the mixture syntax."""
     folder = tmp_path / request.param
     folder.mkdir()
     (folder / "my_env.py").write_text(OWN)

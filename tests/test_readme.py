@@ -32,7 +32,7 @@ PATHS = [
 PAGES = {path: path.read_text(encoding="utf-8") for path in PATHS}
 STARTS = ("python", "torchrun", "make", "pip", "tensorboard")
 COSTS = re.compile(r"GPU|CPU-s|CPU-min|seconds|minute|hour|server|Slurm")
-# Script -> arguments that shorten its commands. Commands of other scripts are not run.
+# Script -> arguments that make its commands fast. Commands of other scripts are not run.
 SHORT = {
     "train": "--num_iterations=1 --num_groups=2 --group_size=2 --batch_size=2 --filter_keep=1.0 "
     "--eval_size=2",
@@ -47,7 +47,7 @@ SHORT = {
 }
 # A command of train, eval or tools.sft is run only if an argument matches this.
 TINY = re.compile(r"config/models/tiny|--player|^out/frozenlake")
-OPTIONAL = {  # start of an argument -> package it needs (make test-extras or test-hubs)
+OPTIONAL = {  # start of an argument -> package that it needs (make test-extras or test-hubs)
     "--env=textworld": "textworld",
     "--env=alfworld": "alfworld",
     "--env=rg:": "reasoning_gym",
@@ -61,9 +61,8 @@ OPTIONAL = {  # start of an argument -> package it needs (make test-extras or te
 
 
 def commands():
-    """Every command: its words, and text that may tell what it costs.
-
-    That text is the command's comment, or its heading and the paragraphs around it."""
+    """Yield the words of every command in PAGES, and the text that may tell what it costs: the
+    command's comment, or its heading and the paragraphs around it."""
     for page in PAGES.values():
         paragraphs = page.replace("\\\n", " ").split("\n\n")
         heading = ""
@@ -80,10 +79,10 @@ def commands():
 
 
 def command_words(text):
-    """The words from the first one that starts a command; [] for a text that is no command."""
+    """Return the words from the first that is in STARTS on; [] if the text is no command."""
     words = []
     for word in re.findall(r'--\w+="[^"]*"|\S+', text.replace('ARGS="', "ARGS= ")):
-        is_quoted = word.startswith("--") and '="' in word  # --only="frozenlake GAE"
+        is_quoted = word.startswith("--") and '="' in word  # such as --only="frozenlake GAE"
         words.append(word.replace('"', "") if is_quoted else word)
     places = [i for i, word in enumerate(words) if word in STARTS]
     if not places:
@@ -94,9 +93,9 @@ def command_words(text):
 
 
 def read_torchrun(arguments):
-    """What torchrun's own parser reads; None if the installed torch does not know an option.
+    """Parse with torchrun's own parser. Return None if the installed torch does not know an option.
 
-    This file is collected with every version of torch, so an unknown option must not end pytest."""
+    pytest calls this while it collects tests, when SystemExit would end pytest."""
     try:
         return get_args_parser().parse_args(arguments)
     except SystemExit:
@@ -104,8 +103,8 @@ def read_torchrun(arguments):
 
 
 def script_of(words):
-    """(name of the module, its arguments); ("", words) for another program, or if torchrun would
-    refuse its options."""
+    """Return (name of the module, its arguments). Return ("", words) for a program other than
+    Python and torchrun, or if torchrun would refuse its options."""
     if words[0] == "torchrun":
         launch = read_torchrun(words[1:])
         if launch is None:
@@ -122,7 +121,7 @@ SUPERVISED = ("tools.sft", "studies.base_model.pretrain")
 
 
 def kind_of(script):
-    """The class of a script's settings."""
+    """Return the class of a script's settings."""
     return SftConfig if script in SUPERVISED else Config
 
 
@@ -195,12 +194,12 @@ def test_there_are_commands():
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder with only the files that commands name. Commands find what earlier ones wrote."""
+    """A folder with the files that commands name and those that earlier commands wrote."""
     folder = tmp_path_factory.mktemp("desk")
     for name in ("config", "docs", "examples", "worlds"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     (folder / "out").mkdir()
-    for name in ("A", "A_s1", "B", "NAME"):  # any runs that commands name
+    for name in ("A", "A_s1", "B", "NAME"):  # stand for runs of the reader
         (folder / "out" / name).symlink_to("frozenlake_ppo", target_is_directory=True)
     return folder
 
@@ -263,7 +262,7 @@ def test_readme_is_short():
 
 
 def test_every_setting_is_read():
-    """Another file or a public method of the settings must read each setting."""
+    """A public method of SftConfig or a file other than configurator.py reads each setting."""
     paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
     own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)

@@ -48,14 +48,14 @@ MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.2}
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder for the runs, which is removed at the end: a checkpoint has 1.6 GB."""
+    """A folder for the runs. It is removed after the tests, because a checkpoint has 1.6 GB."""
     folder = tmp_path_factory.mktemp("real_model")
     yield folder
     shutil.rmtree(folder)
 
 
 def start(arguments):
-    """Start Python in the current folder, with output and errors in one text."""
+    """Start Python in the background, with output and errors in one text."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
@@ -66,7 +66,7 @@ def start(arguments):
 
 
 def finish(process):
-    """Wait for the end of a process. Returns: its output."""
+    """Wait for a process to succeed. Returns: its output."""
     output, _ = process.communicate(timeout=3600)
     assert process.returncode == 0, output[-4000:]
     return output
@@ -85,7 +85,8 @@ def whole(desk):
 
 
 def test_every_weight_is_that_of_the_wheel():
-    """WEIGHTS_SHA256 is the hash of weights that passed `check_weights`, ordered by name."""
+    """WEIGHTS_SHA256 is the hash of weights that passed `smollm2.check_weights`, ordered by
+    name."""
     digest = hashlib.sha256()
     num_parameters = 0
     with safe_open(FOLDER / "model.safetensors", framework="np") as weights:
@@ -100,7 +101,7 @@ def test_every_weight_is_that_of_the_wheel():
 
 
 def test_the_torch_engine_gives_the_recorded_answers():
-    """transformers gave the same answers when the folder was written."""
+    """transformers gave the same answers when tools/smollm2.py wrote the folder."""
     network, tokenizer = load_model(str(FOLDER))
     chat = Chat(tokenizer)
     config, *_ = load_config([f"{ROOT}/{path}" for path in CONFIGS] + ["--max_running=5"])
@@ -132,7 +133,7 @@ def test_a_run_trains_and_its_engine_agrees(whole):
 def test_a_killed_run_continues_bit_by_bit(whole, desk):
     cut = desk / "cut"
     process = start(arguments_of(cut))
-    while not (cut / "checkpoint-000001").is_dir():  # the name of a complete checkpoint
+    while not (cut / "checkpoint-000001").is_dir():  # it gets this name when it is complete
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)

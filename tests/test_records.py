@@ -1,4 +1,4 @@
-"""Tests of support/records.py: what the filter and the update note in trajectories.
+"""Tests of support/records.py: what the filter and the update record in trajectories.
 
 Run with:  python -m pytest -q tests/test_records.py
 """
@@ -27,7 +27,7 @@ from support.run_folder import read_rows
 
 
 class Words:
-    """A tokenizer whose tokens are words."""
+    """A tokenizer whose token i is the text w{i}."""
 
     def decode(self, ids, clean_up_tokenization_spaces):
         assert not clean_up_tokenization_spaces
@@ -52,7 +52,7 @@ def test_what_the_filter_did_is_noted_in_each_member():
 @pytest.mark.parametrize(
     "settings, num_bytes, wanted",
     [
-        ({}, 0, [1, 2, 4, 5, 6, 8, 10]),  # the first, every second, and 5, which was evaluated
+        ({}, 0, [1, 2, 4, 5, 6, 8, 10]),  # the first, every second, and the evaluated 5
         ({"sample_every": 4}, 0, [1, 4, 5, 8]),
         ({"sample_every": 0}, 0, []),
         # Iteration i of 10 is recorded if the file has at most i/10 of 64 MB.
@@ -89,7 +89,7 @@ def test_credit_is_the_mean_advantage_and_the_value_before_the_reply():
 def test_copies_of_a_turn_share_its_credit():
     original = trajectory_of(1)
     system = SimpleNamespace(message=lambda role, text: [7, 2, 8])
-    copy = unmask(original, system)  # 7, 2 and 8 stay masked, and 9 is trained on
+    copy = unmask(original, system)  # tokens 7, 2 and 8 stay masked; 9 is trained on
     note_credit([copy], torch.tensor([1.0, 3.0]), None)
     assert trajectory_record(original, Words())["turns"][0]["advantage"] == 2.0
 

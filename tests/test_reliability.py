@@ -53,7 +53,8 @@ def one_rank():
 
 @pytest.fixture(scope="module")
 def whole(trained_folder, tmp_path_factory):
-    """A run of three iterations without a fault, all evaluated and saved. Returns: folder, rows."""
+    """A run of three iterations without a fault, evaluated and saved each time. Returns: folder,
+    rows."""
     out_dir = tmp_path_factory.mktemp("whole") / "out"
     parallel.init_distributed(small_config())
     return out_dir, run(out_dir, trained_folder, num_iterations=3, **EACH)
@@ -80,7 +81,7 @@ def test_the_files_of_a_run(whole):
     for name in ("best", "policy"):
         assert (out_dir / name / "model.safetensors").is_file()
         assert (out_dir / name / "config.json").is_file()
-    # no pickle, and nothing half written
+    # There is no pickle and no half-written file.
     files = [path for path in out_dir.rglob("*") if path.is_file()]
     endings = {path.suffix for path in files if "tensorboard" not in path.parts}
     assert endings <= {".diff", ".safetensors", ".json", ".jsonl", ".md", ".jinja"}
@@ -155,7 +156,7 @@ def test_a_full_disk_is_one_sentence_and_costs_no_checkpoint(trained_folder, tmp
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full(saver, state, counts, log_sizes):
-        if counts["step"] == 2:  # from now on no file may exceed this size
+        if counts["step"] == 2:  # from now on no file may exceed 300 kB
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))
         write(saver, state, counts, log_sizes)
 
@@ -202,7 +203,8 @@ def test_a_log_that_cannot_be_written_is_one_sentence(
 def test_a_signal_ends_a_run_after_the_iteration(
     whole, trained_folder, tmp_path, monkeypatch, capfd
 ):
-    """test_run_lock.py tests the handling of each signal."""
+    """SIGINT ends the run after the iteration, and a new start completes it. See also
+    test_run_lock.py."""
     iterate = train.iterate
 
     def signalled(learner, *args):
@@ -230,7 +232,7 @@ def test_a_signal_ends_a_run_after_the_iteration(
 
 
 def break_environment(monkeypatch, member, fault, *, method, blocking):
-    """Let the environment of one member fail in reset or step."""
+    """Make the environment of one group member fail with `fault` in `method`, reset or step."""
     reset = dialogue.Episode.reset
     healthy = getattr(dialogue.Episode, method)
 
@@ -330,7 +332,7 @@ def test_a_thread_does_not_stop_the_clock_of_the_main_one():
 def test_groups_with_errors_are_left_out_of_the_update(
     trained_folder, tmp_path, monkeypatch, capsys
 ):
-    # The 13th episode fails. After the six evaluation games it is the seventh of training: group 1.
+    # The 13th episode fails. Six are evaluation games, so it is the 7th of training, in group 1.
     wrong = 6 + 7
     episodes = []
     filtered = []
@@ -358,7 +360,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     monkeypatch.setattr(train, "select_groups", spy_on_filter)
     monkeypatch.setattr(train, "build_experience", spy_on_advantages)
     (row,) = run(tmp_path / "out", trained_folder, num_iterations=1, eval_every=0)
-    assert kept_fractions == [4 / 12]  # 1 of the 3 groups that the filter saw
+    assert kept_fractions == [4 / 12]  # the filter saw 3 groups of 4 and kept one
     # the filter keeps half of three groups, rounded down
     assert row["error_frac"] == 1 / 16 and row["kept_trajectories"] == 4
     assert len(filtered) == 12 and all(played.status != "error" for played in filtered)
@@ -371,7 +373,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
 
 @pytest.mark.parametrize("num_errors, counted", [(2, "2 of 4"), (1, "1 of 4")])
 def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
-    """Two errors in four are more than max_error_frac. One is not, but leaves no whole group."""
+    """Two errors in four exceed max_error_frac. One error does not, but leaves no whole group."""
     error_turn = Turn([1], [2], [0.0], record=dialogue.TurnRecord([], error="OSError: gone"))
     failed = Trajectory((0,), 0, [error_turn], "error", env="lake")
     good = Trajectory((0,), 0, [Turn([1], [2], [0.0])], "failure")
@@ -416,7 +418,7 @@ def test_an_engine_that_dies_is_one_sentence(error, said):
     def step():
         raise error
 
-    engine = VLLMEngine.__new__(VLLMEngine)  # this needs no installed vLLM
+    engine = VLLMEngine.__new__(VLLMEngine)  # __init__ would need vLLM
     engine.num_steps = 0
     engine.engine = SimpleNamespace(step=step)
     with pytest.raises(UserError) as raised:
@@ -430,7 +432,7 @@ def test_an_engine_that_dies_is_one_sentence(error, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", [fuzz.grammar, fuzz.damaged])
 def test_hostile_replies_forge_nothing(chat, maker):
-    """Some of the replies that `python tests/fuzz.py` tries."""
+    """Try some of the replies that `python tests/fuzz.py` tries."""
     assert maker(chat, 500) >= 500
 
 
@@ -447,7 +449,7 @@ def test_hostile_replies_forge_nothing(chat, maker):
     ],
 )
 def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):
-    """kill -9 at moments that a seed draws: in rollout, update, evaluation, log, write, rename."""
+    """kill -9 comes at random moments: in rollout, update, evaluation, log, write or rename."""
     settings = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "tests/soak.py", *arguments]
     done = subprocess.run(command, env=os.environ | settings, text=True, capture_output=True)

@@ -1,6 +1,6 @@
 """
-Tests of Repair with hand-made games, and of its interpreter: compared with Python, and with
-hostile code.
+Tests of Repair with hand-made games. Its interpreter is compared with Python and tried with hostile
+code.
 
     python -m pytest -q tests/test_repair.py
 """
@@ -123,7 +123,7 @@ def test_programs_do_what_python_does():
             names = {}
             exec(code, names)
             for argument, given_value, _ in repair.run_tests(code, title, 4):
-                if not isinstance(given_value, str):  # an endless loop gives an error
+                if not isinstance(given_value, str):  # "error: ..." for an endless loop
                     assert names[name](argument) == given_value
                     compared += 1
     assert compared > 500

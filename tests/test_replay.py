@@ -43,7 +43,7 @@ def test_a_record_that_went_otherwise_is_found(tmp_path):
     message = "1 trajectories of .+ differ from their records, the first: prompt 1 of "
     with pytest.raises(ValueError, match=message):
         replay.main([*LAKE, f"--record={lines}"])
-    with pytest.raises(ValueError, match="3 trajectories of"):  # the games of other instances
+    with pytest.raises(ValueError, match="3 trajectories of"):  # held-out instances are other games
         replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
 
 
@@ -103,7 +103,7 @@ def test_a_record_without_the_newer_facts_is_repeated(tmp_path):
 
 @pytest.fixture
 def record(two_runs, tmp_path, capsys):
-    """A record of two games that run a's policy played."""
+    """The record of two games that the policy of run a played."""
     lines = tmp_path / "one.jsonl"
     evaluation.main([str(two_runs / "a"), "--eval_size=2", f"--jsonl={lines}"])
     capsys.readouterr()
@@ -118,7 +118,7 @@ def test_two_records_of_one_policy_are_two_rows(two_runs, record, tmp_path, caps
     more.write_text("\n".join([*first, *again]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     assert list(rows_in(capsys.readouterr().out))[2:] == [policy, f"{policy} (2)"]
-    # The same games twice are not two samples of a prompt.
+    # A record that holds the same games twice does not hold two samples of a prompt.
     more.write_text("\n".join([*first, *first]))
     replay.main([str(two_runs / "a"), f"--record={more}"])
     out = capsys.readouterr().out
@@ -164,7 +164,8 @@ def test_a_file_without_trajectories_is_refused(record, change, sentence):
 
 
 def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
-    """The name of an environment may be a file of code. Only files that the user names are run."""
+    """The environment of a record or run may be a file of code. It runs if the user names it,
+    too."""
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     env = f"{tmp_path}/evil.py:X"
     lines = tmp_path / "lines.jsonl"

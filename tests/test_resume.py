@@ -29,7 +29,7 @@ def one_process():
 
 
 def start(folder, out_dir, *flags, **changes):
-    """Start train.py, in a new folder or to continue."""
+    """Run train.py, in a new folder or to continue a run."""
     settings = RUN | EACH | dict(model=str(folder)) | changes
     arguments = [f"--{key}={value}" for key, value in settings.items()]
     train.main([*arguments, f"--out_dir={out_dir}", *flags])
@@ -58,12 +58,12 @@ def test_a_longer_schedule_is_refused_or_stays_visible(trained_folder, out_dir, 
     start(trained_folder, out_dir, "--take_config=True", **others)
     said = "until iteration 2: num_iterations was 2 and is now 4, which final_lr=0.1 reads, eval_en"
     assert said in capsys.readouterr().out
-    # 1 - 0.9 * step / num_iterations, for steps 0 and 1 of 2 and then steps 2 and 3 of 4
+    # The factors are 1 - 0.9 * step / num_iterations, for steps 0 and 1 of 2, then 2 and 3 of 4.
     factors = [1, 0.55, 0.55, 0.325]
     rows = rows_of(out_dir)
     for key, first in (("learning_rate", 1e-4), ("critic_lr", 2e-4)):
         assert [row[key] for row in rows] == pytest.approx([first * f for f in factors])
-    # Evaluations of the lake and of the bandit are not compared.
+    # Evaluations of the lake are not compared with those of the bandit, so best/ is a later one.
     assert json.loads((out_dir / "best/iteration.json").read_text())["step"] > 2
     run = read_run(out_dir)
     assert list(run.evaluations) == [0, 3, 4]
@@ -104,7 +104,7 @@ def test_changed_metrics_are_refused(trained_folder, out_dir):
 
 @pytest.mark.slow
 def test_a_run_continues_beside_links_and_a_folder_of_that_name(trained_folder, out_dir):
-    """Offline W&B writes links into its folder."""
+    """Links in the run's folder are left alone. Offline W&B, for example, writes links."""
     (out_dir / "wandb").mkdir()
     (out_dir / "wandb/latest-run").symlink_to("offline-run-1")
     (out_dir / "newest").symlink_to("checkpoint-000002")

@@ -1,6 +1,6 @@
 """Tests of rollout.py: sampled tokens, masks and prompts token by token, schedules, limits.
 
-Sampled tokens and log-probs are compared with a plain forward of Hugging Face.
+Sampled tokens and log-probs are compared with a forward pass of the Hugging Face model.
 
 Run with:  python -m pytest -q tests/test_rollout.py
 """
@@ -51,7 +51,8 @@ def play(model, chat, config, starts=STARTS, **options):
 
 
 def pairs_with_logits(model, folder, trajectories):
-    """Each trajectory with the logits of Hugging Face for its tokens, (tokens, vocabulary)."""
+    """Return (trajectory, logits) for each trajectory. The logits (tokens, vocabulary) are those of
+    the Hugging Face model."""
     model.save_pretrained(folder)
     load = AutoModelForCausalLM.from_pretrained
     reference = load(folder, attn_implementation="sdpa", dtype=torch.float32)
@@ -64,14 +65,14 @@ def pairs_with_logits(model, folder, trajectories):
 
 
 def sampled_logprobs(trajectory, logits):
-    """Log-probs of the sampled tokens."""
+    """Return the log-probs of the sampled tokens, given the logits of all tokens."""
     chosen = torch.tensor(trajectory.ids)[1:, None]
     logprobs = logits.log_softmax(-1)[:-1].gather(1, chosen)[:, 0]
     return logprobs[torch.tensor(trajectory.response_mask)[1:]]
 
 
 class Spy:
-    """Passes everything on to an engine and remembers what the engine saw and returned."""
+    """An engine that passes all calls on to another engine and records requests and samples."""
 
     def __init__(self, engine):
         self.engine = engine
@@ -141,7 +142,7 @@ def test_greedy_picks_the_arg_max(random_model, chat, tmp_path):
         chosen = [trajectory.ids[place] for place in places]
         assert logits[places - 1].argmax(-1).tolist() == chosen
         assert len(places) == 36
-        # Arg max has no log-prob at T = 0, so those of T = 1 are returned.
+        # At T = 0 a log-prob is not defined, so the engine returns that of T = 1.
         expected = logits[places - 1].log_softmax(-1).amax(-1)
         found = torch.tensor(trajectory.rollout_logprobs)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -236,7 +237,7 @@ def test_members_share_the_first_prompt_and_nothing_else(trained_model, chat):
 
 
 def window_by_hand(chat, t, last, context_turns):
-    """The prompt of turn `last`, by messages: the system message and `context_turns` turns."""
+    """Return the prompt ids of turn `last`: system message and the last `context_turns` turns."""
     ids = chat.message("system", t.system)
     for k in range(max(0, last + 1 - context_turns), last + 1):
         ids += chat.message("user", t.turns[k].observation)
@@ -312,7 +313,7 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
         before = [(list(turn.prompt_ids), list(turn.response_ids)) for turn in t.turns]
         opened = unmask(t, chat)
         cut = len(chat.message("system", t.system))
-        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # not changed
+        assert [(turn.prompt_ids, turn.response_ids) for turn in t.turns] == before  # unchanged
         assert [turn.reward for turn in opened.turns] == [turn.reward for turn in t.turns]
         parts = split_by_context([t], config)
         opened_parts = split_by_context([opened], config)
@@ -328,7 +329,7 @@ def test_unmask_trains_on_everything_after_the_system_message(trained_model, cha
 
 
 def encode_reply(chat, actions):
-    """The tokens of a well-formed reply without a thought."""
+    """Return the tokens of a well-formed reply without a thought."""
     return [*chat.encode(dialogue.format_response("", actions, think=False)), chat.end]
 
 
@@ -484,7 +485,7 @@ def assert_same(first, second):
 def test_results_do_not_depend_on_how_many_run_at_once(trained_model, chat, max_running):
     config = small_config(temperature=1.0)
     wide = play(trained_model, chat, config)
-    # Trajectories end at different times, so rows of the cache move.
+    # Trajectories end at different times, so the engine must move rows of its cache.
     assert len({len(t.turns) for t in wide}) > 1
     assert_same(wide, play(trained_model, chat, replace(config, max_running=max_running)))
 
@@ -505,7 +506,7 @@ def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     for key in range(10):  # 2 prompts x 5 members, mixed
         engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
     assert engine.step() == []
-    # The last token of a prompt is fed in the decode step.
+    # The decode step feeds the last token of a prompt.
     assert engine.num_prefilled == len(prompts[0]) - 1 + len(prompts[1]) - 1
 
 
@@ -514,7 +515,7 @@ def test_only_new_tokens_are_prefilled(trained_model, chat):
     engine = make_engine(config, trained_model, chat)
     played = collect(engine, chat, config, STARTS, **OPTIONS)
     first = sum(len(t.turns[0].prompt_ids) - 1 for t in played if t.member == 0)
-    # Later turns feed the last sampled token and the new prompt without its last token.
+    # In a later turn, it feeds the last sampled token and the prompt without its last token.
     later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
     assert later > 0 and engine.num_prefilled == first + later
     assert not engine.busy and engine.histories == engine.prompt_owner == {}
@@ -638,7 +639,7 @@ def test_memory_that_is_gone_before_the_first_step_is_one_sentence(trained_model
 
 
 def test_the_cache_has_the_rows_that_are_asked_for(trained_model, chat, capsys):
-    """max_running may be any number: it is a limit and takes no memory."""
+    """The size of the cache depends on the requests. max_running is a limit and takes no memory."""
     engine = make_engine(small_config(max_running=10**9), trained_model, chat)
     engine.load(trained_model.state_dict().items(), 1)
     assert engine.cache.nbytes == 0
@@ -691,7 +692,7 @@ def test_little_memory_means_few_rows_and_the_same_games(trained_model, chat, mo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_engine_on_a_cpu_keeps_one_copy_of_its_head_in_float32(trained_model, chat, dtype):
-    """A decode step need not convert the head again. `load` replaces the copy."""
+    """The copy saves converting the head in each decode step. `load` replaces the copy."""
     name = str(dtype).removeprefix("torch.")
     engine = make_engine(small_config(dtype=name), trained_model, chat)
     weights = {key: 2 * value for key, value in trained_model.state_dict().items()}
@@ -712,7 +713,8 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, chat, dtype):
-    """Nor does the response in float32. In 16 bits the batch size changes its rounding."""
+    """In float32 the response itself does not depend on the others either. In 16 bits the batch
+    size changes the rounding of its logits."""
     config = small_config(dtype=dtype, max_response_tokens=8)
     prompts = [[5 + i] * (3 + 7 * i) for i in range(6)]
     found = []
@@ -743,7 +745,8 @@ def test_batch_invariant_kernels_need_a_gpu(trained_model, chat, monkeypatch):
 
 
 def test_no_advice_for_an_unknown_cause(trained_model, chat, monkeypatch):
-    """Fewer trajectories at once do not help if an engine has no kernel for this head size."""
+    """An engine without a kernel for this head size fails with any max_running, so the error must
+    not advise to lower it."""
 
     class Unsupported:
         def __init__(self, *_, **__):
@@ -836,5 +839,5 @@ def test_summarize_by_hand():
 
 
 def test_rewards_sit_on_the_last_token_of_their_turn():
-    first, second = two_trajectories()  # turns of 1 and 3 tokens, a turn of 2
+    first, second = two_trajectories()  # first: turns of 1 and 3 tokens; second: one of 2
     assert len(first.rollout_logprobs) == first.num_response_tokens == 4

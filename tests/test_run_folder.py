@@ -61,7 +61,7 @@ def test_settings_that_a_file_lacks_have_their_defaults(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"config": {"seed": 3}}')
     assert load_saved(path) == Config(seed=3)
-    path.write_text('{"config": {"seed": 3, "num_samples": 64}}')  # a former setting
+    path.write_text('{"config": {"seed": 3, "num_samples": 64}}')  # num_samples was a setting
     assert load_saved(path) == Config(seed=3)
 
 
@@ -139,7 +139,7 @@ def test_a_file_may_have_the_longest_name(tmp_path):
 
 
 def test_a_run_of_changed_code_says_how_to_restore_it(tmp_path):
-    """The present code may not know a setting of the run, such as an estimator of the user."""
+    """The present code may not know a value in the run's settings, such as a user's estimator."""
     (tmp_path / "config.json").write_text('{"config": {"estimator": "mine"}}')
     with pytest.raises(UserError, match="estimator must be one of .*, got 'mine'$"):
         load_saved(tmp_path)

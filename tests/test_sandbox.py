@@ -1,5 +1,5 @@
 """
-Tests of the sandbox with hostile programs, and of SWE-Gym's rows on a small repository.
+Tests of worlds/sandbox.py with hostile programs, and of worlds/swe.py with a small repository.
 
     python -m pytest -q tests/test_sandbox.py
 """
@@ -61,7 +61,7 @@ PATCH = """--- a/tests/test_calc.py
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A data set of one row, and its checkout, whose last commit holds the answer."""
+    """The file of a data set of one row. Beside it is the git checkout, whose HEAD has the fix."""
     folder = tmp_path_factory.mktemp("rows")
     repo = folder / "calc"
     (repo / "tests").mkdir(parents=True)
@@ -141,7 +141,7 @@ def commands_that_run():
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "pytest-xdist" not in line:  # it puts the name of the test into its command line
+            if "pytest-xdist" not in line:  # shows the test's name, which holds the command
                 lines.append(line)
         except OSError:  # the process has ended
             continue
@@ -296,7 +296,7 @@ FULL = "The folder holds more than 200 files or 16777216 bytes. The game is over
     [
         "seq 300 | xargs touch; chmod 0 .",
         "mkdir hidden; cd hidden; seq 300 | xargs touch; cd ..; chmod 0 hidden",
-        "head -c 20M /dev/urandom > large; sleep 54321",  # noticed while it runs
+        "head -c 20M /dev/urandom > large; sleep 54321",  # noticed during the sleep
     ],
 )
 def test_a_command_that_fills_the_folder_ends_the_game(rows, command, monkeypatch):
@@ -332,7 +332,9 @@ def test_the_folders_in_memory_hold_few_files(tmp_path):
 
 
 def hostile_checkout(folder, settings):
-    """A checkout whose git settings run programs, and whose .gitattributes request the programs."""
+    """Make a git checkout. Its `settings` may run programs, and its .gitattributes request them.
+
+    Returns: its folder, its commit, and its files as a dict of texts."""
     repo = folder / "calc"
     repo.mkdir()
     files = {

@@ -41,7 +41,7 @@ def test_a_setting_that_another_one_reads_may_not_change(tmp_path):
         "or --take_config=True to continue with the new settings"
     ) in str(error.value)
     check_out_dir(longer, accept_changes=True)
-    check_out_dir(replace(falls, eval_every=7))  # nothing reads it
+    check_out_dir(replace(falls, eval_every=7))  # no other setting reads eval_every
     assert changed_settings(Config(), Config(num_iterations=8)) == []
     assert changed_settings(Config(early_stop=True), Config(early_stop=True, eval_every=7)) == [
         "eval_every was 50 and is now 7, which early_stop=True reads"
@@ -69,14 +69,14 @@ def continue_run(folder, config, step):
 
 def test_each_stretch_of_settings_is_kept(tmp_path):
     assert continue_run(tmp_path, A, 0) == []  # a new run
-    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # changes no training
+    assert continue_run(tmp_path, replace(A, num_iterations=9), 2) == []  # no effect on training
     a = replace(A, num_iterations=9)
     assert continue_run(tmp_path, B, 4) == [(4, a)]
     assert continue_run(tmp_path, B, 6) == [(4, a)]
     assert continue_run(tmp_path, C, 8) == [(4, a), (8, B)]
     text = json.loads((tmp_path / "config.json").read_text())["earlier"]
     assert [entry["until"] for entry in text] == [4, 8]
-    # continued from an older checkpoint: iterations 3 to 8 are made again
+    # The run continues from an older checkpoint and repeats iterations 3 to 8.
     assert continue_run(tmp_path, C, 2) == [(2, a)]
     assert continue_run(tmp_path, A, 2) == []  # no iteration was made with C
 

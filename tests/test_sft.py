@@ -190,7 +190,7 @@ def test_fine_tuning_of_lora(trained_folder, tmp_path, capsys):
         out_dir=tmp_path / "run",
     )
     sft.main([FROZENLAKE, *[f"--{key}={value}" for key, value in settings.items()]])
-    # A matrix (out, in) has the adapters A (2, in) and B (out, 2).
+    # The adapters of a matrix (out, in) are A (2, in) and B (out, 2).
     start = model.load_model(str(trained_folder))[0]
     sizes = [sum(p.shape) for n, p in start.named_parameters() if n.endswith("_proj.weight")]
     num_all = sum(p.numel() for p in start.parameters()) + 2 * sum(sizes)
@@ -227,7 +227,7 @@ def test_demonstrations_of_a_step_are_dealt_out_to_the_ranks(chat, monkeypatch):
 
 
 def first_two_packs(config, chat):
-    """The demonstrations of steps 0 and 1."""
+    """Return the demonstrations of steps 0 and 1."""
     found = []
     for step in (0, 1):
         (part,) = sft.packs_of(config, chat, step)

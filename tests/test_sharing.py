@@ -16,7 +16,7 @@ GAME = {"system": "Walk to G.", "turns": [{"observation": "P_\n_G"}]}
 
 
 def test_the_lines_of_transformers_play_a_turn(trained_folder, tmp_path, monkeypatch, capsys):
-    """The prompt equals that of training, and a reply is printed."""
+    """The code makes the same prompt as training and prints a reply."""
     monkeypatch.chdir(tmp_path)
     run = Path("out/frozenlake_ppo")
     run.mkdir(parents=True)

@@ -29,7 +29,7 @@ from tools.smollm2 import GGUF_FILE, halves_of_heads, hugging_face_name
 WIDTH = 64
 NUM_HEADS = 2
 NUM_KV_HEADS = 1
-SHAPES = {  # of one layer's matrices: rows, columns
+SHAPES = {  # matrix of a layer -> rows, columns
     "attn_q": (64, 64),
     "attn_k": (32, 64),
     "attn_v": (32, 64),
@@ -45,7 +45,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def write_gguf(path):
-    """A Llama of one layer with random weights in four bits, and a tokenizer of single bytes."""
+    """Write a Llama of one layer with random weights in four bits, and a tokenizer of bytes."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)
@@ -57,13 +57,14 @@ def write_gguf(path):
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     printed = [chr(number) for number in (*range(33, 127), *range(161, 173), *range(174, 256))]
-    others = [chr(256 + number) for number in range(256 - len(printed))]  # as GPT-2 writes bytes
+    # GPT-2's tokenizer writes the other bytes as characters from 256 on.
+    others = [chr(256 + number) for number in range(256 - len(printed))]
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *printed, *others, "th", "in"]
     kinds = [3, 3, 3] + [1] * 258  # special and normal tokens
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["t h", "i n"])  # transformers 5.17 cannot read a list of one
+    writer.add_token_merges(["t h", "i n"])  # transformers 5.17 cannot read a single merge
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -136,7 +137,7 @@ def test_rotary_positions_turn_the_same_pairs():
     from transformers.models.llama.modeling_llama import rotate_half
 
     rows = np.array([[1.0], [2.0], [3.0], [4.0]])
-    turned = np.array([[-2.0], [1.0], [-4.0], [3.0]])  # (a, b) -> (-b, a), rotated by 90°
+    turned = np.array([[-2.0], [1.0], [-4.0], [3.0]])  # (a, b) turned by 90° is (-b, a)
     query = torch.from_numpy(halves_of_heads(rows, num_heads=1)[:, 0])
     expected = halves_of_heads(turned, num_heads=1)[:, 0]
     assert rotate_half(query).tolist() == expected.tolist()
@@ -153,7 +154,7 @@ def test_a_wheel_becomes_a_folder_once(desk, tiny_wheel, capsys):
     assert sorted(path.name for path in desk.glob("out/*")) == ["smollm2"]
     network, tokenizer = load_model("out/smollm2")
     assert network.dtype == torch.float32
-    assert tokenizer.encode("the <|im_end|>") == [259, 71, 223, 2]  # th, e, space
+    assert tokenizer.encode("the <|im_end|>") == [259, 71, 223, 2]  # th, e, space, end
     config = json.loads(Path("out/smollm2/config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]  # vLLM reads it
     card = Path("out/smollm2/README.md").read_text()

@@ -1,6 +1,6 @@
 """
-Tests of Sokoban: an independent simulator, brute force, numbers measured with RAGEN's code, rooms
-drawn by hand.
+Tests of Sokoban against an independent simulator, brute force, numbers measured with RAGEN's code,
+and rooms drawn by hand.
 
     python -m pytest -q tests/test_sokoban.py
 """
@@ -65,7 +65,7 @@ def test_rewards_for_boxes_on_and_off_target():
     off = env.step("Right")
     assert off.reward == pytest.approx(-1.1)
     assert off.observation == "######\n#__SX#\n#____#\n#_XO_#\n#____#\n######"
-    # Both on target: 1 + 10 - 0.1 with the second.
+    # The push that brings the second of two boxes onto its target gives 1 + 10 - 0.1.
     env = in_room("######\n#P√__#\n#_XO_#\n#____#\n#____#\n######")
     assert env.step("Down").reward == pytest.approx(-0.1)
     done = env.step("Right")
@@ -81,11 +81,11 @@ def test_unsolvable_room_has_no_plan():
 @pytest.mark.parametrize(
     "room, corner",
     [
-        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),  # of the upper and the left wall
+        ("######\n#X___#\n#____#\n#_O__#\n#P___#\n######", True),  # upper left corner
         ("######\n#___X#\n#____#\n#_O__#\n#P___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#X___#\n######", True),
         ("######\n#____#\n#____#\n#_OP_#\n#___X#\n######", True),
-        ("######\n#_X__#\n#____#\n#_O__#\n#P___#\n######", False),  # it slides along one wall
+        ("######\n#_X__#\n#____#\n#_O__#\n#P___#\n######", False),  # movable along the wall
         ("######\n#____#\n#X___#\n#_O__#\n#P___#\n######", False),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_box_in_a_corner_is_lost(room, corner):
 
 
 def test_greedy_by_hand():
-    # box at distance 2 from its target; only Left, a push, shortens the distance
+    # The box is at distance 2 from its target. Only Left pushes it and shortens the distance.
     env = in_room("######\n#____#\n#O_XP#\n#____#\n#____#\n######")
     assert env.greedy() == "Left"
 
@@ -126,7 +126,7 @@ def test_plans_replay(spec, count, boxes):
 def solves(board, path):
     """Whether `path` ('UDLR' letters) puts every box of a board text on a target.
 
-    Places are complex numbers: column + row * 1j.
+    A cell is a complex number: column + row * 1j.
     """
     places = {}
     for row, line in enumerate(board.split("\n")):
@@ -199,7 +199,7 @@ def test_random_player_in_larger_rooms():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec, count, mean, cumulative",
-    [  # RAGEN, seeds 123..378: cumulative fractions of the 256 validation rooms
+    [  # optimal length -> share of RAGEN's 256 validation rooms (seeds 123..378) up to it
         (
             SIMPLE,
             1500,
@@ -220,7 +220,8 @@ def test_optimal_lengths(spec, count, mean, cumulative):
 
 
 def test_observation_modes_by_hand():
-    # what is around you at (4,3) and around the box at (3,3), in the order up, down, left, right
+    # "around it" lists the cells up, down, left and right of the box at (3,3), and "Next" those of
+    # the player at (4,3).
     text = in_room(ROOM_BOARD, observation="relations").observe()
     assert text == ROOM_BOARD + (
         "\nBox 1 up, its target 1 up 1 left, around it floor you floor wall."
@@ -236,8 +237,8 @@ def test_observation_modes_by_hand():
 
 
 def test_each_box_has_its_own_target():
-    # two boxes: the target of the box on a target is "here"; that of the other box is the free
-    # target and not the nearer one
+    # The target of the box on a target is "here". The other box has the free target, though the
+    # first target is nearer.
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (

@@ -1,6 +1,6 @@
 """
-Tests of starpo.py: numbers worked out by hand, slow obvious loops, enumerated expectations.
-They need a CPU and a few seconds.
+Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations. They
+take a few seconds on a CPU.
 
     python -m pytest -q tests/test_starpo.py
 """
@@ -41,7 +41,7 @@ def close(actual, expected, tol=1e-12):
 
 
 def filtered(scores, group_size, keep, **options):
-    """The groups that the filter keeps by the std of their scores."""
+    """Return the groups that the filter keeps by the std of their scores."""
     std = starpo.group_stats(scores, group_size)[1]
     return starpo.filter_groups(std, std, keep=keep, **options)
 
@@ -158,10 +158,10 @@ def test_group_advantages_sum_to_zero_and_agree_with_loop(estimator):
 
 @pytest.mark.parametrize("estimator", OF_GROUPS)
 def test_group_advantages_without_variance_are_zero(estimator):
-    assert grouped(torch.tensor([3.0, -1.0]), 1, estimator).tolist() == [0.0, 0.0]  # N = 1
+    assert grouped(torch.tensor([3.0, -1.0]), 1, estimator).tolist() == [0.0, 0.0]
     advantages = grouped(
         doubles(5, 5, 0, 2), 2, estimator
-    )  # all equal, next to a group with variance
+    )  # equal scores, then a group with variance
     assert advantages[:2].tolist() == [0.0, 0.0] and advantages[2] == -advantages[3] < 0
     close(
         grouped(doubles(5, 5, 0, 2), 2),
@@ -185,12 +185,13 @@ TURN_REWARDS, TURNS = (1, 2, 0, 4, 1, 3), [2, 1, 2, 1]
 NORMALISED_WITHIN = {"group": [0, 0, 1, 1], "batch": [0, 0, 0, 0], "env": [0, 1, 1, 0]}
 R2, R6 = math.sqrt(2), math.sqrt(17 / 4)
 NORMALISED = [
-    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn takes the change.
+    # mean scores: group 1.5 and 4, batch 11 / 4, env 3 and 2.5. The last turn takes the change
+    # of the score.
     ("mean", "group", [1, 2 - 1.5, -1.5, 4, 1 - 4, 3 - 4]),
     ("mean", "batch", [1, 2 - 2.75, -2.75, 4, 1 - 2.75, 3 - 2.75]),
     ("mean", "env", [1, 2 - 3, -2.5, 4, 1 - 2.5, 3 - 3]),
-    # stds 3 / sqrt(2) and sqrt(2): all scores become +-1 / sqrt(2)
-    # the rewards are divided by these stds
+    # The stds of the groups are 3 / sqrt(2) and sqrt(2). Rewards are divided by the std of the
+    # group, and all scores become +-1 / sqrt(2).
     ("mean_std", "group", [R2 / 3, 1 / R2 - R2 / 3, -1 / R2, 4 / R2, 1 / R2 - 4 / R2, -1 / R2]),
     # deviations 1/4, -11/4, 9/4, 1/4: variance (1 + 121 + 81 + 1) / 16 / 3 = 17/4
     ("mean_std", "batch", [1 / R6, -0.75 / R6, -2.75 / R6, 4 / R6, -1.75 / R6, 0.25 / R6]),
@@ -282,7 +283,7 @@ def test_filter_never_fills_up_with_zero_variance():
 
 
 def test_filter_ties_go_to_the_lower_index():
-    scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # x as above: 1, 2, 2, 2, 2, 1
+    scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # x is 1, 2, 2, 2, 2, 1
     assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
     many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # 3000 groups, every third has the larger std
@@ -296,7 +297,7 @@ def test_filter_may_be_empty():
     groups = filtered(torch.ones(8), 4, 0.5)
     assert groups.dtype == torch.int64
     assert groups.shape == (0,)
-    assert filtered(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []  # N = 1
+    assert filtered(torch.tensor([1.0, 2.0, 3.0]), 1, 0.5).tolist() == []  # groups of one
     assert filtered(torch.ones(8), 4, 1.0).tolist() == [0, 1]
 
 
@@ -312,7 +313,7 @@ def test_filter_count_survives_float_product():
     "strategy, keep, options, kept",
     [
         ("fraction", 0.5, {}, [1, 3]),
-        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # half of all four; group 2 has no variance
+        ("fraction", 0.5, dict(smallest=True), [0, 3]),  # 2 of all 4; group 2 has no variance
         ("fraction", 0.1, dict(smallest=True), [0]),
         ("fraction", 0.5, dict(smallest=True, zero_std=True), [0, 2]),
         ("fraction", 0.99, dict(zero_std=True), [0, 1, 3]),
@@ -363,7 +364,7 @@ def test_filter_ranks_by_other_values_and_still_excludes_groups_without_variance
         1,
         3,
     ]
-    # softmax allows negative values: e^4 is 0.73 of the sum, e^4 and e^3 all of it but e^-1
+    # top_p_softmax allows negative values: e^4 is 0.73 of the sum, and e^4 + e^3 is 0.995 of it.
     assert starpo.filter_groups(values, std, keep=0.99, strategy="top_p_softmax").tolist() == [2, 3]
     assert starpo.filter_groups(values, std, keep=0.72, strategy="top_p_softmax").tolist() == [2]
 
@@ -383,7 +384,7 @@ def test_filter_strategies_on_groups_that_are_alike(strategy, keep):
 
 
 def slow_filter(values, std, keep, strategy, smallest, zero_std):
-    """Take groups with variance one by one until there are enough."""
+    """Slow reference: take groups in the order of their values until there are enough."""
     mass = [math.exp(v) for v in values] if strategy == "top_p_softmax" else values
     left = [i for i in range(len(values)) if std[i] > 0 or zero_std]
     taken = []
@@ -450,8 +451,7 @@ def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
 )
 def test_gae_agrees_with_walk_over_observations(gamma, lam):
     generator = torch.Generator().manual_seed(1)
-    # turns have 1 to 4 tokens, those of the first trajectory one token
-    # each turn comes after 2 observation tokens
+    # Turns have 1 to 4 tokens, in the first trajectory one. Two observation tokens precede each.
     turn_lengths = [[1, 1, 1], [4, 1, 2], [3], [1], [2, 2, 1, 1, 4]]
     turn_rewards = [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0], [0.0], [2.0], [0.0, -1.0, 0.0, 10.0, 0.0]]
     B, T = 5, 24
@@ -525,16 +525,17 @@ def test_whiten_without_variance():
 
 # ---------- advantages
 
-# numbers of turns in group 0: 3, 1, 2; in group 1: 1, 4, 2. Some turns have one token.
+# COUNTS: turns of the trajectories, of which three are in each group. LENGTHS: tokens of turns.
 COUNTS, GROUPS = [3, 1, 2, 1, 4, 2], torch.arange(6) // 3
 LENGTHS = [1, 3, 2, 1, 2, 2, 4, 1, 1, 5, 2, 3, 1]
 DISCOUNTS = dict(gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)
 
 
 def episodes(dense=True):
-    """Rewards and values of 28 tokens.
+    """Return rewards and values of 28 tokens.
 
-    dense: each token has a reward, as with KL in the reward. Otherwise only some turns end in one.
+    dense: each token has a reward, as with KL in the reward. Otherwise only the last tokens
+    of some turns have one.
     """
     generator = torch.Generator().manual_seed(7)
     rewards, values = torch.randn(2, sum(LENGTHS), generator=generator, dtype=torch.float64)
@@ -546,7 +547,7 @@ def episodes(dense=True):
 
 
 def nested(flat):
-    """The numbers as lists: trajectories of turns of tokens."""
+    """Return the numbers as nested lists: trajectories, turns, tokens."""
     rest, lengths = iter(flat.tolist()), iter(LENGTHS)
     return [[[next(rest) for _ in range(next(lengths))] for _ in range(count)] for count in COUNTS]
 
@@ -564,7 +565,7 @@ def estimate(estimator, rewards, values=None, **options):
 
 
 def slow_gae(rewards, values, gamma, lam, turn_gamma, turn_lam):
-    """GAE of one trajectory, given as turns, in a loop from the last token to the first."""
+    """Slow reference: GAE of one trajectory, given as turns, from its last token to the first."""
     advantages, next_value, next_advantage = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         for t in reversed(range(len(turn_rewards))):
@@ -595,7 +596,7 @@ def test_gae_discounts_turns_by_hand():
 
 
 def slow_bi_level(rewards, values, gamma, lam, turn_gamma, turn_lam):
-    """RAGEN's two loops, over turns and over tokens, for one trajectory, given as turns."""
+    """Slow reference: RAGEN's two loops, over turns and over tokens, for one trajectory."""
     turn_returns, next_value, last = [], 0.0, 0.0
     for turn_rewards, turn_values in zip(rewards[::-1], values[::-1], strict=True):
         delta = sum(turn_rewards) + turn_gamma * next_value - turn_values[-1]
@@ -693,7 +694,7 @@ def test_turn_level_advantages_by_hand():
         turn_level=True,
     )
     close(found, [0.0] * 8)
-    options = dict(estimator="dr_grpo")  # scores 3 and 1
+    options = dict(estimator="dr_grpo")  # without turn_level: scores 3 and 1
     found, _ = starpo.advantages(rewards, None, [1, 2, 1, 2, 1], [3, 2], groups, **options)
     close(found, [1.0] * 4 + [-1.0] * 3)
 
@@ -887,7 +888,7 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
 
 @pytest.mark.parametrize(
     "aggregation, expected",
-    [  # divided by the 4 tokens, weights are 1/4; 1/2 * (1, 1/3, 1/3, 1/3); 1/2; 1/2 / 10
+    [  # weights / 4 tokens = 1/4; 1/2 * (1, 1/3, 1/3, 1/3); 1/2; 1/2 / 10
         ("token_mean", [1, 1, 1, 1]),
         ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),
         ("seq_mean_token_sum", [2, 2, 2, 2]),
@@ -989,7 +990,7 @@ def test_value_loss_of_micro_batches_adds_up():
 
 
 def test_value_loss_is_weighted_like_the_policy_loss():
-    """The loss of trajectories of one and three tokens is the mean of their means."""
+    """seq_mean_token_mean takes the mean over the tokens, then over the two trajectories."""
     values, returns = doubles(1, 2, 3, 4).requires_grad_(), doubles(0, 0, 0, 0)
     weights = starpo.token_weights([1, 3], "seq_mean_token_mean", 10)
     options = dict(value_clip=INF, num_tokens=4, weights=weights)
@@ -1027,7 +1028,8 @@ def test_k3_is_never_negative_even_for_tiny_ratios():
 
 
 def enumerated_policy():
-    """A softmax of three logits and a reference. Expectations are sums over three tokens."""
+    """Return three logits, their log-probs and those of a reference. So an expectation is a sum
+    of three terms."""
     logits = doubles(0.3, -0.7, 1.1).requires_grad_()
     ref_logprobs = doubles(0.5, 0.2, 0.3).log()
     return logits, torch.log_softmax(logits, 0), ref_logprobs
@@ -1043,11 +1045,11 @@ def test_k1_and_k3_have_the_kl_as_expectation():
         assert mean == pytest.approx(kl, abs=1e-12), estimator
     assert (p * starpo.kl_penalty(logprobs, ref, "k2")).sum().item() != pytest.approx(
         kl, abs=1e-3
-    )  # biased
+    )  # k2 is biased
 
 
 def expected_loss_gradient(estimator):
-    """E_{y ~ p} [gradient in the logits of the estimator at y]. The sampling p has no gradient."""
+    """Return E_{y ~ p} [gradient in the logits of the estimator at y]. p is detached."""
     logits, logprobs, ref = enumerated_policy()
     p = logprobs.exp().detach()
     (p * starpo.kl_penalty(logprobs, ref, estimator)).sum().backward()
@@ -1076,7 +1078,7 @@ def test_explained_variance():
     assert explained_variance(doubles(0, 1), doubles(0, 2)) == pytest.approx(0.75)
     assert explained_variance(doubles(5, 7), doubles(0, 2)) == pytest.approx(
         1.0
-    )  # an offset is no variance
+    )  # a constant offset has no variance
     assert explained_variance(doubles(2, 0), doubles(0, 2)) == pytest.approx(
         -3.0
     )  # residuals (-2, 2)
@@ -1198,13 +1200,13 @@ def test_errors_name_what_was_given(call, message):
 
 def test_importance_weights_by_hand():
     new, rollout = torch.tensor([-1.0, -1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.5, -1.0])
-    # old = the engine's: 1 until the ratio exceeds the cap, then cap / ratio
+    # The old log-probs are the engine's: the weight is min(1, cap / ratio).
     found = starpo.importance_weights(new, rollout, rollout, 2.0)
     close(found, [1.0, 2.0 / math.e, 1.0, 1.0], tol=1e-6)
-    # old = the trainer's, no step yet: pi_old / pi_engine, at most the cap
+    # They are the trainer's, before a step: the weight is min(pi_old / pi_engine, cap).
     found = starpo.importance_weights(new, new, rollout, 2.0)
     close(found, [1.0, 2.0, math.exp(0.5), math.exp(-1.0)], tol=1e-6)
-    # old = the trainer's, after a step: min(pi / pi_engine, cap) / (pi / pi_old)
+    # They are the trainer's, after a step: it is min(pi / pi_engine, cap) / (pi / pi_old).
     old = torch.tensor([-1.0, -1.5, -1.0, -1.5])
     ratio = [1.0, math.exp(0.5), 1.0, math.exp(-0.5)]
     total = [1.0, 2.0, math.exp(0.5), math.exp(-1.0)]

@@ -28,10 +28,10 @@ def test_doctests():
 
 
 def test_wilson_interval_by_hand():
-    # z^2 = 3.841459; k = 0: (0, z^2 / (n + z^2)) = 3.841459 / 13.841459; k = n mirrors it
+    # For k = 0 the ends are 0 and z^2 / (n + z^2) = 3.841459 / 13.841459. k = n mirrors this.
     assert wilson_interval(0, 10) == pytest.approx((0.0, 0.277533), abs=1e-6)
     assert wilson_interval(10, 10) == pytest.approx((0.722467, 1.0), abs=1e-6)
-    # k = n / 2: the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256),
+    # For k = n / 2 the half width is z sqrt(0.25 / 256 + z^2 / 262144) / (1 + z^2 / 256),
     # 0.0617067 / 1.0150057
     assert wilson_interval(128, 256) == pytest.approx((0.439206, 0.560794), abs=1e-6)
 
@@ -48,11 +48,12 @@ def test_z_is_the_normal_quantile():
 
 
 def test_t_quantiles():
-    assert t_quantile(1) == pytest.approx(math.tan(0.475 * math.pi), abs=1e-4)  # Cauchy
+    # with one degree of freedom the t distribution is Cauchy's
+    assert t_quantile(1) == pytest.approx(math.tan(0.475 * math.pi), abs=1e-4)
     # with two degrees of freedom the distribution function is 1/2 + t / (2 sqrt(2 + t^2))
     t = t_quantile(2)
     assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.975, abs=1e-6)
-    assert t_quantile(10) == t_quantile(99) == 2.2281  # for more than 10, a little too large
+    assert t_quantile(10) == t_quantile(99) == 2.2281  # above 10, a little too large
 
 
 # ---------- intervals over seeds and instances
@@ -104,9 +105,10 @@ def test_rates_alone_give_the_widest_interval():
 
 
 def test_difference_interval_by_hand():
-    """Wins on 3 more and on 1 fewer of 98 instances.
+    """Of 98 instances, a wins 3 that b loses and loses 1 that b wins.
 
-    With two more differences, +1 and -1, the variance is (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
+    With the differences +1 and -1 that the method adds, the variance is
+    (3 + 1 + 2) / 100 - (2 / 100)^2 = 0.0596.
     """
     a = np.array([[1, 1, 1, 0, *[1] * 94]])
     b = np.array([[0, 0, 0, 1, *[1] * 94]])
@@ -155,7 +157,7 @@ def draw_seed_rates(rng, rate, spread, shape):
     the distance from `rate` to 0 or 1. The few larger deviations are clipped to this distance, so
     that no rate is below 0 or above 1.
 
-    If the rates of many seeds were exactly 0 or 1, no interval from two seeds could show this."""
+    If many seeds had a rate of exactly 0 or 1, two seeds would often show no spread."""
     room = min(rate, 1 - rate)
     spread = min(spread, room / 2)
     deviation = spread * rng.normal(size=shape)
@@ -174,8 +176,8 @@ def play(rng, rates, luck, num_games):
 
 
 def coverages(cell, num_repeats):
-    """The share of intervals that contain the true value: for rates, differences to a player and
-    differences between two policies of the same seeds."""
+    """Return the shares of intervals that contain the true value, for rates, differences to a
+    player and differences between two policies of the same seeds."""
     rate, spread, num_games, num_seeds = cell
     rng = np.random.default_rng([round(1000 * x) for x in cell])
     luck = rng.random((num_repeats, 1, NUM_INSTANCES), dtype=np.float32)

@@ -25,8 +25,8 @@ MAX_LINES_OF_FUNCTION = 60
 MAX_MEAN_DENSITY = 5.5  # expression nodes per line of code, mean over all files
 MAX_FILE_DENSITY = 6.5
 MAX_NESTED = 5  # nested comprehensions in all files together
-DENSE_FILES: dict[str, str] = {}  # file above MAX_FILE_DENSITY: the reason
-WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS: the data table that needs them
+DENSE_FILES: dict[str, str] = {}  # file above MAX_FILE_DENSITY -> reason
+WIDE_FILES: dict[str, str] = {}  # file with lines over MAX_COLUMNS -> data table that needs them
 
 # Floors, the lowest first. A module imports from lower floors, and from modules of its own package
 # on its own floor.
@@ -54,7 +54,7 @@ FLOORS = (
     "studies.base_model.*",
     "studies.papers.* studies.credit.* studies.collapse.* studies.imitation.* studies.speed.*"
     " studies.real_model.* examples.*",
-    "studies.readme_pictures",  # the pictures of README, from the rows of studies
+    "studies.readme_pictures",  # draws the pictures of README
 )
 # Only these modules may import train.py, because they measure its functions.
 MEASURE_TRAIN = (
@@ -127,7 +127,7 @@ def parse(path):
 
 
 def each(paths):
-    """Turns a check of one file into a test of all files, which reports every file that fails."""
+    """Turn a check of one file into a test of all files, which reports every file that fails."""
 
     def decorate(check):
         def test():
@@ -147,7 +147,7 @@ def each(paths):
 
 
 def fail_if(problems, advice):
-    """Fails with one line per problem and what to do about them."""
+    """Fail with one line for each problem, and the advice, if there are problems."""
     if problems:
         pytest.fail("\n".join([*problems, f"What to do: {advice}"]), pytrace=False)
 
@@ -173,7 +173,7 @@ class Measure(NamedTuple):
 
 
 def measure(source):
-    """Counts what makes Python source hard to read."""
+    """Count what makes Python source hard to read."""
     tree = ast.parse(source)
     nodes = sum(isinstance(node, ast.expr) for node in ast.walk(tree))
     packed = [node.lineno for node in ast.walk(tree) if is_packed(node)]
@@ -182,7 +182,7 @@ def measure(source):
 
 
 def code_lines(source, tree):
-    """Numbers of the lines that hold code: no comments, docstrings or blank lines."""
+    """Return the numbers of the lines that hold code: no comments, docstrings or blank lines."""
     no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     no_code.add(tokenize.ENDMARKER)
     lines = set()
@@ -196,7 +196,7 @@ def code_lines(source, tree):
 
 
 def is_packed(node):
-    """A tuple as a statement, or an assignment of several calls to several names."""
+    """Whether a node is a tuple as a statement, or assigns several calls to several names."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Tuple)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
@@ -208,7 +208,7 @@ def is_packed(node):
 
 
 def is_nested(node):
-    """A comprehension that holds another one, or that has three or more for and if clauses."""
+    """Whether a node is a comprehension that holds another or has 3 or more clauses."""
     if not isinstance(node, LOOPS):
         return False
     num_clauses = sum(1 + len(generator.ifs) for generator in node.generators)
@@ -299,7 +299,7 @@ class Import(NamedTuple):
 
 
 def imports_of(tree, modules=None):
-    """All imports, also those inside functions. `from support import log` is support.log."""
+    """Return all imports, also those inside functions. `from support import log` is support.log."""
     modules = MODULES if modules is None else modules
     found = []
     for node in ast.walk(tree):
@@ -318,7 +318,7 @@ def package_of(module):
 
 
 def floor_of(module):
-    """The floor of a module, from its own name or from its package, else None."""
+    """Return the floor of a module, from its own name or from its package, else None."""
     return LEVELS.get(module, LEVELS.get(f"{package_of(module)}.*"))
 
 
@@ -334,7 +334,7 @@ def is_allowed(module, imported):
 
 
 def find_circle(graph):
-    """A list of modules that import each other in a circle, or None."""
+    """Return a list of modules that import each other in a circle, or None."""
     finished = set()
 
     def search(module, trail):
@@ -416,7 +416,7 @@ def test_core_files_need_few_packages(path):
 
 
 def find_swallowed_errors(tree):
-    """Lines of handlers that catch every error, and neither raise nor pass it to a Future."""
+    """Yield lines of handlers that catch every error, and neither raise nor pass it to a Future."""
     broad = {"Exception", "BaseException"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
@@ -431,7 +431,8 @@ def find_swallowed_errors(tree):
 
 
 def find_defaults(tree):
-    """Lines of getattr(.., key, default) and config.get(key, ..): key is a setting or computed."""
+    """Yield lines of getattr(.., key, default) and config.get(key, ..) if key is computed or a
+    setting."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

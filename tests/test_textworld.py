@@ -42,7 +42,7 @@ def opened(spec, index=0):
 
 
 def words_of(game, text):
-    """Names of rooms and things in a text; a name inside a longer one does not count."""
+    """Return the names of rooms and things in a text. A name inside a longer one does not count."""
     names = sorted((x.name for x in game.infos.values() if x.name), key=len, reverse=True)
     text = text.lower()
     found = set()
@@ -69,7 +69,7 @@ def start_z_machine(game, folder):
 @needs_textworld
 @pytest.mark.parametrize("size", PAPER_SIZES)
 def test_random_steps_agree_with_the_z_machine(size, tmp_path):
-    """Compares 200 steps: possible commands, score, end, success, and the things that are seen."""
+    """Compare 200 steps: possible commands, score, end, success, and the things that are seen."""
     env = opened(f"textworld:{size}")
     rng = np.random.default_rng(1)
     machine = start_z_machine(env.game, tmp_path)
@@ -148,10 +148,11 @@ def test_the_expert_wins_textworld(spec):
 @pytest.mark.slow
 @needs_textworld
 def test_densities_of_a_simple_game():
-    """The same game at three densities, with 1, 3 and 7 payments in 8 commands.
+    """Of 8 commands in the same game, 1, 3 or 7 are paid, depending on the density.
 
-    The chips lie in the refrigerator. Sparse rewards pay the last command alone. Balanced ones
-    also pay the kitchen and the chips, and dense ones drawer, key, unlocked door and open door.
+    The chips lie in the refrigerator. Sparse rewards pay the last command alone. Balanced rewards
+    also pay for the kitchen and the chips, dense rewards also for drawer, key, unlocked door and
+    open door.
     """
     for rewards, payments in (("sparse", 1), ("balanced", 3), ("dense", 7)):
         env = opened(f"textworld:game=simple,rewards={rewards}", 1)
@@ -212,7 +213,7 @@ def test_a_cookbook_can_be_read():
 
 @needs_textworld
 def test_players_and_facts_of_textworld_are_possible_and_read_back():
-    """Random commands and a plan's first command are possible. A thought may repeat all facts."""
+    """Random and planned commands are possible. A thought that repeats all facts is true."""
     env = opened("textworld:game=cooking,w=6,q=3", 1)
     rng = np.random.default_rng(0)
     for _ in range(60):

@@ -109,7 +109,7 @@ def alarm_without_handler():
 
 
 def alarm_of_its_own():
-    """A user's code limits one request with an alarm, and then hangs in another place."""
+    """Set an alarm for a first wait, as code of a user may do, and then hang in a second one."""
 
     def give_up(*_):
         raise TimeoutError
@@ -245,7 +245,7 @@ print("went on")
     ],
 )
 def test_code_that_cannot_be_interrupted_ends_the_process(hang):
-    """The traceback shows where the code hangs."""
+    """The process exits with 1 and a traceback that shows where the code hangs."""
     command = [sys.executable, "-c", SCRIPT.replace("HANG", hang)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout) == (1, "")

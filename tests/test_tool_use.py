@@ -129,7 +129,7 @@ def test_a_search_by_other_words_counts_as_well():
 def test_scores_by_hand():
     index = Index(TOWNS)
     names = [document.name for document in index.search("the SALT of new Tavor, 31", 3)]
-    # weights of words: log(1 + 3) for new, log(1 + 3/2) for tavor, salt and 31
+    # A word in d of the 3 documents has the weight log(1 + 3/d). d is 1 for new, 2 for the others.
     new, common = math.log(4), math.log(2.5)
     assert new + 3 * common > 2 * common > common
     assert names == ["New Tavor", "Tavor", "Lunen"]
@@ -260,7 +260,7 @@ def test_names_that_share_all_words(tmp_path):
 
 
 def test_names_that_a_search_finds():
-    """`found_by_name` agrees with the search, and the search agrees with a simple one."""
+    """`found_by_name` agrees with `search`, and `search` agrees with `plain_search`."""
     rng = np.random.default_rng(0)
     documents = []
     for number in range(200):
@@ -306,7 +306,7 @@ def test_a_question_about_a_price(tmp_path):
         {"name": "bowl", "price": 4.5, "material": "clay"},
     ]
     env = make_env(f"own_data:file={write(tmp_path / 'a.jsonl', rows)},task=find")
-    assert env.repeats  # too few items
+    assert env.repeats  # too few items for disjoint splits
     seen = {}
     for seed in range(40):
         env.reset(seed)
@@ -343,17 +343,17 @@ RIVERS = [
 @pytest.mark.parametrize(
     "question, answer, plan",
     [
-        # a title is in the question; the passage Basel comes first and has the answer, too
+        # The title in the question is the query, though the earlier passage Basel has the answer.
         ("Where does the Rhine end?", "the North Sea", ["search The Rhine"]),
-        # no title is in the question, so its words are the query
+        # No title is in the question, so the words of the question are the query.
         ("Which city is at a river?", "Basel", ["search Which city is at a river"]),
-        # title and words do not find the answer, so the last search is for a passage that has it
+        # Title and words do not find the answer, so the last query names a passage that does.
         (
             "Where is Mozart from, the Rhine?",
             "Mediterranean",
             ["search The Rhine", "search The Nile"],
         ),
-        # results show 300 characters, and the answer comes later
+        # A result shows 300 characters of a passage, and the answer comes later.
         ("Where does the Elbe end?", "Germany", ["search Where does the Elbe end"]),
         ("Is the Nile long?", "yes", ["search The Nile"]),
     ],

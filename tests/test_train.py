@@ -61,7 +61,7 @@ def missing_keys(row):
 
 @pytest.fixture(scope="module")
 def gae_run(trained_folder, tmp_path_factory):
-    """Four iterations with a critic, evaluated after 2 and 4."""
+    """A run of four iterations with a critic, evaluated after 2 and 4. Returns: folder, rows."""
     out_dir = tmp_path_factory.mktemp("runs") / "gae"
     return out_dir, run(out_dir, trained_folder, num_iterations=4)
 
@@ -96,7 +96,7 @@ def test_rows_of_a_run(gae_run):
         assert (row["kept_groups"], row["kept_trajectories"], row["bad_steps"]) == (2, 8, 0)
         assert row["grad_norm"] > 1e-3 and row["grad_norm_critic"] > 1e-3
         assert row["entropy"] > 0.01
-    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # the peak so far
+    assert 0.1 < rows[0]["memory_gib"] <= rows[3]["memory_gib"] < 64  # peak of the run so far
     # The critic starts with a value of 0 everywhere.
     assert rows[0]["explained_variance"] == pytest.approx(0.0, abs=1e-6)
 
@@ -162,7 +162,7 @@ def test_two_runs_with_one_seed_are_equal_and_another_seed_differs(
 
 
 def leave_as_if_killed(out_dir, whole, rows):
-    """Makes the folder look as if the run was killed while it saved iteration 4: the row of
+    """Make the folder look as if the run was killed while it saved iteration 4: the row of
     iteration 3 is written, and the fourth trajectory of iteration 4 is cut off."""
     shutil.copytree(whole / "checkpoint-000004", out_dir / "partial")
     (out_dir / "partial" / "manifest.json").unlink()
@@ -225,7 +225,7 @@ def test_no_row_is_lost_between_checkpoint_and_log(
     assert untimed(continued) == untimed(first_half[1])
 
 
-# KL to the start is in the loss. An iteration has one optimizer step.
+# The KL divergence from the start is in the loss. Each iteration has one optimizer step.
 KL = dict(estimator="grpo", kl_coef=0.1, batch_size=8, eval_every=1)
 
 
@@ -348,7 +348,7 @@ def test_the_last_iteration_before_an_early_stop_is_evaluated(random_model, toke
 
 @pytest.mark.slow
 def test_time_of_a_measurement_is_in_neither_part(trained_folder, tmp_path, monkeypatch):
-    clock = [0.0]  # the time of the process, which only the functions below advance
+    clock = [0.0]  # CPU seconds of the process; only the calls below advance it
 
     def timed(function, cost):
         def call(*args, **options):
@@ -388,7 +388,7 @@ def test_a_folder_with_something_else_is_refused(trained_folder, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "notes", trained_folder)
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
-    # A kill in the first moment of a run leaves such a folder.
+    # A kill in the first moment of a run leaves a folder such as cut/.
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "config.json.partial").write_text("{")
     assert run(tmp_path / "cut", trained_folder, num_iterations=0) == []
@@ -413,7 +413,7 @@ DRIVERS = [
 
 @pytest.mark.parametrize("line", DRIVERS)
 def test_an_old_driver_is_named(monkeypatch, tmp_path, line):
-    """Otherwise device=auto would start on the CPU, and vLLM for GPUs would fail there."""
+    """Without the error, device=auto would start on the CPU, and vLLM for GPUs would fail there."""
     driver = tmp_path / "version"
     driver.write_text(line.format(550) + "\nGCC version:  gcc version 12.3.0\n")
     monkeypatch.setattr(preflight, "DRIVER_FILE", driver)
@@ -490,7 +490,7 @@ def test_a_gpu_is_set_up_without_cudnn_attention(monkeypatch):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
-        parallel.init_distributed(small_config())  # deterministic algorithms again
+        parallel.init_distributed(small_config())  # deterministic algorithms on again
 
 
 # ---------- what a run prints, and steps that are not finite

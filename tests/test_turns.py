@@ -58,8 +58,8 @@ def test_formatted_responses_are_read_back(think):
 
 def test_check_thought_by_hand():
     facts = ["Next ice hole.", "Goal up."]
-    # three sentences begin like a fact: Goal up (true), Next ice hole (true), Next hole hole
-    # (false); "I go" does not
+    # Three sentences begin like a fact: Goal up (true), Next ice hole (true), Next hole hole
+    # (false). "I go" does not, so it is not checked.
     assert check_thought("Goal up. Next ice hole. I go. Next hole hole.", facts) == (3, 2)
     assert check_thought("", facts) == (0, 0)
     false = "Goal down. Next hole. Next ice hole. Goal down. Box left."
@@ -153,7 +153,7 @@ def test_surplus_actions_are_reported():
     assert outcome.reward == pytest.approx(-0.2)
     assert outcome.status == "failure" and outcome.record.num_actions == 1
     assert outcome.record.out_of_actions is True
-    assert outcome.record.faults == ["Not executed, over the limit: 1."]  # no message follows
+    assert outcome.record.faults == ["Not executed, over the limit: 1."]  # only in the record
 
 
 def test_slips_and_actions_after_the_end_are_recorded(monkeypatch):

@@ -123,11 +123,11 @@ def test_scores_come_in_the_order_of_the_trajectories(trained_folder):
 
 
 def captured_update(start, monkeypatch, **changes):
-    """One update. Returns its metrics and the gradients of each optimizer step."""
+    """Make one update. Return its metrics and the gradients of each optimizer step."""
     learner = make_learner(start, bias=True, **changes)
     kept, experience = collect_and_target(learner)
     if experience.ref_logprobs is not None:
-        experience.ref_logprobs = experience.ref_logprobs - 0.3  # a reference that differs
+        experience.ref_logprobs = experience.ref_logprobs - 0.3  # unlike the policy's
     wave = torch.sin(torch.arange(len(experience.old_logprobs)))
     experience.old_logprobs = experience.old_logprobs + 0.1 * wave
     steps = []
@@ -169,7 +169,7 @@ def test_micro_batches_change_nothing(trained_folder, monkeypatch, kind):
 
 
 def trajectories_in(batch):
-    """The token ids of each whole trajectory of a pack, which may share prefixes."""
+    """Return the token ids of each trajectory of a pack, with those of the prefixes it shares."""
     parts = batch.ids.split(batch.lengths)
     inner = {i for context in batch.contexts for i in context}
     found = []
@@ -201,7 +201,7 @@ def test_update_visits_every_trajectory_once_an_epoch(trained_folder, monkeypatc
         chosen = [numbers[ids] for ids in trajectories_in(batch)]
         assert num_tokens == sum(lengths[i] for i in chosen)
         assert micro_batch.token_weights.tolist() == [1.0] * num_tokens  # token_mean
-        for field in fields(train.Experience):  # the values of the trajectories in the pack
+        for field in fields(train.Experience):  # its values for the trajectories in the pack
             value = getattr(micro_batch, field.name)
             expected = [getattr(pieces[i], field.name) for i in chosen]
             if field.name == "token_weights":
@@ -242,7 +242,7 @@ def test_masked_tokens_get_zero_gradient(trained_folder, monkeypatch, estimator)
     sampled = [token for turn in turns for token in turn.response_ids]
     assert batch.ids[batch.response_index].tolist() == sampled
     chooses = torch.zeros(len(batch.ids), dtype=torch.bool)
-    chooses[batch.response_index - 1] = True  # the row before a sampled token
+    chooses[batch.response_index - 1] = True  # the row before predicts the token
     assert len(hidden) == (2 if estimator == "gae" else 1)
     for rows in hidden:
         assert rows.grad.shape == (len(batch.ids), 64)
@@ -286,7 +286,7 @@ def test_the_loss_moves_probability_towards_advantage(trained_folder):
 
 
 def compile_without_compiler(monkeypatch):
-    """Let torch.compile only trace. PyTorch runs the traced graphs."""
+    """Make torch.compile only trace graphs, which PyTorch then runs eagerly."""
     compile_module = torch.nn.Module.compile
 
     def compile_eagerly(module, **options):
@@ -469,7 +469,7 @@ def unchanged(learner, before):
 
 
 def spoil(where, learner, monkeypatch):
-    """Makes the loss NaN, or one gradient of the policy or the critic infinite."""
+    """Make the loss NaN, or one gradient of the policy or the critic infinite."""
     policy_loss, backward = starpo.ppo_loss, train.backward
 
     def spoilt_loss(*args, **options):
@@ -502,7 +502,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         train.update(learner, experience)
         assert capsys.readouterr().out == message
         assert learner.bad_steps == count and unchanged(learner, before)
-        assert all(p.grad is None for p in learner.policy.parameters())  # nothing is left over
+        assert all(p.grad is None for p in learner.policy.parameters())  # gradients are dropped
     with pytest.raises(ValueError) as error:
         train.update(learner, experience)
     assert str(error.value) == (
@@ -523,7 +523,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 
 
 def gradients_of(learner, experience):
-    """The gradients of one mini-batch, as the optimizers see them without clipping."""
+    """Return the gradients of one mini-batch, as the optimizers see them without clipping."""
     learner.config = replace(learner.config, grad_clip=1e9)
     backward(learner, experience)
     learner.clip_gradients()
@@ -611,7 +611,8 @@ def test_learner_saves_and_loads_everything(trained_folder, tmp_path):
 
 
 def test_learning_rates_fall_linearly(trained_folder):
-    """Rates of 0.1 and 0.2 fall to a fifth. After 1 of 4 iterations 0.2 + 0.8 * 3/4 is left."""
+    """Both rates fall to a fifth. After 1 of 4 iterations they are multiplied by 0.2 + 0.8 *
+    3/4."""
     learner = make_learner(
         trained_folder, learning_rate=0.1, critic_lr=0.2, final_lr=0.2, num_iterations=4
     )
@@ -628,8 +629,8 @@ def test_learning_rates_fall_linearly(trained_folder):
 
 
 def test_an_update_uses_the_learning_rate_of_its_iteration(trained_folder):
-    """AdamW's first step moves weights by the learning rate. In the last of two iterations, half of
-    it is left."""
+    """AdamW's first step moves weights by the learning rate. With final_lr=0, half
+    of the learning rate is left in the second of two iterations."""
     settings = dict(estimator="grpo", batch_size=8, learning_rate=0.01, weight_decay=0.0)
     moved = {}
     for step, final_lr in ((0, 0.0), (1, 0.0), (1, 1.0)):

@@ -205,7 +205,7 @@ MOVE = "return float(index == self.number % 2), True, index == self.number % 2, 
 
 
 def played(path, before, after, **settings):
-    """A game of the optimal player. `after` replaces `before` in the environment's file."""
+    """Replace `before` by `after` in the environment's file. Return the optimal player's game."""
     text = OWN.replace("\nclass Plain", METHODS)
     assert before in text
     path.write_text("import sys\nimport numpy as np\n" + text.replace(before, after))
@@ -282,7 +282,7 @@ def test_defaults_of_methods(path):
     env = make_env(f"{path}:Guess")
     env.reset(0)
     assert (env.statements(), env.plan(1, 1), env.optimal_length()) == ([], [], 0)
-    assert env.greedy() in env.actions  # any, because there is no plan
+    assert env.greedy() in env.actions  # any action, because there is no plan
 
 
 def test_uses_that_lack_a_method(path):

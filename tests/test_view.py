@@ -75,7 +75,8 @@ def to_lines(rows):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A run: a bandit game before RL, two members of a group on a lake, a room in other symbols."""
+    """The folder of a run with a bandit game before RL, two members of a group on a lake, and a
+    Sokoban room in other symbols."""
     folder = tmp_path_factory.mktemp("runs") / "a_run"
     folder.mkdir()
     first = "Turn 1 of 5, 10 actions left.\nP_\nOG"
@@ -100,7 +101,7 @@ def run_folder(tmp_path_factory):
 
 
 def near(picture, color, tolerance):
-    """Mask of the pixels of an RGB picture whose color is about `color`, such as #e2733a."""
+    """Return a mask of the pixels of an RGB picture that are about `color`, such as #e2733a."""
     wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return np.abs(picture - wanted).sum(-1) < tolerance
 
@@ -176,7 +177,7 @@ def test_records_by_hand(run_folder):
         "statements": [0, 0],
         "sentences": 1,
     }
-    player = trajectories[0]["turns"][0]  # it has no tokens, so its response is shown as one
+    player = trajectories[0]["turns"][0]  # without tokens, the response is shown as one token
     assert player["text"] == "Arms: Phoenix, Dragon" and player["surprise"] == []
     assert [texts[i] for i in player["tokens"]] == ["<think></think><answer></answer>"]
 
@@ -189,7 +190,7 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
         row = record(LAKE, [turn], member=member, policy=policy, entropy=None)
         rows.append({**row, "system": "Reply <think>a</think>"})
-    rows.append({**rows[0], "policy": LAKE})  # as in eval_final.jsonl, which names the environment
+    rows.append({**rows[0], "policy": LAKE})  # in eval_final.jsonl, policy is the environment
     rows[2]["system"] = "Reply <answer>a</answer>"
     path = tmp_path / "games.jsonl"
     path.write_text(to_lines(rows))
@@ -306,7 +307,7 @@ def test_what_the_filter_did_is_a_sentence():
     assert view_data.explain_filter(dropped, Config(filter_by="length"), rows) == (
         "The filter dropped this group: its mean length is 0."
     )
-    assert view_data.explain_filter({"step": 4}, config, rows) == ""  # an old record
+    assert view_data.explain_filter({"step": 4}, config, rows) == ""  # an old record has no note
 
 
 def test_curves_by_hand(run_folder, tmp_path):
@@ -403,7 +404,7 @@ def test_gif_has_a_frame_a_turn_and_the_end(run_folder, coarse):
 
 @pytest.fixture
 def written(monkeypatch):
-    """The texts that are written into frames."""
+    """A list of the texts that are written into frames of a GIF."""
     texts = []
     monkeypatch.setattr(Axes, "text", lambda _, x, y, text, **__: texts.append(text))
     return texts
@@ -432,7 +433,7 @@ def test_gif_wraps_the_text_of_an_environment_without_boards(run_folder, coarse,
     view_gif.draw_gif(data, 0, run_folder / "text.gif")
     for text in written:
         assert all(len(line) <= view_gif.LINE_CHARACTERS for line in text.split("\n"))
-    (observation, _) = [text for text in written if "Task" in text]  # in the turn and at the end
+    (observation, _) = [text for text in written if "Task" in text]  # in two frames
     assert "\nRoom kitchen." in observation
     assert " ".join(observation.split()).count("go west,") == 20
 

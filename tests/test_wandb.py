@@ -88,7 +88,7 @@ def wandb(monkeypatch):
 
 @pytest.fixture
 def page(monkeypatch):
-    """Replaces the page of tools.view by a short one."""
+    """Replace the page of tools.view by a short one."""
 
     def make_page(out_dir):
         path = out_dir / "view.html"
@@ -136,7 +136,7 @@ def test_a_run_gets_settings_metrics_and_a_table(tmp_path, wandb, page):
 def test_a_continued_run_goes_on_in_its_run(tmp_path, wandb):
     log = Log(tmp_path, [], CONFIG)
     log.close(75)
-    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # 75: it was interrupted
+    assert wandb.runs[0].exit_code == 75 and wandb.runs[0].artifacts == []  # 75: interrupted
     Log(tmp_path, [a_row(1)], CONFIG)
     Log(tmp_path, [], CONFIG)  # a run without rows begins again
     first, second, third = [run.id for run in wandb.runs]
@@ -231,10 +231,11 @@ def test_where_a_run_is_logged_is_no_part_of_its_method():
 
 
 def records_of(folder):
-    """The records of the only offline run in a folder.
+    """Return the records of the only offline run in a folder.
 
-    The file has LevelDB's log format: after 7 bytes, blocks of 32 KiB with parts of records. A part
-    has a head of 7 bytes: checksum (4), size (2), kind (1). Kinds 1 and 4 end a record."""
+    The file has LevelDB's log format: 7 bytes, then parts of records, which never cross a multiple
+    of 32 KiB. A part begins with its checksum (4 bytes), size (2) and kind (1). Kinds 1 and 4
+    end a record."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")

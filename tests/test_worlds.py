@@ -242,7 +242,7 @@ def test_plans_solve_instances(spec, count):
 
 
 def brute_force(env, max_length):
-    """The length of a shortest solution among all possible commands, or None."""
+    """Return the number of commands of a shortest solution, or None if it is above `max_length`."""
     states = [env.facts]
     seen = {tuple(env.facts.values())}
     for length in range(max_length + 1):
@@ -343,7 +343,7 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """The same game in another order: links from their other end, things with other numbers."""
+    """Return the same game, listed otherwise: links from their other end, things renumbered."""
     if instance[0] == "household":
         *parts, things = instance
         kinds = [name.split()[0] for name, _ in things[::-1]]
@@ -406,7 +406,7 @@ def test_same_seed_same_game_in_another_process():
 VOCABULARY = """go to take put open close unlock edit 2: read run submit east drawer 1 table fridge
 in on in/on from with red key box coin apple return n x > = ( [ while True: for if"""
 WORDS = st.lists(st.sampled_from(VOCABULARY.split()))
-POSSIBLE = st.integers(0, 40)  # an integer stands for a possible command
+POSSIBLE = st.integers(0, 40)  # an integer stands for a random possible command
 TEXTS = st.one_of(st.text(max_size=40), WORDS.map(" ".join), POSSIBLE)
 
 

@@ -62,7 +62,7 @@ FAULTY = ("repair", "above(xs): how many of xs exceed K", 3, ABOVE)
 
 
 def opened(instance, *, max_actions=30, **options):
-    """The environment of an instance, started."""
+    """Return the environment of an instance, started."""
     kind = {"quest": Quest, "household": Household, "repair": Repair}[instance[0]]
     env = kind(max_actions=max_actions, **options)
     env.start(instance, [0])
@@ -70,7 +70,7 @@ def opened(instance, *, max_actions=30, **options):
 
 
 def drawn(spec, count, *, max_actions=24):
-    """The environment, and `count` instances as its method draw gives them."""
+    """Return the environment `spec` and `count` instances that it draws."""
     env = make_env(spec, max_actions=max_actions)
     return env, [env.draw(np.random.default_rng([5, i])) for i in range(count)]
 
@@ -80,7 +80,7 @@ def play(env, commands):
 
 
 def digest():
-    """A hash of instances, texts, plans, and what commands change."""
+    """Return a hash of instances, rules, commands of players, and observations."""
     sha = hashlib.sha256()
     for spec in SPECS:
         env, instances = drawn(spec, 6)
