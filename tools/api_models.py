@@ -3,10 +3,10 @@
     python -m tools.api_models config/frozenlake_ppo.py --api_base=URL --api_model=NAME,OTHER
 
 URL is the address of the server, such as http://localhost:8000/v1.
-Runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The environment
-variable OPENAI_API_KEY holds the key of the server. `max_running` threads play the trajectories. A
-call of an environment that exceeds its time limit goes on in its thread, but its game ends in an
-error. The server limits the context, not max_context_tokens.
+Folders of runs, --player, --samples, --against, --json and --jsonl work as in eval.py. The
+environment variable OPENAI_API_KEY holds the key of the server. `max_running` threads play the
+trajectories. If a call of an environment exceeds its time limit, the game ends in an error, but the
+call goes on in its thread. The server limits the context; max_context_tokens has no effect.
 """
 
 from configurator import Config, UserError, run_main
@@ -14,7 +14,7 @@ from configurator import Config, UserError, run_main
 from support.arguments import Job, read_api_models, scored_envs
 
 if __name__ == "__main__":
-    run_main(read_api_models)  # answers mistakes before the slow imports
+    run_main(read_api_models)  # reports mistakes before the slow imports
 
 import sys
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
 
 
 def api_rows(job: Job) -> Iterator[Row]:
-    """Score the models of the server, one after the other."""
+    """Play with the models of the server one after the other, and yield their scores."""
     names = filter(None, split_unquoted(job.options["api_model"], ","))
     for name, env in product(map(unquote, names), scored_envs(job.config)):
         trajectories = play_fixed_prompts(
@@ -51,7 +51,7 @@ def api_rows(job: Job) -> Iterator[Row]:
 def play_fixed_prompts(config: Config, url: str, name: str, samples: int = 1) -> list[Trajectory]:
     """Play the fixed prompts with the model that the server calls `name`.
 
-    An error of the server counts as a failure of its trajectory.
+    A trajectory in which the server fails counts as a failure.
     Raises: UserError if every trajectory ended in an error."""
     player = APIPlayer(url, name)
 
@@ -83,7 +83,7 @@ class APIPlayer:
     def __init__(self, url: str, name: str):
         self.url = url
         self.name = name
-        self.has_reported = False  # whether a fault of the server was printed
+        self.has_reported = False  # whether an error of the server was printed
 
     def __call__(self, rollout: Rollout) -> Reply:
         config = rollout.config
@@ -100,14 +100,14 @@ class APIPlayer:
         return request_reply(self.url, body, self.report_fault)
 
     def report_fault(self, sentence: str) -> None:
-        """Print the first fault only, because a server with many faults would fill the screen."""
+        """Print only the first error of the server, because many would fill the screen."""
         if not self.has_reported:
             self.has_reported = True
             tqdm.write(sentence, file=sys.stderr)
 
 
 def messages_of(rollout: Rollout) -> list[dict[str, str]]:
-    """The dialogue so far; with context_turns, only the turns that the policy would see."""
+    """Return the dialogue so far; with context_turns, only the turns that a policy would see."""
     trajectory = rollout.trajectory
     context_turns = rollout.config.context_turns
     first = max(0, len(trajectory.turns) + 1 - context_turns) if context_turns else 0

@@ -1,12 +1,12 @@
-"""Put an environment through the checks that the environments of this repository pass.
+"""Check whether an environment behaves as training requires.
 
     python -m tools.check_env examples/my_env.py:Doors
     python -m tools.check_env my_env.py:MyEnv,size=5 --actions_per_traj=20
     python -m tools.check_env quest:w=2,o=3,q=4
 
 Each check prints a line, and a sentence for each problem. The exit code is 1 if a check fails,
-and 2 if the environment cannot be built. The checks run in a process of their own, so an
-environment that ends its process fails, too.
+and 2 if the environment cannot be built. The checks run in a process of their own, so that an
+environment that ends its process is reported, too.
 """
 
 from configurator import Config, UserError, load_config, printable, run_main
@@ -48,18 +48,18 @@ from support.time_limit import EnvError, call_with_timeout
 from support.unread import print_unread
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECK_SEED = 41  # second number of the seeds of the training games
-SEEDS = range(6)  # games of most checks
-NUM_LOOKS = 4  # games that are played on an instance to compare it with others
+CHECK_SEED = 41  # the seed of training game i is [i, CHECK_SEED]
+SEEDS = range(6)  # the training games that most checks play
+NUM_LOOKS = 4  # games that are played on an instance to compare it with other instances
 NUM_TRAIN = 100  # training games that are compared with those of the evaluation
-NUM_PLAYED = 40  # evaluation games of the expert and of the random player
-EXPERT_ACTIONS = 50  # action budget of the expert, who follows plan() or else greedy()
+NUM_PLAYED = 40  # evaluation games that the expert and the random player play
+EXPERT_ACTIONS = 50  # most actions of the expert in a game; it follows plan() or else greedy()
 MAX_TWINS = 0.1  # largest fraction of training games that may look like a game of the evaluation
-MAX_RANDOM = 0.75  # largest number of wins of the random player for each win of the expert
+MAX_RANDOM = 0.75  # the random player may win at most this many games per win of the expert
 SLOW_STEP_S = 0.1  # seconds; an environment with slower steps should set `blocking`
 SLOW_DRAW_S = 2.0
 CHECK_LIMIT_S = 300.0  # seconds for one check
-TEXT_LIMIT_S = 10.0  # seconds for one odd text
+TEXT_LIMIT_S = 10.0  # seconds for a step with one of ODD_TEXTS
 POLL_S = 0.2  # seconds between two tests whether the process of the checks still runs
 ODD_TEXTS = (  # texts that must not raise an error in step()
     *("", " ", "\n", "||", "|| ||", "</answer>", "<answer>Up</answer>", "<think>", "<|im_end|>"),
@@ -72,7 +72,7 @@ ODD_TEXTS = (  # texts that must not raise an error in step()
 
 @dataclass
 class Subject:
-    """The environment that is checked."""
+    """The environment to check, and the settings that build it."""
 
     spec: str
     observation: str = "grid"
@@ -119,7 +119,7 @@ def subject_of(spec: str, config: Config) -> Subject:
 
 
 def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
-    """Run all checks in a new process, which the environment may end.
+    """Run all checks in a new process, because the environment may end its process.
 
     Returns: the findings, and the notes of the subject. Raises: as `check_environment`."""
     context = multiprocessing.get_context("spawn")
@@ -145,7 +145,7 @@ def check_in_process(subject: Subject) -> tuple[list[Finding], list[str]]:
 
 
 def receive(reader: Connection, process: BaseProcess) -> Any:
-    """The next message of a process; None if it has ended without one."""
+    """Wait for the next message of a process. Returns: None if the process ended without one."""
     while not reader.poll(POLL_S):
         if not process.is_alive() and not reader.poll():
             return None
@@ -157,7 +157,7 @@ def receive(reader: Connection, process: BaseProcess) -> Any:
 
 
 def send_findings(subject: Subject, writer: Connection) -> None:
-    """Run all checks, and send through a pipe: what is done next, each finding, the notes."""
+    """Run all checks, and send the name of each stage, each finding, and the notes to a pipe."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent process handles Ctrl-C
     try:
         check_environment(subject, writer.send)
@@ -169,9 +169,9 @@ def send_findings(subject: Subject, writer: Connection) -> None:
 def check_environment(
     subject: Subject, report: Callable[[str | Finding], object] = lambda _: None
 ) -> list[Finding]:
-    """Run all checks. Afterwards the global random generators have the states from before.
+    """Run all checks and return the findings. At the end, restore the global random generators.
 
-    Args: report: is called with a text on what is done next, and with each finding.
+    Args: report: is called with the name of each stage before it begins, and with each finding.
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
@@ -196,7 +196,7 @@ def check_environment(
             report(f'"{title}" was checked')
             try:
                 problems = call_with_timeout(CHECK_LIMIT_S, check, subject)
-            except EnvError as error:  # the environment raised an error in a plain game
+            except EnvError as error:
                 problems = [f"a game ended with {error}"]
             add(title, [printable(problem) for problem in problems])
     random.setstate(states[0])
@@ -214,12 +214,12 @@ def is_over(env: Env) -> bool:
 
 
 def action_rng(seed: int) -> np.random.Generator:
-    """The random numbers of the players. The 1 keeps them apart from those of the instance."""
+    """Return the random generator of the players. The 1 separates it from that of the instance."""
     return np.random.default_rng([seed, CHECK_SEED, 1])
 
 
 def random_action(env: Env, rng: np.random.Generator) -> str:
-    """A random action, or one of the plan if the environment has no random player."""
+    """Return a random action; without a random player, the next action of the plan."""
     if missing_method(env, "random"):
         return [*env.plan(1, env.actions_left), "no action"][0]
     return env.random(1, rng)[0]
@@ -228,17 +228,16 @@ def random_action(env: Env, rng: np.random.Generator) -> str:
 class Seen(NamedTuple):
     """What a game shows in one step."""
 
-    step: str
+    step: str  # the action and its result
     asked: str  # results of the methods that must not change the game
 
 
 def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iterator[Seen]:
     """Play a training game at random and yield what it shows, first the opening observation.
 
-    Args: asks: False to call only the methods that the game needs.
-    """
+    Args: asks: whether to call observe, statements and plan before each step, too."""
     rng = action_rng(seed)
-    draw_instance.cache_clear()  # so that the instance is drawn, not remembered
+    draw_instance.cache_clear()  # so that the instance is drawn again
     yield Seen(env.reset([seed, CHECK_SEED], member=member), "")
     for _ in range(env.max_actions):
         if is_over(env):
@@ -252,7 +251,7 @@ def game_log(env: Env, seed: int, *, member: int = 0, asks: bool = True) -> Iter
 
 
 def digest(subject: Subject) -> str:
-    """A hash of some games, and of the instances of the fixed splits."""
+    """Return a hash of the games of SEEDS and of the instances of the fixed splits."""
     sha = hashlib.sha256(repr(reserved_instances(subject.spec)).encode("utf-8", "replace"))
     for seed in SEEDS:
         for seen in game_log(subject.make(), seed):
@@ -261,7 +260,7 @@ def digest(subject: Subject) -> str:
 
 
 def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
-    """A sentence on the first difference between two logs of the same game; [] if none."""
+    """Return a sentence on the first difference between two logs of one game; [] if none."""
     for before, after in zip_longest(expected, got, fillvalue="the end"):
         if before != after:
             return [f"{reason}: in game {seed}, {show(before)} became {show(after)}"]
@@ -272,7 +271,8 @@ def compare(reason: str, seed: int, expected: list, got: list) -> list[str]:
 
 
 def check_repeats(subject: Subject) -> list[str]:
-    """Check that other games, and calls of methods that only look, do not change a game."""
+    """Check that a game is the same after other games, while another one is played, and without
+    calls of observe, statements and plan."""
     expected = {seed: list(game_log(subject.make(), seed)) for seed in SEEDS}
     problems = []
     env = subject.make()
@@ -314,7 +314,6 @@ def check_processes(subject: Subject) -> list[str]:
 
 
 def check_generators(subject: Subject) -> list[str]:
-    """Check that games use no global random generator."""
     random.seed(1)
     np.random.seed(1)
     python_state = random.getstate()
@@ -331,7 +330,6 @@ def check_generators(subject: Subject) -> list[str]:
 
 
 def check_splits(subject: Subject) -> list[str]:
-    """Check that training games do not look like those of the evaluation."""
     env = subject.make()
     if env.repeats:
         subject.notes.append("training and evaluation share instances (repeats = True)")
@@ -351,7 +349,7 @@ def check_splits(subject: Subject) -> list[str]:
 
 
 def appearance(env: Env, instance: tuple) -> tuple:
-    """What an instance shows: a game that follows the plan, and some random games."""
+    """Return the texts of games on an instance: one that follows the plan, then random ones."""
     texts = []
     for number in range(NUM_LOOKS):
         rng = np.random.default_rng([CHECK_SEED, number])
@@ -366,7 +364,8 @@ def appearance(env: Env, instance: tuple) -> tuple:
 
 
 def check_budget(subject: Subject) -> list[str]:
-    """Check that games end at the budget, pay correct rewards, and take no action afterwards."""
+    """Check that games end when the actions are used up, pay correct rewards, and accept no action
+    after the end."""
     problems = []
     for limit in sorted({1, 2, subject.max_actions}):
         env = subject.make(limit)
@@ -376,7 +375,7 @@ def check_budget(subject: Subject) -> list[str]:
 
 
 def budget_problems(env: Env, seed: int) -> list[str]:
-    """What is wrong with the rewards and the end of one random game."""
+    """Return what is wrong with the rewards and the end of a random game."""
     rng = action_rng(seed)
     env.reset([seed, CHECK_SEED])
     problems = []
@@ -435,7 +434,8 @@ def try_text(env: Env, text: str) -> tuple[bool, Step]:
 
 
 def check_sentences(subject: Subject) -> list[str]:
-    """Check `rules()` (equal for all instances), `statements()` and `why_lost()`."""
+    """Check that `rules()` is equal for all instances, that `statements()` can be found again in a
+    thought, and that `why_lost()` returns a text."""
     episode = Episode(subject.make(), Config())
     env = episode.env
     problems = []
@@ -462,7 +462,6 @@ def check_sentences(subject: Subject) -> list[str]:
 
 
 def check_players(subject: Subject) -> list[str]:
-    """Check that all players choose legal actions, and at most as many as requested."""
     env = subject.make()
     problems = []
     if missing_method(env, "random"):
@@ -498,7 +497,6 @@ def player_problems(env: Env, rng: np.random.Generator) -> list[str]:
 
 
 def check_skill(subject: Subject) -> list[str]:
-    """Check that the expert wins, and that random play wins clearly less often."""
     env = subject.make(EXPERT_ACTIONS)
     if missing_method(env, "optimal"):
         subject.notes.append("there is no expert: without plan, no demonstrations and no optimum")
@@ -509,7 +507,7 @@ def check_skill(subject: Subject) -> list[str]:
         env.reset(index, split="eval")
         wins.append(wins_game(env, lambda env: [*env.plan(1, env.actions_left), env.greedy()][0]))
         rng = action_rng(index)
-        weak = subject.make(2 * env.num_actions)  # twice the actions of the expert
+        weak = subject.make(2 * env.num_actions)
         weak.reset(index, split="eval")
         random_wins += wins_game(weak, lambda env, rng=rng: random_action(env, rng))
     subject.notes.append(
@@ -540,7 +538,7 @@ def wins_game(env: Env, choose: Callable[[Env], str]) -> bool:
 
 
 def is_random(subject: Subject) -> bool:
-    """Whether the members of a group see different games after the same actions."""
+    """Whether games are random: equal actions give different games in the members of a group."""
     for seed in SEEDS:
         logs = set()
         for member in range(4):
@@ -551,7 +549,6 @@ def is_random(subject: Subject) -> bool:
 
 
 def check_speed(subject: Subject) -> list[str]:
-    """Check that steps and draws of instances are fast enough for training."""
     env = subject.make()
     step_times = []
     draw_times = []

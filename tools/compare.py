@@ -9,8 +9,7 @@
 An arm is one method: finished runs whose settings differ in the seed alone. All arms must be scored
 on the same prompts. Without --out the files are out/comparisons/A_vs_B.md, .csv, .png and .pdf.
 
-The 95 % intervals are over prompts and seeds, see support/statistics.py. Two or three seeds say
-little about other seeds, so their intervals are wide.
+The 95 % intervals are over prompts and seeds, see support/statistics.py.
 """
 
 from configurator import UserError, printable, read_option, run_main
@@ -33,7 +32,7 @@ from tools.viewer.curves import draw_arms, shared_players
 
 OPTIONS = {"threshold": float, "out": str}
 ENDINGS = (".md", ".csv", ".png", ".pdf")
-LONGEST_STEM = 120  # characters of the default file name A_vs_B
+LONGEST_STEM = 120  # most characters of the default file name A_vs_B
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of it
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
@@ -51,14 +50,14 @@ class Command(NamedTuple):
 
     groups: list[list[Path]]  # the folders of the runs of each arm
     threshold: float | None  # per cent; None: the highest level that all runs reach
-    out: str  # path of the files without its ending; "" for out/comparisons/A_vs_B
+    out: str  # path of the files without their endings; "" for out/comparisons/A_vs_B
 
 
 class Cost(NamedTuple):
-    """What the seeds of an arm used until they reached a success rate."""
+    """CPU time and tokens that the seeds of an arm used until they reached a success rate."""
 
-    cpu_s: list[float]  # of the seeds that reach it
-    tokens: list[float]
+    cpu_s: list[float]  # one value for each seed that reaches the rate
+    tokens: list[float]  # sampled tokens, for the same seeds
 
 
 def main(argv: list[str]) -> None:
@@ -88,7 +87,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_command(argv: Sequence[str]) -> Command:
-    """Read folders, separated by "vs", and options. Raises: UserError."""
+    """Parse folders of runs, with "vs" between arms, and options. Raises: UserError."""
     options = {"threshold": None, "out": ""}
     groups: list[list[Path]] = [[]]
     for argument in argv:
@@ -120,7 +119,9 @@ def read_command(argv: Sequence[str]) -> Command:
 
 
 def check_comparable(arms: Sequence[Arm]) -> None:
-    """Check that the runs are different and finished, and that they played the same prompts."""
+    """Check that the runs are different, finished and scored on the same prompts.
+
+    Raises: UserError."""
     runs = [run for arm in arms for run in arm.runs]
     folders = [run.folder.resolve() for run in runs]
     for i, run in enumerate(runs):
@@ -138,7 +139,7 @@ def check_comparable(arms: Sequence[Arm]) -> None:
 
 
 def prompts_of(run: TrainedRun) -> tuple:
-    """What identifies the prompts of a run."""
+    """Return the split, and each scored environment with its number of prompts."""
     sizes = [(env, len(wins["start"])) for env, wins in run.wins.items()]
     return run.config.eval_split, sizes
 
@@ -147,7 +148,7 @@ def prompts_of(run: TrainedRun) -> tuple:
 
 
 def highest_shared_level(arms: Sequence[Arm]) -> float:
-    """The highest multiple of 5 % that every run reaches."""
+    """Return the highest multiple of 5 % success that every run reaches, in per cent."""
     best = min(best_success(run) for arm in arms for run in arm.runs)
     return float(int(100 * best / LEVEL_STEP + 1e-9) * LEVEL_STEP)
 
@@ -157,8 +158,8 @@ def best_success(run: TrainedRun) -> float:
 
 
 def cost_to(arm: Arm, threshold: float) -> Cost:
-    """CPU seconds and sampled tokens of each seed up to its first evaluation with at least
-    `threshold` % success. Seeds that never reach it are left out."""
+    """Return the CPU seconds and sampled tokens of each seed up to its first evaluation with at
+    least `threshold` % success. Seeds that never reach it are left out."""
     cost = Cost([], [])
     for run in arm.runs:
         for evaluation in run.evaluations.values():
@@ -173,7 +174,10 @@ def cost_to(arm: Arm, threshold: float) -> Cost:
 
 
 def report(arms: Sequence[Arm], threshold: float, picture: str) -> str:
-    """The page in Markdown. Args: threshold: per cent; picture: name of its file."""
+    """Return the page in Markdown.
+
+    Args: threshold: success in per cent, for the costs; picture: name of the file with the curves.
+    """
     title = " vs ".join(cell(arm.name) for arm in arms)
     lines = [f"# {title}", "", f"![Success over iterations]({picture})", ""]
     for env in arms[0].runs[0].wins:
@@ -188,7 +192,7 @@ def report(arms: Sequence[Arm], threshold: float, picture: str) -> str:
 
 
 def cell(value: object) -> str:
-    """A value as text in a table: Markdown and HTML in it are not interpreted."""
+    """Return a value as text for a table, with its Markdown and HTML escaped."""
     text = html.escape(printable(str(value), limit=200), quote=False)
     for mark in "\\|*_`[]":
         text = text.replace(mark, f"\\{mark}")
@@ -196,7 +200,6 @@ def cell(value: object) -> str:
 
 
 def success_lines(env: str, arms: Sequence[Arm]) -> list[str]:
-    """A line for each arm: start, end and best."""
     is_first = env == arms[0].runs[0].scored_env()
     lines = []
     for arm in arms:
@@ -210,7 +213,7 @@ def success_lines(env: str, arms: Sequence[Arm]) -> list[str]:
 
 
 def difference_lines(env: str, arms: Sequence[Arm]) -> list[str]:
-    """Each arm minus the first one, and which of the two is better."""
+    """Return each later arm minus the first arm, and which of the two is better."""
     first, *others = arms
     lines = []
     for arm in others:
@@ -232,13 +235,15 @@ def difference_lines(env: str, arms: Sequence[Arm]) -> list[str]:
 
 
 def wins_of_seeds(arm: Arm, env: str, seeds: Sequence[int]) -> np.ndarray:
-    """Successes of the final policies with these seeds, (S, n)."""
+    """Return the successes of the final policies of S seeds on n prompts, (S, n)."""
     runs = {run.config.seed: run for run in arm.runs}
     return np.stack([runs[seed].wins[env]["after RL"] for seed in seeds])
 
 
 def verdict(a: np.ndarray, b: np.ndarray) -> str:
-    """Which of two arms is better, in words. Args: (S, n) successes of the same seeds."""
+    """Say in words whether arm `a` is better than arm `b`.
+
+    Args: a, b: successes of S shared seeds on n prompts, (S, n)."""
     low, high = difference_interval(a, b)
     if low > 0:
         sentence = "It is better: the interval is above 0."
@@ -252,7 +257,6 @@ def verdict(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def player_lines(env: str, arms: Sequence[Arm]) -> list[str]:
-    """The reference players on the same prompts."""
     players = shared_players(arms, env)
     names = [name for name in players if name not in POLICIES]
     if not names:
@@ -287,7 +291,7 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
     if any(run.earlier for arm in arms for run in arm.runs):
         changes = []
         for arm in arms:
-            run = arm.runs[0]  # the settings of all seeds changed in the same way
+            run = arm.runs[0]  # all seeds of an arm have the same changes of settings
             changes.append(cell("; ".join(describe_earlier(run.earlier, run.config)) or "none"))
         lines.append(["changed on the way", *changes])
     commits = []
@@ -301,7 +305,8 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def code_lines(arms: Sequence[Arm]) -> list[str]:
-    """The files whose changes to the commit differ between runs, and where they are saved."""
+    """Return a table of the files whose uncommitted changes differ between runs, and where all
+    changes are saved; [] for no changes."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):
         return []
@@ -332,7 +337,7 @@ def code_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def count_lines(change: Change | None) -> str:
-    """Lines that a change adds and removes, such as "+2 -1"."""
+    """Return how many lines a change adds and removes, such as "+2 -1"."""
     return f"+{change.added} -{change.removed}" if change else "unchanged"
 
 
@@ -340,7 +345,7 @@ def count_lines(change: Change | None) -> str:
 
 
 def write_points(path: Path, arms: Sequence[Arm]) -> None:
-    """Write a line for each evaluation of each run."""
+    """Write a CSV file with a row for each evaluation of each run."""
     with replace_file(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("arm", "run", "seed", "iteration", "success", "cpu_s", "tokens"))

@@ -1,11 +1,11 @@
-"""The crowd: scripted players of grid worlds whose games the tiny base model is pretrained on.
+"""The crowd: scripted players of grid worlds. The tiny base model is pretrained on their games.
 
-Web text holds games of good and bad players, and so does the corpus. Three players look at most one
-step ahead, and one is optimal:
+The corpus holds games of good and bad players, as web text does. Three players look one step ahead
+at most, the fourth is optimal:
 - random: takes random actions.
-- greedy: goes straight to the goal and ignores holes; in Sokoban it shortens distances most.
-- careful: like greedy, but avoids holes beside it, and moves that leave a box stuck in a corner.
-- planner: follows the optimal plan under the limits of the game (worlds/planners.py).
+- greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
+- careful: like greedy, but avoids neighbouring holes, and moves that leave a box in a corner.
+- planner: follows the optimal plan under the limits of turns and actions (worlds/planners.py).
 
     python -m tools.crowd config/frozenlake_ppo.py              # the success of each player
     python -m tools.crowd config/sokoban_ppo.py --samples=16
@@ -28,27 +28,27 @@ from support.unread import print_unread
 from worlds.planners import lake_neighbour, sokoban_move
 from worlds.sokoban_rooms import manhattan_distance
 
-SEED_CROWD = 15  # part of the seeds of this file's random streams
+SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MOST_ERRORS = 0.2  # largest share of random turns; each game draws its share
-LONGEST_PLAN = 3  # longer plans on slippery ice take long to compute
+MOST_ERRORS = 0.2  # each game draws its share of random turns between 0 and this
+LONGEST_PLAN = 3  # most actions of a plan; longer ones on slippery ice take long to compute
 
-# The cost of a step. A player chooses the step with the lowest cost.
+# The cost of a move. Costs are compared as tuples; the lowest is best.
 Cost = tuple[float, ...]
 
 
 class Player(NamedTuple):
-    """The player of a game."""
+    """Who plays a game, and how often with random actions."""
 
     name: str
-    errors: float = 0.0  # the share of its turns with random actions
+    errors: float = 0.0  # probability that a turn has random actions
 
 
 def draw_player(rng: np.random.Generator, planners: float) -> Player:
-    """The player of a game, with its errors.
+    """Draw the player of a game and its share of random turns.
 
-    Args: planners: the share of the planner, 0 to 1."""
+    Args: planners: probability that the planner plays, 0 to 1."""
     name = "planner"
     if rng.random() >= planners:
         name = str(rng.choice(list(SHARES), p=list(SHARES.values())))
@@ -56,7 +56,8 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:
-    """A reply of a player: a true thought, and its actions or, by error, random ones."""
+    """Return a reply for the present turn: a true thought, and the player's actions or, with
+    probability `player.errors`, random actions."""
     name = "random" if rng.random() < player.errors else player.name
     actions = turn_actions(name, episode, rng)
     thought = " ".join(episode.env.statements())
@@ -64,7 +65,7 @@ def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> s
 
 
 def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> list[str]:
-    """The actions of a player for the present turn. Their number is random."""
+    """Return the actions of a player for the present turn: at most a random number of them."""
     config = episode.config
     most = min(config.actions_per_turn, episode.env.actions_left)
     count = int(rng.integers(1, most + 1))
@@ -75,7 +76,7 @@ def turn_actions(player: str, episode: Episode, rng: np.random.Generator) -> lis
 def choose_actions(
     player: str, env: Grid, count: int, turns_left: int, rng: np.random.Generator
 ) -> list[str]:
-    """The actions of a player for one turn: at most `count`, at least one."""
+    """Return the actions of a player for one turn: at most `count`, at least one."""
     actions = []
     if player == "planner":
         actions = env.plan(min(count, LONGEST_PLAN), turns_left)
@@ -87,7 +88,7 @@ def choose_actions(
 
 
 def step_by_step(env: Grid, count: int, choose: Callable[[Grid], str]) -> list[str]:
-    """Choose actions one after the other, as if no move slipped."""
+    """Return up to `count` actions, chosen one after the other as if no move slipped."""
     scratch = copy.copy(env)
     scratch.rng = np.random.default_rng(0)  # so the game's own random numbers are not used up
     if isinstance(scratch, FrozenLake):
@@ -100,7 +101,7 @@ def step_by_step(env: Grid, count: int, choose: Callable[[Grid], str]) -> list[s
 
 
 def careful(env: Grid, rng: np.random.Generator) -> str:
-    """The step of the careful player; of equally good ones, a random one."""
+    """Return the move of the careful player: a random one of those with the lowest cost."""
     cost_of = lake_cost if isinstance(env, FrozenLake) else sokoban_cost
     costs = [cost_of(env, index) for index in range(4)]
     best = [index for index in range(4) if costs[index] == min(costs)]
@@ -108,8 +109,8 @@ def careful(env: Grid, rng: np.random.Generator) -> str:
 
 
 def lake_cost(env: FrozenLake, index: int) -> Cost:
-    """The cost of a move. First: whether it enters a hole. Second: the distance to the goal after
-    it, plus 1 for each hole into which it may slip on slippery ice."""
+    """Return whether the move enters a hole, and the distance to the goal after the move plus 1 for
+    each hole into which the player may slip."""
     ahead, *sides = [lake_neighbour(env.size, env.player, (index + i) % 4) for i in (0, -1, 1)]
     slips = sum(side in env.holes for side in sides)
     distance = manhattan_distance(env.size, ahead, env.goal)
@@ -117,7 +118,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """The cost of a move. First: whether it leaves a box in a corner. Then greedy's cost."""
+    """Return whether the move leaves a box in a corner, and the cost of the move for `greedy`."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:
@@ -127,7 +128,7 @@ def sokoban_cost(env: Sokoban, index: int) -> Cost:
 
 
 def in_corner(env: Sokoban, cell: int) -> bool:
-    """Whether walls are beside this cell in both directions, so that no box can leave it."""
+    """Whether a box can never leave this cell: a wall is above or below, and one beside it."""
     up, down, left, right = (cell + delta not in env.floor for delta in env.deltas)
     return (up or down) and (left or right)
 
@@ -136,9 +137,9 @@ def in_corner(env: Sokoban, cell: int) -> bool:
 
 
 def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
-    """Let a player play the fixed prompts of a config.
+    """Let a player play `samples` games on each fixed prompt of a config.
 
-    Returns: the share of games that it wins on each prompt, (1, prompts)."""
+    Returns: the share of games that the player wins on each prompt, (1, number of prompts)."""
     wins = np.zeros((config.eval_size, samples))
     for index, member in product(range(config.eval_size), range(samples)):
         rng = np.random.default_rng([SEED_CROWD, index, member])
@@ -149,7 +150,7 @@ def play_crowd(player: str, config: Config, samples: int) -> np.ndarray:
 
 
 class CrowdPlayer:
-    """A player for `rollout.play`, without thoughts. A turn has a random number of actions."""
+    """Answers for `rollout.play` as a player of the crowd, with empty thoughts."""
 
     def __init__(self, player: str, rng: np.random.Generator):
         self.player = player
@@ -162,7 +163,6 @@ class CrowdPlayer:
 
 
 def main(argv: list[str]) -> None:
-    """Print a table of the success of each player on the fixed prompts."""
     config, options, sources = load_config(argv, extra={"samples": 1})
     if options["samples"] < 1:
         raise UserError(f"samples must be 1 or more, got {options['samples']}")

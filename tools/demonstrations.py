@@ -1,10 +1,11 @@
 """Scripted players whose dialogues SFT imitates, and files of such demonstrations.
 
-Demonstrations have true thoughts. `sft_player` names who plays them:
+The thoughts are true sentences about the state. `sft_player` chooses who plays:
 - shortest: it follows a shortest path (`Env.demonstrate`), mostly with one action a turn. It does
   not show what RL should find out, such as the danger of slipping.
-- planner: it is optimal under the limits of the game (`Env.plan`).
-- crowd: the players of the corpus, good and bad ones (tools/crowd.py). Grid worlds only.
+- planner: it is optimal under the limits of turns and actions (`Env.plan`).
+- crowd: the players of the pretraining corpus, good and bad ones (tools/crowd.py). Only for grid
+  worlds.
 """
 
 from configurator import Config, SftConfig, UserError, describe_line_error, printable
@@ -25,21 +26,22 @@ from support.run_folder import read_text, replace_file
 from support.time_limit import EnvError, call_with_timeout
 from tools.crowd import crowd_reply, draw_player
 
-SEED_DEMOS = 11  # part of the seeds of this file's random streams
+SEED_DEMOS = 11  # separates the random streams of this file from others
 COMMIT_ONE = 0.75  # probability that a turn has one action; two: 19 %, more: 6 %
 
 
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play a started rollout with scripted replies, encoded like those of a policy.
+    """Play a rollout after its reset with scripted replies.
 
+    Returns: the trajectory, with the tokens of the replies.
     Raises: UserError if the environment fails."""
 
     def player(rollout: Rollout) -> Reply | None:
         prompt = rollout.next_prompt(chat)
         trajectory = rollout.trajectory
-        # With context_turns, the prompt contains the earlier turns. So only the reply is added.
+        # With context_turns, the prompt contains the earlier turns, and a reply is added to it.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -56,18 +58,17 @@ def recite(
 
 
 def num_demonstrations(config: SftConfig) -> int:
-    """The number of different demonstrations that a run trains on."""
     shown = config.sft_steps * config.sft_batch_size
     return min(config.sft_demos or shown, shown)
 
 
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
-    """Demonstration number `index`: a game of a scripted player. Each index has its own instance.
+    """Play demonstration number `index`. Each index has its own instance.
 
     With probability `sft_noise`, a turn has a random number of random actions. The first fraction
     `sft_clean` of the demonstrations has no such turns.
 
-    Raises: UserError if the environment has no such player."""
+    Raises: UserError if the environment does not have the player `sft_player`."""
     path = (config.seed, SEED_DEMOS, index)
     episode = make_episode(config)
     check_player(episode.env, config.sft_player)
@@ -76,7 +77,7 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     is_clean = index < round(config.sft_clean * num_demonstrations(config))
     noise = 0.0 if is_clean else config.sft_noise
     # numpy gives the seeds [a, b] and [a, b, 0] the same stream. The 1 keeps this stream apart from
-    # that of the instance.
+    # the one that draws the instance.
     rng = np.random.default_rng([*path, 1])
     if config.sft_player == "crowd":
         write = partial(crowd_reply, episode, draw_player(rng, config.sft_planners), rng)
@@ -91,10 +92,10 @@ def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
 
 
 def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> list[Trajectory]:
-    """The demonstrations of these indices, without those that fail or break a limit of rollouts.
+    """Return the demonstrations with these indices, except those that fail or have too many tokens.
 
     A demonstration fails if its environment does. It would fail again after each restart, because
-    all random numbers are seeded. One may always fail, unless max_error_frac is 0.
+    all random numbers are seeded. One failure is always allowed, unless max_error_frac is 0.
 
     Raises: UserError with the first fault if more than the fraction max_error_frac fail, or if none
         is left."""
@@ -118,7 +119,7 @@ def demonstrations_at(config: SftConfig, chat: Chat, indices: Sequence[int]) -> 
 
 
 def describe_cuts(demonstrations: Sequence[Trajectory]) -> str:
-    """How many demonstrations or replies a budget of tokens cut; "" for none."""
+    """Say how many demonstrations or replies were cut by a limit on tokens; "" for none."""
     num_games = sum(trajectory.status == "out_of_tokens" for trajectory in demonstrations)
     turns = [turn for trajectory in demonstrations for turn in trajectory.turns]
     num_replies = sum(bool(turn.record and turn.record.cut_by) for turn in turns)
@@ -137,14 +138,13 @@ def describe_cuts(demonstrations: Sequence[Trajectory]) -> str:
 
 
 def print_cuts(demonstrations: Sequence[Trajectory]) -> None:
-    """Print `describe_cuts`, if there are any."""
     cuts = describe_cuts(demonstrations)
     if cuts:
         print(cuts, flush=True)
 
 
 def check_player(env: Env, player: str) -> None:
-    """Raises: UserError if the environment has no such player."""
+    """Check that the environment has a player. Raises: UserError if it does not."""
     if player == "crowd" and not isinstance(env, Grid):
         raise UserError(
             f"sft_player=crowd plays frozenlake and sokoban, got env={env.spec!r}; "
@@ -154,7 +154,8 @@ def check_player(env: Env, player: str) -> None:
 
 
 def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> str:
-    """A true thought, and good actions or, with chance `noise`, random ones."""
+    """Return a reply for the present turn: a true thought, and the player's actions or, with
+    probability `noise`, random actions."""
     config = episode.config
     env = episode.env
     most = min(config.sft_actions, config.actions_per_turn, env.actions_left)
@@ -174,7 +175,7 @@ def scripted_reply(episode: Episode, noise: float, rng: np.random.Generator) -> 
 
 
 def cut_to_context(trajectory: Trajectory, config: Config) -> Trajectory:
-    """Drop the last turns that do not fit into the context.
+    """Return a trajectory without the last turns that do not fit into the context.
 
     Raises: UserError if a reply is longer than max_response_tokens, or if no turn fits."""
     longest = max(len(turn.response_ids) for turn in trajectory.turns)
@@ -225,11 +226,12 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 
 @lru_cache(maxsize=1)
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
-    """Read demonstrations back as tokens. With the same tokenizer, these are the written tokens.
+    """Read a file of demonstrations as tokens. With the tokenizer of the export, these are the
+    exported tokens.
 
     Prints how many games were not won, and whether they are left out (sft_lost=False).
 
-    Raises: UserError if a line is no demonstration, breaks a limit of rollouts, or is a game of an
+    Raises: UserError if a line is no demonstration, has too many tokens, or is a game of an
         evaluation (unless sft_eval_games=True); it names the first such line. UserError if no game
         is left."""
     if not Path(path).is_file():
@@ -259,7 +261,7 @@ def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajec
 
 
 def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list[Trajectory]:
-    """The games to imitate. If some were not won, a printed line says what happens to them.
+    """Return the games to imitate. Print how many were not won, and whether they are left out.
 
     Raises: UserError if no game is left."""
     won = [game for game in games if game.success]
@@ -275,10 +277,10 @@ def choose_games(games: list[Trajectory], path: str, *, keep_lost: bool) -> list
 
 
 def demonstration_of(record: dict, chat: Chat, config: SftConfig) -> Trajectory:
-    """The trajectory of one line. A reply that was cut off gets no end-of-turn token.
+    """Return the trajectory of one line. A reply that was cut off gets no end-of-turn token.
 
     Raises: LookupError or TypeError for another kind of record."""
-    # Older files do not have the split. Those of eval.py name a policy or player.
+    # Older files do not name the split. If they name a policy or player, eval.py wrote them.
     split = record.get("split", "eval" if "policy" in record else "train")
     trajectory = Trajectory(
         tuple(record["seed"]),

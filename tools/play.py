@@ -1,4 +1,4 @@
-"""Play a training instance in the terminal, through the prompt and the parser of the policy.
+"""Play a training instance in the terminal, with the prompts and the parser of a policy.
 
     python -m tools.play frozenlake --seed=3
     python -m tools.play sokoban --seed=3 --expert       # watch the optimal player, or --random
@@ -21,7 +21,7 @@ from support.time_limit import EnvError, call_with_timeout
 from support.unread import print_unread
 
 PLAYERS = {"--expert": "optimal", "--random": "random"}
-MAX_SHOWN = 100_000  # characters of a message
+MAX_SHOWN = 100_000  # characters of a message that are printed
 
 
 def main(argv: list[str]) -> None:
@@ -52,8 +52,8 @@ def main(argv: list[str]) -> None:
 def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
     """Read the command line.
 
-    Returns: the settings; the player of `reference_actions`, "" if a human plays; the sources of
-        the settings.
+    Returns: the settings; the player of `reference_actions`, "" if a human plays; where each
+        setting was given.
     Raises: UserError for an argument that is not legal."""
     players = [PLAYERS[arg] for arg in argv if arg in PLAYERS]
     envs = [arg for arg in argv if not arg.startswith("-") and not arg.endswith(".py")]
@@ -74,7 +74,7 @@ def parse_command(argv: list[str]) -> tuple[Config, str, dict[str, str]]:
 
 
 def show(text: str) -> None:
-    """Print text of an environment, with its line breaks."""
+    """Print a text of an environment with its line breaks; other control characters are escaped."""
     print(printable(text, limit=MAX_SHOWN, keep="\n"))
 
 
@@ -104,8 +104,8 @@ def ask_human(rollout: Rollout) -> Reply | None:
 
 
 def find_mistake(env: Env, actions: list[str]) -> str:
-    """Why the environment would refuse typed actions, and what is legal; "" if they are legal."""
-    # Without a list of actions, legality depends on the state. So only the first one is checked.
+    """Return which typed action the environment would refuse, and what is legal; "" if none."""
+    # Without a list of actions, legality depends on the state. So only the first action is checked.
     checked = actions if env.actions else actions[:1]
     refused = [action for action in checked if not env.is_legal(action)]
     if not refused:

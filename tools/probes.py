@@ -8,7 +8,7 @@ from dialogue import Chat
 from engine import make_engine
 from rollout import collect, summarize, without_errors
 
-SEED_PROBE = 13  # part of the seeds of this file's random streams
+SEED_PROBE = 13  # separates the random streams of this file from others
 PROBE_KEYS = (
     "success",
     "valid_frac",
@@ -20,7 +20,7 @@ PROBE_KEYS = (
 
 
 def probe(model, chat: Chat, config: Config) -> dict[str, float]:
-    """Play the config's environment on held-out instances, at eval_temperature and at T=1.
+    """Let the model play the config's held-out instances, at eval_temperature and at temperature 1.
 
     Returns: the metrics of PROBE_KEYS at each temperature. Entropy is the mean -log p of the
         sampled tokens, in nats."""
@@ -38,7 +38,7 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
             temperature=temperature,
             noise_seed=(config.seed, SEED_PROBE),
         )
-        without_errors(trajectories, config)  # raises for many errors; a few count as failures
+        without_errors(trajectories, config)  # raises if too many games fail; a few count as lost
         logprobs = [logprob for t in trajectories for logprob in t.rollout_logprobs]
         metrics = summarize(trajectories)
         metrics["entropy"] = -sum(logprobs) / len(logprobs)

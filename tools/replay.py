@@ -1,10 +1,10 @@
-"""Play recorded replies through parser and environments again, and check that nothing differs.
+"""Play recorded games again with the same replies, and check that the same trajectories result.
 
     python -m tools.replay out/frozenlake_ppo --record=out/frozenlake_ppo/eval_final.jsonl
 
-A record is a file that eval.py --jsonl or a run wrote. Replay needs no model: it plays the recorded
-replies and copies the entropy. It fails if a trajectory differs from its record, or if only one of
-the two exceeded the time limit of the environment, because then they cannot be compared.
+A record is a file of trajectories that a run or eval.py --jsonl wrote. Replay needs no model: the
+replies and the entropy are those of the record. The command fails if a new trajectory differs from
+the recorded one, or if only one of these two exceeded the time limit of a turn.
 --json, --jsonl and --against work as in eval.py.
 """
 
@@ -13,7 +13,7 @@ from configurator import Config, UserError, printable, run_main
 from support.arguments import Job, read_replay, scored_envs
 
 if __name__ == "__main__":
-    run_main(read_replay)  # answers mistakes before the slow imports
+    run_main(read_replay)  # reports mistakes before the slow imports
 
 import json
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ from support.records import read_records, trajectory_record
 from support.scores import Row, Scores, score
 from support.time_limit import is_time_out
 
-RECORD = {  # what a line must hold, see support/json_shapes.py
+RECORD = {  # keys and types of a line of the record, see support/json_shapes.py
     "env": str,
     "seed": [int],
     "member": int,
@@ -53,13 +53,14 @@ def main(argv: list[str]) -> None:
 
 
 def replayed_rows(job: Job) -> Iterator[Row]:
-    """Play every trajectory of the record again, and yield a row for each policy in it.
+    """Play every trajectory of the record again, and yield a row of scores for each environment,
+    policy and evaluation in the record.
 
     Raises: UserError if the record has games of an environment that is not scored. After the last
         row, UserError if a trajectory differs from its record or cannot be compared with it."""
     path = job.options["record"]
     groups = defaultdict(list)  # ((env, policy, entropy), number of the evaluation) -> trajectories
-    num_seen = Counter()  # game -> how often it was seen; a file may hold several evaluations
+    num_seen = Counter()  # game -> how often it occurred so far: once in each evaluation
     different = []
     late = []  # differing games that exceeded the time limit, in the record or now
     for record in read_replayable(path, scored_envs(job.config)):
@@ -95,13 +96,13 @@ def replayed_rows(job: Job) -> Iterator[Row]:
 
 
 def read_replayable(path: str, legal_envs: list[str]) -> list[dict]:
-    """The lines of a record.
+    """Return the trajectories of a record, one dict for each line.
 
     Raises: UserError if a line is no trajectory, or its environment is not in `legal_envs`."""
     records = []
     for record in read_records(path, RECORD):
         records.append({"policy": "recorded", "entropy": None, **record})
-        # The name of an environment may be a file of code, and a record must not run code.
+        # `env` may name a file of code, and a record must not make this command run code.
         if record["env"] not in legal_envs:
             raise UserError(
                 f"{path} has games of {record['env']!r}; add --env={record['env']} to play these"
@@ -125,7 +126,7 @@ def differs(record: dict, played: dict) -> bool:
 
 
 def replay(config: Config, record: dict) -> Trajectory:
-    """Play one recorded trajectory again."""
+    """Play a recorded trajectory again, and return the new trajectory."""
     settings = reference_settings(config).get(record["policy"], config)
     settings = replace(settings, env=record["env"])
     rollout = Rollout(make_episode(settings), record["seed"], member=record["member"])

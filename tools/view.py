@@ -8,10 +8,10 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The file is written into the folder of the first run, a plot as PNG and as PDF. The page shows runs,
-and files that --jsonl of eval.py, tools.api_models or tools.replay wrote. It is one HTML
-file that a browser opens from disk; it loads nothing from the network. Its address names the
-trajectory, the turn and the filters, so that a link to it shows them again.
+The page, GIF or plot is written into the folder of the first run, a plot as PNG and as PDF. The
+page takes folders of runs, and files that --jsonl of eval.py, tools.api_models or tools.replay
+wrote. It is one HTML file that a browser opens from disk, and loads nothing from the network. The
+address of the page names the trajectory, the turn and the filters, so a link shows them again.
 """
 
 from configurator import UserError, run_main
@@ -26,15 +26,15 @@ from tools.viewer.curves import draw_curves, draw_warning_panel
 from tools.viewer.data import STAGES, load_runs
 from tools.viewer.gif import draw_gif
 
-PAGE = Path(__file__).parent / "viewer" / "page"  # the folder of the page's parts
+PAGE = Path(__file__).parent / "viewer" / "page"
 TEMPLATE = PAGE / "page.html"
 STYLE = "{{style}}"  # placeholders in the template
 DATA = "{{data}}"
 SCRIPTS = "{{scripts}}"
 # in the order in which the browser runs them
 SCRIPT_NAMES = ("data", "elements", "boards", "marks", "list", "pane", "strip", "link", "start")
-REFRESH_S = 5  # how often a page that follows a run is loaded again
-POLL_S = 2.0  # how often --follow looks for new records
+REFRESH_S = 5  # seconds after which the browser reloads a page that follows a run
+POLL_S = 2.0  # seconds after which --follow looks for new records again
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Command:
 
     @property
     def shown(self) -> list[Path]:
-        """The runs on the page."""
         return [self.runs[0], self.against] if self.against else [self.runs[0]]
 
 
@@ -119,7 +118,7 @@ def parse_command(argv: list[str]) -> Command:
 
 
 def existing_source(argument: str) -> Path:
-    """Raises: UserError unless the argument names a folder or a plain file."""
+    """Return the path of a run or file. Raises: UserError if it is no folder or plain file."""
     source = Path(argument)
     if not argument or not source.exists():
         raise UserError(
@@ -141,7 +140,7 @@ def check_folders(runs: list[Path]) -> None:
 
 
 def page_path(source: Path, compares: bool) -> Path:
-    """The path of the page: in the folder of a run, or beside a file of trajectories."""
+    """Return the path of the page: in the folder of a run, or beside a file of trajectories."""
     name = "view_against.html" if compares else "view.html"
     return source / name if source.is_dir() else source.with_name(f"{source.stem}_{name}")
 
@@ -162,9 +161,8 @@ def write_page(runs: list[Path], path: Path, refresh_s: int = 0) -> None:
 def fill_template(data: dict) -> str:
     """Return the HTML page with its style, its scripts and `data` in it.
 
-    Models and environments wrote the texts in `data`, so a text may contain HTML. The page holds
-    `data` as JSON in a <script> element, with each "<" written as \\u003c. A text can then not end
-    this element, and the browser reads none of the texts as HTML.
+    The texts in `data` may contain HTML. So the page holds `data` as JSON in a <script> element,
+    with each "<" written as \\u003c: no text can end this element, and none is read as HTML.
     """
     encoded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     scripts = [read_part(f"{name}.js") for name in SCRIPT_NAMES]
@@ -181,7 +179,7 @@ def read_part(name: str) -> str:
 def follow(runs: list[Path], path: Path) -> None:
     """Write the page again whenever a run has new records, until all runs are finished.
 
-    Ctrl-C ends it. The browser does not reload the last page."""
+    Ctrl-C ends this function, too. The browser does not reload the last page that was written."""
     seen = None
     try:
         while True:
@@ -206,7 +204,8 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Sizes and times of the files of each run, to notice new records; [] without trajectories."""
+    """Return the sizes and times of the files of each run, which new records change; [] for a run
+    without trajectories."""
     states = {}
     for run in runs:
         files = [run / name for name in (*STAGES, "metrics.jsonl", "scores.json")]

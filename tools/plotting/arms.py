@@ -38,21 +38,21 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The folder of a run, read."""
+    """What the folder of a run holds."""
 
     folder: Path
     config: Config
-    commit: str  # of the code
+    commit: str
     wins: dict[str, Wins]  # by scored environment, the first one is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
-    earlier: Sequence[Earlier] = ()  # settings before restarts that changed them
+    earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
     code_diff: str | None = ""  # how the code differs from the commit; None if that is not known
 
     def is_finished(self) -> bool:
         return bool(self.wins)
 
     def scored_env(self) -> str:
-        """The environment of `evaluations`. Only for a finished run."""
+        """Return the environment of `evaluations`; only a finished run has it."""
         return next(iter(self.wins))
 
 
@@ -67,16 +67,14 @@ class Arm:
         return [run.config.seed for run in self.runs]
 
     def wins(self, env: str, name: str) -> np.ndarray:
-        """Successes in an environment, (S, n). Args: name: a stage or a player."""
+        """Return the successes of S seeds on n prompts, (S, n). Args: name: a key of `Wins`."""
         return np.stack([run.wins[env][name] for run in self.runs])
 
     def shared_iterations(self) -> list[int]:
-        """The iterations that all seeds evaluated."""
         evaluated = [set(run.evaluations) for run in self.runs]
         return sorted(set.intersection(*evaluated))
 
     def settings(self) -> dict[str, object]:
-        """The settings that all seeds share."""
         return asdict(without_seed(self.runs[0].config))
 
 
@@ -86,8 +84,8 @@ class Arm:
 def read_run(folder: Path) -> TrainedRun:
     """Read the folder of a run, finished or not.
 
-    Evaluations with other prompts or rules than the last ones are left out.
-    Raises: UserError if it holds no run, or other data than a run writes."""
+    Evaluations from before a change of the prompts or rules of evaluation are left out.
+    Raises: UserError if the folder holds no run, or other data than a run writes."""
     config = load_saved(folder)
     wins = read_wins(folder / "scores.json")
     evaluations = {}
@@ -98,7 +96,7 @@ def read_run(folder: Path) -> TrainedRun:
     check_metrics(folder)
     steps = read_rows(folder / "metrics.jsonl", shape=STEP)
     steps = without_old_evaluations(steps, evaluations_changed_at(earlier, config))
-    num_games = config.num_groups * config.group_size  # of an iteration
+    num_games = config.num_groups * config.group_size  # in an iteration
     cpu_s = accumulate(step["cpu_s"] or 0.0 for step in steps)
     tokens = accumulate(num_games * (step["response_length"] or 0.0) for step in steps)
     for step, cpu_s_so_far, tokens_so_far in zip(steps, cpu_s, tokens, strict=True):
@@ -115,9 +113,8 @@ def read_run(folder: Path) -> TrainedRun:
 
 
 def read_code_diff(folder: Path, commit: str) -> str | None:
-    """How the code of a run differs from its commit, "" if it does not.
-
-    Returns: None if the run did not save it."""
+    """Return the diff between the commit and the code of a run; "" if they are equal; None if the
+    run did not save it."""
     path = folder / code_version.NAME
     if path.is_file():
         return read_text(path)
@@ -127,7 +124,7 @@ def read_code_diff(folder: Path, commit: str) -> str | None:
 def check_metrics(folder: Path) -> None:
     """Compare metrics.jsonl with its checksum in the newest checkpoint, if there is one.
 
-    Raises: UserError if it differs."""
+    Raises: UserError if the file differs."""
     checkpoints = sorted(folder.glob("checkpoint-" + 6 * "[0-9]"))
     if checkpoints and "metrics.jsonl" in changed_logs(folder, checkpoints[-1]):
         raise UserError(
@@ -137,7 +134,7 @@ def check_metrics(folder: Path) -> None:
 
 
 def read_wins(path: Path) -> dict[str, Wins]:
-    """Read scores.json; {} without the file, because the run is not finished."""
+    """Return the successes in scores.json by environment; {} if the run has no such file yet."""
     if not path.is_file():
         return {}
     found = {}
@@ -158,7 +155,7 @@ def read_wins(path: Path) -> dict[str, Wins]:
 
 
 def make_arms(groups: Sequence[Sequence[Path]]) -> list[Arm]:
-    """The arms of a comparison. Args: groups: for each arm, the folders of its runs.
+    """Return the arms of a comparison. Args: groups: for each arm, the folders of its runs.
 
     Raises: UserError if the runs of an arm are not seeds of one method."""
     runs_of = []
@@ -189,9 +186,9 @@ def arms_by_method(runs: Sequence[TrainedRun]) -> list[Arm]:
 
 
 def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
-    """A name for each arm: the folder of its first run without _s<seed>.
+    """Return a name for each arm: that of the folder of its first run, without _s<seed>.
 
-    If names clash, the folder around it is shown, too."""
+    If two names are equal, all names begin with the parent folder."""
     paths = []
     for runs in runs_of:
         path = runs[0].folder.resolve()
@@ -203,7 +200,7 @@ def names_of(runs_of: Sequence[Sequence[TrainedRun]]) -> list[str]:
 
 
 def changed_settings(arms: Sequence[Arm]) -> dict[str, list[object]]:
-    """The settings in which the arms differ -> the value of each arm."""
+    """Return setting -> its value in each arm, for the settings in which the arms differ."""
     changed = {}
     for key in arms[0].settings():
         values = [arm.settings()[key] for arm in arms]

@@ -34,8 +34,8 @@ WINDOW = 9  # iterations of a moving average
 def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None:
     """Draw a column of panels for every environment and a row of panels for every metric.
 
-    Grey lines are players that score the same for all curves of a panel. A curve has the same
-    colour in all panels, and one legend below them names the colours.
+    Grey lines are reference players with equal success in all curves of a panel. A curve has one
+    colour in all panels, and a legend below the panels names the colours.
     """
     columns = split_by_env(curves)
     looks = looks_of(columns)
@@ -51,7 +51,7 @@ def plot(path: Path, title: str, metrics: Sequence[str], curves: Curves) -> None
 
 
 def looks_of(columns: dict[str, Curves]) -> dict[str, dict]:
-    """Curve -> colour and dashes. Curves of the same name look the same in all columns."""
+    """Return the look of each curve: name -> colour and dashes, the same in all columns."""
     labels: dict[str, None] = {}
     for inside in columns.values():
         labels.update(dict.fromkeys(inside))
@@ -75,7 +75,8 @@ def draw_metric(axes: Axes, metric: str, curves: Curves, looks: dict[str, dict])
 
 
 def split_by_env(curves: Curves) -> dict[str, Curves]:
-    """Group curves by the first word of their labels, and remove it. Leave out empty curves."""
+    """Group curves by environment, the first word of a label, and remove this word. Leave out
+    curves without runs."""
     columns: dict[str, Curves] = {}
     for label, rows in curves.items():
         env = label.replace("_", " ").split()[0]
@@ -85,10 +86,10 @@ def split_by_env(curves: Curves) -> dict[str, Curves]:
 
 
 def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
-    """Draw the mean of the seeds. The x axis counts passes over rollouts: iterations x epochs.
+    """Draw the mean of the seeds over passes, which are iterations x epochs.
 
-    The band around evaluations is that of `success_band`, and around other metrics the range of the
-    seeds. A triangle marks the first warning of a seed.
+    The band around evaluations comes from `success_band`; around other metrics it is the range of
+    the seeds. A triangle marks the first warning of a seed.
     """
     iterations, values = stack_seeds(rows, metric)  # (S, number of iterations)
     if not len(iterations):
@@ -114,14 +115,15 @@ def draw_curve(axes: Axes, metric: str, rows: Rows, look: dict) -> None:
 
 
 def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: int = 0) -> Interval:
-    """The 95 % intervals of I evaluations over prompts and seeds. Returns: their ends, (I,).
+    """Return the 95 % intervals over prompts and seeds of I evaluations: lower and upper ends (I,).
 
-    Where the solved prompts are known, it is `rate_interval`, as in the tables. Elsewhere it is
-    `interval_of_rates`, which is a little wider. Without the rate of a seed it is NaN.
+    Where the solved prompts are known, an interval comes from `rate_interval`, as in the tables.
+    Elsewhere it comes from `interval_of_rates` and is a little wider. It is NaN if a seed has no
+    rate.
 
     Args:
-        rates: (S, I) success rates.
-        known: place of an evaluation, 0 to I - 1 or -1 for the last -> solved prompts (S, n).
+        rates: success rates of S seeds, (S, I).
+        known: index of an evaluation, 0 to I - 1 or -1 for the last -> solved prompts (S, n).
         num_prompts: n, if no solved prompts are known.
     """
     for wins in known.values():
@@ -137,7 +139,7 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 
 
 def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
-    """The lines of the players whose success is the same in all curves. Returns: their labels."""
+    """Draw the players whose success is the same in all curves, as lines. Returns: their labels."""
     players = []
     for rows in curves.values():
         wins = {name: games[0] for name, games in wins_of_run(rows).items()}
@@ -150,15 +152,15 @@ def draw_shared_players(axes: Axes, curves: Curves) -> list[Label]:
 
 
 def players_under_limits(wins: Wins, settings: Mapping[str, object]) -> Wins:
-    """The reference players that obey the limits of the policy: label -> successes.
+    """Return the reference players that obey the policy's limits: label -> successes.
 
-    A player in a closed loop has one action a turn, and a turn for each action. So it obeys the
-    limits if the policy has as many turns. Random actions do not depend on what the player sees, so
-    the policy only needs as many actions.
+    A player in a closed loop takes one action a turn, so it obeys the limits if the policy has at
+    least as many turns as actions. Random actions do not depend on observations, so random play
+    obeys the limits if the policy can take all its actions in its turns.
 
     Args:
-        wins: row of eval.py, such as "optimal, 5 a turn" -> successes.
-        settings: of the policy.
+        wins: name of a row of eval.py, such as "optimal, 5 a turn" -> successes.
+        settings: the settings of the policy.
     """
     found = {}
     optimal = [name for name in wins if name.startswith("optimal, ") and name.endswith(" a turn")]
@@ -193,8 +195,8 @@ def draw_players(axes: Axes, players: Wins) -> list[Label]:
 
 
 def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns: iterations (I,) at which any seed has a value; values (S, I), NaN if a seed has
-    none."""
+    """Return the iterations (I,) at which any seed has a value, and the values (S, I), NaN where a
+    seed has none."""
     seeds = [series(row).get(metric, {}) for row in rows]
     iterations = sorted(set().union(*seeds))
     values = []
@@ -204,7 +206,8 @@ def stack_seeds(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
-    """Means over WINDOW neighbours, (S, I). At the ends and around missing values there are fewer.
+    """Return means over WINDOW neighbouring iterations, (S, I). At the ends and around missing
+    values, a mean has fewer values.
 
     With fewer than 3 * WINDOW iterations, the values are returned unchanged."""
     num_iterations = values.shape[1]

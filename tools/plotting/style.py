@@ -15,9 +15,10 @@ from matplotlib.lines import Line2D
 
 from support.run_folder import replace_file
 
-# Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/. Grey is for players.
+# Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/. Grey is for
+# reference players.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-DASHES = ("-", "--", ":", "-.")  # of the first six curves, of the next six, ...
+DASHES = ("-", "--", ":", "-.")  # dashes of the first six curves, of the next six, ...
 GRAY = "#555555"
 DPI = 200  # twice the resolution of a usual screen
 STYLE = {
@@ -40,9 +41,9 @@ STYLE = {
     "pdf.fonttype": 42,  # letters stay text, as journals require
 }
 PLAYER_LOOK = {"color": GRAY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
-LABEL_GAP = 1.35  # distance of two labels, in heights of the letters
-LEGEND_WIDTH = 2.6  # inches of an entry, more for a long name
-LETTER_WIDTH = 0.1  # inches
+LABEL_GAP = 1.35  # distance of two labels, in multiples of the font size
+LEGEND_WIDTH = 2.6  # inches of an entry; a long name has more
+LETTER_WIDTH = 0.1  # inches of a letter in the legend
 LABEL_X = 1.045  # where labels begin, as a fraction of the axes
 
 
@@ -50,7 +51,7 @@ class Quantity(NamedTuple):
     """How a metric is drawn."""
 
     words: str  # name of the axis
-    scale: float = 1.0  # 100: per cent of a fraction
+    scale: float = 1.0  # 100 shows a fraction in per cent
 
 
 PERCENT = Quantity("fixed prompts solved, %", 100)
@@ -76,7 +77,7 @@ class Label(NamedTuple):
 
 @contextmanager
 def picture(*paths: Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure of this size in inches, then write it to the paths, as PNG or PDF."""
+    """Yield a figure of a size in inches, then write the figure to the paths, as PNG or PDF."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
@@ -94,7 +95,7 @@ def percent_axis(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, with numbers such as 0.1 and 10. A short axis has more."""
+    """Make the y axis logarithmic, with numbers such as 0.1 and 10, and more on a short axis."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()
@@ -108,13 +109,13 @@ def log_axis(axes: Axes) -> None:
 
 
 def look_of(index: int) -> dict:
-    """Colour and dashes of the curve with this number, as options of `Axes.plot`."""
+    """Return colour and dashes for curve number `index`, as options of `Axes.plot`."""
     dashes = DASHES[index // len(COLORS) % len(DASHES)]
     return {"color": COLORS[index % len(COLORS)], "linestyle": dashes}
 
 
 def draw_player(axes: Axes, height: float) -> None:
-    """Draw the line of a reference player. A label at the right gives its name."""
+    """Draw the line of a reference player; `label_lines` adds its name."""
     axes.axhline(height, **PLAYER_LOOK, zorder=1)
 
 
@@ -129,7 +130,7 @@ def draw_legend(
     Args:
         looks: name of a curve -> its look, see `look_of`.
         notes: lines above the names.
-        signs: what a line or an area means -> how it looks. They come after the curves.
+        signs: what a line or an area means -> how it looks; entries after the curves.
     """
     entries: dict[str, Artist] = {name: Line2D([], [], **look) for name, look in looks.items()}
     entries |= signs or {}
@@ -147,10 +148,11 @@ def draw_legend(
 
 
 def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write the labels to the right of the axes, at their lines, or near them if they would touch.
+    """Write each label to the right of the axes, at the height of its line. Labels that would touch
+    are moved apart.
 
-    A thin line connects the end of a line and its label. Call it when the limits of the y axis are
-    final.
+    A thin line connects the end of a line and its label. Call this function when the limits of the
+    y axis are final.
     """
     axes.figure.draw_without_rendering()  # the layout says how high the axes are
     labels = sorted(labels, key=lambda label: label.height)
@@ -185,7 +187,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def spread(heights: Sequence[float], gap: float, highest: float = math.inf) -> list[float]:
-    """Ascending heights, moved as little as possible until neighbours are `gap` apart.
+    """Return ascending heights, moved as little as possible until neighbours are `gap` apart.
 
     No height is above `highest`. Heights that touch form a block around their mean (isotonic
     regression: pool adjacent violators).

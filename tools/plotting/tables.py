@@ -29,7 +29,7 @@ HEADINGS = (
     "commit",
 )
 POLICIES = ("start", "after RL")
-COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # what RL is compared with
+COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted from "after RL"
 LEGEND = """\
 Success in % of n games, with a 95 % interval in brackets and the result of each seed in
 parentheses. Differences are paired by seed and prompt. Intervals are over seeds and prompts
@@ -42,7 +42,7 @@ sign of collapse (support/collapse_signs.py), - if there is none."""
 
 
 def wins_by_env(rows: Rows) -> dict[str, Wins]:
-    """Scored environment -> successes. The environment of the run comes first."""
+    """Return scored environment -> successes. The environment of the run comes first."""
     return {env: wins_in(env, rows) for env in rows[0]["successes"]}
 
 
@@ -55,14 +55,13 @@ def wins_in(env: str, rows: Rows) -> Wins:
 
 
 def wins_of_run(rows: Rows) -> Wins:
-    """Successes in the environment of the run."""
     env = next(iter(rows[0]["successes"]))
     return wins_in(env, rows)
 
 
 def series(row: dict) -> dict[str, dict[int, float]]:
-    """Metric -> iteration -> value. Iteration 0 is the model before RL. Missing values are left
-    out."""
+    """Return metric -> iteration -> value. Iteration 0 is the model before RL. Missing values are
+    left out."""
     start = wins_of_run([row])["start"]
     success = {0: float(start.mean())}
     for iteration, value in row["curve"].items():
@@ -77,7 +76,7 @@ def series(row: dict) -> dict[str, dict[int, float]]:
 
 
 def write_points(path: Path, curves: Curves) -> None:
-    """Write a line for every value of every metric, seed and curve."""
+    """Write a CSV file with a row for every value of every metric, seed and curve."""
     with replace_file(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("curve", "seed", "iteration", "metric", "value"))
@@ -97,11 +96,12 @@ def points_of(label: str, row: dict) -> Iterator[tuple]:
 
 
 def table(curves: Curves, caption: str) -> str:
-    """Success of every curve, its costs if it has demonstrations, a legend and reference players.
+    """Return Markdown: the success of every curve, its costs if any curve has demonstrations, a
+    legend, and the reference players.
 
     Args:
         curves: The rows of every curve.
-        caption: What the picture of the figure shows.
+        caption: What the picture beside the table shows.
     """
     finished = {label: rows for label, rows in curves.items() if rows}
     missing = [label for label, rows in curves.items() if not rows]
@@ -142,7 +142,7 @@ def line_of(cells: Sequence[str]) -> str:
 
 
 def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
-    """`wins_by_env` with names of table rows as keys: the label, then "LABEL on ENV"."""
+    """Return `wins_by_env` with names of table rows as keys: LABEL, then "LABEL on ENV"."""
     named = {}
     for env, wins in wins_by_env(rows).items():
         named[f"{label} on {env}" if named else label] = wins
@@ -150,7 +150,7 @@ def names_of_envs(label: str, rows: Rows) -> dict[str, Wins]:
 
 
 def success_lines(curves: Curves) -> list[str]:
-    """One line per curve and scored environment, over all seeds, with paired differences."""
+    """Return a table with a row per curve and scored environment, with paired differences."""
     lines = []
     for label, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
@@ -169,7 +169,7 @@ def success_lines(curves: Curves) -> list[str]:
 
 
 def cost_lines(curves: Curves) -> list[str]:
-    """The mean costs of every curve; no lines unless a curve uses demonstrations."""
+    """Return a table of the mean costs of every curve; [] unless a curve uses demonstrations."""
     all_rows = [row for rows in curves.values() for row in rows]
     if not any(row["costs"]["demonstrations"] for row in all_rows):
         return []
@@ -185,7 +185,7 @@ def cost_lines(curves: Curves) -> list[str]:
 
 
 def player_lines(curves: Curves) -> list[str]:
-    """A line for each set of results of reference players, after the curves that share it."""
+    """Return lines with the results of reference players. Curves with equal results share one."""
     labels: dict[str, list[str]] = {}
     for label, rows in curves.items():
         for name, wins in names_of_envs(label, rows).items():
@@ -196,13 +196,13 @@ def player_lines(curves: Curves) -> list[str]:
 
 
 def rate(wins: np.ndarray) -> str:
-    """Success rate in % of (S, n) games, with its interval, and by seed."""
+    """Return the success rate in %, its interval, and the rate of each seed. Args: wins: (S, n)."""
     low, high = rate_interval(wins)
     return percent(wins, float(low), float(high))
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Success rate of `a` minus that of `b` in %, with its interval, and by seed.
+    """Return the success rate of `a` minus that of `b` in %, its interval, and that of each seed.
 
     Args: a, b: (S, n) successes, paired by seed and instance."""
     low, high = difference_interval(a, b)
@@ -210,6 +210,6 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def short_commit(commit: str | None) -> str:
-    """Seven digits of a commit, and "-dirty" if it ends so."""
+    """Return the first seven digits of a commit, and its ending "-dirty" if it has one."""
     text = str(commit)
     return text[:7] + text[40:]

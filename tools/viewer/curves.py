@@ -31,7 +31,7 @@ from tools.plotting.style import (
 
 PANEL_METRICS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
 LONGEST_NAME_AT_LINE = 24  # characters; longer names of arms go into the legend
-LEGEND_LINE = 0.4  # inches
+LEGEND_LINE = 0.4  # inches of height for each name in the legend
 MEAN_LINE = {"linewidth": 2.4, "marker": "o", "markersize": 3.5}
 SEED_LINE = {"linewidth": 0.9, "alpha": 0.5}
 BAND_ALPHA = 0.15
@@ -43,14 +43,12 @@ PANEL_ROW = {"step": int, "success": RATE, **dict.fromkeys(PANEL_METRICS, RATE)}
 
 
 def draw_curves(runs: Sequence[Path], *paths: Path) -> None:
-    """Plot success over iterations, a curve for each method. Seeds of a method share a curve."""
+    """Plot success over iterations, with one curve for all seeds of a method."""
     draw_arms(paths, arms_by_method([read_run(run) for run in runs]))
 
 
 def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
     """Plot success on the fixed prompts over iterations, and the reference players.
-
-    Long names of arms go into the legend, because beside the curves there is no room for them.
 
     Args: paths: files to write, PNG or PDF."""
     looks = {}
@@ -77,7 +75,7 @@ def draw_arms(paths: Sequence[Path], arms: Sequence[Arm]) -> None:
 
 
 def title_of(env: str, num_prompts: int) -> str:
-    """What the curves show, in words: a line for the environment, and one for its options.
+    """Return the title of a plot: a line for the environment, and one for its options.
 
     >>> print(title_of("frozenlake:size=4,success_rate=0.8", 256))
     FrozenLake: success on 256 fixed prompts
@@ -98,7 +96,7 @@ def title_of(env: str, num_prompts: int) -> str:
 
 
 def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
-    """The entries of the legend that say what lines and areas mean."""
+    """Return legend entries that say what lines and areas mean: text -> how it looks."""
     signs: dict[str, Artist] = {}
     if any(len(arm.runs) > 1 for arm in arms):
         signs["mean of the seeds"] = Line2D([], [], color=GRAY, **MEAN_LINE)
@@ -110,10 +108,10 @@ def signs_of(arms: Sequence[Arm], has_players: bool) -> dict[str, Artist]:
 
 
 def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
-    """Draw the mean, the band and the single seeds of an arm. Returns: its label, without the name.
+    """Draw the mean, the band and the single seeds of an arm.
 
-    The band is the 95 % interval over prompts and seeds, see `success_band`. Iteration 0 is the
-    policy before RL."""
+    The band is the 95 % interval over prompts and seeds, see `success_band`.
+    Returns: the label of the mean, with its last value and the number of seeds."""
     iterations = arm.shared_iterations()
     seeds = [[run.evaluations[i].success for i in iterations] for run in arm.runs]
     rates = np.array(seeds)  # (S, number of evaluations)
@@ -134,7 +132,8 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Solved prompts (S, n). Keys: 0 before RL, -1 after RL. {} unless all seeds are finished."""
+    """Return which of n prompts the S seeds solved, (S, n), at key 0 before RL and -1 after RL; {}
+    unless all seeds are finished."""
     if not all(run.is_finished() for run in arm.runs):
         return {}
     env = arm.runs[0].scored_env()
@@ -145,7 +144,7 @@ def known_wins(arm: Arm) -> dict[int, np.ndarray]:
 
 
 def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
-    """The shared players that obey the limits on turns and actions of all arms."""
+    """Return those of `shared_players` that obey the limits of all arms on turns and actions."""
     shared = shared_players(arms, env)
     of_arms = [players_under_limits(shared, arm.settings()) for arm in arms]
     return {
@@ -156,7 +155,7 @@ def shared_players_under_limits(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def shared_players(arms: Sequence[Arm], env: str) -> Wins:
-    """Successes of the reference players that have the same result in all finished runs."""
+    """Return the successes of the players that have the same result in all finished runs."""
     players = [run.wins[env] for arm in arms for run in arm.runs if env in run.wins]
     shared = {}
     for name, wins in (players[0] if players else {}).items():
@@ -199,7 +198,6 @@ def draw_warning_panel(runs: Sequence[Path], *paths: Path) -> None:
 
 
 def draw_metric(axes: Axes, metric: str, rows: list[dict], look: dict) -> None:
-    """Draw a metric of every iteration, and its moving average."""
     steps = [row["step"] for row in rows if row[metric] is not None]
     values = np.array([[row[metric] for row in rows if row[metric] is not None]])  # (1, I)
     axes.plot(steps, values[0], **look, linewidth=0.8, alpha=0.4)

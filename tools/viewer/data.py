@@ -1,4 +1,4 @@
-"""What the page of tools/view.py shows of one or two runs, as data for JSON."""
+"""Collect what the page of tools/view.py shows of one or two runs, as data for JSON."""
 
 from configurator import Config, UserError, printable
 
@@ -18,7 +18,7 @@ from support.settings_history import (
 )
 from tools.viewer.pictures import COLORS, LAYERS, cells_of, split_message
 
-STAGES = {  # file of a run -> stage of its trajectories; None: training, each row has its step
+STAGES = {  # file of a run -> stage of its trajectories; None: training, with a step in each row
     "eval_start.jsonl": "before RL",
     "trajectories.jsonl": None,
     "eval_final.jsonl": "after RL",
@@ -48,15 +48,15 @@ OUTCOMES = {  # status -> how a trajectory ended, in words
     "out_of_tokens": "out of tokens",
     "error": "error",
 }
-RANKED_BY = {  # the setting filter_by -> what the filter compares
+RANKED_BY = {  # the setting filter_by -> what the filter compares of a group, in words
     "reward_std": "the standard deviation of its scores",
     "reward_mean": "its mean score",
     "entropy": "its entropy",
     "length": "its mean length",
 }
 NOT_IN_FORM = "The reply was not in the required form."
-REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # how the report on a turn begins
-SHOWN_OUTSIDE = 40  # characters of a text outside of the tags
+REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # the beginning of a report on a turn
+SHOWN_OUTSIDE = 40  # characters that are quoted of a text outside of the tags
 
 
 def load_runs(runs: Sequence[Path]) -> dict:
@@ -98,7 +98,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
             {"name": names[number], "players": players, **describe_curves(rows, records)}
         )
         for record, stage in records:
-            # A file has no settings; the system message states the form of a reply.
+            # A file has no settings, but its system messages say whether replies have a thought.
             think = "<think>" in record["system"] if run.is_file() else config.think
             trajectory = describe_trajectory(record, stage, think, text_ids)
             trajectory["policy"] = stage if run.is_file() else None
@@ -121,7 +121,7 @@ def load_runs(runs: Sequence[Path]) -> dict:
 
 
 def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
-    """The records of a run with their stage, see STAGES.
+    """Return the trajectories of a run, each with its stage (see STAGES).
 
     Raises: UserError if there is no trajectory, or a line holds something else."""
     records = []
@@ -139,7 +139,7 @@ def read_trajectories(run: Path) -> list[tuple[dict, str | None]]:
 
 
 def read_file(path: Path) -> list[tuple[dict, str | None]]:
-    """The records of a file with their stage: the name of the policy; None for training.
+    """Return the trajectories of a file, each with the name of its policy, or None for training.
 
     Raises: UserError if a line is no trajectory, or if there is none."""
     shape = {"policy": (str, ...), "step": (int, ...), "group": (int, ...), **TRAJECTORY}
@@ -147,7 +147,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
     for line, record in enumerate(read_records(path, shape), start=1):
         is_training = "step" in record and "group" in record
         policy = record.get("policy", "recorded")
-        if policy == record["env"]:  # a run names the rows of its own policy by their environment
+        if policy == record["env"]:  # for its own policy, a run writes the environment as "policy"
             policy = "recorded"
         stage = None if is_training else shown(policy)
         records.append(({**record, "file": path.name, "line": line}, stage))
@@ -158,7 +158,7 @@ def read_file(path: Path) -> list[tuple[dict, str | None]]:
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
-    """The names of the folders; with their parents if two folders have one name.
+    """Return the names of the folders, with their parent folders if two names are equal.
 
     Raises: UserError if a run is given twice."""
     folders = [run.resolve() for run in runs]
@@ -171,12 +171,13 @@ def name_runs(runs: Sequence[Path]) -> list[str]:
 
 
 def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) -> dict:
-    """What the curves above the trajectories show.
+    """Return the data of the curves that the page shows above the trajectories.
 
     Args: rows: of metrics.jsonl; records: from `read_trajectories`.
     Returns:
         steps: the iterations; curves: for each metric of CURVES its name and a value, or None, for
-        each of `steps`; eval: (iteration, success) of each evaluation, 0 for the start."""
+        each of `steps`; eval: (iteration, success) of each evaluation, with iteration 0
+        for the policy before RL."""
     curves = {}
     for key, label in CURVES.items():
         values = [row.get(key) for row in rows]
@@ -194,7 +195,8 @@ def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) ->
 
 
 def read_players(path: Path) -> list[tuple[str, float]]:
-    """(name, success rate) of the greedy and optimal player in scores.json; [] without the file."""
+    """Return (name, success rate) of the greedy and the optimal player in scores.json; [] without
+    the file."""
     if not path.is_file():
         return []
     scores = next(iter(read_json(path, {str: {str: [int]}}).values()), {})
@@ -218,10 +220,10 @@ def describe_trajectory(
         record: row of one of the files in STAGES.
         stage: the value of that file in STAGES.
         think: whether responses have a thought, as in the setting `think`.
-        text_ids: text -> number; gets the new texts of this trajectory.
+        text_ids: text -> number; new texts of this trajectory are added.
 
     Returns:
-        The fields below. A link to the trajectory holds its "address".
+        The fields below. A link to the trajectory consists of its "address".
     """
     if stage is None:
         when = f"iteration {record['step']}"
@@ -243,7 +245,7 @@ def describe_trajectory(
         "env": env,
         "status": record["status"],
         "outcome": name_outcome(record["status"], last.get("out_of_actions")),
-        "reason": "" if reason == LOST else reason,  # the outcome says that already
+        "reason": "" if reason == LOST else reason,  # the field "outcome" says "lost" already
         "success": record["success"],
         "score": record["score"],
         "when": when,
@@ -261,14 +263,14 @@ def describe_trajectory(
 
 
 def name_outcome(status: str, out_of_actions: bool | None) -> str:
-    """How a trajectory ended, in words."""
     if status == "failure" and out_of_actions is not None:
         return "out of actions" if out_of_actions else "lost"
     return OUTCOMES.get(status, "failure")
 
 
 def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) -> int:
-    """A number that trajectories from the same start share, also those of two runs."""
+    """Return a number that is equal for trajectories with the same iteration and start, also in
+    two runs."""
     first = trajectory["turns"][0]
     start = (trajectory["env"], first["board"], first["text"], *record["seed"])
     key = (record.get("step"), *start)
@@ -276,7 +278,7 @@ def number_prompt(record: dict, trajectory: dict, prompt_ids: dict[tuple, int]) 
 
 
 def explain_filter(record: dict, config: Config, rows: list[dict]) -> str:
-    """What the filter did with the group of a trajectory, in a sentence; "" if unknown."""
+    """Return a sentence on what the filter did with the trajectory's group; "" if unknown."""
     if "kept" not in record:
         return ""
     verb = "kept" if record["kept"] else "dropped"
@@ -299,8 +301,8 @@ def describe_turn(
 ) -> dict:
     """Select what the page shows of a turn; arguments as for `describe_trajectory`.
 
-    Args: following: the next turn. Its message reports on this one.
-    Returns: the fields below. A reply that is not in the required form is shown whole ("reply")."""
+    Args: following: the next turn, whose message reports on this turn; None after the last turn.
+    Returns: the fields below. "reply" is the whole reply if it is not in the required format."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)
     last_message = split_message(shown(turn.get("closing") or ""), cells)
@@ -335,7 +337,7 @@ def describe_turn(
 
 
 def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str, str]]:
-    """The sentences of a thought, each with the fact that it contradicts; "" for none.
+    """Return the sentences of a thought, each with the fact that it contradicts; "" for none.
 
     >>> mark_false("Goal up. Go.", {"Goal up.": "Goal down."})
     [('Goal up.', 'Goal down.'), (' Go.', '')]
@@ -348,9 +350,10 @@ def mark_false(thought: str, false_statements: dict[str, str]) -> list[tuple[str
 
 
 def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]:
-    """Why a reply is not valid, in sentences; [] for a valid one.
+    """Return sentences on why a reply is not valid; [] for a valid one.
 
-    Older records do not hold them. Then the report in the next message, if any, is used."""
+    Older records do not hold these sentences. Then the report in the next message, if any, is used.
+    """
     if turn["format_ok"]:
         return []
     faults = [shown(fault) for fault in turn.get("faults", [])]
@@ -372,10 +375,10 @@ def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]
 
 
 def explain_cut(turn: dict) -> str:
-    """The sentence about a reply that was cut off; "" if it was not.
+    """Return a sentence on where a reply was cut off; "" for a reply that was not.
 
-    Older records do not name the setting that cut a reply off. In them, a reply that was cut off
-    has no end-of-turn token."""
+    Older records do not name the setting that cut a reply off. In these records, a reply that
+    was cut off has no end-of-turn token."""
     num_tokens = len(turn["tokens"])
     if turn.get("cut_by"):
         return cut_fault(num_tokens, shown(turn["cut_by"]))
@@ -386,7 +389,7 @@ def explain_cut(turn: dict) -> str:
 
 
 def explain_form(response: str, think: bool) -> str:
-    """What is wrong with the form of a response, in words; "" if nothing is.
+    """Return in words how a response violates the required format; "" if it does not.
 
     >>> explain_form("<think>go</think>Up", think=True)
     'it has no <answer>'
@@ -413,12 +416,12 @@ def explain_form(response: str, think: bool) -> str:
 
 
 def shown(text: str) -> str:
-    """A text with visible escapes for control characters and marks of writing direction.
+    """Return a text in which control characters and marks of writing direction are escaped.
 
     So a text can neither hide a part of itself nor change how the texts around it are shown."""
     if text.replace("\n", "").isprintable():
         return text
-    return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has 10 characters
+    return printable(text, limit=10 * len(text) + 10, keep="\n\t")  # an escape has <= 10 characters
 
 
 def number_text(text: str, text_ids: dict[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""Animate a trajectory for tools/view.py: a frame per turn, then a frame of the end.
+"""Animate a trajectory for tools/view.py: one frame per turn, then one for the end.
 
 A frame shows the board at the left, and the thought, the answer and the reward at the right.
 Positions and sizes are in inches; y grows downwards.
@@ -19,7 +19,7 @@ from PIL import Image
 from support.run_folder import replace_file
 from tools.viewer.pictures import COLORS, draw_board
 
-DPI = 200  # 1400 pixels wide: sharp at a width of 700 on dense screens
+DPI = 200  # a width of 1400 pixels looks sharp at 700 points on high-resolution screens
 WIDTH = 7.0
 BOARD_SIZE = 3.2
 MARGIN = 0.15
@@ -28,17 +28,17 @@ LINE_CHARACTERS = 36  # characters that fit between TEXT_LEFT and the right marg
 FONT_SIZE = 12  # points
 LABEL_SIZE = 9.5
 LINE_HEIGHT = 0.23
-BLOCK_GAP = 0.14  # below a block of text
+BLOCK_GAP = 0.14  # space below a block of text
 INK = "#24282c"
 GRAY = "#6f757b"
 FAILED = "#c65d45"
-TURN_MS = 2500  # how long a frame is shown
+TURN_MS = 2500  # milliseconds for which the frame of a turn is shown
 END_MS = 4000
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 
 
 class Block(NamedTuple):
-    """Lines of text with a label above them; an empty label is left out."""
+    """Lines of text, with a label above them unless it is empty."""
 
     label: str
     text: str
@@ -74,7 +74,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
         raise UserError(f"{name} has trajectories from 0 to {len(trajectories) - 1}, got {index}")
     trajectory = trajectories[index]
     cells = data["cells"][trajectory["env"]]
-    arrows = ARROWS if cells else {}  # other environments have no directions
+    arrows = ARROWS if cells else {}  # environments without boards have no directions
     frames = [turn_frame(turn, arrows) for turn in trajectory["turns"]]
     frames.append(end_frame(trajectory, arrows))
 
@@ -95,7 +95,7 @@ def draw_gif(data: dict, index: int, path: Path) -> None:
 
 
 def turn_frame(turn: dict, arrows: dict[str, str]) -> Frame:
-    """Describe a turn: the board before its actions, and the reward that they earn."""
+    """Return the frame of a turn: the board before its actions, the reply, and the reward."""
     blocks = [
         make_block("", turn["budget"], weight="bold"),
         *response_blocks(turn, arrows),
@@ -105,7 +105,7 @@ def turn_frame(turn: dict, arrows: dict[str, str]) -> Frame:
 
 
 def end_frame(trajectory: dict, arrows: dict[str, str]) -> Frame:
-    """Describe how the trajectory ended: the board after the last action, and the score."""
+    """Return the last frame: the board after the last action, how the game ended, and the score."""
     last = trajectory["turns"][-1]
     status = trajectory["status"].replace("_", " ").capitalize()
     color = COLORS["goal"].light if trajectory["success"] else FAILED
@@ -118,7 +118,7 @@ def end_frame(trajectory: dict, arrows: dict[str, str]) -> Frame:
 
 
 def response_blocks(turn: dict, arrows: dict[str, str]) -> list[Block]:
-    """The blocks of a turn: observation without its board, thought, answer. Omits empty blocks."""
+    """Return the blocks of a turn: observation without board, thought, answer; no empty ones."""
 
     def with_arrow(name: str) -> str:
         return f"{arrows.get(name.lower(), '')} {name}".strip()
@@ -136,7 +136,7 @@ def response_blocks(turn: dict, arrows: dict[str, str]) -> list[Block]:
 
 
 def make_block(label: str, text: str, *, color: str = INK, weight: str = "normal") -> Block:
-    """Wrap the lines of a text, and replace characters that UTF-8 cannot encode."""
+    """Return a block of wrapped lines, with characters replaced that UTF-8 cannot encode."""
     wrapped = "\n".join(fill(line, LINE_CHARACTERS) for line in text.split("\n"))
     return Block(label, wrapped.encode(errors="replace").decode(), color, weight)
 
@@ -160,7 +160,7 @@ def render(frame: Frame, cells: dict[str, tuple[str, ...]], height: float) -> Im
 
 
 def write_blocks(page: Axes, blocks: list[Block]) -> None:
-    """Write blocks of text below each other; `page` has inches as units."""
+    """Write blocks of text below each other; the units of `page` are inches."""
     y = MARGIN
     for block in blocks:
         text_y = y
@@ -175,7 +175,7 @@ def write_blocks(page: Axes, blocks: list[Block]) -> None:
             size=FONT_SIZE,
             color=block.color,
             weight=block.weight,
-            linespacing=1.3,  # about LINE_HEIGHT
+            linespacing=1.3,  # makes lines about LINE_HEIGHT apart
             parse_math=False,
         )
         y += block.height()

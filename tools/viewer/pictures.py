@@ -1,7 +1,7 @@
 """Draw the boards of FrozenLake and Sokoban, for the page and the GIFs of tools/view.py.
 
-A cell is a stack of layers, drawn in order. A layer is a list of shapes. A cell measures 1 by 1;
-its origin is the upper left corner, and y grows downwards.
+A cell is a stack of layers that are drawn in order. A layer is a list of shapes. A cell measures 1
+by 1; its origin is the upper left corner, and y grows downwards.
 """
 
 import re
@@ -104,7 +104,7 @@ FROZENLAKE_CELLS = {
     "X": ("ice", "hole", "player"),
     "√": ("ice", "flag", "player"),
 }
-SOKOBAN_CELLS = (  # in the order of the alphabets in Sokoban.SYMBOLS
+SOKOBAN_CELLS = (  # layers of each symbol, in the order of the alphabets in Sokoban.SYMBOLS
     ("wall",),
     ("floor",),
     ("floor", "target"),
@@ -126,14 +126,14 @@ HEADER = re.compile(
 class Message(NamedTuple):
     """The parts of a user message; a missing part is an empty string."""
 
-    report: str  # on the last turn
+    report: str  # the report on the last turn
     budget: str  # turns and actions that are left
-    board: str  # the first lines, as long as they have equal length and only symbols with pictures
+    board: str  # the first lines, while they have equal length and only symbols with layers
     text: str  # everything after the board
 
 
 def cells_of(env: str) -> dict[str, tuple[str, ...]]:
-    """Give the layers that draw each symbol of an environment.
+    """Return the layers that draw each symbol of an environment.
 
     Args:
         env: name of the environment with its options, as in the setting `env`.
@@ -182,12 +182,12 @@ def draw_board(axes: Axes, board: str, cells: Mapping[str, tuple[str, ...]]) -> 
     """Draw a board in the light theme.
 
     Args:
-        axes: shows nothing but the board afterwards, a unit square per cell.
+        axes: get limits so that they show only the board, and a cell is a unit square.
         board: lines of symbols, of equal length.
         cells: symbol -> names of layers, from `cells_of`.
     """
     rows = board.split("\n")
-    axes.set(xlim=(0, len(rows[0])), ylim=(len(rows), 0), aspect="equal")  # y grows downwards
+    axes.set(xlim=(0, len(rows[0])), ylim=(len(rows), 0), aspect="equal")
     axes.axis("off")
     for y, row in enumerate(rows):
         for x, symbol in enumerate(row):
