@@ -1,4 +1,4 @@
-# StarPO-S with GRPO on the two-armed bandit. It is bandit_ppo.py without the critic.
+# StarPO-S with GRPO on the two-armed bandit. This is bandit_ppo.py without the critic.
 # Launch:  torchrun --standalone train.py config/bandit_grpo.py
 
 env = "bandit:pair=phoenix"

@@ -1,5 +1,5 @@
-# StarPO-S with PPO on the two-armed bandit. The agent acts once, and only the names of the two arms
-# tell which one pays more.
+# StarPO-S with PPO on the two-armed bandit. The agent acts once, and sees only the names of the two
+# arms.
 # Launch:  torchrun --standalone train.py config/bandit_ppo.py
 
 env = "bandit:pair=phoenix"

@@ -1,4 +1,4 @@
-# StarPO-S with GRPO on Countdown. It is countdown_ppo.py without the critic.
+# StarPO-S with GRPO on Countdown. This is countdown_ppo.py without the critic.
 # Launch:  torchrun --standalone train.py config/countdown_grpo.py
 
 env = "countdown"

@@ -4,7 +4,7 @@
 
 env = "worlds/guess.py:Guess,largest=15"
 estimator = "grpo"
-num_groups = 32  # a group shares one hidden number; more, smaller groups see more of them
+num_groups = 32  # each group has one hidden number, so more groups see more numbers
 group_size = 8
 filter_keep = 0.5
 max_turns = 4

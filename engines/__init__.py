@@ -1,1 +1,1 @@
-"""The engines behind the interface of engine.py: vLLM, and plain PyTorch with a KV cache."""
+"""The two engines that implement `Engine` of engine.py: vLLM, and plain PyTorch with a KV cache."""

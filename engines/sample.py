@@ -1,23 +1,23 @@
-"""What all engines share: finished responses, seeds of sampling, and the words for a failure."""
+"""What both engines share: `Sample`, `Seed`, and the text that explains an error."""
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-Seed = Sequence[int]  # of a numpy random stream
+Seed = Sequence[int]  # seed of a numpy random generator
 
 
 class Sample(NamedTuple):
     """A finished response."""
 
-    key: int  # the trajectory, as given to `Engine.add`
+    key: int  # identifies the trajectory, as in `Engine.add`
     ids: list[int]  # sampled tokens, the end-of-turn token included if it was sampled
-    # in nats, under softmax(logits / temperature); NaN if vLLM was not asked for them
+    # for each token in `ids`, in nats, under softmax(logits / temperature); NaN if not requested
     logprobs: list[float]
 
 
 def failure_reason(error: BaseException) -> str:
-    """The first three lines of an error message, with advice if the memory is too small."""
+    """The first three lines of an error message, with advice if memory is too small."""
     lines = str(error).split("\n")[:3]
     reason = f"({' '.join(lines)[:300] or type(error).__name__})"
     out_of_memory = "(out of|allocate|enough|free|available|cache) memory|size.*overflow"

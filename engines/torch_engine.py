@@ -21,8 +21,8 @@ from packing import to_device
 from support import preflight
 from support.precision import product_in_float32
 
-# The part of the free memory that the cache may take. Gradients, optimizer states and activations
-# need the rest.
+# The share of the free memory that the KV cache may take. Gradients, optimizer states and
+# activations need the rest.
 CACHE_SHARE = 0.5
 LARGE_CACHE = 10**9  # bytes; the engine prints the size of a larger cache
 
@@ -39,10 +39,10 @@ class _Request(NamedTuple):
 
 @dataclass
 class _Response:
-    """A response under way."""
+    """A response that is not finished yet."""
 
     temperature: float
-    noise: list[float]  # uniform in [0, 1), one number for each of max_tokens tokens
+    noise: list[float]  # uniform in [0, 1); number i samples token i of at most max_tokens
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class TorchEngine:
     """Continuous batching with a static KV cache, in plain PyTorch.
 
     A trajectory has a row of the cache from its first request until `release`, so a later turn
-    computes its new tokens only. One step is one forward over all rows:
+    computes only its new tokens. One step is one forward over all rows:
 
         row 0   prompt response prompt respo_          decodes its next token
         row 1   prompt response                        environment steps; its token is dropped
@@ -77,12 +77,12 @@ class TorchEngine:
     The cache grows with the number of trajectories, up to max_running rows and up to what half of
     the free memory holds (at least one row). Further trajectories wait for a free row.
 
-    A finished response is returned at once, and a new request joins the next step. The last
-    token of a history has no keys and values yet: it is the input of the next decode step.
+    The last token of a history has no keys and values yet: it is the input of the next decode step.
 
-    The rows in use are the first ones, so a decode step works on contiguous views. When a row is
-    released, the last one moves into its place. Trajectories of a group have the same first
-    prompt: one row computes it, and the others copy it. `Engine` describes the methods.
+    The rows in use are the first ones of the cache, so a decode step works on contiguous views.
+    When a row is released, the last row in use moves into its place. Trajectories of a group have
+    the same first prompt: one row computes its keys and values, and the other rows copy them.
+    `Engine` in engine.py describes the methods.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):
@@ -91,12 +91,12 @@ class TorchEngine:
         self.num_steps = 0
         self.num_prefilled = 0  # number of prefilled tokens so far
         self.eos_id = eos_id
-        self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard its model
+        self.model = copy.deepcopy(model).requires_grad_(False)  # the trainer may shard `model`
         for parameter in self.model.parameters():
             # self.model.to(dtype) would also round the rotary frequencies, since they are buffers.
             parameter.data = parameter.data.to(dtype)
         self.head = self._head()
-        self.row_shape = (  # of the keys of one row in one layer
+        self.row_shape = (  # shape of the keys of one row in one layer
             model.config.num_key_value_heads,
             config.max_context_tokens,
             model.model.layers[0].self_attn.head_dim,
@@ -107,8 +107,8 @@ class TorchEngine:
         self.memory_is_short = self.max_running < config.max_running
         self.row_keys: list[int] = []  # the trajectory of each row in use
         self.histories: dict[int, list[int]] = {}  # all tokens of the trajectories that have a row
-        self.responses: dict[int, _Response] = {}  # under way, by trajectory
-        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> its first trajectory
+        self.responses: dict[int, _Response] = {}  # the unfinished ones, by trajectory
+        self.prompt_owner: dict[tuple[int, ...], int] = {}  # first prompt -> a trajectory with it
         self.waiting: list[_Request] = []
 
     @property
@@ -123,7 +123,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def release(self, key: int) -> None:
-        """Forget a trajectory. The last row moves into its place."""
+        """Forget a trajectory. The last row in use moves into its row."""
         row = self.row_keys.index(key)
         last_key = self.row_keys.pop()
         num_tokens = len(self.histories[last_key])
@@ -171,22 +171,25 @@ class TorchEngine:
         return self._append(tokens.tolist(), logprobs.tolist())
 
     def _head(self) -> Tensor:
-        """The head, (V, H). On a CPU a float32 copy, so that no step has to convert it again."""
+        """The weights of the LM head, (V, H).
+
+        On a CPU they are a float32 copy, so that no step has to convert them."""
         weight = self.model.lm_head.weight.detach()
         return weight.float() if weight.device.type == "cpu" else weight
 
     def _new_cache(self, num_rows: int) -> Tensor:
-        """Keys and values of rows without tokens: (2, layers, rows, kv_heads, positions, D)."""
+        """Return empty keys and values, (2, layers, rows, kv_heads, positions, D)."""
         shape = (2, self.model.config.num_hidden_layers, num_rows, *self.row_shape)
         return torch.zeros(shape, dtype=self.dtype, device=self.model.device)
 
     def _row_bytes(self) -> int:
-        """Bytes of the keys and values of one row."""
         num_numbers = 2 * self.model.config.num_hidden_layers * math.prod(self.row_shape)
         return num_numbers * self.dtype.itemsize
 
     def _rows_that_fit(self) -> int:
-        """How many rows the memory holds. Raises: RuntimeError if it does not hold one."""
+        """Return how many rows CACHE_SHARE of the free memory holds, at least 1.
+
+        Raises: RuntimeError if the free memory does not hold one row."""
         if self._row_bytes() > self.free_bytes:
             raise RuntimeError(
                 f"the keys and values of one trajectory of {self.row_shape[1]:,} tokens take "
@@ -202,7 +205,7 @@ class TorchEngine:
         num_rows = self.cache.shape[2]
         if min(num_asked, self.max_running) <= num_rows:
             return
-        # At least double the rows, so that the cache is seldom copied if requests come one by one.
+        # At least double the rows, so that requests that come one by one seldom copy the cache.
         num_rows = min(max(num_asked, 2 * num_rows), self.max_running)
         num_bytes = num_rows * self._row_bytes()
         size = (
@@ -295,7 +298,7 @@ class TorchEngine:
         return output.last_hidden_state[0, :num_rows]
 
     def _append(self, tokens: list[int], logprobs: list[float]) -> list[Sample]:
-        """Append one token to each response under way. Returns: the finished responses."""
+        """Append one token to each unfinished response. Returns: the responses that finish now."""
         finished = []
         for key, token, logprob in zip(self.row_keys, tokens, logprobs, strict=True):
             response = self.responses.get(key)
@@ -311,7 +314,7 @@ class TorchEngine:
 
 
 def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample tokens from softmax(logits / temperature) by the inverse of the CDF.
+    """Sample tokens from softmax(logits / temperature) by inverting the CDF.
 
     Args:
         logits: (N, V) float32.
@@ -323,7 +326,7 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
     temperature = temperature[:, None]
     logp = (logits / torch.where(temperature > 0, temperature, 1.0)).log_softmax(-1)  # (N, V)
     cdf = logp.exp().cumsum(-1)  # (N, V)
-    threshold = noise[:, None] * cdf[:, -1:]  # (N, 1); rounding may end the CDF above or below 1
+    threshold = noise[:, None] * cdf[:, -1:]  # (N, 1); cdf ends at 1 up to rounding
     tokens = torch.searchsorted(cdf, threshold, right=True)  # (N, 1)
     tokens = tokens.clamp_max(logits.shape[-1] - 1)
     tokens = torch.where(temperature > 0, tokens, logits.argmax(-1, keepdim=True))  # (N, 1)
@@ -331,9 +334,9 @@ def sample_tokens(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[T
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of memory that are free on a device.
+    """The bytes of free memory that this rank may use on a device.
 
-    The ranks of a machine share the memory of its CPU, so each of them counts an equal part.
+    The ranks of a machine share its CPU memory, so on a CPU each rank gets an equal part.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -342,10 +345,11 @@ def free_memory(device: torch.device) -> int:
 
 
 class _CacheLayout:
-    """Attention of `TorchEngine`: one decode token for each of N rows, then the prefills.
+    """Attention in one forward of `TorchEngine`. All layers share this object.
 
-    A layer stores all new keys and values before any token attends to them. So a row can prefill
-    its prompt and decode its first token in one forward. All layers share this object.
+    The T tokens are one decode token for each of N rows, then the tokens of the prefills. A layer
+    stores all new keys and values before any token attends to them. So a row can prefill its prompt
+    and decode its first token in one forward.
     """
 
     def __init__(
@@ -357,7 +361,7 @@ class _CacheLayout:
         copies: list[_PrefixCopy],
     ):
         self.cache = cache  # (2, layers, rows, kv_heads, positions, D)
-        self.positions = positions  # (N,), of the decode tokens in their histories
+        self.positions = positions  # (N,), of each decode token in its history
         self.span = span  # length of the longest history
         self.prefills = prefills
         self.copies = copies
@@ -375,7 +379,7 @@ class _CacheLayout:
             self.prefill_masks.append(mask.tril(start))
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of one layer.
+        """Compute the attention of one layer.
 
         Args:
             q: (heads, T, D).
@@ -402,7 +406,7 @@ class _CacheLayout:
             cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
 
     def _decode(self, cache: Tensor, queries: Tensor, scale: float) -> Tensor:
-        """Attention of one query for each row: (heads, N, D) -> (N, heads, D)."""
+        """Compute attention for one query per row: (heads, N, D) -> (N, heads, D)."""
         num_rows = len(self.rows)
         kv_heads = cache.shape[2]
         head_dim = queries.shape[-1]
@@ -415,7 +419,7 @@ class _CacheLayout:
         return output.reshape(num_rows, -1, head_dim)
 
     def _prefill(self, cache: Tensor, i: int, queries: Tensor, scale: float) -> Tensor:
-        """Attention of the P queries of the i-th prefill: (heads, P, D) -> (P, heads, D)."""
+        """Compute attention for the P queries of prefill i: (heads, P, D) -> (P, heads, D)."""
         row, start, ids = self.prefills[i]
         mask = self.prefill_masks[i]
         end = start + len(ids)

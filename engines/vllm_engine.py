@@ -26,9 +26,9 @@ VLLM_ENVIRONMENT = {
 class VLLMEngine:
     """vLLM 0.32 in this process, one independent engine on each rank.
 
-    It starts with dummy weights. `Engine` describes the methods. On a GPU the environment variable
-    VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch. They
-    replace torch's kernels in this process, so the trainer uses them, too.
+    `Engine` in engine.py describes the methods. On a GPU the environment variable
+    VLLM_BATCH_INVARIANT=1 selects slower kernels whose rounding does not depend on the batch. These
+    kernels replace torch's in this process, so the trainer uses them, too.
     """
 
     def __init__(self, model: PreTrainedModel, config: Config, *, eos_id: int, dtype: torch.dtype):
@@ -46,7 +46,8 @@ class VLLMEngine:
             # crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # vLLM only compares this with the free memory; kv_cache_memory_bytes sizes the cache.
+            # kv_cache_memory_bytes sizes the cache. vLLM only compares this share with the free
+            # memory.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -64,7 +65,7 @@ class VLLMEngine:
                 load_format="dummy",
                 generation_config="vllm",
                 dtype=str(dtype).removeprefix("torch."),
-                hf_overrides={"head_dtype": "float32"},  # of the logits, as in the trainer
+                hf_overrides={"head_dtype": "float32"},  # float32 logits, as in the trainer
                 seed=config.seed + int(os.environ["RANK"]),
                 distributed_executor_backend="external_launcher",
                 max_model_len=config.max_context_tokens,
@@ -87,7 +88,7 @@ class VLLMEngine:
     def add(
         self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Request one response. The prefix cache holds the keys and values of earlier requests."""
+        """Request one response. The prefix cache has the keys and values of earlier requests."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -108,12 +109,14 @@ class VLLMEngine:
         self.engine.add_request(str(key), tokens_input(list(ids)), params)
 
     def step(self) -> list[Sample]:
-        """One forward for all running requests. Raises: UserError if vLLM fails."""
+        """Make one forward for all running requests.
+
+        Returns: the finished responses. Raises: UserError if vLLM fails."""
         self.num_steps += 1
         try:
             outputs = self.engine.step()
             finished = [(int(output.request_id), output.outputs[0]) for output in outputs]
-        except Exception as error:  # of vLLM or CUDA, or a failed assertion
+        except Exception as error:  # from vLLM or CUDA, or a failed assertion
             raise UserError(f"vLLM failed while sampling {failure_reason(error)}") from error
         samples = []
         for key, response in finished:
@@ -125,7 +128,7 @@ class VLLMEngine:
         return samples
 
     def release(self, key: int) -> None:
-        """Do nothing: a finished request holds no memory that others need."""
+        """Do nothing: a finished request holds no memory that other requests need."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Load new weights and reset the prefix cache. Raises: RuntimeError if either fails."""
@@ -143,10 +146,10 @@ class VLLMEngine:
 
 
 def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
-    """Register a subclass of the model's backbone for vLLM.
+    """Register a subclass of the model's backbone, which vLLM may change.
 
-    vLLM has no code of its own for SmolLM3, so it builds Hugging Face's model. It takes the class
-    from AutoModel and changes its methods in place. The trainer uses the same class and would fail.
+    vLLM has no code of its own for SmolLM3, so it builds Hugging Face's model: it takes the class
+    from AutoModel and changes the class in place. If the trainer used this class, it would fail.
     """
     backbone_class = type(model.model)
     name = backbone_class.__name__
@@ -183,7 +186,7 @@ def _process_state_kept() -> Iterator[None]:
 
 
 def _raise_if_not_loaded(record: logging.LogRecord) -> bool:
-    """Log filter that raises an error if a layer gets no weights, because vLLM only logs this."""
+    """A log filter that raises RuntimeError if a layer gets no weights: vLLM only logs this."""
     message = record.getMessage()
     has_failed = "Failed to load weights" in message
     if has_failed and "RotaryEmbedding" not in message:  # a rotary embedding has no weights

@@ -1,1 +1,1 @@
-"""Environments that are imported when a run names them, and planners of the grid worlds."""
+"""Environments, imported when --env names them, and planners for FrozenLake and Sokoban."""

@@ -1,7 +1,6 @@
-"""ALFWorld: its text games, played by the engine of the package `alfworld`.
+"""ALFWorld: the text games of ALFWorld, played by the engine of the package `alfworld`.
 
-The package is optional and imported when a game begins. Without ALFWorld's data set, games of
-`Household` are converted to its format.
+The package is optional and imported when a game begins.
 """
 
 from configurator import UserError
@@ -20,7 +19,7 @@ from worlds.household import LAMP, OPENABLE, ROOMS, Household, kind_of, numbered
 from worlds.text_base import Effects, Facts, require_package, sentences
 
 PARTS = ("train", "valid_seen", "valid_unseen")
-GOALS = {  # task type of `Household` -> that of ALFWorld
+GOALS = {  # task type of `Household` -> task type of ALFWorld
     "place": "pick_and_place_simple",
     "two": "pick_two_obj_and_place",
     "light": "look_at_obj_in_light",
@@ -28,15 +27,16 @@ GOALS = {  # task type of `Household` -> that of ALFWorld
     "heat": "pick_heat_then_place_in_recep",
     "cool": "pick_cool_then_place_in_recep",
 }
-GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem")
+GAME_KEYS = ("pddl_domain", "grammar", "pddl_problem")  # keys of a file game.tw-pddl
 IDLE_VERBS = ("look", "inventory", "examine", "help")  # commands with these verbs change nothing
 
 
 class ALFWorld(Household):
-    """Games of ALFWorld's data set, or without it games of `Household` in its format.
+    """Games of ALFWorld's data set or, if it is missing, games of `Household` in ALFWorld's format.
 
-    The data set is read from $ALFWORLD_DATA, or ~/.cache/alfworld. `part` is train, valid_seen or
-    valid_unseen. Games step one after another, because the engine does not support threads.
+    The data set is read from the folder $ALFWORLD_DATA, by default ~/.cache/alfworld. `part` is
+    train, valid_seen or valid_unseen. The games of a batch step one after another, because the
+    engine does not support threads.
     """
 
     runs_programs = True
@@ -56,12 +56,12 @@ class ALFWorld(Household):
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)
-        self.repeats = part != "train"  # too few games for the fixed splits
+        self.repeats = part != "train"  # these parts have too few games for disjoint splits
 
     # ---------- instances
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("alfworld", file name), or without a data set an instance of `Household`."""
+        """Draw ("alfworld", file name); if there is no data set, an instance of `Household`."""
         names = game_files(self.folder, tuple(GOALS[task] for task in self.tasks))
         if not names:
             return super().draw(rng)
@@ -99,7 +99,7 @@ class ALFWorld(Household):
         return super()._move(command)._replace(effective=changed)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """The plan of ALFWorld's planner from the present state."""
+        """The commands that ALFWorld's planner finds from the present state."""
         if self.terminated:
             return ()
         return tuple(self.engine._pddl_state.replan(self.engine._entity_infos))
@@ -122,9 +122,9 @@ class ALFWorld(Household):
 
 @lru_cache
 def game_files(folder: Path, goals: tuple[str, ...]) -> list[str]:
-    """The games of some types in a part of the data set, as file names relative to `folder`.
+    """The file names, relative to `folder`, of the games of the task types `goals`.
 
-    Leaves out games with movable receptacles and sliced things: the text engine cannot play them.
+    Games with movable receptacles or sliced things are left out: the engine cannot play them.
     """
     names = []
     for path in sorted(folder.glob("*/*/game.tw-pddl")):
@@ -150,7 +150,7 @@ def read_game(path: Path) -> dict:
 def start_engine(game: dict):
     """Load a game.
 
-    Returns: a textworld.envs.PddlEnv whose things have ALFWorld's names.
+    Returns: a textworld.envs.PddlEnv. Its things have the names that ALFWorld displays.
     """
     from alfworld.agents.utils.misc import Demangler
     from textworld.envs.pddl.pddl import PddlEnv
@@ -167,11 +167,11 @@ def start_engine(game: dict):
 
 @lru_cache
 def cache_engine_functions() -> None:
-    """Let the engine cache the results of four functions that it calls again and again.
+    """Cache the results of three slow functions of the engine, and let a fourth copy less.
 
-    The engine parses its grammar about 50 times in a step. Measured on one CPU core, a start takes
-    0.64 s without these caches and 0.30 s with them (0.06 s for further members of a group), and a
-    step 48 ms without and 2 ms with them. The observations are the same.
+    Otherwise the engine parses its grammar about 50 times per step. On one CPU core, a start takes
+    0.64 s without this change and 0.30 s with it (0.06 s for further members of a group), and a
+    step 48 ms without and 2 ms with it. The observations do not change.
     """
     import fast_downward
     from textworld.envs.pddl import textgen
@@ -218,7 +218,7 @@ def alfworld_game(instance: tuple) -> dict:
         f"(define (problem one) (:domain alfred) (:objects {' '.join(objects)}) "
         f"(:init {' '.join(facts)})"
     )
-    problem += goal["pddl"].replace("#", "-").format(**words)  # the goal's last ) closes (define
+    problem += goal["pddl"].replace("#", "-").format(**words)  # its last ) closes "(define"
     goal_text = goal["templates"][0].format(**words)
     grammar = Path(ALFRED_TWL2_PATH).read_text(encoding="utf-8").replace("UNKNOWN GOAL", goal_text)
     domain = Path(ALFRED_PDDL_PATH).read_text(encoding="utf-8")
@@ -226,7 +226,7 @@ def alfworld_game(instance: tuple) -> dict:
 
 
 def _types(places: list[str], things: list[str]) -> tuple[list[str], list[str]]:
-    """PDDL objects for all types and the player, and the facts about them."""
+    """The PDDL objects for the player and all types, and the facts about these objects."""
     place_types = {f"{kind_of(place)}Type" for place in places}
     thing_types = {f"{kind_of(thing)}Type" for thing in things}
     # the PDDL domain mentions these types, so every room must declare them
@@ -266,8 +266,8 @@ def _add_thing(thing: str, place: str, objects: list[str], facts: list[str]) -> 
 
 
 def _mangled(name: str) -> str:
-    """The identifier that ALFWorld displays as this name: 'mug_bar_1' for 'mug 1'."""
+    """The identifier that ALFWorld displays as `name`: 'mug_bar_1' for 'mug 1'."""
     kind, number = name.split()
-    if kind == "sinkbasin":  # ALFWorld reads the kind of a basin from the end of its identifier
+    if kind == "sinkbasin":  # ALFWorld reads its kind from the end
         return f"sink_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"

@@ -1,4 +1,4 @@
-"""The Bandit of RAGEN: one choice between two arms."""
+"""Bandit: the two-armed bandit of RAGEN."""
 
 from configurator import UserError
 
@@ -8,12 +8,13 @@ from envs import Env, Move
 
 
 class Bandit(Env):
-    """One choice between two arms. Only their names tell them apart.
+    """One choice between two arms, which the policy knows only by their names.
 
     The low arm always pays 0.1. The high arm pays 1 with probability 0.25, else 0.
     """
 
-    PAIRS = {  # low arm/high arm; `jobs_test` is for tests of generalisation
+    # option `pair` -> low arm/high arm of each game; `jobs_test` is for tests of generalisation
+    PAIRS = {
         "phoenix": "Phoenix/Dragon",
         "trader": "Trader/Librarian",
         "engineer": "Engineer/Teacher",
@@ -28,10 +29,10 @@ class Bandit(Env):
     }
     LOW_REWARD = 0.1
     HIGH_PROB = 0.25  # probability that the high arm pays 1
-    repeats = True  # a pair gives two prompts, so training and evaluation share them
+    repeats = True  # a pair gives only two prompts, so training and evaluation share them
 
     def __init__(self, *, pair: str = "phoenix", **common):
-        common["max_actions"] = 1  # the game is one choice
+        common["max_actions"] = 1
         super().__init__(**common)
         if pair not in self.PAIRS:
             raise UserError(f"bandit pair must be one of {', '.join(self.PAIRS)}, got {pair!r}")
@@ -71,9 +72,9 @@ class Bandit(Env):
         return [self.high]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """A random arm. The prompt does not tell which arm is better, so RL has to find it out."""
+        """Choose a random arm. No prompt tells which arm is better, so RL must find it out."""
         return [self.actions[rng.integers(2)]]
 
     def greedy(self) -> str:
-        """The arm with the certain payment."""
+        """Choose the low arm, which pays the same every time."""
         return self.low

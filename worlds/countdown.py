@@ -1,8 +1,8 @@
 """Countdown: combine numbers to make a target number.
 
-Rules and rewards are RAGEN's (arXiv 2504.20073), with two deliberate differences. Problems are
-drawn at random, not read from a dataset, and all can be solved. Expressions are parsed and computed
-exactly; they are never passed to `eval`.
+Rules and rewards are those of RAGEN (arXiv 2504.20073), with two deliberate differences. Problems
+are drawn at random, not read from a dataset, and every problem has a solution. Expressions are
+parsed and computed exactly; they are never passed to `eval`.
 """
 
 from configurator import UserError
@@ -20,18 +20,19 @@ import numpy as np
 from envs import Env, Move
 
 OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
-EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # the characters of an expression, at most 100
+EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # the characters that an expression may have
 
 
 class Countdown(Env):
-    """Make the target of 3 or 4 numbers, each used once.
+    """Make the target from 3 or 4 numbers, each used once.
 
-    The game has one action, an expression. Any other text is no legal action. Numbers and targets
-    have RAGEN's ranges. Numbers are in falling order, so that equal problems are equal instances.
+    A game has one action, an arithmetic expression. Any other text is an illegal action. Numbers
+    and targets have RAGEN's ranges. Numbers are sorted in falling order, so that equal problems are
+    equal instances.
     """
 
     TARGETS = range(10, 101)
-    PARTIAL_REWARD = 0.1  # for an expression of the right numbers that misses the target
+    PARTIAL_REWARD = 0.1  # for an expression that uses the right numbers but misses the target
 
     def __init__(self, *, numbers: int = 0, largest: int = 99, **common):
         common["max_actions"] = 1
@@ -87,9 +88,9 @@ class Countdown(Env):
         return [countdown_solution(parts, self.target)[1:-1]]  # without the outer parentheses
 
     def greedy(self) -> str:
-        """The numbers in the order shown, with the signs + and - that come closest to the target.
+        """Join the numbers, in the order shown, by the signs + and - closest to the target.
 
-        On a tie, take the first in the order of `itertools.product`, + before -.
+        Ties are broken in the order of `itertools.product`, + before -.
         """
         template = " {} ".join(map(str, self.numbers))
         sign_choices = product("+-", repeat=len(self.numbers) - 1)
@@ -108,8 +109,8 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
     """Read whole numbers joined by + - * / and parentheses, at most 100 characters.
 
     Returns:
-        The sorted numbers and the exact value. None for any other text, or a division by 0: no
-        text raises an exception.
+        The sorted numbers and the exact value; None for any other text or a division by 0. No text
+        raises an exception.
     >>> evaluate_expression("(3 + 5) / 2 * 1")
     ([1, 2, 3, 5], Fraction(4, 1))
     """
@@ -118,7 +119,7 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
     numbers = [int(digits) for digits in re.findall("[0-9]+", text)]
     if not numbers:
         return None
-    without_zeros = re.sub(r"\b0+(?=[0-9])", "", text.strip())  # Python refuses leading zeros
+    without_zeros = re.sub(r"\b0+(?=[0-9])", "", text.strip())  # `ast.parse` refuses leading zeros
     try:
         tree = ast.parse(without_zeros, mode="eval")
         return sorted(numbers), _value(tree.body)
@@ -127,7 +128,7 @@ def evaluate_expression(text: str) -> tuple[list[int], Fraction] | None:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """The value of an expression. Raises: KeyError or AttributeError for any other syntax."""
+    """Compute an expression. Raises: KeyError or AttributeError for syntax other than + - * /."""
     if isinstance(node, ast.BinOp):
         operator = OPERATORS[type(node.op)]
         return operator(_value(node.left), _value(node.right))
@@ -135,9 +136,10 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """The lists of parts after any two are joined by + - * / to a whole number above 0.
+    """Return each list of parts that joining two of the parts by + - * / can give.
 
-    A part is (value, text of the expression).
+    A part is an expression as (value, text). Joins whose value is not a whole number above 0 are
+    left out.
     """
     results = []
     for (x, left), (y, right), *rest in permutations(parts):
@@ -149,7 +151,9 @@ def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
 
 
 def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple[int, str]:
-    """Join two random parts at a time, beginning with the numbers. Returns: (value, text)."""
+    """Join two random numbers or expressions by a random sign until one expression is left.
+
+    Returns: (value, text) of the expression."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         choices = combine_two(parts)
@@ -160,9 +164,9 @@ def random_expression(numbers: Sequence[int], rng: np.random.Generator) -> tuple
 
 @lru_cache(maxsize=16384)
 def countdown_solution(parts: tuple[tuple[int, str], ...], target: int) -> str | None:
-    """An expression of all parts that makes the target, in parentheses; None if there is none.
+    """Find an expression of all parts whose value is the target. A part is (value, text).
 
-    The search joins two parts in all ways, and solves each shorter list of parts in the same way.
+    Returns: the expression in parentheses; None if there is none.
     """
     if len(parts) == 1:
         value, text = parts[0]

@@ -1,12 +1,12 @@
-"""Documents that can be searched: the bundled land of 60 towns, or a user's file of JSON lines.
+"""Documents that `Index` searches: 60 bundled towns, or the lines of a user's JSON-lines file.
 
-A line of such a file is one of these objects:
+A line of the file is one of these objects:
 
     {"name": "red mug", "price": 9, "material": "clay"}      an item with its attributes
     {"title": "The Nile", "text": "The Nile is ..."}         a passage
     {"question": "Where does the Nile end?", "answer": "the Mediterranean"}
 
-A question may have "steps", the calls of a demonstration before its answer: ["search Nile"].
+A question may have "steps": the calls that a demonstration makes first, such as ["search Nile"].
 """
 
 from configurator import UserError, describe_line_error, printable
@@ -30,15 +30,15 @@ FIRST_SYLLABLES = "Ta Lu Ne Ro Vi Ko Ma Su De Fi".split()
 LAST_SYLLABLES = "vor len mar nil ras sol".split()
 RIVERS = "Lum Ane Oder Sill Tarn Wey Arno Bure".split()
 TRADES = "salt wool iron fish wine glass".split()
-MAX_NAME = 80  # characters of a name, title or key
-MAX_VALUE = 150  # characters of an attribute or an answer
+MAX_NAME = 80  # characters of a name, a title or the key of an attribute
+MAX_VALUE = 150  # characters of an attribute's value, an answer or a step
 MAX_QUESTION = 1000  # characters of a question
-MAX_NUMBER = 10**9
-MAX_FILE = 100_000_000  # bytes of a file
+MAX_NUMBER = 10**9  # numbers must be below this
+MAX_FILE = 100_000_000  # bytes of the file
 
 
 class Document(NamedTuple):
-    """What one result of a search shows."""
+    """An item or a passage, which a search can show."""
 
     name: str
     text: str
@@ -49,12 +49,12 @@ class Question(NamedTuple):
     """A question of a user's file."""
 
     text: str
-    answers: tuple[str, ...]  # each of them is right
-    steps: tuple[str, ...] = ()  # calls of a demonstration before its answer
+    answers: tuple[str, ...]  # any one of them is right
+    steps: tuple[str, ...] = ()  # calls of a demonstration before it answers
 
 
 def bundled_towns() -> list[Document]:
-    """60 towns of an invented land with five facts each: 300 facts, the same on every machine."""
+    """Return 60 invented towns with five facts each: 300 facts, the same on every machine."""
     rng = np.random.default_rng(LAND_SEED)
     towns = []
     for first, last in product(FIRST_SYLLABLES, LAST_SYLLABLES):
@@ -71,7 +71,6 @@ def bundled_towns() -> list[Document]:
 
 
 def item(name: str, attributes: dict[str, str | int | float]) -> Document:
-    """A document whose text lists the attributes."""
     return Document(
         name, ", ".join(f"{key} {value}" for key, value in attributes.items()), attributes
     )
@@ -82,9 +81,10 @@ def item(name: str, attributes: dict[str, str | int | float]) -> Document:
 
 @lru_cache(maxsize=8)
 def read_file(path: str) -> tuple["Index", list[Question]]:
-    """Read a file of JSON lines: its items and passages, and its questions.
+    """Read a file of JSON lines.
 
-    Raises: UserError if it is no such file. The message names the first line that is wrong.
+    Returns: an index of its items and passages, and its questions.
+    Raises: UserError if it is no such file. The message names the first wrong line.
     """
     documents = {}
     questions = []
@@ -119,13 +119,13 @@ def read_lines(path: str) -> list[bytes]:
 
 
 def check_plain(path: Path) -> None:
-    """Raises: OSError for a named pipe or a device, because reading it may never end."""
+    """Raises: OSError if `path` is a named pipe or a device. Reading one may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is a named pipe or a device", str(path))
 
 
 def read_row(line: bytes) -> Document | Question:
-    """One line of a file. Raises: ValueError if it has none of the three forms."""
+    """Read a line. Raises: ValueError if it is no item, passage or question."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("expected a JSON object")
@@ -146,7 +146,7 @@ def read_row(line: bytes) -> Document | Question:
 
 
 def read_steps(value: object) -> tuple[str, ...]:
-    """The calls of a demonstration. Raises: ValueError for anything else."""
+    """Read the steps of a question. Raises: ValueError unless all are calls of search or calc."""
     if not isinstance(value, list):
         raise ValueError(f"steps must be a list of calls, got {printable(repr(value), limit=50)}")
     steps = []
@@ -161,7 +161,7 @@ def read_steps(value: object) -> tuple[str, ...]:
 
 
 def read_name(value: object, key: str) -> str:
-    """Read a name that a search can find. Raises: ValueError."""
+    """Read a name that a search can find. Raises: ValueError if it has no letter and no digit."""
     name = read_call_text(value, key, MAX_NAME)
     if not words_of(name):
         raise ValueError(f"{key} {name!r} has no letter and no digit")
@@ -178,7 +178,7 @@ def read_value(value: object, key: str) -> str | int | float:
 
 
 def read_call_text(value: object, key: str, limit: int) -> str:
-    """Read a text that a call in a reply can contain. Raises: ValueError."""
+    """Read a text that an action can contain. Raises: ValueError if it has || or </answer>."""
     text = read_text(value, key, limit)
     if "||" in text or "</answer>" in text:
         raise ValueError(f"{key} {text!r} has || or </answer>, which no action can hold")
@@ -186,7 +186,9 @@ def read_call_text(value: object, key: str, limit: int) -> str:
 
 
 def read_text(value: object, key: str, limit: int) -> str:
-    """The text with single spaces. Raises: ValueError if it is empty, too long or not printable."""
+    """A text with single spaces.
+
+    Raises: ValueError if `value` is no text, or if it is empty, too long or not printable."""
     text = " ".join(value.split()) if isinstance(value, str) else ""
     if not text.isprintable() or not 0 < len(text) <= limit:
         raise ValueError(
@@ -200,7 +202,7 @@ def read_text(value: object, key: str, limit: int) -> str:
 
 
 class Index:
-    """Finds the documents that share words with a query."""
+    """Finds documents by the words of a query."""
 
     def __init__(self, documents: list[Document]):
         self.documents = documents
@@ -209,17 +211,17 @@ class Index:
         for number, text in enumerate(self.folded):
             for word in words_of(text):
                 places.setdefault(word, []).append(number)
-        # word -> numbers of the documents that have it, in rising order
+        # word -> rising indices of the documents that contain it
         self.places = {word: np.array(numbers) for word, numbers in places.items()}
-        # the words of each name, without articles
+        # the words of each document's name, without articles
         self.name_words = [words_of(drop_articles(document.name)) for document in documents]
-        self.nameable: dict[int, set[int]] = {}  # see `found_by_name`
+        self.nameable: dict[int, set[int]] = {}  # results of `found_by_name`, by `most`
 
     def search(self, query: str, most: int) -> list[Document]:
-        """At most `most` documents, best first.
+        """At most `most` documents that share a word with the query, the best first.
 
-        A document scores log(1 + documents / documents with the word) for each word that it shares
-        with the query. Ties: the earlier document comes first.
+        For each word that it shares with the query, a document scores log(1 + N / n) if n of all N
+        documents contain the word. Of equal scores, the earlier document comes first.
         """
         scores = np.zeros(len(self.documents))
         for word in sorted(words_of(query)):  # sorted: sums must not depend on the hash seed
@@ -228,7 +230,7 @@ class Index:
                 scores[numbers] += math.log(1 + len(self.documents) / len(numbers))
         found = []
         for _ in range(most):
-            best = int(scores.argmax())  # the first of equal ones
+            best = int(scores.argmax())  # the first of equal scores
             if scores[best] == 0:
                 break
             found.append(self.documents[best])
@@ -236,7 +238,7 @@ class Index:
         return found
 
     def named_in(self, text: str) -> list[Document]:
-        """The documents whose names have all their words in a text, the longest name first."""
+        """The documents whose name has all its words in `text`, the longest name first."""
         words = words_of(text)
         named = []
         for document, own in zip(self.documents, self.name_words, strict=True):
@@ -245,17 +247,17 @@ class Index:
         return sorted(named, key=lambda document: len(document.name), reverse=True)
 
     def found_by_name(self, most: int) -> set[int]:
-        """Numbers of the documents that a search for their own name shows in `most` results."""
+        """The indices of the documents that a search for their own name finds."""
         if most not in self.nameable:
             numbers = range(len(self.documents))
             self.nameable[most] = {number for number in numbers if self._is_found(number, most)}
         return self.nameable[most]
 
     def _is_found(self, number: int, most: int) -> bool:
-        """Whether a search for the name of this document shows it.
+        """Whether a search for the name of document `number` finds it in `most` results.
 
-        No other document scores more, because this one has all words of its name. Earlier
-        documents with all these words score the same and come first.
+        It contains all words of its name, so no other document scores more. Earlier documents that
+        also contain all these words score the same and come first.
         """
         words = words_of(self.documents[number].name)
         rarest, *others = sorted((self.places[word] for word in words), key=len)
@@ -270,7 +272,6 @@ class Index:
 
 
 def contains(rising: np.ndarray, number: int) -> bool:
-    """Whether an array of rising numbers contains a number."""
     place = int(np.searchsorted(rising, number))
     return place < len(rising) and rising[place] == number
 

@@ -1,8 +1,8 @@
-"""GEM: the text games of the package `gem-llm` (github.com/axon-rl/gem), as `gem:ID`.
+"""GEM: the text games of the package `gem-llm` (github.com/axon-rl/gem), as `--env=gem:ID`.
 
 The package is optional. Rules, rewards and limits of turns are GEM's, with these differences:
-- A policy writes its action in <answer>, not in \\boxed{}. Text that a game cannot read is no
-  action. In GEM it ends the game with a reward of -0.1.
+- A policy writes its action in <answer>, not in \\boxed{}. A text that a game cannot read is an
+  illegal action; in GEM it ends the game with a reward of -0.1.
 - Word games take their words from reasoning-gym, because GEM downloads its lists of words.
 - New tiles of 2048 are transition noise: they differ between the members of a group.
 """
@@ -26,11 +26,11 @@ from worlds.text_base import require_package
 
 DIRECTIONS = ("up", "down", "left", "right")
 BOXED = re.compile(r"\\boxed\{(.*?)\}")
-# Games that take long to start.
+# Games that take long to start: they get splits=seed.
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
-MOVES_DRAW = ("Game2048",)  # games whose moves draw random numbers
+MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # states that a search for a solution may visit
-# Two games of gem-llm 0.1.0 cannot be made without these arguments. Each start draws new values.
+# gem-llm 0.1.0 needs these arguments to make two games. Each start draws new values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
@@ -41,7 +41,7 @@ WORD_LENGTHS = range(3, 9)  # letters of a word in the list "en-basic"
 
 
 class Gem(Hub):
-    """A text game of GEM. `name` is its id, as game:Sudoku-v0-easy."""
+    """A text game of GEM. `name` is its id, such as game:Sudoku-v0-easy."""
 
     def __init__(self, *, name: str = "", settings: str = "", splits: str = "seen", **common):
         if name.removeprefix("game:") in SLOW:
@@ -52,14 +52,14 @@ class Gem(Hub):
         with self.isolation.run():
             defaults = find_game(name)
         self.arguments = REPAIRS.get(name, {}) | parse_settings(settings)
-        # None: the game draws this argument anew in each instance, so its rules differ, too.
+        # A game draws an argument with the value None anew in each instance, so its rules vary.
         self.has_fixed_rules = None not in (defaults | self.arguments).values()
         self.kind = KINDS.get(kind_of(name), OTHER)
 
     # ---------- instances
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Returns: its board, after its rules if these vary."""
+        """Start the game of this seed. Returns: its board, with the rules in front if they vary."""
         self.isolation.seed(seed)
         with self.isolation.run():
             self.game = make_game(self.name, self.arguments)
@@ -69,7 +69,7 @@ class Gem(Hub):
         self.note = "" if self.board else "The game begins."
         if self.has_fixed_rules:
             return self.board
-        return BOXED.sub("", instructions) + self.board  # without the examples, which are random
+        return BOXED.sub("", instructions) + self.board  # the example actions are random
 
     def _start(self, instance: tuple) -> None:
         _, seed, _ = instance
@@ -97,7 +97,7 @@ class Gem(Hub):
         return [self.kind.random(self.game, rng) for _ in range(count)]
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Actions of GEM's own solution, of a search, or a guess that agrees with all answers."""
+        """The next actions of the game's reference player, a `plan_...` function below."""
         if self.terminated:
             return []
         if self.kind.plan is None:
@@ -121,14 +121,14 @@ class Gem(Hub):
 
 
 def kind_of(name: str) -> str:
-    """'game:Sudoku-v0-easy' -> 'Sudoku'"""
+    """Return 'Sudoku' for 'game:Sudoku-v0-easy'."""
     return name.removeprefix("game:").split("-")[0]
 
 
 def find_game(name: str) -> dict[str, Any]:
-    """The arguments with which GEM registers a game.
+    """The default arguments of a game of GEM.
 
-    Raises: UserError if there is no game of this id.
+    Raises: UserError if GEM has no game with this id.
     """
     from gem.envs.registration import ENV_REGISTRY
 
@@ -140,7 +140,7 @@ def find_game(name: str) -> dict[str, Any]:
 
 
 def make_game(name: str, arguments: dict[str, Any]) -> Any:
-    """Make a game of GEM. Its first start is random; call its `reset`."""
+    """Make a game of GEM. It starts at random, so call `reset` with a seed."""
     from gem.envs.registration import make
 
     module_name = MODULES_WITH_WORDS.get(kind_of(name))
@@ -151,7 +151,7 @@ def make_game(name: str, arguments: dict[str, Any]) -> Any:
 
 @lru_cache
 def first_instructions(name: str, arguments: tuple) -> str:
-    """The instructions of the game of seed 0."""
+    """The instructions of the game with seed 0."""
     with Isolation().run():
         instructions, _ = make_game(name, dict(arguments)).reset(0)
     return with_answer_tags(instructions)
@@ -167,9 +167,9 @@ def with_answer_tags(text: str) -> str:
 
 
 def use_local_words(module_name: str) -> None:
-    """Give a game with words the lists of reasoning-gym instead of those of NLTK.
+    """Make a word game take its words from reasoning-gym instead of NLTK.
 
-    NLTK downloads its lists. A list that depends on the machine would change the games of a seed.
+    NLTK downloads its lists of words, which could differ between machines.
     """
     module = importlib.import_module(f"gem.envs.game_env.{module_name}")
     module.words = SimpleNamespace(words=local_words)
@@ -178,7 +178,7 @@ def use_local_words(module_name: str) -> None:
 
 @lru_cache
 def local_words(language: str) -> list[str]:
-    """Words for GEM's two lists: "en-basic" are the words of a short story, "en" a dictionary."""
+    """A list of words: a dictionary for "en", else the words of a short story."""
     from reasoning_gym.data import read_data_file
 
     if language == "en":
@@ -243,11 +243,11 @@ def random_of_game(game: Any, rng: np.random.Generator) -> str:
     return action.removeprefix("\\boxed{").removesuffix("}")
 
 
-# ---------- reference players: game -> actions, chosen from what a player can know
+# ---------- reference players: game -> actions; they use only what a player can know
 
 
 def plan_sudoku(game: Any) -> list[str]:
-    """The missing digits of `full_grid`. A player can find them: puzzles have one solution."""
+    """Write the missing digits of `full_grid`. A player can infer them: the solution is unique."""
     cells = []
     for row, digits in enumerate(game.full_grid):
         for col, digit in enumerate(digits):
@@ -272,7 +272,7 @@ def plan_towers(game: Any) -> list[str]:
 
 
 def plan_tiles(game: Any) -> list[str]:
-    """A shortest solution. [] if there is none, as for half of the boards, or if it is too long."""
+    """A shortest solution, [] if `search` finds none. Half of the boards have none."""
     size = game.num_rows
     sources = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
 
@@ -291,9 +291,10 @@ def plan_tiles(game: Any) -> list[str]:
 
 
 def search(start: Hashable, goal: Hashable, moves: Callable) -> list[str]:
-    """A shortest list of actions to the goal, breadth-first; [] if 20,000 states do not suffice.
+    """Find a shortest list of actions that leads to the goal, by breadth-first search.
 
     Args: moves: state -> (action, next state) for each legal action.
+    Returns: the actions; [] if the search finds none.
     """
     paths = {start: ()}
     queue = [start]
@@ -310,7 +311,7 @@ def search(start: Hashable, goal: Hashable, moves: Callable) -> list[str]:
 
 
 def plan_number(game: Any) -> list[str]:
-    """The middle of the numbers that are left."""
+    """Guess the middle of the numbers that are not ruled out."""
     low = game.min_number
     high = game.max_number
     for guess in game.previous_guesses:
@@ -322,7 +323,7 @@ def plan_number(game: Any) -> list[str]:
 
 
 def plan_code(game: Any) -> list[str]:
-    """The first code that agrees with all answers."""
+    """Guess the first code that agrees with all answers."""
 
     def pegs(secret: tuple, guess: tuple) -> tuple[int, int]:
         answer = marks(secret, guess)
@@ -336,7 +337,7 @@ def plan_code(game: Any) -> list[str]:
 
 
 def plan_word(game: Any) -> list[str]:
-    """The first word that agrees with all answers."""
+    """Guess the first word that agrees with all answers."""
     for word in game.available_words:
         secret = word.upper()
         guesses = game.previous_guesses
@@ -346,7 +347,9 @@ def plan_word(game: Any) -> list[str]:
 
 
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
-    """For each sign of a guess: G if the secret has it in this place, Y if elsewhere, X if not.
+    """A mark for each sign of a guess, as in Wordle.
+
+    G: the secret has the sign in this place. Y: it has the sign elsewhere. X: it does not.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']
@@ -365,7 +368,7 @@ def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
 
 
 def plan_letters(game: Any) -> list[str]:
-    """The only fitting word, else the letter that occurs in most fitting words."""
+    """Guess the word if only one fits, else a new letter that most of the fitting words have."""
     fitting = []
     wrong = game.guessed_letters - set(game.board)
     for word in map(str.upper, game.available_words):
@@ -375,7 +378,7 @@ def plan_letters(game: Any) -> list[str]:
     if len(fitting) == 1:
         return [fitting[0].lower()]
     letters = sorted(set("".join(fitting)) - game.guessed_letters)
-    if not letters:  # all fitting words have the same letters
+    if not letters:  # the fitting words have no new letter
         return [fitting[0].lower()]
     return [max(letters, key=lambda letter: sum(letter in word for word in fitting)).lower()]
 
@@ -384,12 +387,12 @@ def plan_letters(game: Any) -> list[str]:
 
 
 class Kind(NamedTuple):
-    """What the adapter knows about the games of a kind."""
+    """How `Gem` reads and plays the games of a kind."""
 
-    pattern: re.Pattern  # the actions that the game can read, in lower case
+    pattern: re.Pattern  # matches the actions that the game can read, in lower case
     random: Callable[[Any, np.random.Generator], str]
     plan: Callable[[Any], list[str]] | None = None
-    guesses: bool = False  # True: a move tells something also if the board stays the same
+    guesses: bool = False  # True: a move informs even if the board stays the same
 
 
 NUMBER = r"[0-9]{1,3}"

@@ -1,6 +1,6 @@
-"""Guess a number: a gymnasium game with text, wrapped for training.
+"""Guess a number: a game with the interface of gymnasium, and the wrapper that trains on it.
 
-docs/environments.md explains the wrapper. To train on it:
+docs/environments.md explains the wrapper. To train:
 
     python train.py config/frozenlake_grpo.py config/models/tiny.py \\
         --env=worlds/guess.py:Guess,largest=50 --out_dir=out/guess
@@ -16,7 +16,7 @@ from envs import Env, Move
 
 
 class NumberGame(gymnasium.Env):
-    """Guess a number of 1..largest; the answer to a guess is 'higher', 'lower' or 'right'."""
+    """Guess a number from 1 to `largest`. The answers are 'higher', 'lower' and 'right'."""
 
     observation_space = Text(20, charset=string.ascii_lowercase + string.digits + " ")
     action_space = Text(9, charset=string.digits)
@@ -41,9 +41,9 @@ class NumberGame(gymnasium.Env):
 
 
 class Guess(Env):
-    """The wrapper: instances, actions, texts and reference players of the game."""
+    """The wrapper of `NumberGame`. It adds instances, actions, texts and reference players."""
 
-    repeats = True  # fewer than 512 instances, so training and evaluation share them
+    repeats = True  # too few instances for disjoint splits
 
     def __init__(self, *, largest: int = 100, **common):
         super().__init__(**common)
@@ -54,7 +54,7 @@ class Guess(Env):
 
     def _start(self, instance: tuple) -> None:
         self.text, _ = self.game.reset(seed=0, options={"secret": instance[1]})
-        self.low = 1  # the secret is between low and high
+        self.low = 1  # low <= secret <= high, by the answers so far
         self.high = self.game.largest
 
     def _read(self, action: str) -> int | None:
@@ -89,11 +89,11 @@ class Guess(Env):
         return [str((self.low + self.high) // 2)]
 
     def greedy(self) -> str:
-        """The first number that no answer has ruled out."""
+        """Guess the lowest number that no answer has ruled out."""
         return str(self.low)
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Random numbers, ruled out or not. So RL has to find out how to use the answers."""
+        """Guess a random number, even one that is ruled out. RL must learn to use the answers."""
         return self.random(1, rng)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:

@@ -1,8 +1,8 @@
-"""gymnasium: environments with a few numbered actions, as `gymnasium:ID`.
+"""gymnasium: its environments with discrete actions, as `--env=gymnasium:ID`.
 
-The package is optional. The state is shown by the text renderer of the environment ("ansi"), or as
-named numbers. Taxi, FrozenLake, CliffWalking, Blackjack and the small classic games work without
-options. Other environments can get names on the command line:
+The package is optional. The policy sees the text of the environment's renderer ("ansi"), or the
+observation as named numbers. Taxi, FrozenLake, CliffWalking, Blackjack, CartPole, MountainCar and
+Acrobot need no options. For other environments, options can name the actions and the numbers:
 
     --env=gymnasium:my_package:Lights-v0,names=on/off,values=brightness/hour,success=end
 """
@@ -19,17 +19,17 @@ from envs import Move, make_env, show
 from worlds.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text_base import require_package
 
-# A background colour marks the player's cell. It becomes [ ], and other colours are removed.
+# A background colour marks the player's cell. `_describe` replaces it by [ ].
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the renderer's line for the last action
-MAX_NUMBERS = 50  # largest size of an observation that is shown as numbers
-GAMMA = 0.99  # discount of the reference player
+LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
+MAX_NUMBERS = 50  # most numbers that an observation may show
+GAMMA = 0.99  # discount factor in `best_actions`
 SUCCESSES = ("reward", "end", "limit")
 
 
 class Known(NamedTuple):
-    """What the adapter knows about an environment."""
+    """Texts and settings for the environments that need no options."""
 
     names: tuple[str, ...] = ()  # names of the actions
     values: tuple[str, ...] = ()  # names of the numbers in an observation
@@ -87,13 +87,13 @@ KNOWN = {
 
 
 class Gymnasium(Hub):
-    """An environment of gymnasium. `name` is its id, as Taxi-v4.
+    """An environment of gymnasium. `name` is its id, such as Taxi-v4.
 
-    - `names`: of the actions, as up/down.
-    - `values`: names of the numbers in an observation, as row/column.
-    - `success`: what a success is. "reward": the game ends with a reward above 0; "end": it ends
-      before its limit of steps; "limit": it lasts until this limit.
-    - `settings`: arguments for gymnasium.make, as is_slippery=False;map_name=8x8.
+    - `names`: names of the actions, such as up/down.
+    - `values`: names of the numbers in an observation, such as row/column.
+    - `success`: which games are won. "reward": the game ends with a reward above 0. "end": it ends
+      before the environment's limit of steps. "limit": it lasts until this limit.
+    - `settings`: arguments for gymnasium.make, such as is_slippery=False;map_name=8x8.
     """
 
     runs_programs = True  # an id may name a module to import
@@ -167,7 +167,7 @@ class Gymnasium(Hub):
         )
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The best actions by the table of transitions, up to the first with a random outcome."""
+        """The best actions (`best_actions`), up to the first one with a random outcome."""
         transitions = vars(self.game.unwrapped).get("P")
         if transitions is None:
             raise UserError(f"gymnasium:{self.name} has no reference player but random")
@@ -185,7 +185,7 @@ class Gymnasium(Hub):
     # ---------- texts
 
     def _describe(self, observation: Any) -> str:
-        """The rendered text, and the numbers of the observation if they have names."""
+        """The rendered text, and the numbers if they have names or there is no such text."""
         lines = []
         if self.game.render_mode == "ansi":
             text = PLACE.sub(r"[\1]", self.game.render())
@@ -226,7 +226,7 @@ class Gymnasium(Hub):
 
 
 def make_game(name: str, settings: str) -> Any:
-    """Make an environment, with its text renderer if it has one.
+    """Make an environment of gymnasium, with its text renderer if it has one.
 
     Raises: UserError if gymnasium cannot make it.
     """
@@ -238,7 +238,7 @@ def make_game(name: str, settings: str) -> Any:
 
 @lru_cache
 def has_text_renderer(name: str, settings: str) -> bool:
-    """Whether an environment can show its state as text. It must be made to find out.
+    """Whether an environment can show its state as text.
 
     Raises: UserError if gymnasium cannot make it.
     """
@@ -257,7 +257,7 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def flatten(observation: Any) -> list[float]:
-    """The numbers of an observation: a number, an array, or a tuple or dict of them."""
+    """The numbers of an observation: a number, an array, or a tuple or dict of these."""
     if isinstance(observation, dict):
         observation = tuple(observation.values())
     if isinstance(observation, (tuple, list)):
@@ -270,7 +270,7 @@ def flatten(observation: Any) -> list[float]:
 
 @lru_cache
 def best_actions(spec: str) -> np.ndarray:
-    """The best action in each state, by value iteration over the table of transitions.
+    """Find the best action in each state, by value iteration over the environment's table P.
 
     Returns: (S,) indices of actions.
     """
@@ -278,7 +278,7 @@ def best_actions(spec: str) -> np.ndarray:
     num_states = len(table)
     num_actions = len(table[0])
     rewards = np.zeros((num_states, num_actions))
-    following = np.zeros((num_states, num_actions, num_states))  # probability of the next state
+    following = np.zeros((num_states, num_actions, num_states))  # (S, A, next S): probabilities
     for state, actions in table.items():
         for action, outcomes in actions.items():
             for probability, next_state, reward, is_end in outcomes:

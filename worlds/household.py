@@ -1,4 +1,4 @@
-"""Household: the six task types of ALFWorld in one room."""
+"""Household: a text world of one room, with the six task types of ALFWorld."""
 
 from configurator import UserError
 
@@ -12,18 +12,18 @@ from worlds.text_base import Effects, Facts, World, listing
 
 
 class Task(NamedTuple):
-    """A task type: what the policy reads, and the treatment that the thing needs."""
+    """A task type. "" in `tool` and `state`: the thing needs no treatment."""
 
-    text: str
+    text: str  # the task as the policy reads it
     tool: str = ""  # the kind of place that cleans, heats or cools the thing
-    state: str = ""  # the state of the thing afterwards
+    state: str = ""  # the state of the thing after this treatment
 
 
 class Room(NamedTuple):
     """The kinds of places and things in a room, separated by spaces."""
 
-    places: str  # kinds of places; several of a kind are numbered
-    things: str  # kinds of things
+    places: str  # a kind appears once for each of its places
+    things: str
 
 
 TASKS = {
@@ -60,9 +60,9 @@ START = "the middle of the room"
 
 
 class Household(World):
-    """A room with numbered places. The player sees the things at its place, and carries one thing.
+    """A room with numbered places. The player sees the things at its place and can carry one thing.
 
-    The last treatment of a thing sets its state: a hot apple that is cooled is cool.
+    The last treatment of a thing sets its state: a hot apple that is cooled becomes cool.
     """
 
     def __init__(self, *, task: str = "all", things: int = 8, show: str = "none", **common):
@@ -81,7 +81,7 @@ class Household(World):
         """Draw an instance.
 
         Returns: ("household", room, task type, kind of the wanted thing, kind of the target place,
-            place of the lamp or "", (thing, place) of all things).
+            place of the lamp or "", (thing, its place) for all things).
         """
         task = str(rng.choice(self.tasks))
         room = str(rng.choice(_rooms_for(task)))
@@ -171,23 +171,25 @@ class Household(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """The wanted things, their places, the tool, the lamp, and targets.
+        """Return what a shortest plan may need, for `search`.
 
-        Of several targets in the same state, such as closed, only the first is in the set."""
+        These are the wanted things, their places, the tool, the lamp, and targets. Of several
+        targets in the same state, such as closed, only the first is returned."""
         tool = TASKS[self.task_type].tool
         targets = {}
         for place in self.targets:
-            targets.setdefault(facts.get(place), place)  # the first in each state
+            targets.setdefault(facts.get(place), place)
         only = {self.lamp, *self.wanted, *targets.values()}
         only.update(facts[name] for name in self.wanted)
         only.update(place for place in self.places if kind_of(place) == tool)
         return only
 
     def progress(self, facts: Facts) -> float:
-        """The share of finished steps. The steps are to hold the thing and to store it.
+        """The share of the task's steps that are done, 0..1.
 
-        Three tasks have a step in between: clean, heat or cool the thing. A stored thing counts as
-        held. The task with the lamp has the steps: hold the thing, be at the lamp while it is on.
+        The steps are to hold the thing and to store it in the target. Three tasks have a step in
+        between: clean, heat or cool the thing. A stored thing counts as held. The task with the
+        lamp has two steps: hold the thing, and be at the lamp while it is on.
         """
         if self.lamp:
             return self._reading_progress(facts)
@@ -235,12 +237,12 @@ class Household(World):
 
 
 def kind_of(name: str) -> str:
-    """The kind of a numbered thing: 'drawer 2' is a 'drawer'."""
+    """Return 'drawer' for 'drawer 2'."""
     return name.split()[0]
 
 
 def numbered(kinds: Sequence[str]) -> list[str]:
-    """Number the kinds, each from 1.
+    """Number the items of each kind from 1.
 
     >>> numbered(["bed", "shelf", "shelf"])
     ['bed 1', 'shelf 1', 'shelf 2']
@@ -254,7 +256,6 @@ def numbered(kinds: Sequence[str]) -> list[str]:
 
 
 def _rooms_for(task: str) -> list[str]:
-    """The rooms where a task is possible."""
     if task == "light":
         return READING_ROOMS
     tool = TASKS[task].tool

@@ -1,8 +1,8 @@
-"""The base class of the adapters to hubs of environments: `gem.py`, `reasoning_gym.py`, ...
+"""Hub, the base class of the adapters `gem.py`, `reasoning_gym.py` and `gymnasium_env.py`.
 
-Code of a hub may print, seed the global random generators or draw from them, and change the logging
-of the process. `Isolation` hides these effects from the rest of the run, and lets a seed give the
-same game in every process and order.
+A hub is a package of environments. Its code may print, seed the global random generators or draw
+from them, and change the logging of the process. `Isolation` hides these effects from the rest of
+the run. With it, a seed gives the same game in every process, whichever games began before.
 """
 
 from configurator import UserError
@@ -22,26 +22,29 @@ import numpy as np
 from envs import Env, drawn_in_time, make_env
 
 REQUIREMENTS = "requirements/hubs.txt"
-NUM_SEEDS = 2**31
-PROBES = 100  # seeds whose starts are compared: if two are equal, the game has few starts
+NUM_SEEDS = 2**31  # seeds of games are below this
+PROBES = 100  # seeds that `has_few_starts` compares
 
 
 class BrokenGame(Exception):
-    """The code of a hub fails to begin a game."""
+    """A hub's code raised an error when a game began."""
 
 
 class Isolation:
-    """Runs code of a hub with its own states of the global random generators. Drops its output."""
+    """Runs code of a hub, and drops what it prints.
+
+    The code has its own states of Python's and numpy's global random generators."""
 
     def __init__(self):
         self.seed(0)
 
     def seed(self, seed: int) -> None:
-        """Seed the generators of the hub. Args: seed: at least 0 and below 2**32."""
+        """Seed the hub's random generators before the next `run`.
+
+        Args: seed: at least 0 and below 2**32."""
         self.new_seed = seed
 
     def _enter(self) -> None:
-        """Set the global generators to those of the hub."""
         if self.new_seed is None:
             random.setstate(self.states[0])
             np.random.set_state(self.states[1])
@@ -52,7 +55,7 @@ class Isolation:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """A context for code of a hub. Its generators continue where they stopped last time."""
+        """A context for code of a hub. Random numbers continue where the last context ended."""
         outside = random.getstate(), np.random.get_state()
         handlers = list(logging.root.handlers)
         level = logging.root.level
@@ -71,11 +74,11 @@ class Isolation:
 
 
 class Hub(Env):
-    """An environment of a hub. Its instances are seeds.
+    """An environment of a hub. An instance is the seed of a game.
 
-    With `splits=seen`, games of different splits look different at the start. If the environment
-    has too few different starts for that, the splits share them. With `splits=seed`, which is for
-    games that take long to make, no game is made in advance, and only the seeds of splits differ.
+    With `splits=seen`, games of different splits have different first observations. If the
+    environment has too few of them for that, the splits share them. With `splits=seed`, the splits
+    have different seeds and nothing else is compared. This is for games that take long to make.
 
     A subclass defines `begin`, and calls it in `_start`.
     """
@@ -90,12 +93,14 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """Also True if a setting is a text: a hub may execute it, such as a name of a variable."""
+        """Also True if a value in `settings` is a text, because a hub might execute a text."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 
     def begin(self, seed: int) -> str:
-        """Start the game of this seed. Returns: the facts about it that a player sees first."""
+        """Start the game of this seed.
+
+        Returns: the part of its first observation that can differ between games."""
         raise NotImplementedError
 
     @property
@@ -103,7 +108,7 @@ class Hub(Env):
         return self.splits == "seen" and has_few_starts(self.spec)
 
     def begin_or_break(self, seed: int) -> str:
-        """Like `begin`, but any error of the hub's code is a BrokenGame."""
+        """Like `begin`, but raise BrokenGame for any error of the hub's code."""
         try:
             return self.begin(seed)
         except UserError:
@@ -112,10 +117,10 @@ class Hub(Env):
             raise BrokenGame(f"the game of seed {seed} cannot begin") from error
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("hub", seed, what is seen first).
+        """Draw ("hub", seed, the result of `begin`).
 
-        The third part is "" if the splits do not compare starts, or if the game cannot begin. Such
-        a game ends with an error of the environment when it is played."""
+        The third part is "" if the splits do not compare first observations, or if the game cannot
+        begin. A game that cannot begin ends with an environment error when it is played."""
         seed = int(rng.integers(NUM_SEEDS))
         seen = ""
         if self.splits == "seen" and not self.repeats:
@@ -128,12 +133,12 @@ class Hub(Env):
         return seen or seed
 
     def limit_actions(self, limit: int | None) -> None:
-        """Lower the budget of actions to the game's own limit. None: it has no limit."""
+        """Lower the action budget to the game's own limit. None: the game has no limit."""
         self.max_actions = self.budget if limit is None else min(self.budget, limit)
 
 
 def start_or_none(env: Hub, seed: int) -> str | None:
-    """What is seen first in the game of this seed; None if it cannot begin."""
+    """The result of `begin` for this seed; None if the game cannot begin."""
     try:
         return env.begin_or_break(seed)
     except BrokenGame:
@@ -142,10 +147,10 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 
 @lru_cache
 def has_few_starts(spec: str) -> bool:
-    """Whether two of the first 100 seeds look the same at the start.
+    """Whether two of the first 100 seeds have the same first observation.
 
-    Then there are few different starts: even 100 draws from 1,000 starts are all different only
-    with a probability of 0.6 %. The fixed splits need 512 starts that training does not draw.
+    If an environment had only 1,000 different first observations, 100 draws would all differ with a
+    probability of 0.6 %. The fixed splits need 512 that training does not draw.
     """
     env = make_env(spec)
     seen = set()
@@ -156,12 +161,12 @@ def has_few_starts(spec: str) -> bool:
             return True
         seen.add(start)
     if not seen:
-        env.begin(0)  # raises the error of the hub
+        env.begin(0)  # no game can begin: raise the error of the hub
     return False
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Read 'key=value;key=value'. Values are Python literals or texts.
+    """Read 'key=value;key=value'. A value that is no Python literal is a text.
 
     >>> parse_settings("size=8;map_name=8x8")
     {'size': 8, 'map_name': '8x8'}

@@ -1,4 +1,4 @@
-"""An interpreter for a small part of Python: whole numbers, and lists of them.
+"""An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
 `repair.py` uses it for the code that a policy writes. No sandbox is needed, because this code is
 neither passed to `exec` nor run in a process. The interpreter knows only the statements and
@@ -10,8 +10,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-MAX_STEPS = 200  # steps of one run; three times as many as the functions of `repair.py` need
-MAX_NUMBER = 10**6
+MAX_STEPS = 200  # steps of a call: three times what the functions of `repair.py` need
+MAX_NUMBER = 10**6  # largest absolute value of a result
 MAX_LENGTH = 64  # numbers in a list
 
 ERRORS = (
@@ -64,13 +64,16 @@ def interpret(source: str, arguments: Sequence[int | list[int]]) -> list:
 
 
 def _product(left: int, right: int) -> int:
-    """Multiply numbers. A list raises TypeError: a list times a number could fill the memory."""
+    """Multiply two numbers.
+
+    Raises: TypeError for a list, because a list times a number could fill the memory."""
     return operator.index(left) * operator.index(right)
 
 
 def _list(*parts: int) -> list[int]:
-    """Make a list of numbers. A list as a part raises TypeError: nested lists could double in size
-    at every step."""
+    """Make a list of numbers.
+
+    Raises: TypeError for a list in it, because nested lists could double in size at every step."""
     return [operator.index(part) for part in parts]
 
 
@@ -104,29 +107,30 @@ OPERATIONS = {
 
 
 class Returned(NamedTuple):
-    """The result of a `return` statement; other statements result in None."""
+    """What a `Statement` returns if it executed a `return`."""
 
     value: int | list[int] | None
 
 
-Statement = Callable[[], Returned | None]  # executes a statement; None: the program continues
+# executes a statement; None: it did not `return`, so the next statement runs
+Statement = Callable[[], Returned | None]
 Expression = Callable[[], int | list[int] | None]  # computes a value
 
 
 class Program:
     """Turns syntax trees into Python functions that execute them.
 
-    Values are whole numbers, truth values, None and lists of numbers. Lists never change. Compiling
-    raises ProgramError for unknown syntax. Executing raises ProgramError at a limit, and the same
-    errors as Python for wrong operands.
+    Values are whole numbers, True, False, None and lists of whole numbers. No operation changes a
+    list in place. Compiling raises ProgramError for unknown syntax. Executing raises ProgramError
+    at a limit, and otherwise the errors that Python raises, such as ZeroDivisionError.
     """
 
     def __init__(self):
         self.names = {}  # name -> value
-        self.steps = 0  # statements and operations executed so far
+        self.steps = 0  # statements and operations executed so far in this call
 
     def count_step(self) -> None:
-        """Count one step. All loops end, because every iteration counts at least one step."""
+        """Count one step, at most MAX_STEPS. Every iteration of a loop counts, so all loops end."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise ProgramError("too many steps")
@@ -134,7 +138,6 @@ class Program:
     # ---------- statements
 
     def block(self, nodes: list[ast.stmt]) -> Statement:
-        """Compile statements that run one after the other, up to a `return`."""
         statements = [self.statement(node) for node in nodes]
 
         def run_block() -> Returned | None:
@@ -220,14 +223,16 @@ class Program:
         raise _unknown(node)
 
     def _bool_op(self, decisive: bool, operands: list[Expression]) -> Expression:
-        """Compile `and` or `or`: the first operand that is `decisive` as a bool, else the last."""
+        """Compile `or` (with `decisive` True) or `and` (False).
+
+        The value is the first operand whose truth value is `decisive`, else the last operand."""
 
         def compute() -> int | list[int] | None:
             for operand in operands:
                 value = operand()
                 if bool(value) == decisive:
                     return value
-            return operands[-1]()  # computed a second time, so its steps count twice
+            return operands[-1]()  # computes the last operand again, so its steps count twice
 
         return compute
 
@@ -237,7 +242,7 @@ class Program:
         """Compile a call of an operator or function.
 
         Args:
-            node: the expression, for the message of an error.
+            node: the expression, for error messages.
             function: None if the operator or function is unknown.
             arguments: the operands.
         """

@@ -1,8 +1,4 @@
-"""Exact planners for the grid worlds: pure functions, without random draws.
-
-- `lake_paths`: the safest of the shortest paths on a lake, by breadth-first search.
-- `lake_plans`: the optimal player of FrozenLake, by value iteration over turns.
-- `sokoban_solution`: the optimal player of Sokoban, by breadth-first search.
+"""Exact planners for FrozenLake and Sokoban: pure functions, without random draws.
 
 Cells are numbered row by row: cell = row * size + column.
 """
@@ -13,8 +9,8 @@ from itertools import product
 
 import numpy as np
 
-ACTION_COST = 1e-6  # a shorter plan is better than a longer one with the same success rate
-FALL_VALUE = -1e-4  # value of a hole: running out of turns is a little better than falling
+ACTION_COST = 1e-6  # value lost per move: of plans with equal success, the shortest is best
+FALL_VALUE = -1e-4  # value of a fall, a little below 0, the value of running out of turns
 TOLERANCE = 1e-9  # plans are equally good if their values differ by less than this
 
 
@@ -25,9 +21,9 @@ LAKE_DELTAS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # (rows, columns) of Left, Dow
 
 
 def lake_neighbour(size: int, cell: int, direction: int) -> int:
-    """The cell next to `cell` in a direction, 0..3 for Left, Down, Right, Up.
+    """The cell next to `cell` in a direction: 0..3 for Left, Down, Right, Up.
 
-    A move over the border of the board stays in `cell`."""
+    At the border, a direction out of the board gives `cell` itself."""
     row, col = divmod(cell, size)
     delta_row, delta_col = LAKE_DELTAS[direction]
     row = min(max(row + delta_row, 0), size - 1)
@@ -37,10 +33,10 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 
 @lru_cache(maxsize=4096)
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
-    """For every cell with a path to the goal, the moves of the safest shortest path.
+    """The moves of the safest shortest path to the goal, for every cell that has a path.
 
-    The risk of a path is the number of holes into which its moves could slip. Of several shortest
-    paths, this takes the one with the lowest risk. Ties: the order Left, Down, Right, Up.
+    The risk of a path is the number of holes into which its moves could slip. The safest path is
+    the one with the lowest risk; ties are broken in the order Left, Down, Right, Up.
     """
     paths = {}
     risks = {}
@@ -65,11 +61,13 @@ def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[i
 def lake_transitions(
     size: int, holes: frozenset[int], goal: int, success_rate: float
 ) -> np.ndarray:
-    """P(next cell | cell, move): array (4, cells, cells). The player never leaves goal or holes."""
+    """Return P(next cell | cell, move) as an array (4 moves, cells, next cells).
+
+    The goal and the holes are absorbing."""
     num_cells = size**2
     side_prob = (1.0 - success_rate) / 2
     slips = ((-1, side_prob), (0, success_rate), (1, side_prob))
-    transitions = np.zeros((4, num_cells, num_cells))  # (move, from, to)
+    transitions = np.zeros((4, num_cells, num_cells))
     for move, cell, (turn, prob) in product(range(4), range(num_cells), slips):
         if cell == goal or cell in holes:
             after = cell
@@ -88,19 +86,20 @@ def lake_plans(
     max_actions: int,
     budget: int,
 ) -> np.ndarray:
-    """The optimal moves of a turn, for every number of turns left, cell and number of actions left.
+    """The optimal moves of a turn, for each number of turns left, cell and actions left.
 
-    Value iteration over turns, where a turn commits to a sequence q of 1 to `max_actions` moves:
+    This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
+    `max_actions` moves. With t turns and a actions left:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
-    Goal and holes are absorbing. With one action a turn and as many turns as actions, this is
-    optimal closed-loop control. Ties: the shortest sequence, then Left, Down, Right, Up.
+    With one action per turn and as many turns as actions, this is optimal closed-loop control. Of
+    equally good sequences, the shortest is taken; ties: the order Left, Down, Right, Up.
 
     Args:
-        max_actions: the longest sequence of one turn.
-        budget: actions of a whole game.
+        max_actions: the largest number of moves in one turn.
+        budget: the largest number of moves in a game.
     Returns:
-        plans[turns left, cell, actions left], int64 (budget + 1, cells, budget + 1): the sequence
-        as a number that `decode_moves` reads.
+        plans[turns left, cell, actions left], int64 (budget + 1, cells, budget + 1): the optimal
+        sequence as a number that `decode_moves` decodes.
     """
     num_cells = size**2
     single_moves = lake_transitions(size, holes, goal, success_rate)
@@ -114,9 +113,9 @@ def lake_plans(
     plans = np.zeros((budget + 1, num_cells, budget + 1), dtype=np.int64)
     for turns_left in range(1, budget + 1):
         best = np.full_like(value, -1.0)
-        plan = plans[turns_left]  # (cell, actions left), a view
+        plan = plans[turns_left]  # (cell, actions left); a view of `plans`
         for length, (codes, matrices) in enumerate(sequences, start=1):
-            # (sequence, from, actions left afterwards)
+            # axes: sequence, cell before it, actions left after it
             expected = (matrices @ value)[:, :, : budget + 1 - length]
             scores = expected - ACTION_COST * length * alive
             top_scores = scores.max(axis=0)
@@ -131,13 +130,13 @@ def lake_plans(
 def move_sequences(
     single_moves: np.ndarray, max_length: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """All sequences of 1 to `max_length` moves.
+    """All sequences of 1 to `max_length` moves, with their transition matrices.
 
     Args:
-        single_moves: transition matrices of the four moves, (4, from, to).
+        single_moves: transition matrices of the four moves, (4, cells, next cells).
     Returns:
-        For each length j the codes of the 4**j sequences, (4**j,), and their transition matrices,
-        (4**j, from, to).
+        For each length j: the codes (see `decode_moves`) of the 4**j sequences, (4**j,), and their
+        transition matrices, (4**j, cells, next cells).
     """
     num_cells = single_moves.shape[-1]
     digits = np.arange(1, 5)
@@ -152,7 +151,9 @@ def move_sequences(
 
 
 def decode_moves(code: int) -> list[int]:
-    """Decode a plan of `lake_plans`: each digit 1..4 in base 5 is a move; the code 0 has no moves.
+    """The moves, each 0..3, that a code of `lake_plans` stands for.
+
+    A base-5 digit d of the code is the move d - 1. The code 0 has no moves.
 
     >>> decode_moves(2 * 5 + 4)
     [1, 3]
@@ -167,9 +168,9 @@ def decode_moves(code: int) -> list[int]:
 def sokoban_move(
     floor: frozenset[int], player: int, boxes: tuple[int, ...], delta: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """(player, boxes) after a step or a push by `delta`; None if it is blocked.
+    """Return (player, boxes) after the player moved to cell `player + delta`; None if blocked.
 
-    Boxes stay sorted.
+    A box in this cell is pushed to the next one. The returned boxes are sorted.
     """
     ahead = player + delta
     beyond = ahead + delta
@@ -191,9 +192,11 @@ def sokoban_solution(
     boxes: tuple[int, ...],
     deltas: tuple[int, ...],
 ) -> tuple[int, ...] | None:
-    """A shortest sequence of moves that puts all boxes on targets, by breadth-first search.
+    """Find a shortest sequence of moves that puts all boxes on targets, by breadth-first search.
 
-    Returns: indices into `deltas`, or None if there is no solution. Ties: the order of `deltas`.
+    Args: deltas: the change of the cell number by each move.
+    Returns: indices into `deltas`; None if there is no solution. Ties are broken in the order of
+        `deltas`.
     """
     start = (player, boxes)
     paths = {start: ()}

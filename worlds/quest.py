@@ -1,4 +1,4 @@
-"""Quest: fetch something in a house of several rooms, as in TextWorld."""
+"""Quest: find an item in a house of several rooms and put it somewhere, as in TextWorld."""
 
 from configurator import UserError
 
@@ -7,7 +7,7 @@ import numpy as np
 from envs import MAX_DRAWS
 from worlds.text_base import Effects, Facts, World, listing
 
-Link = tuple[str, str, str, str]  # room, way to go, room beyond, door or ""
+Link = tuple[str, str, str, str]  # room, direction, the room in this direction, door or ""
 
 WAYS = {"north": (-1, 0), "east": (0, 1), "south": (1, 0), "west": (0, -1)}
 OPPOSITE = {"north": "south", "east": "west", "south": "north", "west": "east"}
@@ -41,14 +41,15 @@ ITEMS = (
     "brush",
 )
 MAX_DOORS = 3  # in a house
-MAX_GOALS = 9  # goals that are tried before another house is drawn
+MAX_GOALS = 9  # goals to try before another house is drawn
 
 
 class Quest(World):
-    """Fetch something in a house of `w` rooms and `o` objects: furniture, keys and items.
+    """Take an item, or put it somewhere, in a house of `w` rooms and `o` objects.
 
-    Doors do not count as objects. A shortest solution has exactly `q` commands. `goal` sets which
-    of these commands the policy is told: all (full), only the last one (last), or none.
+    Objects are furniture, keys and items; doors do not count. A shortest solution has exactly `q`
+    commands. `goal` sets which of these commands the policy is told: all (full), only the last one
+    (last), or none.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Quest(World):
     # ---------- instances
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw houses until one has a goal that takes exactly `q` commands.
+        """Draw houses until one has a goal whose shortest solution has exactly `q` commands.
 
-        Returns: ("quest", links, furniture with its rooms, first facts, goal, shortest solution).
+        Returns: ("quest", links, (furniture, room) pairs, facts at the start, goal, solution).
         """
         for _ in range(MAX_DRAWS):
             house = self._draw_house(rng)
@@ -94,7 +95,7 @@ class Quest(World):
         )
 
     def _draw_house(self, rng: np.random.Generator) -> tuple[tuple, tuple, tuple]:
-        """Draw (links, furniture with its rooms, first facts)."""
+        """Draw (links, (furniture, room) pairs, facts at the start)."""
         rooms = rng.permutation(ROOMS)[: self.num_rooms].tolist()
         colours = rng.permutation(COLOURS).tolist()
         start = rooms[rng.integers(len(rooms))]
@@ -121,14 +122,14 @@ class Quest(World):
         return tuple(links), tuple(placed), tuple(facts.items())
 
     def key(self, instance: tuple) -> tuple:
-        """A key without the order of a house's parts and the direction of links."""
+        """A key that ignores the order of a house's parts and the direction of links."""
         kind, links, furniture, facts, goal, _ = instance
         passages = frozenset([*links, *map(_reversed_link, links)])
         return (kind, goal, passages, frozenset(furniture), frozenset(facts))
 
     def _start(self, instance: tuple) -> None:
         _, links, furniture, facts, self.goal, path = instance
-        self.exits = {room: {} for room in ROOMS}  # room -> {way: (room beyond, door or "")}
+        self.exits = {room: {} for room in ROOMS}  # room -> {way: (room there, door or "")}
         self.fixed = {room: [] for room in ROOMS}  # room -> doors and furniture
         for link in links:
             for room, way, beyond, door in (link, _reversed_link(link)):
@@ -208,7 +209,6 @@ class Quest(World):
         return ["look", "inventory"] + [f"examine {name}" for name in seen]
 
     def _open_furniture(self, facts: Facts) -> list[str]:
-        """The tables and open boxes in the player's room."""
         fixed = self.fixed[facts["you"]]
         furniture = [name for name in fixed if not name.endswith("door")]
         return [name for name in furniture if facts.get(name, "open") == "open"]
@@ -216,7 +216,9 @@ class Quest(World):
     # ---------- the task
 
     def relevant(self, facts: Facts) -> set[str]:
-        """The goal, all doors, the places of relevant things, and the keys of locked things."""
+        """Return what a shortest plan may need, for `search`.
+
+        These are the goal's thing and place, all doors, and the places and keys that they need."""
         only = {*self.goal, *(name for name in facts if name.endswith("door"))}
         while True:
             containers = {facts[name] for name in only if name in facts}
@@ -226,10 +228,10 @@ class Quest(World):
             only |= containers | keys
 
     def progress(self, facts: Facts) -> float:
-        """The share of the task that is done, 1 at the goal.
+        """The share of the task's steps that are done, 0..1; 1 if the goal is reached.
 
-        Each thing in the shortest solution is one step, which is done while the thing is moved,
-        opened or unlocked. The goal is one more step.
+        Each thing, box or door in the shortest solution is one step. It is done while its place or
+        state differs from that at the start. The goal is one more step.
         """
         thing, place = self.goal
         if facts[thing] == place:
@@ -271,7 +273,7 @@ class Quest(World):
 
 
 def _draw_links(rooms: list[str], colours: list[str], rng: np.random.Generator) -> list[Link]:
-    """Draw a tree of rooms on a grid. The doors take their colours from the end of `colours`."""
+    """Draw links that form a tree of rooms on a grid. Pop the doors' colours from `colours`."""
     cells = {(0, 0): rooms[0]}
     links = []
     num_doors = 0
@@ -296,7 +298,7 @@ def _reversed_link(link: Link) -> Link:
 
 
 def _possible_goals(house: tuple[tuple, tuple, tuple]) -> list[tuple[str, str]]:
-    """(item, place) for every item and every place other than its place at the start."""
+    """Return (item, place) for every item and every place other than the item's at the start."""
     _, furniture, facts = house
     places = ["you", *(name for name, _ in furniture)]
     goals = []
@@ -307,5 +309,4 @@ def _possible_goals(house: tuple[tuple, tuple, tuple]) -> list[tuple[str, str]]:
 
 
 def _key_for(lock: str) -> str:
-    """The key of a door or box: it has the same colour."""
     return f"{lock.split()[0]} key"

@@ -1,10 +1,11 @@
-"""reasoning-gym: the generated datasets of the package, as `rg:NAME`.
+"""reasoning-gym: the generated datasets of the package, as `--env=rg:NAME`.
 
-The package is optional. A question is answered in one turn, and its score is the reward. With
-`tries=3` the player sees the score of its answer and may try again; then the best score counts.
+The package is optional. A question is answered once, and the score of the answer is the reward.
+With `tries=3` the player sees the score and may answer again, three times in all; the best score
+counts.
 
-Some datasets evaluate the answer. This adapter keeps them from running it as a program, see
-`harmless`.
+Some datasets evaluate the answer as Python. `harmless` and WITH_LITERALS below keep them from
+running it as a program.
 """
 
 from configurator import UserError
@@ -25,44 +26,44 @@ from envs import Move
 from worlds.hub import REQUIREMENTS, Hub, parse_settings
 from worlds.text_base import require_package
 
-DATASET_SIZE = 2**20  # questions of a dataset
+DATASET_SIZE = 2**20  # questions in a dataset
 MAX_CHARACTERS = 10_000  # of an answer
-# Datasets that need more than 20 ms of CPU time for a question.
+# Datasets that need more than 20 ms of CPU time per question. They get splits=seed.
 SLOW = (
     "advanced_geometry countdown futoshiki intermediate_integration knight_swap"
     " polynomial_equations puzzle24 quantum_lock rearc rubiks_cube sudoku zebra_puzzles"
 ).split()
-# acre makes all questions at the start, and word_ladder limits their number. So each question gets
-# its own dataset of one question.
+# acre makes all its questions at the start, and word_ladder limits their number. So for these two,
+# the adapter makes one dataset per question.
 ONE_BY_ONE = ("acre", "word_ladder")
-# Questions or answers of these depend on the order of a set, which differs from process to process.
+# These datasets depend on the order of a Python set, which differs from process to process.
 HASH_DEPENDENT = (
     "isomorphic_strings",
     "knight_swap",
     "polynomial_multiplication",
     "ransom_note",
 )
-REFUSED = {
+REFUSED = {  # dataset -> why it cannot be used
     "codeio": "it runs programs that nobody has checked",
     "composite": "mix environments with --env='rg:A + rg:B' instead",
 }
-# These datasets pass the answer to eval(). ast.literal_eval takes its place.
+# These datasets pass the answer to eval(), which the adapter replaces by ast.literal_eval.
 WITH_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
 # These datasets pass the answer to sympy's parser, which evaluates it as Python. So `harmless`
 # checks it first.
 WITH_FORMULAS = (
     "countdown intermediate_integration polynomial_multiplication puzzle24 simple_integration"
 ).split()
-FUNCTIONS = (
+FUNCTIONS = (  # in a formula
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs erf Ei Si Ci li"
 ).split()
 SLOWLY_GROWING = "log ln sqrt Abs asin acos atan".split()  # see `grows`
 MAX_FORMULA = 300  # characters
-MAX_EXPONENT = 100
-MAX_TERMS = 200  # terms that a formula may have when it is multiplied out
+MAX_EXPONENT = 100  # absolute value
+MAX_TERMS = 200  # terms that a formula may have after it is multiplied out
 MAX_NUMBER = 10**12
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
-# keys of an entry's metadata under which datasets give a right answer
+# keys under which the metadata of a question may give a right answer
 SOLUTIONS = ("example_correct_answer", "example_answer", "possible_answer", "solution")
 # Errors that datasets raise for an answer that they cannot read.
 UNREADABLE = (
@@ -80,7 +81,7 @@ UNREADABLE = (
 
 
 class ReasoningGym(Hub):
-    """Questions of a dataset of reasoning-gym. `name` is the dataset, as leg_counting."""
+    """Questions of a dataset of reasoning-gym. `name` is the dataset, such as leg_counting."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class ReasoningGym(Hub):
         require_package("reasoning_gym", REQUIREMENTS)
         with self.isolation.run():
             check_name(name)
-            make_dataset(name, settings, 0)  # raises for a wrong setting
+            make_dataset(name, settings, 0)  # raises UserError for a wrong setting
         self.name = name
         self.settings = settings
         self.tries = tries
@@ -110,7 +111,7 @@ class ReasoningGym(Hub):
         return self.entry["question"]
 
     def _make(self, seed: int) -> tuple[Any, dict]:
-        """The dataset and the entry of a seed."""
+        """A dataset and its entry (question, answer and metadata) for a seed."""
         index = seed % DATASET_SIZE
         self.isolation.seed(index)
         with self.isolation.run():
@@ -133,7 +134,7 @@ class ReasoningGym(Hub):
         return action if 0 < len(action) <= MAX_CHARACTERS else None
 
     def _move(self, answer: str) -> Move:
-        """Score an answer. The reward is the rise of the best score."""
+        """Score an answer. The reward is the increase of the best score of the game."""
         score = self.score(answer)
         reward = max(0.0, score - self.best)
         self.best = max(self.best, score)
@@ -142,7 +143,7 @@ class ReasoningGym(Hub):
         return Move(reward, terminated=won, success=won, effective=True)
 
     def score(self, answer: str) -> float:
-        """The score of an answer, 0 to 1. It is 0 if the dataset cannot read the answer."""
+        """The score of an answer, 0..1; 0 if the dataset cannot read it."""
         if self.name in WITH_FORMULAS and not harmless(answer):
             return 0.0
         try:
@@ -152,7 +153,7 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The dataset's answer, or its example of a right answer; [] if none of them scores 1."""
+        """The entry's answer, or an example of a right answer; [] if none scores 1."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:
@@ -162,7 +163,7 @@ class ReasoningGym(Hub):
         return []
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Answers to other questions."""
+        """The answers of random questions of the dataset."""
         answers = []
         for _ in range(count):
             _, entry = self._make(int(rng.integers(DATASET_SIZE)))
@@ -185,7 +186,7 @@ class ReasoningGym(Hub):
 
 
 def check_name(name: str) -> None:
-    """Raises: UserError if there is no such dataset, or if it cannot be used."""
+    """Raises: UserError if there is no dataset `name`, or if this process cannot use it."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -203,7 +204,7 @@ def check_name(name: str) -> None:
 
 @lru_cache(maxsize=256)
 def make_dataset(name: str, settings: str, seed: int) -> Any:
-    """A dataset of reasoning-gym. Raises: UserError for settings that it does not know."""
+    """Make a dataset of reasoning-gym. Raises: UserError if it does not accept the settings."""
     from reasoning_gym.factory import create_dataset
 
     arguments = parse_settings(settings)
@@ -221,8 +222,8 @@ def make_dataset(name: str, settings: str, seed: int) -> Any:
 def harmless(formula: str) -> bool:
     """Whether a formula has only numbers, names, arithmetic and functions of mathematics.
 
-    sympy's parser would also execute other code. Powers, functions of functions and sums that would
-    be multiplied out are limited: the numbers in 9**9**9**9 do not fit into memory.
+    sympy's parser would execute any other code, too. Powers, nested functions and products of sums
+    are limited, because their values can exceed the memory, such as 9**9**9**9.
     """
     if len(formula) > MAX_FORMULA:
         return False
@@ -234,7 +235,6 @@ def harmless(formula: str) -> bool:
 
 
 def is_arithmetic(node: ast.expr) -> bool:
-    """Whether a node of a syntax tree is arithmetic of the size that `harmless` allows."""
     if isinstance(node, ast.Constant):
         return type(node.value) in (int, float) and node.value < MAX_NUMBER
     if isinstance(node, ast.Name):
@@ -245,7 +245,7 @@ def is_arithmetic(node: ast.expr) -> bool:
         is_known = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
         if not is_known or node.keywords or not all(map(is_arithmetic, node.args)):
             return False
-        # The numbers in exp(exp(exp(9))) do not fit into memory either.
+        # Values such as exp(exp(exp(9))) would exceed the memory, too.
         return not grows(node.func.id) or not any(map(has_growth, node.args))
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, OPERATORS):
         return False
@@ -257,18 +257,16 @@ def is_arithmetic(node: ast.expr) -> bool:
 
 
 def grows(function: str) -> bool:
-    """Whether a function may grow like exp. For imaginary numbers, sin and cos grow so."""
+    """Whether a function may grow like exp. sin and cos do so for imaginary arguments."""
     return function not in SLOWLY_GROWING
 
 
 def has_growth(node: ast.expr) -> bool:
-    """Whether arithmetic has a function that may grow like exp."""
     calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
     return any(grows(call.func.id) for call in calls)
 
 
 def is_small(exponent: ast.expr) -> bool:
-    """Whether an exponent is a number with an absolute value of at most 100."""
     try:
         return abs(value_of(exponent)) <= MAX_EXPONENT
     except (ArithmeticError, ValueError):
@@ -276,9 +274,9 @@ def is_small(exponent: ast.expr) -> bool:
 
 
 def value_of(number: ast.expr) -> Fraction:
-    """The value of a number, its negative, or a fraction of two.
+    """The value of a number, a signed number, or a fraction of such values.
 
-    Raises: ValueError or ArithmeticError for anything else.
+    Raises: ValueError or ArithmeticError for other expressions.
     """
     if isinstance(number, ast.UnaryOp) and isinstance(number.op, (ast.USub, ast.UAdd)):
         value = value_of(number.operand)
@@ -291,15 +289,15 @@ def value_of(number: ast.expr) -> Fraction:
 
 
 def num_terms(node: ast.expr) -> int:
-    """The largest number of terms that arithmetic can have when it is multiplied out.
+    """The largest number of terms that an expression can have after multiplying it out.
 
-    A sum of numbers is one term. A function is two, because sympy also tries to rewrite it.
+    An expression without names is one term. A function is two: sympy also tries to rewrite it.
     """
     if isinstance(node, ast.UnaryOp):
         return num_terms(node.operand)
     if isinstance(node, ast.Call):
         return 2
-    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))  # functions included
+    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))  # functions, too
     if not isinstance(node, ast.BinOp) or not has_names:
         return 1
     left = num_terms(node.left)

@@ -1,9 +1,9 @@
-"""Repair: find and mend the one fault of a short function.
+"""Repair: find and mend the single fault (bug) of a short Python function.
 
-It follows the SWE-Gym task of arXiv 2510.01132 at a size for small models. It differs on purpose:
+The task follows SWE-Gym in arXiv 2510.01132 at a size for small models. Differences, on purpose:
 - `mini_python.py` interprets the code that a policy writes, so no sandbox is needed.
-- The reward leaves out the tests that the unpatched code passes. Otherwise a patch without
-  effect would earn most of it.
+- The tests that the unpatched code passes earn no reward. Otherwise a patch without effect would
+  earn most of the reward.
 """
 
 from configurator import UserError
@@ -20,10 +20,11 @@ from envs import Env, Move
 from worlds.mini_python import interpret
 
 NUM_TESTS = 10
-NUM_VISIBLE = 4  # the command `run` shows the results of the first 4 tests; the other 6 decide
-MAX_LINE = 100  # characters of an edited line
+NUM_VISIBLE = 4  # `run` shows the results of the first 4 tests; the other 6 decide about success
+MAX_LINE = 100  # characters of the text in an edit
 
-# Each function: name(parameter): description, then the body. K is a number that is drawn.
+# Each block is "name(parameter): description", then the body. K stands for a number that `draw`
+# chooses.
 LIBRARY_TEXT = """
 above(xs): how many of xs exceed K
     n = 0
@@ -103,7 +104,7 @@ jumps(xs): how many neighbours differ by over K
 # "above(xs): how many of xs exceed K" -> body
 LIBRARY = dict(block.split("\n", 1) for block in LIBRARY_TEXT.strip().split("\n\n"))
 
-# right operator -> wrong operator that a fault puts in its place
+# right operator -> the wrong operator that a fault puts in its place
 SWAPS = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -120,11 +121,11 @@ SWAPS = {
 
 
 class Command(NamedTuple):
-    """An action of the policy."""
+    """An action that `Repair._read` has parsed."""
 
     verb: str  # read, run, submit or edit
-    index: int = 0  # of the line that is edited, from 0
-    text: str = ""  # the new text of that line
+    index: int = 0  # of the edited line, from 0
+    text: str = ""  # new text of the edited line
 
 
 class Result(NamedTuple):
@@ -138,10 +139,10 @@ class Result(NamedTuple):
 class Repair(Env):
     """Mend a function so that it returns what the task describes.
 
-    The policy can run some tests. The others are hidden, and decide about success.
+    The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all deciding tests pass. `reward=ratio` pays the share that passes, on
-    a scale where the unpatched code, or worse code, earns 0.
+    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays the share that passes, on a
+    scale from 0, for the unpatched or worse code, to 1.
     """
 
     def __init__(self, *, reward: str = "binary", **common):
@@ -151,7 +152,7 @@ class Repair(Env):
         self.reward = reward
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw ("repair", title in LIBRARY, value of K, faulty code)."""
+        """Draw ("repair", key of LIBRARY, value of K, faulty code)."""
         title = str(rng.choice(list(LIBRARY)))
         k = int(rng.integers(2, 16))
         return ("repair", title, k, str(rng.choice(faults(title, k))))
@@ -211,7 +212,7 @@ class Repair(Env):
         return Move(reward, terminated=True, success=success, effective=True)
 
     def _share_passed(self, lines: list[str]) -> float:
-        """The share of the deciding tests that the code passes."""
+        """The share of the hidden tests that the code passes."""
         deciding = self._results(lines)[NUM_VISIBLE:]
         return sum(test.given == test.expected for test in deciding) / len(deciding)
 
@@ -241,7 +242,7 @@ class Repair(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Restore the right lines, unless the code passes already, and submit."""
+        """Restore the right lines, unless the code already passes the hidden tests, and submit."""
         if self.terminated:
             return []
         commands = []
@@ -254,14 +255,14 @@ class Repair(Env):
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         if not self.output:
-            return ["read"]  # a player cannot know the fault before it reads the code
+            return ["read"]  # a player must read the code before it can know the fault
         return self.plan(count, 1)
 
     def greedy(self) -> str:
         return "submit" if self.num_actions else "run"
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Random commands; an edit copies the text of one line into another."""
+        """Random commands. An edit copies the text of a random line into a random line."""
         edits = []
         for _ in range(count):
             number = rng.integers(len(self.lines)) + 1
@@ -285,10 +286,10 @@ def _insert_k(text: str, k: int) -> str:
 
 @lru_cache(maxsize=1024)
 def tests_of(title: str, k: int) -> list[tuple]:
-    """(argument, right value) of all tests; the policy can run the first NUM_VISIBLE of them."""
+    """Return (argument, right value) for all NUM_TESTS tests of a function."""
     rng = np.random.default_rng([list(LIBRARY).index(title), k])
     arguments = rng.integers(4 * k, size=NUM_TESTS).tolist()
-    if "(xs)" in title:  # lists of numbers up to 2 * K + 1, many of them K
+    if "(xs)" in title:  # lists of numbers from -1 to 2 * K + 1; K is the most frequent
         numbers = [k, k, k, *range(-1, 2 * k + 2)]
         sizes = rng.integers(1, 9, NUM_TESTS)
         arguments = [rng.choice(numbers, size).tolist() for size in sizes]
@@ -297,7 +298,6 @@ def tests_of(title: str, k: int) -> list[tuple]:
 
 @lru_cache(maxsize=16384)
 def run_tests(code: str, title: str, k: int) -> list[Result]:
-    """Run all tests of the function `title` on `code`."""
     tests = tests_of(title, k)
     values = interpret(code, [argument for argument, _ in tests])
     results = []
@@ -308,9 +308,10 @@ def run_tests(code: str, title: str, k: int) -> list[Result]:
 
 @lru_cache(maxsize=1024)
 def faults(title: str, k: int) -> list[str]:
-    """All faulty versions: the right code with one operator swapped or one number off by one.
+    """All faulty versions of a function.
 
-    Each fails at least one visible test and one deciding test.
+    Each has one operator of SWAPS changed, or one number, by 1. Each fails at least one visible and
+    one hidden test.
     """
     codes = []
     for code in dict.fromkeys(_mutations(ast.parse(library(title, k)))):
@@ -321,7 +322,7 @@ def faults(title: str, k: int) -> list[str]:
 
 
 def _mutations(tree: ast.Module) -> Iterator[str]:
-    """The code after each single change of an operator or a number."""
+    """Yield the code after each single change of an operator or a number in `tree`."""
     for node in list(ast.walk(tree)):
         field, values = _replacements(node)
         for value in values:
@@ -332,7 +333,7 @@ def _mutations(tree: ast.Module) -> Iterator[str]:
 
 
 def _replacements(node: ast.AST) -> tuple[str, list[Any]]:
-    """A field of a node, and the wrong values that a fault gives it."""
+    """The field of a node that a fault changes, and its wrong values; ("", []) if none."""
     match node:
         case ast.Constant(int(value)):
             return "value", [value - 1, value + 1]

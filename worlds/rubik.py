@@ -1,11 +1,11 @@
 """Rubik: the cube of 2x2x2 pieces, as in RAGEN-2, with an exact planner.
 
 Differences from RAGEN-2, on purpose:
-- The actions turn three faces only, so the corner at the bottom, back and left never moves. A turn
-  of another face equals one of these turns, seen from another side.
-- The colours are dealt to the faces anew in every game, so that a small model cannot learn the
-  cubes by heart. The splits are disjoint in what the policy sees: training may show a cube
-  of the evaluation in other colours.
+- The actions turn three faces only, so the corner at the bottom, back and left never moves. A
+  turn of another face equals a turn of the opposite face and a rotation of the whole cube.
+- Every game draws the colours of the faces, so that a small model cannot learn the cubes by heart.
+  The splits are disjoint in what the policy sees: training may show a cube of the evaluation, but
+  in other colours.
 """
 
 from configurator import UserError
@@ -16,22 +16,24 @@ import numpy as np
 
 from envs import Env, Move
 
-FACES = "URFDLB"  # up, right, front, down, left, back; their stickers have the numbers 0 to 23
-SOLVED = "".join(face * 4 for face in FACES)  # a cube: for each sticker, its face
+FACES = "URFDLB"  # up, right, front, down, left, back; their stickers are at the places 0 to 23
+# A cube is a text: for each place, the face to which its sticker belongs.
+SOLVED = "".join(face * 4 for face in FACES)
 COLOURS = "123456"
-# A clockwise turn moves each sticker of a cycle to the next place of the cycle. Every face is
-# numbered row by row as one looks at it, the back from behind and the bottom with the front on top.
+# A clockwise turn of a face moves each sticker of its cycles to the next place of the cycle. Every
+# face is numbered row by row as one looks at it, the back from behind and the bottom with the front
+# on top.
 CYCLES = {
     "U": ((0, 1, 3, 2), (8, 16, 20, 4), (9, 17, 21, 5)),
     "R": ((4, 5, 7, 6), (3, 20, 15, 11), (1, 22, 13, 9)),
     "F": ((8, 9, 11, 10), (2, 4, 13, 19), (3, 6, 12, 17)),
 }
-NEAR = 6  # `near_solved` knows all cubes up to this distance: 11,913 of 3,674,160
-MAX_DISTANCE = 14  # of any cube, in quarter turns
+NEAR = 6  # `near_solved` holds all cubes at most this many turns from SOLVED: 11,913 of 3,674,160
+MAX_DISTANCE = 14  # quarter turns that solve any cube
 
 
 def _sources() -> dict[str, tuple[int, ...]]:
-    """Action -> for each of the 24 places, the place that its new sticker comes from."""
+    """Return {action: for each of the 24 places, the place from which its new sticker comes}."""
     sources = {}
     for face, cycles in CYCLES.items():
         clockwise = list(range(24))
@@ -51,7 +53,7 @@ SOURCES = _sources()
 class Rubik(Env):
     """Turn faces until every face has one colour.
 
-    A cube is solved, then turned 1 to `scramble` times.
+    A game starts with a solved cube that was turned 1 to `scramble` times at random.
     """
 
     actions = tuple(SOURCES)
@@ -103,17 +105,16 @@ class Rubik(Env):
         return list(shortest_solution(self.cube)[:max_actions])
 
     def greedy(self) -> str:
-        """The turn after which most neighbours on a face have the same colour; ties: the first."""
+        """The action with the highest `count_pairs` after it; of equal ones, the first."""
         return max(self.actions, key=lambda action: count_pairs(turn(self.cube, action)))
 
 
 def turn(cube: str, action: str) -> str:
-    """The cube after an action."""
     return "".join(map(cube.__getitem__, SOURCES[action]))
 
 
 def count_pairs(cube: str) -> int:
-    """The number of neighbours on a face with the same colour, at most 24."""
+    """Return how many pairs of neighbours on a face have the same colour, at most 24."""
     total = 0
     for start in range(0, 24, 4):
         a, b, c, d = cube[start : start + 4]
@@ -123,7 +124,7 @@ def count_pairs(cube: str) -> int:
 
 @lru_cache(maxsize=1)
 def near_solved() -> dict[str, int]:
-    """Cube -> its distance from the solved one, for all distances up to NEAR."""
+    """Return {cube: number of turns that solve it} for all cubes with at most NEAR turns."""
     distances = {SOLVED: 0}
     queue = [SOLVED]
     for cube in queue:  # the loop also visits the cubes that it appends
@@ -141,8 +142,8 @@ def near_solved() -> dict[str, int]:
 def shortest_solution(cube: str) -> tuple[str, ...]:
     """The actions of a shortest solution.
 
-    Breadth-first search to a cube that `near_solved` knows, then turns that shorten the distance.
-    It takes up to a second for a cube that is 14 turns away, milliseconds for 10 turns or fewer.
+    Breadth-first search to a cube in `near_solved`, then turns that shorten the distance. It takes
+    up to a second for a cube that is 14 turns away, milliseconds for 10 turns or fewer.
     """
     distances = near_solved()
     queue = [(cube, ())]

@@ -1,7 +1,7 @@
 """A sandbox for shell commands that a policy writes.
 
 A command runs in its own Linux namespaces, without network. It sees no other processes. It can read
-the system and the Python interpreter, and can change one folder.
+the system folders and the Python interpreter, and can change the folder of its task.
 """
 
 import errno
@@ -18,11 +18,11 @@ from functools import lru_cache
 from itertools import count
 from typing import IO
 
-MAX_SECONDS = 60
-MAX_OUTPUT = 2**20  # bytes of output that are read
-MAX_FILES = 100_000  # files and folders that the folder of a command may hold
+MAX_SECONDS = 60  # for a command
+MAX_OUTPUT = 2**20  # bytes of output that are returned
+MAX_FILES = 100_000  # files and folders that the folder of a task may hold
 MAX_BYTES = 2**31  # bytes on disk that this folder may hold
-CHECK_S = 1.0  # seconds between two counts of files and bytes while a command runs
+CHECK_S = 1.0  # seconds between two checks of this folder while a command runs
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
 LIMITS = (
     "prlimit",
@@ -35,13 +35,13 @@ ENVIRONMENT = {
     "PATH": f"{sys.prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",  # stale bytecode would hide an edit
+    "PYTHONDONTWRITEBYTECODE": "1",  # with stale bytecode, an edit could have no effect
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
 
-# Builds a new root file system, enters it, and runs the command without any privilege.
-# Arguments: an empty folder for the root, the folder of the task, a user id or "", the command,
-# and the folders that are mounted read-only.
+# A shell script that builds a new root file system, enters it, and runs a command without any
+# privilege. Its arguments: an empty folder for the root, the folder of the task, a user id ("" for
+# the present user), the command, and the folders to mount read-only.
 ISOLATE = """
 set -e
 umask 022
@@ -95,7 +95,7 @@ exit $code
 
 
 class FolderFull(Exception):
-    """A command made its folder too large."""
+    """The folder of a task has become too large or too deep."""
 
 
 def run_sandboxed(
@@ -105,11 +105,12 @@ def run_sandboxed(
 
     Args:
         command: the text for `sh -c`.
-        folder: the working directory of the command, the only folder that it can change.
+        folder: the working directory of the command, and the only folder that it can change.
         stdin: the standard input of the command.
-        isolated: False runs the command as the present user, with resource limits only. Such limits
-            are no security boundary, and processes that leave the session keep running.
-    Returns: the exit status (None after MAX_SECONDS), and the first MAX_OUTPUT bytes of the output.
+        isolated: False runs the command as the present user, with resource limits only. These are
+            no security boundary, and processes that leave the session keep running.
+    Returns: the exit status (None if killed after MAX_SECONDS), and the first MAX_OUTPUT bytes of
+        the output.
     Raises: FolderFull if the folder has more than MAX_FILES or MAX_BYTES, or is nested too deep.
     """
     with (
@@ -129,11 +130,10 @@ def run_sandboxed(
 
 
 def _isolated(command: str, folder: str, new_root: str) -> list[str]:
-    """The arguments that run a command in new namespaces."""
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # a user that owns no other files
+        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # a user id that owns no other files
     else:
         unshare.append("-Ur")
     real_folders = []
@@ -145,9 +145,10 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
 
 
 def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None:
-    """Run a process, and kill its session afterwards.
+    """Run a process, and kill its process group afterwards.
 
-    Returns: the exit status; None if it takes too long. Raises: FolderFull."""
+    Returns: the exit status; None if the process was killed after MAX_SECONDS.
+    Raises: FolderFull if the folder becomes too large."""
     process = subprocess.Popen(
         arguments,
         cwd=folder,
@@ -173,7 +174,6 @@ def _run(arguments: list[str], folder: str, stdin: IO, output: IO) -> int | None
 
 @lru_cache
 def can_isolate() -> bool:
-    """Whether this machine supports the sandbox."""
     with tempfile.TemporaryDirectory() as folder, suppress(OSError):
         code, _ = run_sandboxed("true", folder)
         return code == 0
@@ -186,7 +186,7 @@ def can_isolate() -> bool:
 class TaskFolder:
     """A temporary folder that is removed with all that commands left in it.
 
-    tempfile.TemporaryDirectory recurses, so a thousand nested folders would stay on the disk.
+    tempfile.TemporaryDirectory recurses, so it could not remove a thousand nested folders.
     """
 
     def __init__(self):
@@ -199,8 +199,8 @@ class TaskFolder:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder without recursion: nested folders are moved up until none is left."""
-    prefix = secrets.token_hex(8)  # random, so that no command has used it
+    """Remove a folder without recursion: move its nested folders up until none is left."""
+    prefix = secrets.token_hex(8)  # random, so no command has used it
     numbers = count()
     while names := os.listdir(folder):
         for name in names:
@@ -225,11 +225,11 @@ def _is_real_folder(path: str) -> bool:
 
 
 def check_size(folder: str, *, finished: bool) -> None:
-    """Count what a folder holds, without recursion.
+    """Check the number of files and bytes in a folder, without recursion.
 
-    Args: finished: False while a command can change the folder. If True, folders that cannot be
-        read are made readable and counted, too.
-    Raises: FolderFull if the folder holds too much.
+    Args: finished: False while a command can change the folder. If True, unreadable folders inside
+        it are made readable and counted, too.
+    Raises: FolderFull if the folder holds too much or is nested too deep.
     """
     num_files = 0
     num_bytes = 0
@@ -252,7 +252,7 @@ def check_size(folder: str, *, finished: bool) -> None:
                             "The game is over."
                         )
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # the command removed or replaced the folder, or took its permissions
+            continue  # the command removed or replaced the folder, or made it unreadable
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise

@@ -1,7 +1,7 @@
-"""Sokoban rooms, made as RAGEN makes them (after gym-sokoban): dig a floor, then play backward.
+"""Sokoban rooms, made by the method of RAGEN and gym-sokoban: dig a floor, then play backward.
 
 1. A random walk digs the floor (`dig_floor`).
-2. The player and the targets are placed at random, and a box on every target.
+2. The player and the targets are placed at random, and a box is put on every target.
 3. Reverse play pulls the boxes away from the targets, so the room can be solved (`reverse_play`).
 4. The player walks a few steps away from the boxes (`walk_away`).
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns)
+DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns) of a step
 TURN_PROB = 0.35  # probability that the digging walk turns
 # The cells that one step of the digging walk digs: (row, column) in the 3x3 square around it.
 MASKS = (
@@ -26,7 +26,7 @@ MAX_STATES = 300_000  # states that reverse play may visit
 
 
 class Room(NamedTuple):
-    """A room before the first move. All cells but those in `floor` are walls."""
+    """A room at the start of a game. All cells that are not in `floor` are walls."""
 
     floor: tuple[int, ...]
     targets: tuple[int, ...]
@@ -37,12 +37,12 @@ class Room(NamedTuple):
 def draw_room(
     rng: np.random.Generator, size: int, num_boxes: int, search_depth: int
 ) -> Room | None:
-    """One attempt to draw a room; None if the floor is too small or no box could be moved.
+    """Try to draw a room. Return None if the floor is too small or reverse play moved no box.
 
     Args:
-        size: cells along each side, with the walls around the room.
-        num_boxes: boxes, and as many targets.
-        search_depth: moves that reverse play may make.
+        size: cells along each side, the walls around the room included.
+        num_boxes: the number of boxes, and of targets.
+        search_depth: the depth of the search in `reverse_play`.
     """
     floor = dig_floor(rng, size)
     if len(floor) <= num_boxes + 1:
@@ -83,11 +83,11 @@ def reverse_play(
 ) -> tuple[int, tuple[int, ...]]:
     """Move the player and pull the boxes away from the targets, by depth-first search.
 
-    A move pulls the box behind the player, if one is there. Every state is visited once. The best
-    state has the largest product of
-    - how often the player changed from one box to another, and
-    - the total Manhattan distance of the boxes to their targets,
-    among the states in which nothing covers a target.
+    A move pulls the box behind the player, if there is one. The search visits every state once. Of
+    the states in which neither a box nor the player is on a target, the best one has the largest
+    product of
+    - the number of times that the player changed from one box to another, and
+    - the total Manhattan distance of the boxes to their targets.
 
     Returns:
         (player, boxes) in the best state; box i began on target i.
@@ -95,7 +95,7 @@ def reverse_play(
     best = (player, targets)
     best_score = 0
     visited = set()
-    # A state on the stack: player, boxes, index of the box pulled last (-1: none yet), number of
+    # An entry of the stack: player, boxes, index of the box pulled last (-1: none yet), number of
     # changes to another box, moves left.
     stack = [(player, targets, -1, 0, search_depth - 1)]
     while stack and len(visited) < MAX_STATES:
@@ -108,7 +108,7 @@ def reverse_play(
         if score > best_score and uncovered:
             best = (player, boxes)
             best_score = score
-        # The last state pushed is visited first: the order is Up, Down, Left, Right.
+        # The state that is pushed last is visited first, so the order is Up, Down, Left, Right.
         for delta in (1, -1, size, -size):
             ahead = player + delta
             behind = player - delta
@@ -129,10 +129,10 @@ def walk_away(
     boxes: tuple[int, ...],
     first_prob: float,
 ) -> int:
-    """The player's cell after up to three random steps, so that not every game starts at a box.
+    """The player's cell after up to three random steps.
 
-    The walk makes its first step with probability `first_prob` and each further one with 0.5. It
-    visits no cell twice.
+    So not every game starts next to a box. The first step is made with probability `first_prob`,
+    each further one with probability 0.5. No cell is visited twice.
     """
     visited = [player]
     prob = first_prob
@@ -148,13 +148,12 @@ def walk_away(
 
 
 def manhattan_distance(size: int, a: int, b: int) -> int:
-    """Rows plus columns between the cells a and b."""
     row_a, col_a = divmod(a, size)
     row_b, col_b = divmod(b, size)
     return abs(row_a - row_b) + abs(col_a - col_b)
 
 
 def total_distance(size: int, boxes: tuple[int, ...], targets: tuple[int, ...]) -> int:
-    """The sum of the Manhattan distances of box i to target i."""
+    """The sum of the Manhattan distances from box i to target i."""
     pairs = zip(boxes, targets, strict=True)
     return sum(manhattan_distance(size, box, target) for box, target in pairs)

@@ -1,4 +1,4 @@
-"""Sudoku on 4x4 cells: every puzzle has exactly one solution, which the agent can always reach.
+"""Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
 RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. With its default limits
 the agent has fewer actions than there are empty cells, so it cannot win. Here the agent may replace
@@ -19,9 +19,9 @@ from envs import MAX_DRAWS, Env, Move
 SIZE = 4
 NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
-EMPTY = 0  # in place of a digit
-MAX_EMPTY = 10  # up to 12 are possible with one solution, but such puzzles are rare
-MAX_STATED = 3  # digits that a sentence of `statements` lists
+EMPTY = 0  # stands for an empty cell
+MAX_EMPTY = 10  # puzzles with 11 or 12 empty cells and one solution exist, but they are rare
+MAX_STATED = 3  # most digits that a sentence of `statements` lists
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
 
 Board = tuple[int, ...]  # the digits of the cells, row by row
@@ -69,7 +69,7 @@ class Sudoku(Env):
         self.solution = next(solutions(self.given))
 
     def _read(self, action: str) -> tuple[int, int] | None:
-        """The cell and the digit of 'ROW COLUMN DIGIT'; None for a cell that was given."""
+        """Return (cell, digit) of 'ROW COLUMN DIGIT'; None for another text or a given cell."""
         match = ACTION.fullmatch(action)
         if not match:
             return None
@@ -98,7 +98,7 @@ class Sudoku(Env):
         )
 
     def statements(self) -> list[str]:
-        """The first digits that are sure, and the first written ones that break a rule."""
+        """State the first `sure_digits` and the first `clashes` of the board."""
         sure = sure_digits(self.board)[:MAX_STATED]
         clashing = clashes(self.board, self.given)[:MAX_STATED]
         return [f"Next {listing(sure)}.", f"Clash {listing(clashing)}."]
@@ -106,7 +106,7 @@ class Sudoku(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """Correct the wrong digits. Then write digits that are sure, or any right digit."""
+        """Correct the wrong digits. Then write the right digits, those of `sure_digits` first."""
         board = self.board
         actions = []
         while board != self.solution and len(actions) < max_actions:
@@ -122,11 +122,11 @@ class Sudoku(Env):
         def order(cell: int) -> tuple[bool, bool]:
             return board[cell] == EMPTY, cell not in sure
 
-        cell = min(unfinished, key=order)  # ties: the first
+        cell = min(unfinished, key=order)  # of equal cells, the first
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """The first sure digit, else the lowest digit that fits into the first empty cell."""
+        """Write the first of `sure_digits`, else a fitting digit into the first empty cell."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]
@@ -150,18 +150,17 @@ def listing(choices: list[tuple[int, int]]) -> str:
 
 
 def write(board: Board, cell: int, digit: int) -> Board:
-    """The board after a digit is written."""
     return (*board[:cell], digit, *board[cell + 1 :])
 
 
 def candidates(board: Board, cell: int) -> list[int]:
-    """The digits that the peers of a cell do not have."""
+    """The digits that no other cell in the row, column and box of `cell` has."""
     taken = {board[peer] for peer in PEERS[cell]}
     return [digit for digit in DIGITS if digit not in taken]
 
 
 def sure_digits(board: Board) -> list[tuple[int, int]]:
-    """(cell, digit) of the empty cells into which only one digit fits."""
+    """Return (cell, digit) for each empty cell into which only one digit fits."""
     found = []
     for cell in range(NUM_CELLS):
         fitting = candidates(board, cell)
@@ -171,7 +170,7 @@ def sure_digits(board: Board) -> list[tuple[int, int]]:
 
 
 def clashes(board: Board, given: Board) -> list[tuple[int, int]]:
-    """(cell, digit) of the written digits that a peer has as well."""
+    """Return (cell, digit) for each written digit that repeats in its row, column or box."""
     found = []
     for cell, digit in enumerate(board):
         written = digit != EMPTY and not given[cell]
@@ -181,7 +180,7 @@ def clashes(board: Board, given: Board) -> list[tuple[int, int]]:
 
 
 def solutions(board: Board) -> Iterator[Board]:
-    """All full boards with the digits of this one, by depth-first search."""
+    """Yield all ways to fill the empty cells of `board`, by depth-first search."""
     if EMPTY not in board:
         yield board
         return
@@ -192,5 +191,5 @@ def solutions(board: Board) -> Iterator[Board]:
 
 @lru_cache(maxsize=1)
 def full_boards() -> list[Board]:
-    """The 288 full boards."""
+    """The 288 full boards that keep the rules."""
     return list(solutions((EMPTY,) * NUM_CELLS))

@@ -1,15 +1,14 @@
-"""SWE-Gym: tasks of the data set (its rows), on local checkouts.
+"""SWE: tasks of the data set SWE-Gym (its rows), on local git checkouts.
 
-It is the code task of arXiv 2510.01132 without containers and downloads. It differs on purpose:
+The code task of arXiv 2510.01132, without containers and downloads. Differences, on purpose:
 - Commands and tests run in the sandbox of `sandbox.py`. On a machine that does not support it, they
   run only with the option `sandbox=none`.
 - The policy gets the files of the base commit without the git history, because the history may
-  contain the answer. git reads only the objects of a checkout: its settings, hooks and attributes
-  have no effect.
-- The reward leaves out the tests that the unpatched code passes. Otherwise a patch without
-  effect would earn most of it.
+  contain the answer. git reads only the objects of a checkout.
+- The tests that the unpatched code passes earn no reward. Otherwise a patch without effect would
+  earn most of the reward.
 
-Tests run in the same process as the code that they test, so this code can forge their report.
+Tests run in the same process as the code that they test, so the tested code can forge the report.
 """
 
 from configurator import UserError
@@ -28,9 +27,9 @@ import numpy as np
 from envs import SPLIT_SIZE, Env, Move
 from worlds.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
-MAX_COMMAND = 100_000  # bytes
-MAX_NAMES = 10_000  # bytes of the names of test files; Linux allows 131,072 bytes in all
-SHOWN_OUTPUT = 2_000  # characters that the policy sees, from the end of the output
+MAX_COMMAND = 100_000  # bytes of a command
+MAX_NAMES = 10_000  # bytes of the names of test files in a command of at most 131,072 (Linux)
+SHOWN_OUTPUT = 2_000  # the policy sees this many characters at the end of the output
 END_OF_PATCH = "END OF PATCH"
 APPLY_PATCH = f"git apply --allow-empty - <<'{END_OF_PATCH}'\n{{}}\n{END_OF_PATCH}"
 RUN_TESTS = "python -m pytest -q -rA --tb=no -- {} 2>/dev/null | grep -a ^PASSED"
@@ -46,9 +45,10 @@ ROW_TYPES = {
 }
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
-NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # in a patch
+NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a changed file in a patch
 
-# With these settings git uses only the objects of a checkout, and limited memory.
+# `archive_commit` runs git with these limits and settings. They exclude all configuration of the
+# machine, the user and the checkout.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -64,10 +64,11 @@ NO_ATTRIBUTES = (
 
 
 class SWE(Env):
-    """Rows of SWE-Gym: a file of JSON lines, and the checkouts of their repositories in its folder.
+    """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
-    The checkout of `getmoto/moto` is the folder `moto`. An action is a shell command in a copy of
-    the base commit, or `submit`. The tests of the row decide about success.
+    The folder of the file must have the git checkouts of the rows' repositories: the folder `moto`
+    for `getmoto/moto`. An action is a shell command in a copy of the base commit, or `submit`. The
+    tests of the row decide about success.
     """
 
     blocking = True
@@ -96,7 +97,7 @@ class SWE(Env):
         self.reward = reward
         self.isolated = sandbox == "required"
         self.rows = read_rows(Path(rows))
-        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # splits share the rows if there are few
+        self.repeats = len(self.rows) < 4 * SPLIT_SIZE  # then the splits share the rows
 
     def draw(self, rng: np.random.Generator) -> tuple:
         return ("swe", str(rng.choice(list(self.rows))))
@@ -144,7 +145,8 @@ class SWE(Env):
         if command == "submit":
             return self._submit()
         code, self.output = run_sandboxed(command, self.home.name, isolated=self.isolated)
-        # The parser of replies splits at "||". If the patch has "||", its first piece arrives here.
+        # Replies are split into actions at "||". If the patch has "||", only the part before it
+        # arrives here.
         if command == self.patch_command.split("||")[0].strip():
             self.patch_was_run = True
         if not self.actions_left:  # the last action submits as well
@@ -157,12 +159,12 @@ class SWE(Env):
         passed = len(deciding & self._passed_tests()) / len(deciding)
         success = passed == 1
         reward = float(success)
-        if self.reward == "ratio":  # the unpatched code passes all but the failing tests
+        if self.reward == "ratio":  # the unpatched code passes all tests but `failing`
             reward = max(0.0, 1 - (1 - passed) * len(deciding) / len(failing))
         return Move(reward, terminated=True, success=success, effective=True)
 
     def _passed_tests(self) -> set[str]:
-        """Restore the test files of the base commit, apply the row's test patch, run the tests.
+        """Restore the test files of the base commit, apply the row's test patch and run the tests.
 
         Returns: the names of the tests that pass.
         """
@@ -214,9 +216,8 @@ class SWE(Env):
 def archive_commit(checkout: Path, commit: str) -> bytes:
     """The files of a commit as a tar archive.
 
-    Somebody else may have made the checkout. git works in an empty repository that borrows the
-    objects of the checkout, so settings, filters, hooks, attributes and links of the checkout have
-    no effect.
+    The checkout is not trusted. git works in an empty repository that borrows the objects of the
+    checkout, so settings, filters, hooks, attributes and links of the checkout have no effect.
 
     Args: commit: hexadecimal digits.
     Raises: ValueError for a missing checkout or commit. OSError or SubprocessError if git fails.
@@ -251,9 +252,9 @@ def archive_commit(checkout: Path, commit: str) -> bytes:
 
 
 def read_rows(path: Path) -> dict[str, dict]:
-    """Read a file of JSON lines.
+    """Read a file of JSON lines, each a row of SWE-Gym.
 
-    Returns: instance_id -> row. Raises: UserError for a missing file or a row of another format.
+    Returns: {instance_id: row}. Raises: UserError for a missing file or an illegal row.
     """
     if path.exists() and not path.is_file():
         raise UserError(
@@ -289,7 +290,7 @@ def _check_row(line: str) -> dict:
 
 
 def _mistakes_in(row: dict) -> Iterator[str]:
-    """A sentence for each illegal value. The values become arguments of the shell and of git."""
+    """Yield a sentence for each illegal value. Values become parts of shell and git commands."""
     for key, kind in ROW_TYPES.items():
         texts = row[key] if kind is list else [row[key]]
         if not all(isinstance(text, str) and _is_plain_text(text) for text in texts):
@@ -322,7 +323,7 @@ def _is_plain_text(text: str) -> bool:
 
 
 def _is_inside(file: str) -> bool:
-    """Whether a name is a path below the present folder that no command takes for an option."""
+    """Whether a name is a path below the working folder that no command takes for an option."""
     parts = file.split("/")
     is_option = file.startswith(("-", "@"))  # pytest reads more arguments from the file after @
     return file.isprintable() and not is_option and not {"", ".", ".."} & set(parts)

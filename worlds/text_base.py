@@ -1,11 +1,11 @@
 """The base class of the text worlds: facts, commands that change them, and shortest plans.
 
 `quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132 at a size
-for small models. `textworld.py` and `alfworld.py` play the games of the original packages. All of
-them differ from that paper on purpose:
-- An episode earns the largest share of the task that was done at any moment, which is 1 for a
-  success.
-- A command that is impossible now is not an action. Every observation repeats the task.
+for small models. `textworld.py` and `alfworld.py` play the games of the original packages. The four
+differ from that paper on purpose:
+- The return of an episode is the largest share of the task that was done at any moment.
+- A command that is impossible in the present state is an illegal action. Every observation repeats
+  the task.
 - Optimal lengths come from a breadth-first search from the present state, not from a recorded
   solution.
 """
@@ -19,8 +19,8 @@ import numpy as np
 
 from envs import Env, Move
 
-Facts = dict[str, str]  # thing -> its place or its state; "you" -> the player's place
-Effects = dict[str, Facts]  # possible command -> the facts that it changes
+Facts = dict[str, str]  # thing -> its place or state, such as "open"; "you" -> the player's place
+Effects = dict[str, Facts]  # possible command -> the new values of the facts that it changes
 
 ARTICLES = ("a", "an", "the")
 MAX_PLAN_LENGTH = 99
@@ -30,10 +30,10 @@ class World(Env):
     """A game whose state is a dict of facts.
 
     A subclass defines:
-    - `effects`: all possible commands with the facts that they change. If only the things in the
-      set `only` matter, it may leave out commands that no shortest plan needs.
-    - `relevant`: the things that matter in a shortest plan; `search` passes them as `only`.
-    - `progress`: the share of the task that is done.
+    - `effects`: returns all possible commands with the facts that they change. With a set `only`,
+      it may leave out commands that a shortest plan does not need.
+    - `relevant`: returns the things that matter in a shortest plan; `search` passes them as `only`.
+    - `progress`: returns the share of the task that is done, 0..1.
     - `_start`: sets up an instance and ends with a call of `_open`.
     """
 
@@ -49,9 +49,9 @@ class World(Env):
         """Start the game.
 
         Args:
-            facts: the first facts.
+            facts: the facts at the start.
             task: the text that begins every observation.
-            final_command: the greedy player prefers commands that share words with it.
+            final_command: the greedy player prefers commands that share words with this command.
         """
         self.task = task
         self.final_words = set(final_command.split())
@@ -62,7 +62,7 @@ class World(Env):
     def _read(self, action: str) -> str | None:
         """The possible command that a text means, or None.
 
-        Case, articles and a full stop do not matter, and `take X from Y` may omit Y.
+        Case, articles and a full stop do not matter, and `take X from Y` may omit `from Y`.
         """
         text = drop_articles(action.rstrip("."))
         for command in self.commands:
@@ -88,9 +88,10 @@ class World(Env):
         return "\n".join(line for line in lines if line)
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Random commands, each possible after the ones before it.
+        """Return `count` random commands, each possible after the ones before it.
 
-        Returns one command if the world has no facts, because its engine cannot look ahead.
+        Return only one if `self.facts` is empty: then a package's engine holds the state, and the
+        commands possible later are not known.
         """
         facts = self.facts
         commands = []
@@ -102,18 +103,18 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """The possible command that shares most words with the final command; ties: the first."""
+        """The first of the possible commands that share most words with the final one."""
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The first `max_actions` commands of a shortest solution from here."""
+        """The first `max_actions` commands of a shortest solution from the present state."""
         path = self.search(MAX_PLAN_LENGTH) or ()
         return list(path[:max_actions])
 
     def search(self, max_length: int) -> tuple[str, ...] | None:
         """Find a shortest solution breadth-first.
 
-        Returns: its commands, or None if every solution has more than `max_length` of them.
+        Returns: the commands; None if there is no solution with at most `max_length` of them.
         """
         only = self.relevant(self.facts)
         queue = [(self.facts, ())]
@@ -132,7 +133,7 @@ class World(Env):
         return None
 
     def _contents(self) -> dict[str, list[str]]:
-        """Place -> the things in it, each with its state: 'hot apple 1'."""
+        """Return {place: the things in it, with their states, such as 'hot apple 1'}."""
         contents = {}
         for name, place in self.facts.items():
             state = self.facts.get(f"{name} is", "")
@@ -154,7 +155,7 @@ def drop_articles(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text into sentences, each with its full stop and without spaces around it."""
+    """Split a text into sentences, each with its full stop."""
     return [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
 
 

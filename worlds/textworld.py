@@ -1,7 +1,7 @@
 """TextWorld: games of the package `textworld`, as in arXiv 2510.01132.
 
-The package is optional and imported when a game begins. The games differ on purpose:
-- The Python logic of the package plays them, not a z-machine. `statements` makes the observations.
+The package is optional and imported when a game begins. Differences from that paper, on purpose:
+- Games run in the package's Python logic, not in a z-machine. `statements` makes the observations.
 - A lost game ends without success. The reward is the rise of the score, as a share of the maximum.
 """
 
@@ -45,10 +45,10 @@ STATES = (
 
 
 class TextWorld(World):
-    """Games of TextWorld. Splits differ by seed only.
+    """Games of TextWorld. The splits differ only in their seeds.
 
     - `game=custom`: `w` rooms, `o` objects and a quest of `q` commands.
-    - `game=simple`: one house, whose score is sparse, balanced or dense (`rewards`).
+    - `game=simple`: a house of six fixed rooms. `rewards` is sparse, balanced or dense.
     - `game=cooking`: `w` rooms (1, 6, 9 or 12) and `q` ingredients (1 to 5).
     """
 
@@ -86,7 +86,7 @@ class TextWorld(World):
         self.options = (game, w, o, q, rewards, goal)
 
     def draw(self, rng: np.random.Generator) -> tuple:
-        """Draw a seed only, because it takes half a second to make the game."""
+        """Draw the seed of a game. `_start` makes the game, because that takes half a second."""
         return ("textworld", *self.options, int(rng.integers(2**31)))
 
     def _start(self, instance: tuple) -> None:
@@ -99,7 +99,7 @@ class TextWorld(World):
         self.note = ""  # the description of the thing that was examined last
         self.walkthrough = []
         for command in map(drop_articles, self.game.metadata["walkthrough"]):
-            # the walkthrough of a cooking game opens a container again for every ingredient in it
+            # The walkthrough of a cooking game opens a container again for every ingredient.
             if not command.startswith("open ") or command not in self.walkthrough:
                 self.walkthrough.append(command)
         self._open({}, f"Task: {self.game.objective}", self.walkthrough[-1])
@@ -124,13 +124,13 @@ class TextWorld(World):
         return move._replace(terminated=self.state.done, effective=changed)
 
     def _description(self, command: str) -> str:
-        """The description of the thing that the command examines, or ""."""
+        """The description of the thing that the command examines; "" if none."""
         text = ""
         for info in self.game.infos.values():
             if info.name and command == f"examine {drop_articles(info.name)}":
                 text += info.desc
         fixed, conditional, _ = text.partition("[")  # "[if open]..." depends on the state
-        return fixed.rpartition(".")[0] if conditional else fixed  # whole sentences
+        return fixed.rpartition(".")[0] if conditional else fixed  # drop the cut sentence
 
     # ---------- the task
 
@@ -140,9 +140,9 @@ class TextWorld(World):
         return min(0.99, self.state.score / self.game.max_score)
 
     def search(self, max_length: int) -> tuple[str, ...]:
-        """TextWorld's own plan from the present state; it is not always the shortest.
+        """Return TextWorld's own plan from the present state, which is not always the shortest.
 
-        If TextWorld has none, it is the rest of the walkthrough; () if that is impossible now.
+        If TextWorld has no plan, return the rest of the walkthrough; () if that is impossible.
         """
         if self.state.done:
             return ()
@@ -154,7 +154,7 @@ class TextWorld(World):
     # ---------- texts
 
     def statements(self) -> list[str]:
-        """Describe the visible facts of the game in the words of `Quest`."""
+        """Describe the visible facts of the game in sentences like those of worlds/quest.py."""
         infos = self.game.infos
         facts = []
         for fact in self.state.state.facts:
@@ -187,11 +187,11 @@ class Scene:
     room: str = ""  # the player's room
     contents: dict[str, list[str]] = field(default_factory=dict)  # place -> things
     states: dict[str, str] = field(default_factory=dict)  # thing -> "open", "raw uncut" ...
-    doors: dict[str, str] = field(default_factory=dict)  # room beyond -> door
-    ways: list[tuple[str, str]] = field(default_factory=list)  # (way, room beyond)
+    doors: dict[str, str] = field(default_factory=dict)  # room behind the door -> door
+    ways: list[tuple[str, str]] = field(default_factory=list)  # (direction, room there)
 
     def read(self, facts: list[tuple[str, ...]]) -> None:
-        """Sort facts such as ("at", "P", "kitchen"), where P is the player, into the fields."""
+        """Fill the fields from facts such as ("at", "P", "kitchen"); "P" is the player."""
         for name, thing, *others in facts:
             if (name, thing) == ("at", "P"):
                 self.room = others[0]
@@ -249,7 +249,6 @@ def textworld_game(kind: str, w: int, o: int, q: int, rewards: str, goal: str, s
 
 
 def _challenge(kind: str, w: int, q: int, rewards: str, goal: str, options):
-    """Make a game of one of TextWorld's challenges, simple or cooking."""
     from textworld.challenges import CHALLENGES
 
     _, make, _ = CHALLENGES[f"tw-{kind}"]
@@ -269,6 +268,5 @@ def _challenge(kind: str, w: int, q: int, rewards: str, goal: str, options):
 
 
 def _either(values: tuple) -> str:
-    """'a, b or c'."""
     *first, last = map(str, values)
     return f"{', '.join(first)} or {last}"

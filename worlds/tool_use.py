@@ -1,8 +1,8 @@
 """Tools: answer questions with a search, a calculator and a key-value store, call by call.
 
-In `ToolUse`, questions are about the bundled towns of worlds/documents.py. Their facts are the same
-in every game, so a policy may learn them by heart. The store differs from game to game. In
-`OwnData`, questions are about a user's items (a shop), or come from a user's file with passages.
+In `ToolUse`, questions are about the bundled towns of worlds/documents.py. The towns are the same
+in every game, so a policy may learn them by heart. The key-value store differs from game to game.
+`OwnData` takes items (such as the goods of a shop), passages and questions from a user's file.
 """
 
 from configurator import UserError
@@ -21,27 +21,27 @@ from worlds.text_base import drop_articles
 
 TASKS = ("find", "fetch", "sum", "put")
 TOOLS = ("search", "calc", "get", "put", "answer")
-KEYS = ("box", "wall", "floor", "corner", "edge", "board")
-KEY = re.compile(r"\w{1,20}")
-MAX_TEXT = 200  # characters after the name of a tool
-MAX_SHOWN = 300  # characters of a document in a result
-MAX_ANSWERS = 100  # largest number of right answers to a question about attributes
+KEYS = ("box", "wall", "floor", "corner", "edge", "board")  # keys of the store
+KEY = re.compile(r"\w{1,20}")  # a key that `put` accepts
+MAX_TEXT = 200  # characters of a call after the name of the tool
+MAX_SHOWN = 300  # characters of a document's text in a result
+MAX_ANSWERS = 100  # most right answers that a `find` question may have
 MAX_STORED = 99  # the largest number in the store; the smallest is 11
 
 
 class Step(NamedTuple):
-    """A call of the optimal player before its last one."""
+    """A call that the optimal player makes before the last call of a game."""
 
     call: str
-    proof: str  # if `ToolUse.proofs` has this, the call is not needed any more
+    proof: str  # the call is not needed any more if `ToolUse.proofs` contains this text
     note: str  # the fact that the call shows, for `statements`
 
 
 class Task(NamedTuple):
-    """The random parts of a game."""
+    """The question and store of a game, and how the optimal player solves it."""
 
     question: str
-    store: tuple[tuple[str, str], ...]
+    store: tuple[tuple[str, str], ...]  # (key, value) pairs
     steps: tuple[Step, ...]
     last_calls: tuple[str, ...]  # each of them wins; the optimal player makes the first
 
@@ -73,9 +73,10 @@ class ToolUse(Env):
         raise UserError(f"these {self.noun}s have no task of the kind {', '.join(self.tasks)}")
 
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
-        """Draw a question: which item has these attributes?
+        """Draw a `find` question: which item has these attributes?
 
-        None if a search for their values shows no such item, or more than MAX_ANSWERS items fit."""
+        Returns: None if a search for the values shows no such item, or if more than MAX_ANSWERS
+            items have them."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -99,7 +100,7 @@ class ToolUse(Env):
         )
 
     def _draw_fetch(self, rng: np.random.Generator) -> Task:
-        """Draw a question: what is an attribute of the item whose name is in the store?"""
+        """Draw a `fetch` question: what is an attribute of the item whose name is in the store?"""
         document = self._draw_item(rng)
         attribute = str(rng.choice(list(document.attributes)))
         key, other = rng.permutation(KEYS)[:2].tolist()
@@ -112,7 +113,9 @@ class ToolUse(Env):
         )
 
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
-        """Draw a question: what is the sum of an attribute of two items? None if they are unfit."""
+        """Draw a `sum` question: what is the sum of an attribute of two items?
+
+        Returns: None if the drawn items do not allow it."""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -132,7 +135,9 @@ class ToolUse(Env):
         )
 
     def _draw_put(self, rng: np.random.Generator) -> Task | None:
-        """Draw a task: store the sum of an attribute and a number that is in the store."""
+        """Draw a `put` task: store the sum of an item's attribute and a number from the store.
+
+        Returns: None if the drawn item has no whole number."""
         document = self._draw_item(rng)
         attribute = self._draw_number(document, rng)
         if not attribute:
@@ -154,15 +159,15 @@ class ToolUse(Env):
         )
 
     def _draw_item(self, rng: np.random.Generator) -> Document:
-        """A random document that a search for its own name shows."""
-        numbers = self.index.found_by_name(self.num_results)  # has at least the first document
+        """A random document that a search for its own name finds."""
+        numbers = self.index.found_by_name(self.num_results)  # not empty: it has document 0
         while True:
             number = int(rng.integers(len(self.index.documents)))
             if number in numbers:
                 return self.index.documents[number]
 
     def _draw_number(self, document: Document, rng: np.random.Generator) -> str:
-        """An attribute that is a whole number, or "" if there is none."""
+        """The name of a random attribute that is a whole number; "" if there is none."""
         names = [name for name in document.attributes if is_whole(document, name)]
         return str(rng.choice(names)) if names else ""
 
@@ -176,14 +181,15 @@ class ToolUse(Env):
         self.store = dict(task.store)
         self.steps = [Step(*step) for step in task.steps]
         self.last_calls = task.last_calls
-        # "document NAME", "key KEY" and "value NUMBER" seen so far, and "call CALL" made so far
+        # "document NAME", "key KEY" and "value NUMBER" for results seen so far, and "call CALL" for
+        # calls made so far
         self.proofs: set[str] = set()
         self.result = ""
 
     # ---------- calls
 
     def _read(self, action: str) -> tuple[str, str] | None:
-        """The tool and the text after it; None if the tool cannot read the text."""
+        """The tool and the text after it; None if the call is illegal."""
         words = action.split()
         tool = words[0].lower() if words else ""
         text = " ".join(words[1:])
@@ -258,9 +264,9 @@ class ToolUse(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The next call: each result is read before the next call.
+        """The next call, so that the player reads its result before it calls again.
 
-        If there are fewer turns than missing calls, it returns as many calls as it may."""
+        If there are fewer turns than missing calls, several calls, at most `max_actions`."""
         calls = self._missing_calls()
         return calls[:max_actions] if len(calls) > turns_left else calls[:1]
 
@@ -268,12 +274,12 @@ class ToolUse(Env):
         return len(self._missing_calls())
 
     def _missing_calls(self) -> list[str]:
-        """The calls whose proof is missing, and the last call."""
+        """The calls that are still needed, the last call included."""
         calls = [step.call for step in self.steps if step.proof not in self.proofs]
         return [*calls, self.last_calls[0]]
 
     def greedy(self) -> str:
-        """Search for the question, then answer with the last word of what it found."""
+        """Search for the question, then answer with the last word of the result."""
         if not self.result:
             return f"search {self.question[:MAX_TEXT]}"
         return f"answer {self.result.rstrip('.').split()[-1][:MAX_TEXT]}"
@@ -296,7 +302,7 @@ class ToolUse(Env):
 
 
 class OwnData(ToolUse):
-    """The tools with the items, passages and questions of a user's file of JSON lines.
+    """The tools with a user's file of items, passages and questions.
 
     If the file has questions, they are the tasks. Otherwise tasks about the items are drawn.
     """
@@ -320,7 +326,7 @@ class OwnData(ToolUse):
             raise UserError(
                 f"{file} has no questions, so it must have items with attributes and nothing else"
             )
-        # Tasks are only about items that a search for their own name shows.
+        # Drawn tasks are about items that a search for their name finds.
         asked_about = self.questions or self.index.found_by_name(results)
         if task == "all":
             self.tasks = possible_tasks(documents)
@@ -336,10 +342,10 @@ class OwnData(ToolUse):
         return ("tools", *Task(question.text, (), self._steps_to(question), last_calls))
 
     def _steps_to(self, question: Question) -> tuple[Step, ...]:
-        """The steps of the file, or else a search that the question suggests.
+        """The steps that the file gives for a question, or else one or two searches.
 
-        The search is for a title that stands in the question, or else for all words of the
-        question. If no result has the first answer, a search for a passage with it follows.
+        The first search is for a name in the question, or else for all its words. If no result
+        shows the first answer, the second search is for the name of a document that does.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)
@@ -353,7 +359,6 @@ class OwnData(ToolUse):
         return (*self._first_look(queries), *self._search_for_answer(answer))
 
     def _first_look(self, queries: list[str]) -> tuple[Step, ...]:
-        """The first query that finds anything; () if none does."""
         for query in queries:
             found = self.index.search(query, self.num_results)
             if found:
@@ -361,7 +366,7 @@ class OwnData(ToolUse):
         return ()
 
     def _search_for_answer(self, answer: str) -> tuple[Step, ...]:
-        """A search for the title of the first document with the answer; () if none has it."""
+        """A search for the name of a document that shows the answer; () if none does."""
         folded = answer.casefold()
         for document, text in zip(self.index.documents, self.index.folded, strict=True):
             if folded not in text or not has_answer(document, answer):
@@ -378,7 +383,7 @@ def town_index() -> Index:
 
 
 def possible_tasks(documents: list[Document]) -> tuple[str, ...]:
-    """The kinds of tasks that these items allow: `sum` and `put` need a whole number."""
+    """The kinds of tasks that the items allow: `sum` and `put` need a whole number."""
     for document in documents:
         if any(is_whole(document, name) for name in document.attributes):
             return TASKS
@@ -391,28 +396,26 @@ def result_of(document: Document) -> str:
 
 
 def has_answer(document: Document, answer: str) -> bool:
-    """Whether the line of a document shows the answer."""
     return answer.casefold() in result_of(document).casefold()
 
 
 def normalized(call: str) -> str:
-    """The call without articles, full stop and extra spaces, in lower case."""
+    """The call in lower case, without articles, final full stop and extra spaces."""
     return drop_articles(call.rstrip(".").casefold())
 
 
 def is_whole(document: Document, attribute: str) -> bool:
-    """Whether the calculator can read the attribute."""
+    """Whether an attribute is a whole number that the calculator can read."""
     value = document.attributes.get(attribute)
     return isinstance(value, int) and value >= 0
 
 
 def condition(key: str, value: str | float) -> str:
-    """A wanted attribute in words. A number is an upper bound."""
     return f"{key} {value}" if isinstance(value, str) else f"{key} at most {value}"
 
 
 def fits(document: Document, wanted: dict[str, str | int | float]) -> bool:
-    """Whether a document has the wanted attributes. A number is an upper bound."""
+    """Whether a document has the wanted attributes. A wanted number is an upper bound."""
     for key, value in wanted.items():
         own = document.attributes.get(key)
         if isinstance(value, str):

@@ -12,7 +12,7 @@ micro_batch_tokens = 4096
 eval_every = 20
 save_every = 10
 
-# A small model takes larger steps.
+# A small model can take larger optimizer steps.
 learning_rate = 1e-4
 critic_lr = 1e-3
 adam_beta2 = 0.99

@@ -5,8 +5,8 @@
 #   python train.py config/frozenlake_ppo.py config/models/tiny.py config/models/tiny_best.py
 
 num_iterations = 100
-num_groups = 32  # more, smaller groups: more different boards in an iteration
+num_groups = 32  # more and smaller groups, for more different boards
 group_size = 4
 filter_keep = 1.0  # no filter: on slippery FrozenLake it was better to keep all groups
 learning_rate = 3e-4
-final_lr = 0.1  # both learning rates fall to a tenth
+final_lr = 0.1  # the learning rates fall to a tenth

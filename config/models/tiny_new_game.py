@@ -1,5 +1,5 @@
 # Overlay for tiny.py: a game whose words the tiny base has never seen. SFT comes first, with a high
-# learning rate, and RL continues from it. The policy writes no thoughts.
+# learning rate, and RL continues from the SFT model. The policy writes no thoughts.
 # studies/imitation/new_games.md has results.
 # Example:
 #   python train.py config/spell_grpo.py config/models/tiny.py config/models/tiny_new_game.py \
