@@ -1,1 +1,1 @@
-"""Experiments with this code. Each folder has a page with the results, README.md."""
+"""Experiments with this code. The README.md of each folder has the results."""

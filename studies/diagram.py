@@ -1,6 +1,6 @@
-"""The picture of the algorithm: one iteration from games to new weights, for two small groups.
+"""Draw the algorithm: one iteration from games to new weights, for two small groups.
 
-`python -m studies.readme_pictures` writes it to docs/algorithm.png. Scores and advantages are
+`python -m studies.readme_pictures` writes the picture to docs/algorithm.png. The scores are
 examples. The advantages are those of GRPO, (R - mean) / std.
 """
 
@@ -12,14 +12,14 @@ from matplotlib.axes import Axes
 
 from tools.plotting.style import COLORS, GRAY, picture
 
-TRAINED = COLORS[0]  # tokens that the policy sampled
-READ = "#d5d8dc"  # tokens of the environment
-GOOD, BAD = COLORS[2], COLORS[1]  # advantages above and below 0
+TRAINED = COLORS[0]  # colour of tokens that the policy sampled
+READ = "#d5d8dc"  # colour of tokens of the environment
+GOOD, BAD = COLORS[2], COLORS[1]  # colours of advantages above and below 0
 FADED = 0.35  # opacity of a group that the filter drops
-# x of the columns; the canvas is 100 wide
+# left ends of the columns; the picture is 100 wide
 GAMES, SCORE, FILTER, ADVANTAGE, UPDATE = 8, 50.5, 60.5, 71.5, 86
-ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0  # of a prompt and of a reply
-ROW = 3.1  # vertical distance between trajectories
+ENV_WIDTH, REPLY_WIDTH = 4.6, 9.0  # widths of a prompt and of a reply
+ROW = 3.1  # vertical distance between two trajectories
 HEAD_Y = 40.5
 
 
@@ -39,7 +39,7 @@ GROUPS = (
 
 
 def draw_algorithm(path: Path) -> None:
-    """Draw one iteration: collect, score, filter, advantages, update."""
+    """Draw the five steps of an iteration: collect, score, filter, advantages, update."""
     with picture(path, width=10, height=4.6) as figure:
         axes = figure.subplots()
         axes.set(xlim=(0, 100), ylim=(-5, 43))
@@ -67,7 +67,7 @@ def draw_heads(axes: Axes) -> None:
 
 
 def draw_group(axes: Axes, group: Group) -> None:
-    """Draw the trajectories and scores of a group, the filter, and advantages if it is kept."""
+    """Draw the trajectories and scores of a group, and its advantages if the filter keeps it."""
     scores = np.array(group.scores)
     is_kept = scores.std() > 0
     opacity = 1.0 if is_kept else FADED
@@ -88,7 +88,7 @@ def draw_group(axes: Axes, group: Group) -> None:
 
 
 def draw_trajectory(axes: Axes, y: float, num_turns: int, opacity: float, is_first: bool) -> None:
-    """Draw prompts and replies, turn by turn. Only the first trajectory has labels."""
+    """Draw the prompts and replies of a trajectory as blocks, with labels if it is the first."""
     x = GAMES
     for turn in range(num_turns):
         prompt = "board" if is_first else ""
@@ -111,7 +111,7 @@ def draw_block(
     text_color: str,
     opacity: float = 1.0,
 ) -> None:
-    """Draw a rectangle from (x, y) to (x + width, y), with a text in its middle."""
+    """Draw a bar from x to x + width at height y, with a text in its middle."""
     axes.barh(
         y, width, left=x, height=2.3, color=color, alpha=opacity, edgecolor="white", linewidth=1
     )
@@ -119,7 +119,7 @@ def draw_block(
 
 
 def draw_key(axes: Axes) -> None:
-    """Draw the key of the two colours of tokens."""
+    """Draw a legend for the two colours of tokens."""
     draw_block(axes, GAMES, 0.5, ENV_WIDTH, "", READ, "black")
     axes.text(GAMES + 6, 0.4, "tokens of the environment: read only", fontsize=9, va="center")
     draw_block(axes, GAMES, -2.7, ENV_WIDTH, "", TRAINED, "white")
@@ -127,7 +127,7 @@ def draw_key(axes: Axes) -> None:
 
 
 def draw_update(axes: Axes) -> None:
-    """Draw the box of the update, and the arrow from it back to the first step."""
+    """Draw the text of step 5 and its arrows, from step 4 and back to step 1."""
     middle = GROUPS[0].y - 1.5 * ROW
     text = "blue tokens get more\nlikely at +0.87, and\nless likely at -0.87"
     box = {"boxstyle": "round,pad=0.5", "facecolor": "#eaf2f8", "edgecolor": TRAINED}

@@ -1,11 +1,9 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
-`fig5` to `fig11`, `trap` and `table2` to `table4` belong to arXiv 2504.20073 (StarPO), `quest` to
-`ratio` to arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the
-tiny model, `echo_trap`, `jobs` and `guess` those with SmolLM2-135M. A figure has curves. A curve is
-a training run with several seeds. Curves of one figure differ only in the settings that their
-labels name. `curve` leaves out settings that equal the defaults, and the folder of a run is named
-after its files and the other settings. So figures that share a run use the same folder.
+A `Figure` has curves. A `Curve` is a training run that is repeated with several seeds. Curves of
+one figure differ only in the settings that their labels name. The folder of a run is named after
+its config files and overrides. `curve` drops overrides that equal a default, so that figures with
+equal runs share one folder.
 """
 
 from configurator import SFT_FIELDS, Config, SftConfig, UserError, load_config
@@ -23,19 +21,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Curve:
-    """A training run: names of files in config/, then settings that override them.
+    """A training run: names of files in config/, and settings that override these files.
 
-    A run with an SFT stage takes over the files and overrides of the stage, and starts from the
-    model that the stage trains. A stage runs once for all curves that share it.
+    If `sft` is given, the run starts from the model that this SFT stage trains, and also uses the
+    files and overrides of the stage. Curves with equal stages share one SFT run for each seed.
     """
 
     files: tuple[str, ...]
     overrides: dict[str, object]
     sft: "Curve | None" = None
-    overlays: tuple[str, ...] = ()  # names of files in config/ that come after those of the scale
+    overlays: tuple[str, ...] = ()  # config files that are read after those of the Scale
 
     def combined(self) -> "Curve":
-        """The files and overrides of the SFT stage, followed by the curve's own."""
+        """Return a curve with the files and overrides of the SFT stage before the curve's own."""
         if self.sft is None:
             return self
         files = self.sft.files + self.files
@@ -48,10 +46,10 @@ class Figure:
     """An experiment, such as a figure of a paper: training runs and the metrics to compare."""
 
     title: str
-    metrics: tuple[str, ...]  # drawn over the iterations, one row of the picture each
-    curves: dict[str, Curve]  # by label; the first word of a label is the environment
-    scales: tuple[str, ...] = ("tiny", "full")  # where it can run; the first is the default
-    files: str = ""  # its files in studies/ without a suffix; '' = papers/NAME
+    metrics: tuple[str, ...]  # the picture has a row of panels for each metric
+    curves: dict[str, Curve]  # label -> curve; a label begins with the environment
+    scales: tuple[str, ...] = ("tiny", "full")  # SCALES at which it runs; the first is the default
+    files: str = ""  # path of its table in studies/, without suffix; '' = papers/NAME
 
 
 class Seconds(NamedTuple):
@@ -63,18 +61,18 @@ class Seconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of the model and of the machine that runs it."""
+    """A model and the machine that trains it."""
 
-    files: tuple[str, ...]  # files in config/ that come after those of a curve
+    files: tuple[str, ...]  # config files that are read after those of a curve
     jobs: int  # runs at the same time
-    seconds: dict[str, Seconds]  # by environment
-    estimate: str  # where the estimates of --dry_run come from
+    seconds: dict[str, Seconds]  # environment -> time of an iteration, if no run is finished
+    estimate: str  # source of the estimates of --dry_run, in words
 
 
 def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
-    """A curve. Overrides that equal the defaults are left out.
+    """Return a curve without the overrides that equal a default of SftConfig.
 
-    So an override cannot restore a default that one of the files changes. Use `Curve` for that."""
+    To restore a default that one of the files changes, call `Curve` itself."""
     changed = {key: value for key, value in overrides.items() if value != getattr(SftConfig, key)}
     return Curve(files, changed, sft)
 
@@ -82,7 +80,10 @@ def curve(*files: str, sft: Curve | None = None, **overrides: object) -> Curve:
 def compare(
     envs: Sequence[str], algorithms: Sequence[str], variants: dict[str, Curve]
 ) -> dict[str, Curve]:
-    """Label "ENV ALGORITHM VARIANT" -> config/ENV_ALGORITHM.py with what the variant adds to it."""
+    """Return a curve for every combination, by its label "ENV ALGORITHM VARIANT".
+
+    A curve has config/ENV_ALGORITHM.py, then the files and overrides of the variant.
+    """
     curves = {}
     for env in envs:
         for algorithm in algorithms:
@@ -95,7 +96,7 @@ def compare(
 
 # ---------- arXiv 2504.20073
 
-# metrics that figures draw
+# metrics that the figures draw
 EVALUATION = ("eval_success",)
 TRAINING = ("success",)
 COLLAPSE_SIGNS = ("reward", "in_group_reward_std", "entropy", "grad_norm")
@@ -104,13 +105,14 @@ ENVS = ("bandit", "frozenlake", "sokoban")
 GRIDS = ("frozenlake", "sokoban")
 
 STARPO = curve("starpo_vanilla")
-STARPO_S = curve()  # the config files of this repository are StarPO-S
+STARPO_S = curve()  # StarPO-S is the default of the settings
 
 
 def online_k(num_epochs: int) -> Curve:
-    """k = `num_epochs` passes over each rollout, 200 passes in all, evaluated every ten passes.
+    """Return StarPO-S with `num_epochs` passes over the trajectories of an iteration.
 
-    With one pass this is StarPO-S itself, evaluated as often as its config files say."""
+    There are 200 passes in all, and an evaluation every ten passes. With `num_epochs` = 1 the
+    config files say how often to evaluate."""
     if num_epochs == 1:
         return STARPO_S
     return curve(
@@ -121,12 +123,12 @@ def online_k(num_epochs: int) -> Curve:
 
 
 def responses_per_prompt(group_size: int) -> Curve:
-    """128 trajectories in groups of `group_size`, and one optimizer step an iteration."""
+    """Return a curve with 128 trajectories an iteration, in groups of `group_size`."""
     num_groups = 128 // group_size
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
-    # The filter compares rewards inside a group and a group of one has no variance, so all 128
-    # trajectories are kept. They form one batch, so that this run makes one step like the others.
+    # The filter drops groups without variance, so with groups of one it is off. All 128
+    # trajectories form one batch, so that an iteration has one optimizer step here, too.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,
@@ -141,12 +143,12 @@ def actions_per_turn(k: int) -> Curve:
 
 
 def collapsing() -> dict[str, Curve]:
-    """Methods at a learning rate at which StarPO collapses, and some at lower rates.
+    """Return methods at 2e-3, a learning rate at which StarPO collapses, and some at lower rates.
 
-    All start with the same boards. An iteration makes four optimizer steps on 8 of 32 trajectories,
-    unless the name says otherwise. StarPO-S keeps 8 trajectories. Dynamic sampling and SAMPO train
-    only on groups whose rewards differ, so they make fewer steps if there are few of them. With the
-    bfloat16 engine, sampling and training differ on purpose, at a rate that StarPO should survive.
+    An iteration samples 32 trajectories and makes four optimizer steps on 8 each, unless the name
+    says otherwise. StarPO-S keeps 8 trajectories, so its four steps train on 2 each. Dynamic
+    sampling and SAMPO drop groups of equal rewards, so they may make fewer steps. A bfloat16 engine
+    with a float32 trainer is tested at 1e-3, which StarPO should survive without this mismatch.
     """
     s_one_step = {"filter_keep": 0.25, "clip_high": 0.28}
     s_four_steps = {**s_one_step, "batch_size": 2}
@@ -194,22 +196,21 @@ def collapsing() -> dict[str, Curve]:
 
 
 def collapse_cell(*overlays: str, **overrides: object) -> Curve:
-    """GRPO on FrozenLake with tiny_collapse.py; `overlays` and `overrides` come after it."""
+    """Return GRPO on FrozenLake with tiny_collapse.py, then `overlays` and `overrides`."""
     return Curve(("frozenlake_grpo",), overrides, overlays=("tiny_collapse", *overlays))
 
 
 def estimators() -> dict[str, Curve]:
-    """Estimators of advantages at about equal CPU time, with the settings of tiny_best.py.
+    """Return estimators of advantages at about equal CPU time, with the settings of tiny_best.py.
 
     An iteration with a critic takes 1.5 times as long as one without, so runs with a critic have
-    fewer iterations. All are also evaluated halfway. The runs of GAE keep their
-    checkpoints for studies/credit/measure.py.
+    fewer iterations. The runs of GAE keep all checkpoints, for studies/credit/measure.py.
     """
     with_critic = {"num_iterations": 20, "eval_every": 10}
     without = {"num_iterations": 30, "eval_every": 15}
     by_turn = {**without, "turn_level": True}
     sokoban = {"num_groups": 16, "format_penalty": -1.0}  # as in studies/imitation/comparison.py
-    plan = {"reward_density": "plan", "format_penalty": -0.1}  # rewards of a game sum to 1 at most
+    plan = {"reward_density": "plan", "format_penalty": -0.1}  # small, as a game pays at most 1
     curves = {}
     for env, sizes in (("frozenlake", {}), ("sokoban", sokoban)):
         ppo, grpo = f"{env}_ppo", f"{env}_grpo"
@@ -234,10 +235,10 @@ ECHO_COLD_START = curve("bandit_grpo", sft_steps=15, eval_size=64)
 
 
 def echo_trap() -> dict[str, Curve]:
-    """StarPO, StarPO-S and variants between them, on the bandit after the same cold start.
+    """Return StarPO, StarPO-S and variants of both, on the bandit after one cold start.
 
-    The cold start is SFT on 120 games of a player that chooses a random arm; it teaches the form of
-    replies. Runs "at 2e-5" have the learning rate of smollm2.py, the others four times that."""
+    The cold start is SFT on 120 games of a player that chooses a random arm. It teaches the format
+    of replies. Runs "at 2e-5" have the learning rate of smollm2.py, all others four times that."""
     starpo_s = {"filter_keep": 0.25, "clip_high": 0.28, "batch_size": 16}
     four_steps = {"batch_size": 16}
     variants = {
@@ -262,9 +263,9 @@ def echo_trap() -> dict[str, Curve]:
 
 
 def jobs() -> dict[str, Curve]:
-    """The bandit with jobs as the names of its arms. Each curve has its own cold start (SFT).
+    """Return curves on bandits whose arms are named after jobs, each with its own cold start (SFT).
 
-    The curves with one pair of jobs, with and without thoughts, are table 4 of the paper."""
+    The curves with one pair of jobs, with and without thoughts, repeat table 4 of the paper."""
     one_pair = {"num_iterations": 12, "eval_every": 4}
     return {
         "bandit one pair, with thoughts": on_jobs("bandit_transfer", **one_pair),
@@ -281,10 +282,10 @@ def on_jobs(world: str, think: bool = True, **settings: int) -> Curve:
 
 
 def guess() -> dict[str, Curve]:
-    """A game of several turns with a real model, guessing a number: StarPO and StarPO-S.
+    """Return StarPO and StarPO-S on a game of several turns, guessing a number.
 
-    The cold start imitates a player that guesses random numbers. Its thoughts say correctly which
-    numbers are still possible, and RL has to learn to use them."""
+    The cold start (SFT) imitates a player that guesses random numbers. The thoughts of this player
+    say correctly which numbers are still possible. RL has to learn to use them."""
     cold_start = curve("guess_grpo", sft_steps=25)
     every = {"num_iterations": 20, "eval_every": 10, "eval_size": 128}
     return {
@@ -303,18 +304,19 @@ def thinking(env: str) -> dict[str, Curve]:
 
 
 def quest_sft(**overrides: object) -> Curve:
-    """Imitation on quests; the policy sees one turn at a time."""
+    """Return an SFT stage on quests, in which the policy sees only the current turn."""
     return curve("quest_ppo", "single_turn", sft_steps=1000, sft_batch_size=8, **overrides)
 
 
-QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)  # its policies solve about half of the quests
+# After this SFT stage, a policy solves about half of the quests.
+QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)
 REPAIR_SFT = Curve(
     ("repair_grpo",),
-    # 400 is the default, but tiny_text.py sets fewer. Overrides come after the files.
+    # 400 is the default. It is given here because tiny_text.py, a file of the scale, sets 32.
     {"max_response_tokens": 400, "sft_steps": 400, "sft_batch_size": 8},
 )
-BUDGET = 6400  # rollouts that a run of `split` may cost
-DEMONSTRATION_PRICE = 10  # rollouts that one demonstration costs
+BUDGET = 6400  # what a run of `split` may cost, in rollouts
+DEMONSTRATION_PRICE = 10  # cost of one demonstration, in rollouts
 
 
 def quest_size(rooms: int, objects: int, commands: int) -> Curve:
@@ -332,7 +334,9 @@ def quest_turns(max_turns: int) -> Curve:
 
 
 def reward_densities() -> dict[str, Curve]:
-    """Three reward densities for each of PPO, and RLOO and GRPO by trajectory and by turn."""
+    """Return PPO, RLOO and GRPO at three reward densities.
+
+    RLOO and GRPO compare scores of trajectories or, "by turn", the returns-to-go of turns."""
     estimators = {"PPO": {}}
     for name in ("rloo", "grpo"):
         estimators[name.upper()] = {"estimator": name}
@@ -346,10 +350,10 @@ def reward_densities() -> dict[str, Curve]:
 
 
 def split_budget(sft_share: float) -> Curve:
-    """Spend `sft_share` of BUDGET on demonstrations and the rest on iterations of 8 x 8 games.
+    """Return a curve that spends `sft_share` of BUDGET on demonstrations and the rest on RL.
 
-    The SFT stage always takes as many steps as in the other figures. With few demonstrations it
-    shows each of them more often.
+    An iteration of RL plays 8 groups of 8 games. The SFT stage always takes 1,000 steps, so with
+    fewer demonstrations it repeats each of them more often.
     """
     demonstrations = round(sft_share * BUDGET / DEMONSTRATION_PRICE)
     rollouts = (1 - sft_share) * BUDGET
@@ -582,7 +586,7 @@ class Command:
 
 
 def train_command(curve: Curve, scale: str, seed: int) -> Command:
-    """The command that trains one seed of a curve, in a folder named after its settings."""
+    """Return the command that trains one seed of a curve, in a folder named after its settings."""
     combined = curve.combined()
     files = files_at(combined, scale)
     name = folder_name(files, combined.overrides, seed)
@@ -597,7 +601,7 @@ def train_command(curve: Curve, scale: str, seed: int) -> Command:
 
 
 def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
-    """The command of the SFT stage from which `train_command` starts; None without SFT."""
+    """Return the command of the SFT stage whose model `train_command` loads; None without SFT."""
     if curve.sft is None:
         return None
     files = files_at(curve.sft, scale)
@@ -606,7 +610,7 @@ def sft_command(curve: Curve, scale: str, seed: int) -> Command | None:
 
 
 def settings_of(curve: Curve, scale: str, seed: int) -> Config:
-    """The settings that identify a run: all of them except for its folder."""
+    """Return the settings that identify a run: all of its settings except `out_dir`."""
     return replace(train_command(curve, scale, seed).config(), out_dir="")
 
 
@@ -620,12 +624,12 @@ def files_at(curve: Curve, scale: str) -> list[str]:
 def folder_name(files: Sequence[str], overrides: dict[str, object], seed: int) -> str:
     words = [f"{key}={value}" for key, value in overrides.items()]
     name = "-".join([*files, *words])
-    # eval.py takes a list of models with commas between them, so a folder has no comma in its name
+    # no comma: eval.py takes several models, separated by commas
     return name.replace(":", "_").replace(",", "_") + f"_s{seed}"
 
 
 def config_path(name: str) -> str:
-    """The path of a config file, such as config/methods/gspo.py for "gspo".
+    """Return the path of a config file, such as config/methods/gspo.py for "gspo".
 
     Raises: UserError if config/ has no such file."""
     for path in sorted(ROOT.glob("config/**/*.py")):

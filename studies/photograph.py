@@ -1,6 +1,6 @@
-"""Chromium, for screenshots and tests of the page that tools/view.py writes.
+"""Open Chromium and take screenshots of the page that tools/view.py writes.
 
-Needs playwright (requirements/dev.txt) and Chromium.
+It needs playwright (requirements/dev.txt) and Chromium.
 """
 
 from configurator import UserError
@@ -16,10 +16,10 @@ SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def open_browser(playwright: "Playwright") -> "Browser":
-    """Start headless Chromium: playwright's own, or else that of the system.
+    """Start headless Chromium: the one of playwright, or else that of the system.
 
     Raises:
-        UserError: neither is installed.
+        UserError: no Chromium is installed.
     """
     candidates = [playwright.chromium.executable_path, *map(shutil.which, SYSTEM_BROWSERS)]
     for path in candidates:
@@ -31,7 +31,7 @@ def open_browser(playwright: "Playwright") -> "Browser":
 
 
 def photograph(browser: "Browser", html: Path, index: int, path: Path) -> None:
-    """Save the last turn of trajectory `index` as a PNG: 1280 by 860, in double resolution."""
+    """Save a screenshot of the last turn of trajectory `index`: 1280 by 860, double resolution."""
     page = browser.new_page(viewport={"width": 1280, "height": 860}, device_scale_factor=2)
     page.goto(html.resolve().as_uri())
     page.evaluate(f"show({index}, Infinity)")

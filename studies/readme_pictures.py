@@ -1,14 +1,15 @@
-"""Draw all pictures of README and docs again.
+"""Draw the pictures of README and docs again.
 
     make figures        # or: python -m studies.readme_pictures
 
-- docs/flagship.png: from the rows in studies/imitation/rows/. studies/imitation/README.md has the
-  commands that make the rows.
-- docs/algorithm.png: one iteration, see studies/diagram.py.
-- docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, and its page in Chromium. This is
-  the run of `make train`. If it is missing, it is trained first, which takes 7 CPU-minutes.
+- docs/flagship.png: success before and after RL, from the rows in studies/imitation/rows/.
+  studies/imitation/README.md has the commands that make these rows.
+- docs/algorithm.png: one iteration of the algorithm, see studies/diagram.py.
+- docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, the run of `make train`, and a
+  screenshot of the page of this run. If the run is missing, it is trained first (7 CPU-minutes).
 
-Needs playwright (requirements/dev.txt) and Chromium.
+It needs playwright (requirements/dev.txt) and Chromium. studies/real_model/page.py draws
+docs/echo_trap.png.
 """
 
 from configurator import UserError, run_main
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
 
 DOCS = Path("docs")
 WORLDS = {"sokoban": "Sokoban, 6x6 rooms", "frozenlake": "FrozenLake, slippery"}
-REFERENCES = {  # row of the comparison -> label of its line
+REFERENCES = {  # row of studies/imitation/table.md -> label of its line
     PLAYERS["optimal, 5 a turn"]: "optimal play",
     PLAYERS["random, closed loop"]: "random actions",
 }
-BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}  # row -> name, colour
+BARS = {BASE: ("before RL", "#9aa0a6"), "PPO": ("after RL", COLORS[0])}  # row -> label, colour
 SEED = {
     "marker": "o",
     "color": "white",
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
-        browser = open_browser(started)  # first: without Chromium nothing is written
+        browser = open_browser(started)  # first, so that nothing is written without Chromium
         train()
         draw_flagship(DOCS / "flagship.png")
         draw_algorithm(DOCS / "algorithm.png")
@@ -85,9 +86,9 @@ def main(argv: list[str]) -> None:
 
 
 def train() -> None:
-    """Train RUN, continue it, or do nothing if it is finished. train.py refuses other settings.
+    """Start or continue RUN; if it is finished, train.py does nothing.
 
-    Raises: UserError if that fails."""
+    Raises: UserError if train.py fails, for example because RUN has other settings."""
     command = [sys.executable, *TRAIN]
     if subprocess.run(command).returncode:
         raise UserError(f"the run {RUN} is not finished; see the message above")
@@ -97,7 +98,7 @@ def train() -> None:
 
 
 def draw_flagship(path: Path) -> None:
-    """Draw success before and after RL in two environments, and the reference players."""
+    """Draw success before RL, after RL and of reference players, a panel for each environment."""
     with picture(path, width=8.6, height=4.2) as figure:
         panels = figure.subplots(1, len(WORLDS))
         panel_labels = []
@@ -149,7 +150,7 @@ def draw_references(axes: Axes, rates: dict[str, np.ndarray]) -> list[Label]:
 
 
 def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -> None:
-    """Animate a game of a run, and take a screenshot of the page of the run."""
+    """Write an animation of a game of a run, and a screenshot of the page of the run."""
     data = load_runs([run])
     draw_gif(data, find_game(data, is_long_success), animation)
     print(f"wrote {animation}")
@@ -160,7 +161,9 @@ def draw_run(browser: "Browser", run: Path, animation: Path, screenshot: Path) -
 
 
 def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
-    """The number of the first wanted trajectory. Raises: UserError if there is none."""
+    """Return the index of the first trajectory for which `is_wanted` is true.
+
+    Raises: UserError if there is none."""
     for number, trajectory in enumerate(data["trajectories"]):
         if is_wanted(trajectory):
             return number
@@ -175,7 +178,7 @@ def is_long_success(trajectory: dict) -> bool:
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """Whether a game of iteration 20 was lost in one turn with a slip, in a group that was kept."""
+    """Whether a game of iteration 20 with one turn and a slip was lost, in a kept group."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])

@@ -2,7 +2,7 @@
 
 `fig5` to `fig11`, `trap` and `table2` to `table4` belong to arXiv 2504.20073, `quest` to `ratio` to
 arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
-`echo_trap`, `jobs` and `guess` those with SmolLM2-135M.
+`echo_trap`, `jobs` and `guess` with SmolLM2-135M.
 
     python -m studies.reproduce fig9                         # all runs of a figure, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
@@ -11,10 +11,10 @@ arXiv 2510.01132. `credit` and `collapse` are experiments of this repository wit
     python -m studies.reproduce fig9 --scale=full            # Qwen2.5-0.5B-Instruct on a GPU
     python -m studies.reproduce echo_trap                    # SmolLM2-135M on a CPU
 
-An interrupted run continues, and a finished run is not repeated without --again=True. The settings
-identify a run: if curves of two figures have equal settings, they share their runs. Finished runs
-are JSON files in studies/rows/. From these the script writes NAME.md, NAME.csv and NAME.png into
-the folder of the study. It ignores runs that started from other weights than those in base/.
+An interrupted run continues. A finished run is repeated only with --again=True. If curves of two
+figures have equal settings, they share their runs. A finished run is a JSON file in studies/rows/.
+From these files the script writes NAME.md, NAME.csv and NAME.png into the folder of the study. It
+ignores runs that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -45,8 +45,8 @@ OPTIONS = {
     "scale": "",  # tiny | smollm2 | smollm2_gpu | full; '' = the default of the first figure
     "seeds": "0,1,2",
     "jobs": 0,  # runs at the same time; 0 = the number in SCALES
-    "only": "",  # run only curves whose label contains this
-    "again": False,  # also repeat finished runs, for example to get their folders
+    "only": "",  # run only the curves whose label contains this text
+    "again": False,  # repeat finished runs, too, for example to get their folders
     "dry_run": False,
     "draw": False,
 }
@@ -54,7 +54,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Job:
-    """One seed of a curve."""
+    """The run of one seed of a curve."""
 
     curve: Curve
     scale: str
@@ -112,9 +112,9 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
 
 
 def choose_scale(names: Sequence[str], given: str) -> str:
-    """The scale of these figures: the one given, or the first at which the first figure runs.
+    """Return the scale: the given one, or else the default of the first figure.
 
-    Raises: UserError if a figure cannot run at this scale."""
+    Raises: UserError for an unknown scale, or if a figure does not run at the scale."""
     if given and given not in SCALES:
         raise UserError(f"scale must be one of {', '.join(SCALES)}, got {given!r}")
     scale = given or FIGURES[names[0]].scales[0]
@@ -128,7 +128,7 @@ def choose_scale(names: Sequence[str], given: str) -> str:
 def chosen_jobs(
     names: Sequence[str], only: str, scale: str, seeds: Sequence[int]
 ) -> dict[Config, Job]:
-    """Settings -> job, for all jobs of these figures. A run that figures share occurs once."""
+    """Return settings -> job, for curves whose label contains `only`. A shared run occurs once."""
     curves = []
     for name in names:
         curves += FIGURES[name].curves.items()
@@ -148,7 +148,9 @@ def chosen_jobs(
 
 
 def run_all(jobs: Sequence[Job], num_parallel: int) -> list[str]:
-    """Run the SFT stages, then the jobs. Returns: a sentence about each failure."""
+    """Run the SFT stages, then the jobs whose stage did not fail.
+
+    Returns: a sentence about each failure."""
     with ThreadPoolExecutor(num_parallel) as pool:
         stages = sft_stages(jobs)
         failed_stages = dict(zip(stages, pool.map(runs.launch, stages), strict=True))
@@ -166,7 +168,7 @@ def run_job(job: Job) -> str:
 
 
 def sft_stages(jobs: Sequence[Job]) -> list[Command]:
-    """The SFT stages of the jobs, once each."""
+    """Return the commands of the SFT stages that the jobs need, each once."""
     stages = dict.fromkeys(job.sft_command() for job in jobs)
     return [stage for stage in stages if stage]
 
@@ -186,7 +188,7 @@ def print_commands(jobs: Sequence[Job], rows: dict[Config, dict], source: str) -
 
 
 def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
-    """Estimated hours of a run without its SFT, from its finished other seeds if there are any."""
+    """Estimate the hours of a run without its SFT stage, from finished seeds if there are any."""
     on_gpu = scale in ("full", "smollm2_gpu")
     key = "wall_s_per_iteration" if on_gpu else "cpu_s_per_iteration"
     wanted = without_seed(config)
@@ -204,7 +206,7 @@ def hours(config: Config, scale: str, rows: dict[Config, dict]) -> float:
 
 
 def show(name: str, scale: str) -> str:
-    """Write table, points and pictures of the finished runs of a figure. Returns: the table."""
+    """Write table, points (CSV) and picture of a figure's finished runs. Returns: the table."""
     figure = FIGURES[name]
     found = rows_of(figure.curves, scale)
     suffix = "" if scale == figure.scales[0] else f"_{scale}"
@@ -218,7 +220,7 @@ def show(name: str, scale: str) -> str:
 
 
 def rows_of(curves: dict[str, Curve], scale: str) -> dict[str, list[dict]]:
-    """Label -> rows of the finished runs of its curve, with any seed."""
+    """Return label -> rows of the finished runs of its curve, in the order of their seeds."""
     rows = runs.finished_rows()
     found = {}
     for label, curve in curves.items():

@@ -1,8 +1,8 @@
-"""Runs of the figures: train one seed of a curve and keep its results as a row.
+"""Train one seed of a `Curve` (studies/experiments.py) and keep its results as a row.
 
 A row is one JSON file in studies/rows/. It holds the settings of the run, its commit and machine,
-its costs, its metrics over the iterations, and for every prompt whether the policy and the
-reference players succeed. The settings identify a run; the name of the file does not matter.
+its costs, its metrics in every iteration, and the evaluation prompts on which the policy and the
+reference players succeed.
 """
 
 from configurator import Config
@@ -38,17 +38,17 @@ from support.run_folder import (
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
-# settings that change what is written and not what is learned; they do not identify a run
+# Settings that change only what a run records. Rows that differ in them count as the same run.
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
-# a row keeps these metrics of every iteration; older rows have no valid_frac
+# metrics whose value in every iteration is kept in a row; older rows have no valid_frac
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
 
 
 def finished_rows() -> dict[Config, dict]:
-    """The rows in studies/rows/ by their settings.
+    """Return settings -> row, for the rows in studies/rows/.
 
-    Settings that are missing in a row, and those of ONLY_WRITING, have their defaults. Rows with
-    unknown settings, and rows of runs that started from other weights in base/, are left out.
+    A setting that a row does not have, or that is in ONLY_WRITING, gets its default. Rows with
+    unknown settings are left out, and so are rows of runs from other weights than those in base/.
     """
     found = {}
     known = {field.name for field in fields(Config)}
@@ -64,7 +64,7 @@ def finished_rows() -> dict[Config, dict]:
 
 
 def base_of(arguments: Sequence[str]) -> str:
-    """Digest of the weights in base/ if a run starts from them, else ''."""
+    """Return a hash of the weights in base/ if a command starts from them, else ''."""
     if not any(argument.endswith("/tiny.py") for argument in arguments):
         return ""
     weights = (ROOT / "base" / "model.safetensors").read_bytes()
@@ -94,7 +94,7 @@ def run(curve: Curve, scale: str, seed: int) -> str:
 
 
 def launch(command: Command) -> str:
-    """Start or continue a script, and wait for its end. Its output goes to out_dir.log.
+    """Start or continue a command and wait for its end. Its output goes to OUT_DIR.log.
 
     Returns:
         A sentence about the failure, or '' after success.
@@ -103,7 +103,7 @@ def launch(command: Command) -> str:
     log = Path(f"{out_dir}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     base = base_of(command.arguments)
-    started_from = Path(f"{out_dir}.base")  # digest of the weights at the first launch
+    started_from = Path(f"{out_dir}.base")  # hash of the weights in base/ at the first launch
     if base and out_dir.exists():
         same_base = started_from.is_file() and started_from.read_text() == base
         if not same_base:
@@ -119,7 +119,7 @@ def launch(command: Command) -> str:
 
 
 def make_row(command: Command, config: Config, sft: Command | None) -> dict:
-    """The row of a finished run, read from the files in its folder."""
+    """Return the row of a finished run, made from the files in its folder."""
     out_dir = command.out_dir
     steps = read_rows(out_dir / "metrics.jsonl")
     num_steps = max(1, len(steps))
@@ -145,7 +145,7 @@ def make_row(command: Command, config: Config, sft: Command | None) -> dict:
 
 
 def describe_machine() -> str:
-    import torch  # imported late, because drawing tables does not need it
+    import torch  # slow to import, and not needed for tables
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cores = f"{os.cpu_count()} cores"
@@ -153,11 +153,12 @@ def describe_machine() -> str:
 
 
 def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict[str, float]:
-    """The data and the CPU time that a run used.
+    """Return the data and the CPU time that a run used.
 
-    "demonstrations" counts distinct ones, "times shown" also counts repeats. "instances" counts an
-    instance once, although a group plays it several times. Only tokens of replies count, those of
-    demonstrations each time they are shown. CPU seconds are without evaluations.
+    "demonstrations" counts different ones, "times shown" also their repeats. "instances" counts
+    the initial states, each of which a group plays several times. "tokens" are those of replies:
+    "expert" in demonstrations, each time they are shown, "policy" in rollouts. "CPU-s" is without
+    evaluations.
     """
     shown = 0
     different = 0
@@ -167,7 +168,7 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
         shown = stage.sft_steps * stage.sft_batch_size
         different = min(shown, stage.sft_demos or shown)
         sft_totals = read_rows(sft.out_dir / "curve.jsonl")[-1]
-    rollouts = config.num_groups * config.group_size  # of an iteration
+    rollouts = config.num_groups * config.group_size  # in an iteration
     return {
         "demonstrations": different,
         "times shown": shown,
@@ -186,15 +187,12 @@ def evaluations_of(steps: Sequence[dict]) -> dict[int, float]:
 
 
 def rounded(values: Sequence[float | None]) -> list[float | None]:
-    """Five significant digits, to keep rows small."""
+    """Round values to five significant digits, to keep rows small."""
     return [value if value is None else float(f"{value:.5g}") for value in values]
 
 
 def first_warning(steps: Sequence[dict]) -> list | None:
-    """[iteration, sentence] of the first warning of collapse; None without a warning.
-
-    The warnings of an iteration depend only on the rows up to it.
-    """
+    """Return [iteration, sentence] of the first warning of collapse; None without a warning."""
     for num_steps, step in enumerate(steps, 1):
         sentences = new_warnings(steps[:num_steps])
         if sentences:

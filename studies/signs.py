@@ -1,9 +1,10 @@
-"""The definitions of a collapse and of the signs that announce it, for several studies.
+"""Find collapses, and the signs that should announce them, in the rows of runs.
 
-- A run has collapsed if its last evaluations, at least two, are all 20 points or more below its own
-  best. It collapsed at the first of these.
+- A run has collapsed if from some evaluation to the last one, at least two in all, success is 20
+  points or more below the best success so far. The collapse is at the first of these evaluations.
 - A sign is a metric whose level is above (or below) its first level by a factor. The level is the
-  median of the last 3 iterations. The first level is the median of the first 5; it must exceed 0.
+  median of the last 3 iterations. The first level is the median of iterations 1 to 5. Without a
+  first level above 0 there is no sign.
 """
 
 from statistics import median
@@ -11,15 +12,15 @@ from typing import NamedTuple
 
 from tools.plotting import tables
 
-DROP = 0.2  # a collapse is a fall of success by this much
+DROP = 0.2  # fall of success that counts as a collapse
 WINDOW = 3  # a level is the median over this many iterations
 FIRST = 5  # the first level is the median over this many iterations
 
-Row = dict  # of a run, see studies/runs.py
+Row = dict  # the results of a run, see studies/runs.py
 
 
 class Sign(NamedTuple):
-    """A metric that rises above, or falls below, its first level by a factor."""
+    """A metric, and the factor by which it must rise above or fall below its first level."""
 
     metric: str
     rises: bool
@@ -32,10 +33,10 @@ class Sign(NamedTuple):
 
 
 def collapse_iteration(row: Row) -> int | None:
-    """The iteration of the evaluation at which a run collapses; None if it does not."""
-    successes = tables.series(row)["eval_success"]  # iteration -> success, with iteration 0
+    """Return the iteration of the evaluation at which a run collapses; None if it does not."""
+    successes = tables.series(row)["eval_success"]  # iteration -> success; 0 is before RL
     iterations = sorted(successes)
-    start = None  # iteration since which all evaluations are low
+    start = None  # first of the low evaluations; None if the current one is not low
     best = 0.0
     for iteration in iterations:
         best = max(best, successes[iteration])
@@ -48,15 +49,15 @@ def collapse_iteration(row: Row) -> int | None:
 
 
 def last_good_evaluation(row: Row) -> int:
-    """The iteration of the last evaluation before the collapse; 0 is the evaluation before RL.
+    """Return the iteration of the last evaluation before the collapse; 0 is before RL.
 
-    The run must collapse."""
+    Args: row: of a run that collapses."""
     iterations = sorted(tables.series(row)["eval_success"])
     return iterations[iterations.index(collapse_iteration(row)) - 1]
 
 
 def beginnings(row: Row, sign: Sign) -> list[int]:
-    """The iterations at which a sign begins."""
+    """Return the iterations at which a sign appears, also after it has disappeared."""
     values = row["series"][sign.metric]
     known = [value for value in values[:FIRST] if value is not None]
     first = median(known) if known else 0.0
@@ -74,7 +75,7 @@ def beginnings(row: Row, sign: Sign) -> list[int]:
 
 
 def has_left(first: float, now: float, sign: Sign) -> bool:
-    """Whether a level is above (or below) the first level by the factor of the sign."""
+    """Whether the level `now` is above (or below) the level `first` by the factor of the sign."""
     if sign.rises:
         return now > sign.factor * first
     return now * sign.factor < first

@@ -1,4 +1,4 @@
-"""Tests of the pictures of README and docs: what they show, and that they can be drawn again.
+"""Tests of readme_pictures.py and diagram.py: what their pictures show.
 
 python -m pytest -q studies/test_readme_pictures.py
 """
@@ -25,7 +25,7 @@ START = "Turn 1 of 5, 10 actions left.\nP_\nOG"
 
 @pytest.fixture
 def panels(monkeypatch, tmp_path):
-    """Title -> panel of the picture docs/flagship.png, drawn into a temporary file."""
+    """Draw docs/flagship.png into a temporary file. Returns: title -> panel (Axes)."""
     drawn = []
     original = Figure.subplots
 
@@ -41,7 +41,9 @@ def panels(monkeypatch, tmp_path):
 
 
 def table_in_readme():
-    """Row -> the cells of Sokoban and of FrozenLake, such as "37.5 [32.7, 42.5]"."""
+    """Read README's table. Returns: name of the row -> [cell of Sokoban, cell of FrozenLake].
+
+    A cell is such as "37.5 [32.7, 42.5]"."""
     table = {}
     for line in (ROOT / "README.md").read_text().splitlines():
         cells = [cell.strip(" *") for cell in line.split("|")]
@@ -53,7 +55,7 @@ def table_in_readme():
 def test_the_picture_shows_the_numbers_of_the_table_in_readme(panels):
     table = table_in_readme()
     assert len(table) == 4
-    # 471 and 370 CPU seconds in studies/imitation/table.md
+    # The rows of PPO in studies/imitation/table.md have 471 and 370 CPU seconds.
     sokoban, lake = panels
     assert sokoban == "Sokoban, 6x6 rooms\n8 CPU-minutes of RL"
     assert lake == "FrozenLake, slippery\n6 CPU-minutes of RL"
@@ -96,7 +98,7 @@ def test_the_commands_and_the_picture_come_first():
 
 
 def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tmp_path):
-    """Scores 1, 0, 0, 1 have mean 1/2 and standard deviation 0.577. Equal scores are dropped."""
+    """Scores 1, 0, 0, 1 have mean 1/2 and standard deviation 0.577: (1 - 1/2) / 0.577 is 0.87."""
     drawn = []
     monkeypatch.setattr(diagram, "draw_heads", drawn.append)
     diagram.draw_algorithm(tmp_path / "algorithm.png")
@@ -111,11 +113,11 @@ def test_the_picture_of_the_algorithm_has_the_advantages_of_grpo(monkeypatch, tm
 
 
 def write_run(folder, *, moves):
-    """Write the folder of a run: one lost game in iterations 1 and 20, one game won after RL.
+    """Write the folder of a run with three games: lost in iterations 1 and 20, won after RL.
 
-    The game after RL takes three turns.
+    The lost games have one turn, and the won game has three.
 
-    Args: moves: what is executed in the first turn of both games, in which the reply is Right."""
+    Args: moves: where the agent moves in the first turn of each game; the reply is Right."""
     turn = turn_record(START, "Go right.", ["Right"], 0.0) | {"moves": moves}
     lost = record(LAKE, [turn], step=20, group=3, kept=True, filter_value=0.5)
     first = {**lost, "step": 1}
@@ -146,7 +148,7 @@ def test_a_run_without_slips_is_an_error(tmp_path):
 def test_pictures_of_a_run_are_drawn(tmp_path, browser):
     run = write_run(tmp_path, moves=["Down"])
     readme_pictures.draw_run(browser, run, tmp_path / "agent.gif", tmp_path / "view.png")
-    assert Image.open(tmp_path / "agent.gif").n_frames == 4  # three turns and the end
+    assert Image.open(tmp_path / "agent.gif").n_frames == 4  # one a turn, and the final board
     screenshot = Image.open(tmp_path / "view.png")
     assert screenshot.size == (2560, 1720)
     assert len(screenshot.convert("RGB").getcolors(maxcolors=100_000)) > 50  # not blank
@@ -166,7 +168,7 @@ def test_the_run_is_trained_first(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     makefile = (ROOT / "Makefile").read_text()
     assert commands == [list(readme_pictures.TRAIN)]
-    assert f"python {' '.join(readme_pictures.TRAIN)} $(ARGS)" in makefile  # what `make train` runs
+    assert f"python {' '.join(readme_pictures.TRAIN)} $(ARGS)" in makefile  # run by `make train`
 
 
 def test_the_command_has_no_options():

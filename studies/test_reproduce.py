@@ -1,10 +1,6 @@
 """Tests of studies/reproduce.py and the modules that it uses.
 
-Every experiment is a valid run, and curves of a figure differ only in what their labels name.
-Tables and points equal those computed by hand. Finished runs are not repeated, and a run that
-figures share is trained once. A short real run is made for every figure.
-
-    python -m pytest -q studies/test_reproduce.py
+python -m pytest -q studies/test_reproduce.py
 """
 
 from configurator import Config, UserError
@@ -31,8 +27,7 @@ from tools import sft
 from tools.plotting import plots, tables
 
 ROOT = Path(reproduce.__file__).resolve().parent.parent
-# wins on four instances: before RL the model solves the first, after RL all but the last; the
-# players solve the first two, and "optimal, 1 a turn" also the last
+# Wins of the reference players and of the policy on four instances.
 SUCCESSES = {
     "random, closed loop": [1, 1, 0, 0],
     "greedy, closed loop": [1, 1, 0, 0],
@@ -42,14 +37,14 @@ SUCCESSES = {
     "after RL": [1, 1, 1, 0],
 }
 COSTS = {"demonstrations": 0, "rollouts": 256}
-FLAT = [0.5, None]  # a metric of two iterations, not measured in the second
+FLAT = [0.5, None]  # values of a metric in two iterations; None: not measured
 QUESTS = ("quest", "turns", "density", "split")
 PAPER_SCALES = ("tiny", "full")
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """The empty folder studies/, in a working folder that also has config/."""
+    """Go to a new folder with config/ and an empty studies/. Returns: the path of studies/."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(ROOT / "config")
     for folder in ("rows", "papers", "credit", "collapse"):
@@ -91,7 +86,7 @@ def refuse_to_launch(monkeypatch):
 
 
 def record_launches(monkeypatch, exit_code=0):
-    """Launch nothing. Returns: the list of the commands, without the interpreter."""
+    """Make launches run nothing. Returns: the list to which they add their commands."""
     launched = []
 
     def record(words, **_):
@@ -110,7 +105,6 @@ def cells(line):
 
 
 def figures_at(scale):
-    """The figures that run at a scale."""
     found = []
     for name in reproduce.FIGURES:
         with suppress(UserError):
@@ -136,21 +130,21 @@ def test_every_experiment_is_a_valid_run(scale):
             folders.setdefault(config, set()).add(str(out_dir))
     names = [name for found in folders.values() for name in found]
     assert all(len(f"--out_dir={name}") < 200 for name in names)
-    # one run has one name in all figures, and a name belongs to one run
+    # Equal settings have one folder in all figures, and different settings have different folders.
     assert len(names) == len(folders)
     assert len(set(names)) == len(folders)
 
 
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_curves_of_a_figure_are_different_runs(name):
-    """Two would be equal if `curve` left out a default that a config file of the curve changes."""
+    """Two curves would be equal if `curve` dropped an override that restores a default."""
     curves = reproduce.FIGURES[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)
 
 
 def check_start(config, sft_stage, scale):
-    """A run starts from the model of its SFT stage, else from that of the scale."""
+    """Assert that a run starts from the model of its SFT stage, or else from that of the scale."""
     assert config.seed == 1
     if sft_stage:
         assert config.model == f"{sft_stage.out_dir}/model"
@@ -160,7 +154,7 @@ def check_start(config, sft_stage, scale):
 
 
 def differences(one, other, scale="tiny"):
-    """The settings in which two curves differ. Args: one and other: (figure, label) of a curve."""
+    """Return the names of settings in which two curves differ. Args: (figure, label) of each."""
     a = asdict(settings_of(curve_of(*one), scale, 0))
     b = asdict(settings_of(curve_of(*other), scale, 0))
     return {key for key in a if a[key] != b[key]}
@@ -219,7 +213,7 @@ def test_estimators_and_rewards_differ_in_what_they_name():
 
 @pytest.mark.parametrize("scale", PAPER_SCALES)
 def test_replies_to_repair_fit(scale):
-    """The longest reply of a demonstration has 36 tokens of the tiny tokenizer. Qwen needs more."""
+    """Replies of demonstrations have up to 36 tokens of the tiny tokenizer, and more of Qwen's."""
     config = settings_of(curve_of("ratio", "repair GRPO ratio"), scale, 0)
     assert config.max_response_tokens == 400
 
@@ -321,7 +315,7 @@ def test_table_by_hand(results):
     head, _, first, *rest = tables.table(found, "About the picture.").splitlines()
     row = dict(zip(cells(head), cells(first), strict=True))
     assert row["curve"] == "frozenlake_ppo" and row["seeds"] == "0, 2" and row["n"] == "8"
-    # RL solves 3 + 4 of 8; the start is the same model for both seeds and solves 1 of 4
+    # After RL, two seeds win 3 and 4 of 4 games. Before RL both are one model, which wins 1 of 4.
     low, high = wilson_interval(1, 4)
     assert row["start"] == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
     ends = np.array([SUCCESSES["after RL"], second["after RL"]])
@@ -367,8 +361,8 @@ def test_points_of_two_seeds(results, monkeypatch):
     reproduce.show("fig6", "tiny")
     lines = (results / "papers/fig6.csv").read_text().splitlines()
     assert lines[0] == "curve,seed,iteration,metric,value"
-    # seed 0: start, one evaluation, and the first of two iterations of each metric
-    # seed 1: start, one evaluation, and two iterations of the reward
+    # Seed 0 has two evaluations, and one value for each metric: that of iteration 2 is missing.
+    # Seed 1 has two evaluations, and two values of the reward.
     assert len(lines) == 1 + (2 + len(runs.SERIES)) + (2 + 2)
     assert {
         "bandit GRPO StarPO,0,0,eval_success,0.25",
@@ -490,10 +484,10 @@ def test_dry_run(results, capsys, monkeypatch):
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "6 runs, 1 of them finished" and len(lines) == 5 + 1
     bandit, lake = lines[:2]
-    # 200 iterations of 0.4 + 4 * 0.3 s, because four optimizer steps follow a rollout
+    # 200 iterations of 0.4 + 4 * 0.3 s: a rollout and four optimizer steps
     configs = "config/bandit_ppo.py config/methods/starpo_vanilla.py config/models/tiny.py"
     assert bandit.startswith(f"python train.py {configs}") and bandit.endswith("# 0.09 h")
-    # 200 iterations of 36 s, as in the other seed
+    # 200 iterations of 36 s, which is the time in the row of seed 1
     out_dir = "out/runs/frozenlake_ppo-starpo_vanilla-tiny_s0"
     assert lake.endswith(f"--seed=0 --out_dir={out_dir}  # 2.00 h")
     assert lines[2].count("config/sokoban_ppo.py") and lines[2].count("--seed=0")
@@ -505,12 +499,12 @@ def test_dry_run_at_full_scale(results, capsys, monkeypatch):
     only = "--only=sokoban PPO keep"
     reproduce.main(["fig7", only, "--seeds=0", "--dry_run=True", "--scale=full"])
     quarter, *_, every, total = capsys.readouterr().out.splitlines()[1:]
-    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 24 s, as in the paper
-    assert every.endswith("# 3.78 h") and "on one GPU" in total  # 68 s
+    assert "tiny" not in quarter and quarter.endswith("# 1.33 h")  # 200 * 24 s, as in the paper
+    assert every.endswith("# 3.78 h") and "on one GPU" in total  # 200 * 68 s
 
 
 def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
-    """`model` of a run after SFT is a folder with the seed in its name."""
+    """The setting `model` of a run after SFT differs between seeds: its path contains the seed."""
     write_row(
         results, "split", curve_of("split", "quest PPO 40% SFT"), 1, cpu_s_per_iteration=120.0
     )
@@ -565,7 +559,7 @@ ENV_SETTINGS = ("env", "max_turns", "actions_per_traj", "max_context_tokens", "s
 
 
 def shortened(trained):
-    """The curve with two iterations on the bandit, one SFT step and small groups."""
+    """Return a curve with two iterations on the bandit, one SFT step and small groups."""
     if trained.sft:
         stage = Curve(trained.sft.files, SMALL | small(trained.sft.overrides))
         return Curve((), small(trained.overrides) | {"num_iterations": 2}, stage)
@@ -578,14 +572,14 @@ def small(overrides):
     for key, value in kept.items():
         if key == "sft_steps":
             kept[key] = 1
-        elif value == 128:  # prompts of table 2
+        elif value == 128:  # num_groups and batch_size in table 2
             kept[key] = 4
     return kept
 
 
 @pytest.mark.slow
 def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
-    """The last curve of every figure runs through tools/sft.py and train.py in this process."""
+    """Train the last curve of every figure of the tiny model, in this process."""
 
     def run_here(words, **_):
         if words[1] == "train.py":
@@ -596,7 +590,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
         return SimpleNamespace(returncode=0)
 
     launch_with(monkeypatch, run_here)
-    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need a main thread
+    nobody = nullcontext(SimpleNamespace(requested=lambda: False))  # signals need main thread
     monkeypatch.setattr(support.run, "Interruption", lambda _: nobody)
     figures = {}
     for name in figures_at("tiny"):
@@ -623,7 +617,7 @@ def test_two_iterations_of_one_entry_per_figure(results, monkeypatch):
 
 
 def test_what_a_run_writes_does_not_identify_it(results):
-    """A row with a setting that was removed since, and only chose what to write, is still found."""
+    """A row is found although it has `num_samples`, a former setting that chose what to record."""
     trained = curve("frozenlake_ppo")
     write_row(results, "lake", trained, 0)
     (path,) = (results / "rows").iterdir()

@@ -1,8 +1,6 @@
-"""Tests of the numbers in README, docs/ and studies/: they agree with the recorded games.
+"""Tests of the numbers in README, docs/ and studies/.
 
-    python -m pytest -q studies/test_results.py
-
-Every interval contains its mean and its seeds. Tables equal those made from the JSON files.
+python -m pytest -q studies/test_results.py
 """
 
 import re
@@ -32,7 +30,7 @@ SEEDS = rf"(?:\*\*)? \(({NUMBER}(?:, {NUMBER})+)\)"
 
 
 def find_exclusions(text):
-    """The intervals that do not contain their mean or one of their seeds."""
+    """Return the intervals in a text that do not contain their mean or the result of a seed."""
     bad = []
     for found in re.finditer(f"{INTERVAL}(?:{SEEDS})?", text):
         mean, low, high, seeds = found.groups()
@@ -71,12 +69,12 @@ def test_the_comparison_page_is_that_of_its_rows():
     assert text == comparison.page(list(comparison.WORLDS))
 
 
-PLACES = {"out_dir", "model", "seed"}  # settings in which runs of one method may differ
+PLACES = {"out_dir", "model", "seed"}  # settings in which two runs of a method may differ
 
 
 @pytest.mark.parametrize("name", comparison.WORLDS)
 def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
-    """Rows are found by file name, so changes in config/ after a run would go unseen."""
+    """Rows are found by file name, so their settings could be older than config/."""
     for row, method in comparison.WORLDS[name].methods.items():
         make_command = train_command if method.has_rl else sft_command
         for seed in (0, 1, 2):
@@ -90,7 +88,6 @@ def test_rows_of_the_comparison_have_the_settings_of_their_method(name):
 
 
 def test_rates_in_readme_are_those_of_the_comparison():
-    """Every number of README's first table is in a row of the comparison, with its interval."""
     readme = (ROOT / "README.md").read_text()
     lines = readme.split("|---|---|---|\n")[1].split("\n\n")[0].splitlines()
     for column, world in ((2, "sokoban"), (3, "frozenlake")):

@@ -2,8 +2,8 @@
 
     python -m studies.base_model.card studies/base_model/base_curve.jsonl
 
-The file is the curve.jsonl of a pretraining (pretrain.py). It has a row for every probe; the last
-row describes the finished model.
+Its argument is the curve.jsonl that pretrain.py writes, with a row for every probe. The last row is
+about the finished model.
 """
 
 from configurator import UserError, run_main
@@ -21,14 +21,14 @@ WORLDS = {  # environment of the probes -> its name in the tables
     "sokoban:size=8,boxes=2,search_depth=10": "Sokoban 8x8",
     "bandit:pair=phoenix": "Bandit",
 }
-GAMES = {  # metric of games -> heading
+GAMES = {  # metric of the games of a probe -> heading of its column
     "success_T0.5": "success T=0.5",
     "success_T1": "success T=1",
     "valid_frac_T1": "valid T=1",
     "thought_true_frac_T1": "thoughts true",
     "entropy_T1": "entropy T=1",
 }
-READING = {  # share of right answers -> heading
+READING = {  # what a question asks for -> heading of the share of right answers
     "player": "player",
     "goal": "goal",
     "holes": "holes",
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
 
 
 def final_table(row: dict) -> list[str]:
-    """One line for every environment and observation mode of the last probe."""
+    """Return a Markdown table of a probe, with a row for each environment and observation mode."""
     lines = []
     for world, name in WORLDS.items():
         for mode in ("grid", "coord", "relations"):
@@ -61,12 +61,12 @@ def final_table(row: dict) -> list[str]:
 
 
 def learning_table(rows: Sequence[dict]) -> list[str]:
-    """One line for every probe and environment, with plain grids."""
+    """Return a Markdown table with a row for every environment and probe, with boards as grids."""
     lines = []
     for world, name in WORLDS.items():
         for row in rows:
             values = row.get(f"{world} grid", {})
-            if "player" in values:  # no reading is probed in the bandit
+            if "player" in values:  # the bandit has no board to read
                 millions = f"{row['tokens'] / 1e6:.1f}"
                 cells = [name, f"{row['step']:,}", millions, *cells_of(values, LEARNED)]
                 lines.append(cells)

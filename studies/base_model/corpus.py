@@ -4,15 +4,15 @@ A document is a dialogue in one environment.
 - A drill asks questions about a board: the places of things, the cells around the player, a row or
   column, the board after a move, a short plan. Every answer is right (drills.py).
 - A game is a dialogue as in RL. Thoughts are true. The actions are those of a scripted player, good
-  or bad (tools/crowd.py), with some random turns. The shares of the players stay the same from the
-  first game to the last.
+  or bad (tools/crowd.py), with some random turns. Each player keeps its share of the games
+  throughout the training.
 
-Training begins with single questions about plain boards. Without them, a model of this size does
-not learn to read boards.
+Training begins with documents of a single question about a board that is shown as a grid. Without
+this easy part, a model of this size does not learn to read boards.
 
-The corpus never shows a board of the evaluation or held-out instances, whatever its symbols. For
-tests of generalisation it leaves out symbols with their meaning in "newvocab", board sizes that are
-not in WORLDS, and the pairs of "jobs_test".
+No document starts on a board of the evaluation or held-out instances, not even with other symbols.
+The corpus also leaves out what tests of generalisation use: symbols with their meaning in
+"newvocab", board sizes that are not in WORLDS, and the bandit arms of "jobs_test".
 
     python -m studies.base_model.corpus --packs=600  # print a table of the documents in a sample
 """
@@ -39,7 +39,7 @@ from tools.demonstrations import recite
 from worlds.bandit import Bandit
 
 PRETRAINING = str(Path(__file__).parent / "config" / "pretraining.py")
-SEED_CORPUS = 14  # number in the seeds of the random streams of the corpus
+SEED_CORPUS = 14  # part of all random seeds of the corpus
 
 LAKE = "frozenlake:frozen_prob=0.8,success_rate=1"
 SOKOBAN = "sokoban:search_depth=300"
@@ -53,43 +53,43 @@ WORLDS = {  # environment -> share of the packs after the easy part
     LARGER: 0.3,
     "bandit:pair=jobs": 0.05,
 }
-# Stages of equal length of the easy part (EASY). A pack draws one environment of its stage.
+# The easy part (EASY) has stages of equal length. A pack draws one environment of its stage.
 EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
-# Environments whose evaluation and held-out instances are never shown.
+# Environments with whose evaluation and held-out instances no document starts.
 RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
 )
-# The known pairs of arms, and the syllables of made-up names for other arms.
+# PAIRS: bandit arms that the corpus may show. SYLLABLES: parts of made-up names for other arms.
 PAIRS = " ".join(pairs for name, pairs in Bandit.PAIRS.items() if name != "jobs_test").split()
 SYLLABLES = """
     ba de fi go lu ma ne pi ro su ta ve zi kor len mar nil
     pas ran sol tor vin dak fel gus hin jor ster
 """.split()
-# Symbols to draw for Sokoban boards.
+# Symbols for Sokoban boards, see `draw_symbols`.
 SYMBOLS = "#_OXPSWFTBYZ.@*+=%&$ACDEHKLMNRU√"
 
-DRILLS = 0.45  # share of drills among the packs on grids
-OTHER_SYMBOLS = 0.2  # share of the Sokoban packs with symbols drawn from SYMBOLS
-UNKNOWN_ARMS = 0.5  # share of the bandits with made-up names
-THINK = 0.9  # share of the packs whose players think
-EASY = 0.2  # the easy part: in this first part of the training, documents are single questions
-FEW_ACTIONS = 0.5  # share of the games that start with a random number of actions used
+DRILLS = 0.45  # share of drill packs among grid-world packs, after the easy part
+OTHER_SYMBOLS = 0.2  # share of Sokoban packs that have drawn symbols, after the easy part
+UNKNOWN_ARMS = 0.5  # share of bandits that have arms with made-up names
+THINK = 0.9  # share of packs whose games have thoughts
+EASY = 0.2  # the easy part is this first share of the training; a document is a single question
+FEW_ACTIONS = 0.5  # share of the games that start with a random number of actions already used
 
 
 class Document(NamedTuple):
     """A dialogue of the corpus."""
 
-    kind: str  # "drill", or the name of the player
+    kind: str  # "drill" or the name of the player; for a bandit "arm 0" or "arm 1"
     trajectory: Trajectory
 
 
 def documents(
     config: SftConfig, chat: Chat, step: int, index: int, progress: float
 ) -> Iterator[Document]:
-    """Pack `index` of a step: documents of one environment, until they have micro_batch_tokens.
+    """Yield documents of one environment, until pack `index` of a step has micro_batch_tokens.
 
-    Args: progress: finished part of the training, 0 to 1."""
+    Args: progress: the share of the training that is finished, 0 to 1."""
     path = (config.seed, SEED_CORPUS, step, index)
     rng = np.random.default_rng([*path, 1])
     easy = progress < EASY
@@ -125,9 +125,9 @@ def documents(
 def players_of(
     episode: Episode, planners: float, rng: np.random.Generator
 ) -> dict[str, Callable[[], str]]:
-    """Name of each player that shows an instance -> function that writes its next reply.
+    """Draw the players of an instance. Returns: name -> function that writes the next reply.
 
-    No player knows the better arm of a bandit, so a bandit is shown twice, once with each arm.
+    A bandit gets a player for each arm, because the prompt does not tell the better arm.
     Args: planners: the share of games that the planner plays, 0 to 1."""
     if episode.env.repeats:
         return {f"arm {arm}": partial(pull_arm, episode, arm) for arm in range(2)}
@@ -136,7 +136,7 @@ def players_of(
 
 
 def pull_arm(episode: Episode, arm: int) -> str:
-    """A reply to a bandit that chooses an arm, 0 or 1."""
+    """Return a reply that chooses an arm of a bandit, 0 or 1."""
     env = episode.env
     thought = " ".join(env.statements())
     return format_response(thought, [env.actions[arm]], think=episode.config.think)
@@ -146,7 +146,7 @@ def pull_arm(episode: Episode, arm: int) -> str:
 
 
 def draw_environment(rng: np.random.Generator, progress: float) -> str:
-    """The environment of a pack."""
+    """Draw the environment of a pack."""
     if progress < EASY:
         stage = int(progress / EASY * len(EASY_STAGES))
         return str(rng.choice(EASY_STAGES[stage]))
@@ -160,7 +160,7 @@ def draw_observation(rng: np.random.Generator, easy: bool) -> str:
 
 
 def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftConfig:
-    """Settings with random limits on turns, actions and tokens; the system prompt states them."""
+    """Return the settings with random limits on turns, actions and tokens, and random `think`."""
     if env.repeats:
         max_turns, actions_per_turn = 1, 1
     elif rng.random() < 0.7:
@@ -178,7 +178,7 @@ def draw_limits(config: SftConfig, env: Env, rng: np.random.Generator) -> SftCon
 
 
 def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
-    """A random instance that is not an evaluation or held-out instance of RESERVED."""
+    """Draw an instance that is not an evaluation or held-out instance of RESERVED."""
     instance = draw_arms(rng) if env.repeats else env.draw(rng)
     while env.key(instance) in reserved_keys(*RESERVED):
         instance = env.draw(rng)
@@ -186,7 +186,7 @@ def draw_unreserved(env: Env, rng: np.random.Generator) -> tuple:
 
 
 def draw_symbols(rng: np.random.Generator) -> str:
-    """Seven symbols for Sokoban, none with the meaning that it has in "newvocab"."""
+    """Draw seven symbols for Sokoban, none with the meaning that it has in "newvocab"."""
     while True:
         symbols = "".join(rng.choice(list(SYMBOLS), 7, replace=False))
         pairs = zip(symbols, Sokoban.SYMBOLS["newvocab"], strict=True)
@@ -195,7 +195,7 @@ def draw_symbols(rng: np.random.Generator) -> str:
 
 
 def draw_arms(rng: np.random.Generator) -> tuple:
-    """A bandit with arms of a known pair, or with made-up names."""
+    """Draw an instance of the bandit: arms of a pair in PAIRS, or arms with made-up names."""
     low, high = PAIRS[rng.integers(len(PAIRS))].split("/")
     if rng.random() < UNKNOWN_ARMS:
         low = high = made_up_name(rng)
@@ -248,7 +248,7 @@ def main(argv: list[str]) -> None:
 
 
 def world_of(trajectory: Trajectory) -> str:
-    """The environment of a document, as the table names it."""
+    """Return the name of a document's environment in the table."""
     if "arms" in trajectory.system:
         return "Bandit"
     return "Sokoban" if "box" in trajectory.system else "FrozenLake"

@@ -1,4 +1,4 @@
-"""Drills: dialogues that ask questions about a board. They teach the tiny base model to read."""
+"""Drills: dialogues that ask questions about a board. They teach the base model to read boards."""
 
 from configurator import Config
 
@@ -12,7 +12,8 @@ from dialogue import Episode, TurnOutcome, TurnRecord
 from grids import FrozenLake, Grid
 from rollout import Trajectory
 
-# Kinds of questions to draw from. A kind that is listed twice is drawn twice as often.
+# The kinds of questions to draw from. A kind that is listed twice is drawn twice as often. "line"
+# asks for a row or column, "move" for the board after an action.
 KINDS = [
     "Where",
     "Where",
@@ -32,7 +33,7 @@ KINDS = [
 
 @dataclass
 class DrillRecord(TurnRecord):
-    """One question and its answer."""
+    """A question, its right answer (`truth`) and the answer that was given."""
 
     question: str = ""
     truth: str = ""
@@ -40,16 +41,16 @@ class DrillRecord(TurnRecord):
 
 
 class Drill(Episode):
-    """Questions about a board of a grid world; a turn earns 1 for the right answer.
+    """An episode of questions about a board of a grid world. A right answer earns a reward of 1.
 
-    Each question shows the board. If a question is a move, the move never slips, and later
-    questions are about the board after it."""
+    A question such as "Left" asks for the board after this action. The action is executed without
+    slip, and later questions are about the new board."""
 
     def __init__(self, env: Grid, questions: list[str], rng: np.random.Generator):
         super().__init__(env, Config())
         self.questions = questions
         self.rng = rng
-        self.truth = ""  # the answer to the present question
+        self.truth = ""  # the right answer to the present question
         if isinstance(env, FrozenLake):
             env.success_rate = 1.0
 
@@ -62,7 +63,7 @@ class Drill(Episode):
         return f"{observation}\n{question}?"
 
     def _answer(self, question: str) -> str:
-        """The right answer to a question. A question that is a move also changes the board."""
+        """Return the right answer to a question. If the question is an action, execute it."""
         env = self.env
         size = env.size
         kind, *number = question.split()
@@ -98,7 +99,7 @@ class Drill(Episode):
 
 
 def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]:
-    """Random questions about a board of this environment."""
+    """Draw `count` random questions about the boards of an environment."""
     lines = [f"{kind} {i + 1}" for kind in ("Row", "Column") for i in range(env.size)]
     choices = {"line": lines, "move": env.actions}
     questions = []
@@ -108,11 +109,10 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
-    """The share of right answers for each kind of fact.
+    """Return the share of right answers for each name in `scored_as`.
 
-    Answers to Where count by part: the player, the goal or all targets, all holes or all boxes.
-    Answers to Row and Column count by cell, and walls once more on their own. The answer to a move
-    counts as a whole: the board after it."""
+    The parts of an answer to "Where" are the player, the goal or all targets, and all holes or all
+    boxes. An answer to "Row" or "Column" is scored cell by cell; walls also count under "wall"."""
     right = defaultdict(list)
     for drill in drills:
         for turn in drill.turns:
@@ -127,7 +127,7 @@ def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def answer_parts(kind: str, answer: str) -> list[str]:
-    """The parts of an answer that are scored one by one."""
+    """Split an answer into the parts that are scored one by one."""
     if kind == "Where":
         return answer.rstrip(".").split(". ")
     if kind in ("Row", "Column"):
@@ -136,7 +136,7 @@ def answer_parts(kind: str, answer: str) -> list[str]:
 
 
 def scored_as(kind: str, part: str) -> list[str]:
-    """The names under which a part of an answer is scored."""
+    """Return the names under which a part of an answer is scored."""
     if kind == "Where":
         return [part.split()[0].lower()]
     if kind in ("Row", "Column"):

@@ -1,12 +1,13 @@
-"""Pretraining: a tiny model with random weights learns from the corpus of this folder.
+"""Pretrain a tiny model from random weights on the corpus that corpus.py generates.
 
     torchrun --nproc_per_node=2 -m studies.base_model.pretrain \\
         studies/base_model/config/pretraining.py
 
-The model that it writes, out/pretraining/model, is the one in base/. The loop, the optimizers and
-the checkpoints are those of tools/sft.py. The documents depend only on seed, step and index, not on
-the number of processes. An interrupted run continues from out_dir. Every --eval_every steps, probes
-on held-out boards measure how well the model plays and reads, and the model is saved.
+It writes the model that base/ holds to out/pretraining/model. The loop, the optimizers and the
+checkpoints are those of tools/sft.py. The documents depend only on the seed, the step and the index
+of their pack, not on the number of processes. An interrupted run continues from its checkpoint in
+out_dir. Every --eval_every steps, the model plays games and answers questions on held-out boards
+(probes.py), and is saved.
 """
 
 from configurator import SftConfig, UserError, load_config, run_main
@@ -55,7 +56,7 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
     def report(step: int, totals: dict) -> None:
         write_row(config, step, totals, base_report(model, chat))
-        saver.wait()  # a checkpoint in progress uses the same temporary folder
+        saver.wait()  # a checkpoint in progress uses the same temporary folder as `export`
         export(out_dir / f"model-{step}", policy, tokenizer)
 
     imitate(policy, partial(packs_of, config, chat), config, saver=saver, report=report)
@@ -64,7 +65,9 @@ def train(config: SftConfig, sources: dict[str, str], device: torch.device, save
 
 
 def packs_of(config: SftConfig, chat: Chat, step: int) -> list[list[Trajectory]]:
-    """The documents of this rank in one step. A pack is one forward and backward pass."""
+    """Return the documents from which this rank learns in a step, in packs.
+
+    A pack is one forward and backward pass."""
     progress = step / config.sft_steps
     packs = []
     for index in range(parallel.rank(), config.sft_batch_size, parallel.world_size()):

@@ -1,4 +1,4 @@
-"""Probes of pretraining: how well the tiny model plays and reads held-out boards."""
+"""Probes: measure during pretraining how well the tiny model plays and reads held-out boards."""
 
 from configurator import Config, load_config
 
@@ -16,7 +16,7 @@ from rollout import Rollout, RolloutScheduler
 from studies.base_model.drills import Drill, score_reading
 from tools.probes import probe
 
-BASE_PROBES = {  # config files -> observation modes
+BASE_PROBES = {  # config files of an environment -> observation modes to probe
     "frozenlake_ppo": "grid coord relations",
     "frozenlake_ppo worlds/frozenlake_det": "grid",
     "sokoban_ppo": "grid coord relations",
@@ -28,7 +28,7 @@ PROBE_SETTINGS = ("--max_response_tokens=64", "--max_context_tokens=1024", "--ev
 
 
 def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
-    """Ask questions about held-out boards, with greedy decoding; see `drills.score_reading`."""
+    """Ask questions about held-out boards, with greedy decoding. Returns: see `score_reading`."""
     config = replace(
         config,
         engine="torch",
@@ -53,9 +53,9 @@ def probe_reading(model, chat: Chat, config: Config) -> dict[str, float]:
 
 
 def base_report(model, chat: Chat) -> dict[str, dict]:
-    """All probes of the tiny model, by environment and observation mode.
+    """Run all probes. Returns: "ENVIRONMENT MODE" -> the metrics of this probe.
 
-    Each rank runs a part of the probes."""
+    Each rank runs a part of the probes, and gets the results of all."""
     tasks = []
     for files, modes in BASE_PROBES.items():
         for mode in modes.split():

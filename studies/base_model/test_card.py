@@ -1,4 +1,4 @@
-"""Tests of the tables of the base model's card.
+"""Tests of card.py, which prints tables of what the base model can do.
 
 Run with:  python -m pytest -q studies/base_model/test_card.py
 """

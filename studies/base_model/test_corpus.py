@@ -1,8 +1,6 @@
-"""Tests of the corpus: drills, games of the crowd, and which boards are never shown.
+"""Tests of the corpus: its drills, its games, and the boards that it never shows.
 
-Answers of drills are compared with boards read by hand.
-
-    python -m pytest -q studies/base_model/test_corpus.py
+python -m pytest -q studies/base_model/test_corpus.py
 """
 
 from configurator import Config, SftConfig
@@ -56,11 +54,11 @@ def test_drills_on_a_lake_drawn_by_hand():
         "you ice hole ice",
         "ice ice goal ice",
         "ice ice ice hole",
-        "Next edge ice ice edge. Goal 2 down 1 right. Way down down right.",  # no hole is near
-        "P_O_\n__O_\n_G__\n___O",  # a move against the border
-        "__O_\nP_O_\n_G__\n___O",  # moves of drills never slip
+        "Next edge ice ice edge. Goal 2 down 1 right. Way down down right.",
+        "P_O_\n__O_\n_G__\n___O",  # "Left" against the border changes nothing
+        "__O_\nP_O_\n_G__\n___O",  # "Down" does not slip, although success_rate is 0.3
         "Away left edge, up ice. Goal 1 down ice ice, 1 right ice hole, corner goal.",
-        "Right || Down",  # the path that the seed chooses among the two shortest
+        "Right || Down",  # one of the two shortest paths; the seed chooses it
     ]
 
 
@@ -139,7 +137,8 @@ def test_documents_are_right_and_of_every_kind(chat):
 @pytest.mark.slow
 @pytest.mark.parametrize("planners", [0.0, 0.5, 1.0])
 def test_every_game_has_a_player_of_the_crowd(chat, planners):
-    """The planner plays `sft_planners` of the games. The others share the rest as in SHARES."""
+    """The planner plays a share `sft_planners` of the games. The other players share the rest in
+    the proportions of SHARES."""
     sizes = dict(max_context_tokens=1024, micro_batch_tokens=1024)
     config = SftConfig(seed=7, sft_planners=planners, **sizes)
     counts = Counter()
@@ -157,7 +156,7 @@ def test_every_game_has_a_player_of_the_crowd(chat, planners):
 
 
 def test_a_game_with_errors_has_random_turns():
-    """With errors=1, the greedy player moves away from the goal in half of the turns."""
+    """With errors=1.0 every turn is random, so about half of the moves lead away from the goal."""
     env = make_env("frozenlake:success_rate=1")
     episode = Episode(env, Config(actions_per_turn=1))
     episode.open(env.start(("frozenlake", 4, (), 0, 15), [0]))
@@ -173,7 +172,7 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Without the check, many would be shown: lakes with frozen probability 0.9 often repeat."""
+    """Many reserved boards must be redrawn: lakes with frozen probability 0.9 often repeat."""
     started = []
     start = Env.start
 
@@ -227,12 +226,13 @@ def test_half_of_the_games_begin_with_few_actions_left(chat):
     games = [head for head in heads if head.startswith("Turn 1") and "Arms" not in head]
     left = [int(head.split(", ")[1].split()[0]) for head in games]
     assert set(left) == set(range(1, 11))
-    assert 0.4 < sum(n < 10 for n in left) / len(left) < 0.5  # 0.45 is expected
+    assert 0.4 < sum(n < 10 for n in left) / len(left) < 0.5  # 0.5 * 9 / 10 = 0.45 is expected
 
 
 @pytest.mark.slow
 def test_easy_documents_come_first(chat):
-    """Four stages: 4x4 lakes, lakes and 6x6 rooms, 6x6 and 8x8 rooms, 8x8 rooms."""
+    """The first fifth of the training has four stages: questions about 4x4 lakes, about lakes and
+    6x6 rooms, about 6x6 and 8x8 rooms, about 8x8 rooms."""
     sizes_at = {0.0: {4}, 0.049: {4}, 0.051: {4, 6}, 0.099: {4, 6}, 0.101: {6, 8}, 0.151: {8}}
     for progress, sizes in sizes_at.items():
         played = [d for i in range(20) for d in read(chat, (3, i, 0), 2, progress)]

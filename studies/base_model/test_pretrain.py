@@ -1,4 +1,4 @@
-"""Tests of pretraining (it continues, two processes train like one) and of the reading probes.
+"""Tests of pretrain.py, and of the probes that ask the model questions about boards.
 
 python -m pytest -q studies/base_model/test_pretrain.py
 """
@@ -43,7 +43,7 @@ PRETRAINING = [
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """The folder of a pretraining in one process, without probes, which take minutes."""
+    """Pretrain in one process, without the slow probes. Returns: the folder of the run."""
     folder = tmp_path_factory.mktemp("pretraining") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "base_report", lambda *_: {})
@@ -58,7 +58,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretrain, "base_report", stop)  # called after step 3; step 2 is saved
+        patch.setattr(pretrain, "base_report", stop)  # called after step 3, when step 2 is saved
         pretrain.main([*PRETRAINING, f"--out_dir={tmp_path}/cut"])
     assert [path.name for path in (tmp_path / "cut").glob("checkpoint*")] == ["checkpoint-000002"]
     message = "holds a run with other settings .seed was 0 and is now 1"
@@ -76,7 +76,7 @@ def test_pretraining_continues_as_if_it_had_not_stopped(whole_run, tmp_path, mon
 
 
 def test_no_model_is_written_during_a_checkpoint(tmp_path, monkeypatch):
-    """At the probe after step 3, the checkpoint of step 2 is still being written."""
+    """After step 3 `export` must wait, because the checkpoint of step 2 is still being written."""
     writing = []
     write = Saver._write
 
@@ -124,7 +124,8 @@ def read_totals(folder):
 
 
 def test_a_damaged_checkpoint_is_noticed(whole_run, tmp_path, monkeypatch, capsys):
-    """An earlier checkpoint is taken, and the final weights are the same to the last bit."""
+    """The run continues from an earlier checkpoint, and its final weights equal those of a run
+    without damage, to the last bit."""
     monkeypatch.setattr(pretrain, "base_report", lambda *_: {})
     shutil.copytree(whole_run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/model")
@@ -191,7 +192,7 @@ def test_reading_is_scored_by_kind():
 
 
 def test_a_probe_of_reading_asks_about_heldout_boards(trained_model, chat):
-    # The probe plays with native rewards, so that each answer earns its own reward.
+    # The probe sets reward_density to native, so that each answer earns its own reward.
     config = small_config(eval_size=3, observation="grid", reward_density="dense")
     scores = probes.probe_reading(trained_model, chat, config)
     assert set(scores) == {"cell", "goal", "holes", "next_board", "player"}

@@ -1,4 +1,4 @@
-"""A tiny Qwen2 with random weights, and its tokenizer. pretrain.py turns it into base/.
+"""Build a tiny Qwen2 with random weights, and its tokenizer. pretrain.py trains this model.
 
 The tokenizer is learned from the texts of the environments, so that a board needs few tokens.
 """
@@ -35,23 +35,23 @@ VOCAB_SIZE = 768
 HEAD_DIM = 32
 MAX_LAYERS = 100
 MAX_WIDTH = 8192
-# how Qwen2's tokenizer splits text before it merges bytes
+# The pattern with which Qwen2's tokenizer splits text before it merges bytes.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# how text is split while merges are learned: words, digits, "||" and the cells of a grid
+# The pattern that splits text while merges are learned: words, digits, "||" and cells of a grid.
 LEARNING_SPLIT = r" ?[A-Z]?[a-z]+| ?\d| ?\|\|| ?[^\sA-Za-z0-9]| ?[A-Z]|\s"
-# tokens besides the learned ones: the tags of a reply, and digits with the space before them
+# Tokens besides the learned ones: the tags of a reply, and each digit after a space.
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 SPACED_DIGITS = tuple(f" {digit}" for digit in range(10))
 
 
 def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """A Qwen2 with random weights and its tokenizer.
+    """Return a Qwen2 with random weights, and its tokenizer.
 
     Args:
-        seed: of the weights.
+        seed: the seed of the random weights.
         shape: layers x width, such as "4x128" (0.85 million parameters). Query heads are 32 wide
             and share one head of keys and values.
 
@@ -66,9 +66,8 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
         num_attention_heads=width // HEAD_DIM,
         num_key_value_heads=1,
         max_position_embeddings=4096,
-        # With these values a model of this size can copy a board after 150 steps. With Qwen2's own
-        # values (10,000 and 0.02) it cannot after 250. The small theta separates distances of tens
-        # of tokens, and the larger weights make attention less flat at the start.
+        # With this rope_theta and initializer_range a model of this size can copy a board after 150
+        # steps. With Qwen2's own values (10,000 and 0.02) it cannot after 250.
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         initializer_range=0.09,
         vocab_size=VOCAB_SIZE,
@@ -86,7 +85,7 @@ def build_tiny(seed: int, shape: str) -> tuple[Qwen2ForCausalLM, PreTrainedToken
 
 
 def _parse_shape(shape: str) -> tuple[int, int]:
-    """Read layers and width. Raises: UserError for a shape that is not legal."""
+    """Read layers and width from a shape. Raises: UserError if the shape is not legal."""
     layers, _, width = shape.partition("x")
     if layers.isdecimal() and width.isdecimal() and len(shape) < 10:
         num_layers = int(layers)
@@ -101,11 +100,11 @@ def _parse_shape(shape: str) -> tuple[int, int]:
 
 
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE on text of all environments. No merge crosses a word, a digit or a cell.
+    """Learn byte-level BPE from `environment_texts`. No token joins two words, digits or cells.
 
-    LEARNING_SPLIT applies while merges are learned. The finished tokenizer uses QWEN2_SPLIT,
-    because AutoTokenizer puts that pattern into the tokenizer of every Qwen2 model. Both give the
-    same ids.
+    Text is split by LEARNING_SPLIT while merges are learned. The finished tokenizer uses
+    QWEN2_SPLIT, because AutoTokenizer puts that pattern into the tokenizer of every Qwen2 model.
+    Both patterns give the same ids.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -129,17 +128,19 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _split_into_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Split text into the matches of a pattern and the text between them, then into bytes."""
+    """Return a pre-tokenizer that splits text at the matches of a pattern, then into bytes."""
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, to_bytes])
 
 
 def environment_texts() -> list[str]:
-    """First messages and plain replies of the environments in every observation mode.
+    """Return the texts from which the tokenizer is learned: messages and replies of bandits,
+    FrozenLake and Sokoban in every observation mode.
 
     The texts are the same on every machine. They determine the token ids with which the weights in
-    base/ were trained, so adding an environment would make these weights useless.
+    base/ were trained. Adding an environment here would change the ids, and make these weights
+    useless.
     """
     texts = ["system\nuser\nassistant\n_√_√#√"] * 500
     bandits = [f"bandit:pair={pair}" for pair in Bandit.PAIRS]

@@ -1,23 +1,13 @@
-"""Which runs collapse, which methods survive, and which signs announce a collapse.
+"""Find which runs collapse, which methods survive, and which signs announce a collapse.
 
     python -m studies.reproduce collapse       # the runs
     python -m studies.collapse.survival  # the tables of studies/collapse/README.md
 
-The definitions were written before the runs:
-- A run collapses at the first evaluation from which success stays at least 20 points below its own
-  best until the end. One evaluation is not enough: the last two must be that low.
-- A run is alive if it does not collapse, makes at least as many updates as the run of StarPO with
-  the same seed and rate, and ends no more than 5 points below the best success of that run. An
-  iteration counts as an update if the filter kept a group and rewards differed inside a group.
-- A sign is a metric whose level is above (or below) its first level by a factor. The level is the
-  median of the last 3 iterations. The first level is the median of the first 5; it must exceed 0. A
-  sign predicts a collapse if it begins no later than the last evaluation before the fall. In a run
-  without a collapse, each beginning is a false alarm. Success and reward are not used as signs,
-  because a collapse is a fall of them.
-
-The factor of each sign is chosen on the runs of some cells (a method at a learning rate) and tested
-on the runs of the other cells. The warnings that a run prints (support/collapse_signs.py) are
-tested, too.
+studies/signs.py defines collapses and signs. A sign predicts a collapse if it begins no later than
+the last evaluation before the collapse. In a run without a collapse, each beginning of a sign is a
+false alarm. The factor of each sign is chosen on the runs of every second cell (a method at a
+learning rate), and tested on the runs of the other cells. The warnings that a run prints
+(support/collapse_signs.py) are tested, too. The definitions were written before the runs.
 """
 
 from configurator import UserError, run_main
@@ -37,9 +27,9 @@ from tools.plotting import tables
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
 
 TOLERANCE = 0.05  # a run that is alive ends at most this far below StarPO's best success
-STARPO = "frozenlake StarPO"  # the method that others are compared with
+STARPO = "frozenlake StarPO"  # the method with which all others are compared
 RATE = "2e-3"  # the learning rate of the survival curves
-FAMILIES = {  # how names of methods begin -> name in the picture; the first match counts
+FAMILIES = {  # beginning of a method's name -> its family in the picture; the first match counts
     "StarPO-S": "StarPO-S and its variants",
     "StarPO with a KL": "StarPO with a KL term",
     "StarPO with": "StarPO with another change",
@@ -47,10 +37,10 @@ FAMILIES = {  # how names of methods begin -> name in the picture; the first mat
     "": "methods since RAGEN",
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
-FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # candidates for the factor of a sign
+FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # a sign has one of these factors
 
 FOLDER = Path("studies/collapse")
-Row = dict  # of a run, see studies/runs.py
+Row = dict  # the record of one run, see studies/runs.py
 
 
 @dataclass
@@ -83,7 +73,7 @@ class Verdict:
 
     @property
     def false_per_1000(self) -> float:
-        """False alarms in 1,000 healthy iterations."""
+        """False alarms in 1,000 iterations of runs without a collapse."""
         return 1000 * self.num_false / max(1, self.num_healthy)
 
 
@@ -91,10 +81,8 @@ class Verdict:
 
 
 def num_updates(row: Row) -> int:
-    """The number of iterations that count as updates (defined above).
-
-    There is no gradient norm if the filter kept nothing. All advantages are 0 if the rewards of
-    each group are equal."""
+    """Return the number of iterations in which the filter kept a group and rewards differed inside
+    a group. The gradient norm is None if the filter kept no group."""
     count = 0
     series = row["series"]
     for norm, spread in zip(series["grad_norm"], series["in_group_reward_std"], strict=True):
@@ -106,7 +94,10 @@ def num_updates(row: Row) -> int:
 
 
 def is_alive(row: Row, starpo: Row) -> bool:
-    """Whether a run is alive (defined above). Args: starpo: StarPO's run, same seed and rate."""
+    """Whether a run does not collapse, makes at least as many updates as the run `starpo`, and ends
+    no more than TOLERANCE below the best success of `starpo`.
+
+    Args: starpo: the run of StarPO with the same seed and learning rate."""
     successes = tables.series(row)["eval_success"]
     best_of_starpo = max(tables.series(starpo)["eval_success"].values())
     ends_well = successes[max(successes)] >= best_of_starpo - TOLERANCE
@@ -118,10 +109,9 @@ def is_alive(row: Row, starpo: Row) -> bool:
 
 
 def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
-    """How well a sign predicts the collapses of these runs.
+    """Count how well a sign predicts the collapses of these runs.
 
-    Args:
-        sign: None to judge the first warning that each run printed."""
+    Args: sign: None to judge the first warning that each run printed."""
     verdict = Verdict()
     for row in rows:
         begun = beginnings(row, sign) if sign else first_warning(row)
@@ -145,12 +135,12 @@ def judge(sign: Sign | None, rows: Sequence[Row]) -> Verdict:
 
 
 def first_warning(row: Row) -> list[int]:
-    """The iteration of the first warning that the run printed, if there is one."""
+    """Return a list with the iteration of the first warning that the run printed, or []."""
     return row["first_warning"][:1] if row["first_warning"] else []
 
 
 def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
-    """The sign with the factor of the best F1 on these runs; of equally good ones, the largest."""
+    """Return the sign whose factor has the best F1 on these runs; if equal, the largest factor."""
     signs = [Sign(metric, rises, factor) for factor in FACTORS]
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
@@ -159,7 +149,7 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
 
 
 def survival(rows: Sequence[Row]) -> np.ndarray:
-    """The share of runs that have not collapsed by an iteration, (longest run + 1,)."""
+    """Return the share of runs that have not collapsed by each iteration, (longest run + 1,)."""
     longest = max(row["iterations"] for row in rows)
     num_left = np.full(longest + 1, len(rows))
     for row in rows:
@@ -170,7 +160,7 @@ def survival(rows: Sequence[Row]) -> np.ndarray:
 
 
 def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    """The runs at RATE, by the family of their method."""
+    """Return the runs at learning rate RATE, by the family of their method."""
     found: dict[str, list[Row]] = {}
     for label, rows in curves.items():
         method, rate = label.removeprefix("frozenlake ").split(" at ")
@@ -181,7 +171,7 @@ def families(curves: dict[str, list[Row]]) -> dict[str, list[Row]]:
 
 
 def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
-    """Draw the survival of each family of methods."""
+    """Draw for each family of methods the share of runs that have not collapsed."""
     looks = {}
     with picture(path, width=6.5, height=4.0) as figure:
         axes = figure.subplots()
@@ -199,9 +189,9 @@ def draw_survival(path: Path, curves: dict[str, list[Row]]) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Write the tables of studies/collapse/README.md and its picture from the finished runs.
+    """Write the tables and the picture of studies/collapse/README.md.
 
-    Raises: UserError if there are none."""
+    Raises: UserError if no run is finished."""
     curves = rows_of(FIGURES["collapse"].curves, "tiny")
     finished = {label: rows for label, rows in curves.items() if rows}
     if not finished:
@@ -213,9 +203,9 @@ def main(argv: list[str]) -> None:
 
 
 def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
-    """The tables of runs and of signs, by name. Keys of curves are "frozenlake METHOD at RATE".
+    """Return the tables of methods and of signs, by name.
 
-    Signs are fitted on every second curve of the experiment and tested on the others."""
+    Args: curves: "frozenlake METHOD at RATE" -> rows."""
     fitted = []
     tested = []
     for i, label in enumerate(FIGURES["collapse"].curves):
@@ -228,7 +218,7 @@ def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
 
 
 def method_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """The table with one line for every method and learning rate."""
+    """Return a Markdown table with a row for every method and learning rate."""
     lines = []
     for label, rows in curves.items():
         rate = label.split(" at ")[1]
@@ -253,15 +243,13 @@ def method_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def true_thoughts(row: Row) -> str:
-    """The share of true statements in thoughts: the medians of the first and last iterations."""
+    """Format the share of true statements in thoughts: medians of the first and last iterations."""
     values = [value for value in row["series"]["thought_true_frac"] if value is not None]
     return f"{100 * median(values[:FIRST]):.0f} to {100 * median(values[-FIRST:]):.0f}"
 
 
 def sign_lines(fitted: Sequence[Row], tested: Sequence[Row]) -> list[str]:
-    """The table with one line for every sign, ordered by the F1 on the runs that it was fitted to.
-
-    The last line judges the first warning of each run."""
+    """Return a Markdown table with a row for every sign, and one for the first warning of a run."""
     signs = [fit(metric, rises, fitted) for metric in SIGNS for rises in (False, True)]
     signs.sort(key=lambda sign: -judge(sign, fitted).f1)
     lines = []

@@ -20,7 +20,7 @@ from studies.collapse.survival import (
 
 
 def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
-    """The row of a run with an evaluation every 5 iterations."""
+    """Return the row of a run: success before RL (`start`), then `successes` every 5 iterations."""
     count = 5 * len(successes)
     metrics = dict.fromkeys(collapse.SIGNS, [1.0] * count)
     known = {**metrics, **series}
@@ -41,9 +41,9 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
         ([0.7, 0.9, 0.69, 0.5, 0.3], 15),  # 0.69 is the first value 20 points below 0.9
         ([0.7, 0.9, 0.71, 0.5, 0.3], 20),
         ([0.7, 0.9, 0.3, 0.8, 0.9], None),  # it recovers
-        ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # it recovers once and then falls for good
-        ([0.7, 0.8, 0.9, 0.3], None),  # one evaluation is not enough
-        ([0.29, 0.2, 0.1], 5),  # its best is the model before RL, 0.5
+        ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # it recovers once and then falls until the end
+        ([0.7, 0.8, 0.9, 0.3], None),  # one low evaluation is not enough
+        ([0.29, 0.2, 0.1], 5),  # its best success is 0.5, before RL
         ([0.5, 0.6, 0.7], None),
         ([0.7, 0.5, 0.5], 10),  # exactly 20 points, which floats cannot represent
     ],
@@ -69,7 +69,8 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """The first level is 1. The median of 3 values exceeds 2 when two of them do, from 17 on."""
+    """The first level is 1. From iteration 17 on, two of the last 3 values, and so their median,
+    exceed 2."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]
@@ -87,9 +88,9 @@ def test_a_sign_is_judged_by_what_follows_it():
     late = [1.0] * 27 + [3.0] * 3
     fall = [0.9, 0.9, 0.9, 0.9, 0.3, 0.3]  # collapses at iteration 25
     rows = [
-        make_row(fall, entropy=rises),  # predicted at 17, eight iterations before
+        make_row(fall, entropy=rises),  # predicted at 17, eight iterations before the collapse
         make_row(fall, entropy=flat),  # missed
-        make_row(fall, entropy=late),  # announced too late, which counts as missed
+        make_row(fall, entropy=late),  # the sign comes after the collapse, so it was missed
         make_row([0.9] * 6, entropy=rises),  # a false alarm
         make_row([0.9] * 6, entropy=flat),
     ]
@@ -122,7 +123,8 @@ def test_the_factor_with_the_best_f1_is_chosen():
         make_row(fall, entropy=[1.0] * 15 + [3.5] * 15),
         make_row([0.9] * 6, entropy=[1.0] * 15 + [1.8] * 15),
     ]
-    # 1.5 gives a false alarm, 4 misses the collapse; 2 and 3 do neither, and 3 is the larger
+    # The factor 1.5 gives a false alarm, and 4 misses the collapse. 2 and 3 do neither; `fit` takes
+    # the larger.
     assert fit("entropy", True, rows) == Sign("entropy", True, 3.0)
 
 
@@ -143,7 +145,7 @@ def test_the_page_counts_collapses_and_survivors():
 
 
 def test_the_page_shows_how_thoughts_fade():
-    """Medians of the first and the last five known values."""
+    """The page shows the medians of the first and the last five values that are not None."""
     shares = [0.1, None, 0.9, 0.8, 0.7, 0.5, 0.0, 0.2, 0.3, 0.4]
     row = make_row([0.9, 0.9], thought_true_frac=shares)
     assert collapse.true_thoughts(row) == "70 to 30"  # of 10 50 70 80 90, and of 0 20 30 40 50

@@ -1,7 +1,7 @@
-"""The credit that each estimator of advantages assigns to every turn, as train.py computes it.
+"""Compute the credit that each advantage estimator assigns to every turn, as train.py would.
 
-The credit of a turn is the mean advantage of its tokens. The filter is off: all
-games of the batch are kept.
+The credit of a turn is the mean advantage of its tokens. The filter of groups is off: all games of
+the batch are kept.
 """
 
 from configurator import CRITIC_ESTIMATORS
@@ -21,7 +21,7 @@ from rollout import Trajectory, rewards_with_density, split_by_context
 from studies.credit.play import RecordedGame
 from train import count_tokens_per_turn
 
-# Settings of each estimator. They replace those of the run.
+# Settings of each estimator. They override those of the run.
 ESTIMATORS: dict[str, dict] = {
     "GAE": {"estimator": "gae"},
     "bi-level GAE": {"estimator": "bi_level_gae", "turn_gamma": 0.95},
@@ -54,7 +54,7 @@ ESTIMATORS: dict[str, dict] = {
         "reward_density": "plan",
     },
 }
-# Settings of all estimators, unless ESTIMATORS says otherwise.
+# Settings that all estimators share, unless ESTIMATORS says otherwise.
 NEUTRAL = {
     "turn_level": False,
     "state_weight": 0.0,
@@ -65,7 +65,7 @@ NEUTRAL = {
 
 
 def estimators_of(learner: Learner) -> dict[str, dict]:
-    """The estimators that a learner can compute: if it has no critic, those that need none."""
+    """Return the ESTIMATORS that a learner can compute: without a critic, those that need none."""
     found = {}
     for name, settings in ESTIMATORS.items():
         if learner.critic or settings["estimator"] not in CRITIC_ESTIMATORS:
@@ -74,7 +74,7 @@ def estimators_of(learner: Learner) -> dict[str, dict]:
 
 
 def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) -> np.ndarray:
-    """The credit that an estimator assigns to each turn of a batch of games, (K,).
+    """Return the credit that an estimator assigns to each turn of a batch of games, (K,).
 
     The advantages are those of `train.build_experience`, with the critic of the learner."""
     config = replace(learner.config, **{**NEUTRAL, **settings})
@@ -91,7 +91,7 @@ def credits_of(learner: Learner, games: Sequence[RecordedGame], settings: dict) 
 
 
 def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray:
-    """The critic's value of the state before each turn, (K,): its value at the first token."""
+    """Return the critic's value at the first reply token of each turn, (K,)."""
     trajectories = [game.trajectory for game in games]
     sequences = split_by_context(trajectories, learner.config)
     (values,) = parallel.forward_sequences(learner.critic, sequences, learner.config)  # (R,)
@@ -101,7 +101,7 @@ def critic_values(learner: Learner, games: Sequence[RecordedGame]) -> np.ndarray
 
 
 def shaped(game: RecordedGame, density: str) -> Trajectory:
-    """The trajectory of a game, its native rewards replaced by those of another density."""
+    """Return the trajectory of a game, with its rewards changed to a `reward_density`."""
     trajectory = game.trajectory
     if density == "native":
         return trajectory
@@ -115,7 +115,7 @@ def shaped(game: RecordedGame, density: str) -> Trajectory:
     return replace(trajectory, turns=turns)
 
 
-# ---------- how much of the credit is luck
+# ---------- credit if a game had gone on differently
 
 
 def credits_of_alternatives(
@@ -124,14 +124,14 @@ def credits_of_alternatives(
     alternatives: Sequence[RecordedGame],
     settings: dict,
 ) -> np.ndarray:
-    """The credit of each turn if its game had gone on differently after the reply, (K,).
+    """Return the credit of each turn if its game had gone on differently after the reply, (K,).
 
-    Each call of `credits_of` replaces one game of every group by an alternative. So the baseline of
-    a group sees one change at a time, as in training. Whitening runs over all groups, so estimators
-    that whiten also see the changes in other groups.
+    For each call of `credits_of`, at most one game of every group is replaced, so the rest of its
+    baseline is original. Whitening runs over all groups, so the credit of estimators that whiten
+    also depends on the games replaced in other groups.
 
-    Args: alternatives: K games. Game k equals the game of turn k up to the reply of this turn, and
-        then goes on with fresh noise."""
+    Args: alternatives: one game for each turn. It repeats the game of this turn up to the reply,
+        and then goes on with fresh noise."""
     starts = first_turns(games)
     credits = np.full(starts[-1], np.nan)
     for changes in rounds_of_turns(games, learner.config.group_size):
@@ -146,12 +146,14 @@ def credits_of_alternatives(
 
 
 def first_turns(games: Sequence[RecordedGame]) -> np.ndarray:
-    """The index of the first turn of each game, then the number of all turns, (games + 1,)."""
+    """Return the index of each game's first turn among all K turns, then K, (games + 1,)."""
     return np.cumsum([0, *(game.num_turns for game in games)])
 
 
 def rounds_of_turns(games: Sequence[RecordedGame], group_size: int) -> list[list[tuple[int, int]]]:
-    """All (game, turn) in rounds with at most one turn of every group."""
+    """Split all turns into rounds that hold at most one turn of each group.
+
+    Returns: lists of (index of the game, index of the turn in this game)."""
     queues = []
     for start in range(0, len(games), group_size):
         queue = []

@@ -1,21 +1,21 @@
-"""Measure credit: does an estimator of advantages point at the right turn?
+"""Measure how well the credit of each advantage estimator agrees with the true advantage.
 
-The script takes checkpoints of runs on FrozenLake or Sokoban. Each policy plays the games of one
-iteration of training. For every turn the script computes
+The script takes checkpoints of runs on FrozenLake or Sokoban. The policy of each checkpoint plays
+the games of one training iteration. For every turn of these games the script computes
 
 - the true advantage under this policy, estimated by Monte Carlo: the game is continued --draws
   times from the exact state before the turn, and as often after its reply, with fresh noise;
 - the exact advantage under optimal play;
-- the credit that each estimator of train.py assigns to the turn.
+- the credit that each estimator of train.py assigns to the turn (the mean advantage of its tokens).
 
     python -m studies.credit.measure out/frozenlake_ppo out/sokoban_ppo --checkpoints=start,end
     python -m studies.credit.measure out/A out/A_s1 out/A_s2 --out=out/credit_A  # seeds of one run
     python -m studies.credit.measure out/A --checkpoints=end --draws=64 --num_groups=64
 
 Runs must keep their checkpoints: train with --save_every=20 --keep_checkpoints=99. "start" is the
-model before training, "end" the newest checkpoint. Each measured checkpoint is a file in OUT/cases,
-and a second call does not measure it again. OUT/credit.json, OUT/credit.md and OUT/credit.png
-hold the results. studies/credit/README.md explains them.
+model before training, "end" the newest checkpoint. The measurements of each checkpoint are a file
+in OUT/cases, and a second call does not repeat them. OUT/credit.json, OUT/credit.md and
+OUT/credit.png hold the results. studies/credit/README.md explains the measures.
 """
 
 from configurator import Config, UserError, run_main
@@ -45,10 +45,10 @@ from studies.credit.play import Player, RecordedGame, monte_carlo, play_groups
 from studies.credit.report import write_report
 from support.run_folder import read_json, write_atomically
 
-SEED_SHUFFLE = 65  # number in the seed of this random stream, see studies/credit/play.py
+SEED_SHUFFLE = 65  # part of a random seed, like those in studies/credit/play.py
 PLANNER = "planner's step reward"
 SHUFFLED = "planner's step reward, shuffled"
-DIGITS = 6  # decimals of the numbers in a case
+DIGITS = 6  # decimals of the numbers in OUT/cases
 
 
 def main(argv: list[str]) -> None:
@@ -60,14 +60,14 @@ def main(argv: list[str]) -> None:
 
 
 def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
-    """The cases of all checkpoints of a run. Those without a file in OUT/cases are measured."""
+    """Return the measurements of all checkpoints of a run. Those without a file are made now."""
     cases = {}  # label -> case; None: not measured yet
     for label, folder in job.checkpoints[run].items():
         settings = settings_of_case(job, run, config, folder)
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # A label may have changed: if a run of 20 iterations goes on, its "end" becomes "20".
+    # The label in a file may be old: if a run of 20 iterations goes on, its "end" becomes "20".
     return [{**case, "label": label} for label, case in cases.items()]
 
 
@@ -77,7 +77,7 @@ def measure_missing(
     """Measure the checkpoints whose case is None, write their files, and fill in `cases`."""
     device, dtype = parallel.init_distributed(config)
     learner, engine, chat = build_learner(config, device, dtype)
-    # The start comes first, before the weights of a checkpoint are loaded.
+    # "start" comes first, while the learner still has its initial weights.
     for label, folder in job.checkpoints[run].items():
         if cases[label] is not None:
             continue
@@ -100,7 +100,7 @@ def case_path(job: CreditJob, run: str, folder: Path | None) -> Path:
 
 
 def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | None) -> dict:
-    """The settings of a case. `read_case` refuses a file that was measured with others."""
+    """Return the settings of a measurement. `read_case` refuses a file with other settings."""
     return {
         "run": str(Path(run)),
         "checkpoint": folder.name if folder else "start",
@@ -110,7 +110,7 @@ def settings_of_case(job: CreditJob, run: str, config: Config, folder: Path | No
 
 
 def read_case(path: Path, settings: dict) -> dict | None:
-    """The case that an earlier call has measured, None if there is none.
+    """Read the case that an earlier call measured. Returns: None if there is no file.
 
     Raises: UserError if the file was measured with other settings."""
     if not path.is_file():
@@ -128,7 +128,7 @@ def read_case(path: Path, settings: dict) -> dict | None:
 
 
 def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
-    """Play games, continue them and assign credit, with the present weights.
+    """Play games with the present weights, continue them from every turn, and assign credit.
 
     Returns: "success": the share of games that were won; "cpu_s": CPU seconds; "turns": columns
         with an entry for each of K turns ("critic" is None without a critic); "credits": name ->
@@ -159,7 +159,7 @@ def measure_policy(learner: Learner, player: Player, num_draws: int) -> dict:
 
 
 def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]]:
-    """Group, game and number of each turn."""
+    """Return the group and the game of each turn, and its index in the game, as three columns."""
     columns = {"group": [], "game": [], "turn": []}
     for index, game in enumerate(games):
         for turn in range(game.num_turns):
@@ -172,7 +172,7 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Two controls: the planner's step reward, and this reward shuffled within each game."""
+    """Return credits of two controls: planner's step reward, and this reward shuffled in a game."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

@@ -1,8 +1,8 @@
-"""The exact value of optimal play on FrozenLake and Sokoban, under the limits of the policy.
+"""Compute exact values of optimal play on FrozenLake and Sokoban, under the limits of the policy.
 
-A turn commits to 1 to `actions_per_turn` actions before the outcome of any of them is known. A game
-has `max_turns` turns and a budget of actions. The value of a state is the largest expected sum of
-rewards from there on. A finished game has value 0.
+In each turn a player chooses 1 to `actions_per_turn` actions before it sees the result of any of
+them. The numbers of turns and of actions in a game are limited. The value of a state is the largest
+expected sum of rewards from this state to the end of the game. A finished game has value 0.
 """
 
 from configurator import Config
@@ -21,24 +21,23 @@ from worlds.planners import lake_transitions, move_sequences
 
 
 def state_value(episode: Episode) -> float:
-    """The value of the state of an episode, before its next turn."""
+    """Return the optimal value of the present state of an episode, before its next turn."""
     config = episode.config
     env = episode.env
     turns_left = config.max_turns - episode.turn_idx
     if env.terminated or env.actions_left == 0 or turns_left == 0:
         return 0.0
     if isinstance(env, FrozenLake):
-        values = _values_of_lake(env, config)  # (turns, cell, actions)
+        values = _values_of_lake(env, config)  # (turns left, cell, actions left)
         return float(values[turns_left, env.player, env.actions_left])
     values = sokoban_values(env.instance, env.spec, config.actions_per_turn)
     return values.value(env.player, env.boxes, env.actions_left, turns_left)
 
 
 def reply_value(episode: Episode, actions: list[str]) -> float:
-    """The value of executing these actions in a turn, and of optimal play after it.
+    """Return the expected sum of rewards if the next turn executes `actions`, then optimal play.
 
-    The value is a mean over slips. Format penalty and think bonus are left out. Unknown actions do
-    nothing."""
+    Format penalty and think bonus are left out. Unknown actions are ignored."""
     env = episode.env
     legal = [action for action in actions if env.is_legal(action)]
     if isinstance(env, FrozenLake):
@@ -53,10 +52,10 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 
 
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
-    """The advantage of each reply under optimal play, (K,), averaged over slips.
+    """Return the advantage of each reply under optimal play, (K,), averaged over slips.
 
-    It is at most 0, with two exceptions. A think bonus makes it larger. And in a turn without an
-    action, the format penalty may cost less than the action that optimal play has to take."""
+    An advantage can exceed 0 in two cases only: if the reply earns a think bonus, or if it names no
+    action and the format penalty costs less than the action that optimal play has to take."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -67,7 +66,7 @@ def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
 
 
 def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
-    """The planner's step reward, (K,): reward of the turn plus change of the optimal value."""
+    """Return the planner's step reward of each turn, (K,): reward plus change of optimal value."""
     found = []
     for game in games:
         values = [state_value(state) for state in game.states_and_end()]
@@ -79,7 +78,7 @@ def planner_rewards(games: Sequence[RecordedGame]) -> np.ndarray:
 def shuffle_within_games(
     credits: np.ndarray, games: Sequence[RecordedGame], rng: np.random.Generator
 ) -> np.ndarray:
-    """The credits, shuffled among the turns of each game."""
+    """Return the credits of the K turns, (K,), shuffled among the turns of each game."""
     pieces = np.split(credits, np.cumsum([game.num_turns for game in games])[:-1])
     return np.concatenate([rng.permutation(piece) for piece in pieces])
 
@@ -109,18 +108,18 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """The largest probability of reaching the goal, from every state.
+    """Return the largest probability of reaching the goal from every state.
 
-    Returns: (turns left + 1, cells, actions left + 1). It is 1 on the goal and 0 in holes, so an
-        expectation over next cells includes the reward of the goal."""
+    Returns: (max_turns + 1, cells, budget + 1), by turns left, cell and actions left. The goal has
+        1 and holes have 0, so a mean over next cells includes the reward for reaching the goal."""
     single_moves = lake_transitions(size, holes, goal, success_rate)
     sequences = move_sequences(single_moves, min(actions_per_turn, budget))
     values = np.zeros((max_turns + 1, size**2, budget + 1))
     values[:, goal] = 1.0
     for turns_left in range(1, max_turns + 1):
-        best = values[turns_left]  # a view
+        best = values[turns_left]  # a view: writing to `best` fills `values`
         for length, (_, matrices) in enumerate(sequences, start=1):
-            # (sequence, from, actions left afterwards)
+            # (sequence, cell before the turn, actions left after the turn)
             expected = (matrices @ values[turns_left - 1])[:, :, : budget + 1 - length]
             best[:, length:] = np.maximum(best[:, length:], expected.max(axis=0))
     return values
@@ -132,7 +131,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
     single_moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
     cells = np.zeros(env.size**2)  # probability of each cell
     cells[env.player] = 1.0
-    # The goal and holes absorb, so actions after the end of a game change nothing.
+    # No move leaves the goal or a hole, so actions after a game's end change nothing.
     for action in legal:
         cells = cells @ single_moves[names.index(action.strip().lower())]
     values = _values_of_lake(env, episode.config)
@@ -144,7 +143,7 @@ def _lake_reply_value(episode: Episode, legal: list[str]) -> float:
 
 
 class SokobanValues:
-    """Values of one room, by dynamic programming over single actions and ends of turns."""
+    """The optimal values of one room, by dynamic programming over actions and ends of turns."""
 
     def __init__(self, env: Sokoban, actions_per_turn: int):
         self.env = env
@@ -154,10 +153,10 @@ class SokobanValues:
     def value(
         self, player: int, boxes: tuple[int, ...], actions: int, turns: int, used: int = 0
     ) -> float:
-        """The largest sum of rewards from here to the end.
+        """Return the largest sum of rewards from a state to the end of the game.
 
-        Args: actions and turns: those left, including the present turn. used: the actions of the
-            present turn so far; a turn may end after its first action."""
+        Args: actions, turns: the numbers left, including the present turn. used: the number of
+            actions taken in the present turn; the turn may end after its first action."""
         if actions == 0 or turns == 0:
             return 0.0
         state = (player, boxes, actions, turns, used)
@@ -183,7 +182,7 @@ class SokobanValues:
 
 @lru_cache(maxsize=256)
 def sokoban_values(instance: tuple, spec: str, actions_per_turn: int) -> SokobanValues:
-    """The values of a room; they are computed on demand and kept."""
+    """Return the values of a room, which are computed on demand and cached."""
     env = make_env(spec)
     env.start(instance, noise_seed=[0])
     return SokobanValues(env, actions_per_turn)

@@ -1,14 +1,14 @@
-"""Do estimators that point at the right turn also learn faster? Fills studies/credit/README.md.
+"""Correlate how accurate the credit of each estimator is with how fast it learns.
 
     python -m studies.reproduce credit     # trains with each estimator
     python -m studies.credit.measure RUN...  # the credit of each estimator
     python -m studies.credit.page          # fills the tables of studies/credit/README.md
 
-The *speed* of a run is its mean success over its evaluations. Runs of all estimators take about the
-same CPU time (studies/experiments.py). The *accuracy* of an estimator is the rank correlation of
-its credit with the true advantage at a checkpoint. For every environment, checkpoint and seed of
-training, the page correlates accuracy and speed over the estimators (rank correlation). It shows
-the mean over the seeds with its interval (Student's t).
+The *speed* of a run is its mean success over its evaluations; all runs take about the same CPU time
+(studies/experiments.py). The *credit* of a turn is the mean advantage of its tokens. The *accuracy*
+of an estimator at a checkpoint is the rank correlation of credit and true advantage over turns. For
+every environment, checkpoint and seed of training, this script computes the rank correlation of
+accuracy and speed over the estimators. The page shows its mean over the seeds (Student's t).
 """
 
 from configurator import UserError, run_main
@@ -30,7 +30,7 @@ from tools.plotting import tables
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # the fields of CREDIT that are read, see support/json_shapes.py
+SUMMARIES = [  # the fields that this script reads from CREDIT, see support/json_shapes.py
     {
         "env": str,
         "label": str,
@@ -38,21 +38,21 @@ SUMMARIES = [  # the fields of CREDIT that are read, see support/json_shapes.py
         "estimators": {str: {key: [(float, None)] for key in ("rank", "gain", "within")}},
     }
 ]
-Row = dict  # of a run, see studies/runs.py
+Row = dict  # the record of one run, see studies/runs.py
 
 
 class Result(NamedTuple):
-    """How fast the runs of one estimator learn, and how accurate its credit is."""
+    """How fast the S runs of one estimator learn, one for each seed, and how accurate it is."""
 
     name: str
-    speeds: np.ndarray  # (S,) mean success of each seed
+    speeds: np.ndarray  # (S,) mean success over the evaluations of each run
     last: np.ndarray  # (S,) success after the last iteration
-    cpu_s: float  # of a run, mean over the seeds
+    cpu_s: float  # CPU seconds of RL, mean over the runs
     accuracies: dict[str, float]  # checkpoint -> rank correlation with the true advantage
 
 
 def main(argv: list[str]) -> None:
-    """Fill the tables. Raises: UserError if runs or their credit are missing."""
+    """Fill the tables of PAGE. Raises: UserError if runs or their credit are missing."""
     if argv:
         raise UserError(f"studies.credit.page has no options, got {' '.join(argv)}")
     summaries = read_json(CREDIT, SUMMARIES)
@@ -74,9 +74,10 @@ def main(argv: list[str]) -> None:
 def results_of(
     world: str, curves: dict[str, Sequence[Row]], summaries: Sequence[dict]
 ) -> list[Result]:
-    """The results of the estimators that trained policies in an environment.
+    """Return one result for each estimator that trained policies in the environment `world`.
 
-    Args: curves: "WORLD ESTIMATOR" -> rows. summaries: those of the environment, from CREDIT.
+    Args: curves: "WORLD ESTIMATOR" -> rows of its runs. summaries: the entries of CREDIT about
+        `world`, one for each checkpoint.
 
     Raises: UserError if the credit or a seed of an estimator is missing."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
@@ -111,7 +112,7 @@ def results_of(
 
 
 def speed_of(row: Row) -> float:
-    """Mean success over the evaluations of a run, without the model before RL."""
+    """Return the mean success over the evaluations after the start of RL."""
     return float(np.mean(evaluations_of(row)))
 
 
@@ -121,7 +122,7 @@ def evaluations_of(row: Row) -> list[float]:
 
 
 def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
-    """Rank correlation of accuracy and speed over the estimators, (S,), one for each seed."""
+    """Return the rank correlation of accuracy and speed over the estimators for each seed, (S,)."""
     accuracies = [result.accuracies[checkpoint] for result in results]
     speeds = np.stack([result.speeds for result in results])  # (E, S)
     return np.array([rank_correlation(accuracies, of_seed) for of_seed in speeds.T])
@@ -131,7 +132,7 @@ def correlations(results: Sequence[Result], checkpoint: str) -> np.ndarray:
 
 
 def credit_table(summaries: Sequence[dict]) -> str:
-    """The table with a line for each way to assign credit, and its correlations by checkpoint."""
+    """Return a Markdown table of the accuracy of each estimator and control at each checkpoint."""
     headings = ["credit"]
     for summary in summaries:
         label = summary["label"]
@@ -149,7 +150,7 @@ def credit_table(summaries: Sequence[dict]) -> str:
 
 
 def speed_table(results: Sequence[Result]) -> str:
-    """The table with a line for each estimator that trained policies, the fastest first.
+    """Return a Markdown table with a row for each estimator that trained policies, fastest first.
 
     Differences to GRPO are paired by seed."""
     labels = list(results[0].accuracies)
@@ -178,7 +179,7 @@ def speed_table(results: Sequence[Result]) -> str:
 
 
 def correlation_table(results: Sequence[Result]) -> str:
-    """The table of the rank correlations of accuracy and speed, one for each checkpoint."""
+    """Return a Markdown table: for each checkpoint, the rank correlation of accuracy and speed."""
     lines = []
     for label in results[0].accuracies:
         by_seed = correlations(results, label)
@@ -191,7 +192,7 @@ def correlation_table(results: Sequence[Result]) -> str:
 
 
 def interval(number: Sequence[float | None]) -> str:
-    """A value with its 95 % interval. A number that could not be computed is None.
+    """Format a value with its 95 % interval. Args: number: value and half-width; None: not known.
 
     >>> interval([0.5, 0.1]), interval([None, None])
     ('0.50 [0.40, 0.60]', 'not known')

@@ -1,9 +1,9 @@
-"""Games that can be continued from the exact state of any turn, and values from continuations.
+"""Continue games from the exact state before any turn, to estimate values by Monte Carlo.
 
-A `RecordedGame` keeps a copy of its episode before every turn. `restore` begins a game there again,
-with the same board, budget, messages, tokens and random numbers. `monte_carlo` continues from these
-states with fresh random numbers. The mean return of m continuations is an unbiased estimate of a
-value under the policy that plays. The spread of the returns tells how large its noise is.
+A `RecordedGame` keeps a copy of its episode before every turn. `restore` makes a game that starts
+from such a copy, with the same board, actions left, messages, tokens and random numbers.
+`monte_carlo` continues restored games with fresh random numbers. The mean return of m continuations
+is an unbiased estimate of the state's value under the policy that plays.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rollout import Reply, Rollout, RolloutScheduler, Trajectory, make_episode
 if TYPE_CHECKING:  # torch takes seconds to import, and only models need it
     from engine import Engine
 
-# Numbers in the seeds of the random streams, one for each purpose.
-SEED_BOARDS = 61
-SEED_GAMES = 62
+# Parts of random seeds, so that each purpose has a random stream of its own.
+SEED_BOARDS = 61  # choice of boards
+SEED_GAMES = 62  # sampling of tokens
 SEED_BEFORE = 63  # continuations from the state before a turn
 SEED_REPLY = 64  # continuations that begin with the turn's own reply
 
@@ -52,7 +52,7 @@ class RecordedGame(Rollout):
 
 
 def copy_episode(episode: Episode) -> Episode:
-    """An independent copy with the same board, budget, turn and random numbers."""
+    """Return an independent copy with the same board, actions left, turn and random numbers."""
     twin = copy.copy(episode)
     twin.env = copy.deepcopy(episode.env)
     twin.plan_lengths = list(episode.plan_lengths)
@@ -60,7 +60,7 @@ def copy_episode(episode: Episode) -> Episode:
 
 
 def restore(game: RecordedGame, turn: int) -> RecordedGame:
-    """The game as it was before a turn. With the same noise it repeats the original game."""
+    """Return a copy of a game before a turn. With the same noise, it repeats the original game."""
     trajectory = game.trajectory
     twin = RecordedGame(
         copy_episode(game.states[turn]),
@@ -84,7 +84,7 @@ def freshen(game: RecordedGame, purpose: int, draw: int) -> None:
 
 
 def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
-    """Execute the original reply in a restored game, with the transition noise of this game."""
+    """Execute the original reply in a restored game, with the restored game's transition noise."""
     turn = original.turns[game.num_turns]
     reply = Reply(
         turn.text,
@@ -101,7 +101,7 @@ def repeat_reply(game: RecordedGame, original: Trajectory) -> None:
 
 @dataclass
 class Player:
-    """A policy in an engine, and the settings of its games."""
+    """An engine that holds a policy, and the settings of the games that it plays."""
 
     engine: Engine
     chat: Chat
@@ -122,7 +122,7 @@ class Player:
 
 
 class ContinuingScheduler(RolloutScheduler):
-    """Plays games from their present states, not only from their starts."""
+    """A scheduler whose games may already have turns when it starts."""
 
     def _request_first_turn(self, key: int) -> None:
         trajectory = self.rollouts[key].trajectory
@@ -137,7 +137,7 @@ class ContinuingScheduler(RolloutScheduler):
 def play_groups(player: Player, num_groups: int, group_size: int) -> list[RecordedGame]:
     """Play `num_groups` training boards, `group_size` games each, group after group.
 
-    Policies of all runs with the same seed and environment play the same boards."""
+    All runs with the same seed and environment get the same boards."""
     config = player.config
     games = []
     for group, member in product(range(num_groups), range(group_size)):
@@ -151,24 +151,24 @@ def play_groups(player: Player, num_groups: int, group_size: int) -> list[Record
 
 @dataclass
 class Continuations:
-    """The returns of m continuations of each of K turns. The K turns are those of all games.
+    """The returns of m continuations for each of the K turns of all games.
 
-    A return is the sum of the rewards from the turn to the end of the game, not discounted."""
+    A return is the sum of the rewards from this turn to the end of the game, not discounted."""
 
     before: np.ndarray  # (K, m) returns of games that go on from the state before the turn
     reply: np.ndarray  # (K, m) returns of games that repeat the turn's reply first
     alternatives: list[
         RecordedGame
-    ]  # K games, one for each turn: the first of the m continuations in `reply`
+    ]  # K games, one for each turn: those with the returns reply[:, 0]
 
 
 def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -> Continuations:
-    """Continue every turn of every game `num_draws` times from the state before it, and as often
-    after its reply.
+    """For every turn, continue its game `num_draws` times from the state before the turn, and as
+    often after the turn's reply.
 
-    Each continuation after a reply executes the reply again with new slips, so the luck of the
-    original slip gives the reply no credit. The noise of a continuation is independent of the other
-    continuations and of the original games.
+    Each continuation after a reply executes the reply again with new slips, so the reply gets no
+    credit for a lucky slip in the original game. The noise of a continuation is independent of the
+    other continuations and of the original games.
     """
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
     from_states = []
@@ -194,7 +194,9 @@ def monte_carlo(player: Player, games: Sequence[RecordedGame], num_draws: int) -
 
 
 def returns_from(games: Sequence[RecordedGame], turns: Sequence[int]) -> np.ndarray:
-    """The sum of the rewards of each game from a turn on, (number of games,)."""
+    """Return the sum of each game's rewards from a turn on, (number of games,).
+
+    Args: turns: for each game, the index of this turn."""
     returns = []
     for game, turn in zip(games, turns, strict=True):
         returns.append(sum(played.reward for played in game.trajectory.turns[turn:]))

@@ -1,17 +1,19 @@
-"""How much does a policy lose against optimal play, and by which of its choices?
+"""Measure how much reward a policy loses against optimal play, and by which of its choices.
 
     python -m studies.credit.regret config/frozenlake_ppo.py config/models/tiny.py \\
         --model=tiny,out/run/policy
 
-It plays --num_groups training boards, --group_size games each, at --temperature, and computes the
-exact value of optimal play under the same limits (studies/credit/optimal.py). The loss of a turn is
-the value before it minus the value of its actions, slips averaged over. It has two parts:
+The policy plays --num_groups training boards, --group_size games each, at --temperature. The script
+computes exact values of optimal play under the same limits (studies/credit/optimal.py). The loss of
+a turn is the value of the state before it minus the value of its actions (`reply_value`). This loss
+has two parts:
 
 - too long: the loss that the policy would avoid by ending the turn at the best moment, after one or
-  more of its actions. The actions after that may be superfluous or wrong.
-- the rest: the loss of the turn cut at that moment. It goes a wrong way or is too short.
+  more of its actions. The actions after that moment may be superfluous or wrong.
+- the rest: the loss that remains if the turn ends at that moment. The actions before that moment go
+  a wrong way or are too few.
 
-The losses of a game, summed over its turns, are on average the gap to optimal play.
+The expected sum of the losses of a game is the gap between the policy and optimal play.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -66,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 
 def played_by(name: str, config: Config) -> list[RecordedGame]:
-    """The games of a model. All models play the same boards."""
+    """Return the games that a model plays. All models play the same boards."""
     model, tokenizer = load_model(name, device=pick_device(config.device))
     chat = Chat(tokenizer)
     engine = make_engine(config, model, chat)
@@ -77,7 +79,7 @@ def played_by(name: str, config: Config) -> list[RecordedGame]:
 
 
 def losses_of(game: RecordedGame) -> Losses:
-    """The two parts of the loss of a game, summed over its turns."""
+    """Return the two parts of the loss of a game, summed over its turns."""
     too_long = 0.0
     rest = 0.0
     for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -91,7 +93,9 @@ def losses_of(game: RecordedGame) -> Losses:
 
 
 def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
-    """A line of the table: games won, losses with 95 % intervals over boards, actions a turn."""
+    """Return the cells of HEADINGS for one model, without its name.
+
+    The losses have 95 % intervals over boards."""
     losses = np.array([losses_of(game) for game in games])  # (games, 2)
     columns = np.column_stack([losses.sum(1), losses])  # (games, 3)
     boards = np.arange(len(games)) // group_size
@@ -107,7 +111,7 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """How many actions the best player names in the states of these games."""
+    """Format how many actions the best player would name in the states of these games."""
     counts = Counter()
     for game in games:
         for state in game.states:
@@ -117,7 +121,7 @@ def planned(games: Sequence[RecordedGame]) -> str:
 
 
 def shares(counts: Counter) -> str:
-    """Shares of the turns by their number of actions, as in '1: 40 %, 2: 60 %'."""
+    """Format the share of turns for each number of actions, as in '1: 40%, 2: 60%'."""
     total = sum(counts.values())
     return ", ".join(f"{count}: {number / total:.0%}" for count, number in sorted(counts.items()))
 

@@ -1,7 +1,7 @@
-"""Tables and picture of the credit that estimators assign, from the cases that measure.py wrote.
+"""Write tables and a picture of how accurate the credit of each estimator is.
 
-A case is one checkpoint of one run. Cases of runs that differ only in the seed are pooled: the
-report shows the mean over seeds, with an interval over boards and seeds.
+A case is what measure.py measured at one checkpoint of one run. Cases of runs that differ only in
+the seed are pooled: the report shows the mean over seeds, with an interval over boards and seeds.
 """
 
 import json
@@ -24,9 +24,9 @@ from support.statistics import mean_over_seeds
 from tools.plotting.style import GRAY, draw_legend, look_of, picture
 from tools.plotting.tables import markdown
 
-OPTIMAL = "optimal play"
-REFERENCE = "GRPO"  # the estimator that all others are compared with
-HEADINGS = {  # measure -> heading of its column
+OPTIMAL = "optimal play"  # here credit is the advantage under optimal play
+REFERENCE = "GRPO"  # the estimator with which all others are compared
+HEADINGS = {  # key of a measure in `Numbers` -> heading of its column
     "rank": "rank correlation",
     "gain": "less GRPO's",
     "rank_raw": "not corrected",
@@ -46,20 +46,20 @@ PANELS = {
     "rank": "rank correlation with the true advantage",
     "within": "correlation between the turns of a game",
 }
-Numbers = dict[str, list[float]]  # name -> [value, half-width of its 95 % interval]
+Numbers = dict[str, list[float]]  # measure -> [value, half-width of its 95 % interval]
 
 
 @dataclass
 class Summary:
-    """One checkpoint of one method in one environment, over its seeds."""
+    """The results at one checkpoint of one method in one environment, pooled over seeds."""
 
     env: str
     method: str  # the estimator that trained the policy
     label: str  # of the checkpoint: start, an iteration such as 20, or end
     seeds: list[int]
-    facts: dict[str, float]  # about games and true advantages, means over seeds
-    estimators: dict[str, Numbers]
-    critic: Numbers | None
+    facts: dict[str, float]  # those of `measure_case`, means over seeds
+    estimators: dict[str, Numbers]  # by name of the estimator
+    critic: Numbers | None  # None if the method has no critic
 
     @property
     def title(self) -> str:
@@ -68,7 +68,7 @@ class Summary:
 
 
 def write_report(out: Path, cases: Sequence[dict]) -> str:
-    """Write credit.json, credit.md and credit.png. Returns: the text of credit.md."""
+    """Write credit.json, credit.md and credit.png into `out`. Returns: the text of credit.md."""
     summaries = summarize_cases(cases)
     records = [without_nan(vars(summary)) for summary in summaries]
     out.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def write_report(out: Path, cases: Sequence[dict]) -> str:
 
 
 def without_nan(value):
-    """Nested dicts and lists. None replaces NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity, which JSON does not have, by None in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -117,7 +117,7 @@ def summarize_cases(cases: Sequence[dict]) -> list[Summary]:
 
 
 def measure_case(case: dict) -> tuple[dict[str, float], dict[str, Numbers], Numbers | None]:
-    """Returns: facts about the case, the measures of each estimator, and those of the critic."""
+    """Returns: facts about the case, the measures of each estimator, the measures of the critic."""
     turns = case["turns"]
     truth = Truth(np.array(turns["before"]), np.array(turns["reply"]))
     games = np.array(turns["game"])
@@ -155,7 +155,7 @@ def mean_facts(facts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
-    """The numbers of each estimator over all seeds."""
+    """Pool the numbers of each estimator over the seeds."""
     pooled = {}
     for name in estimators[0]:
         pooled[name] = pool_numbers([seed[name] for seed in estimators])
@@ -163,7 +163,7 @@ def pool_seeds(estimators: Sequence[dict[str, Numbers]]) -> dict[str, Numbers]:
 
 
 def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
-    """Means over seeds, with intervals over boards and seeds."""
+    """Return the means over seeds, with intervals over boards and seeds."""
     pooled = {}
     for name in seeds[0]:
         values = np.array([seed[name][0] for seed in seeds])
@@ -177,7 +177,7 @@ def pool_numbers(seeds: Sequence[Numbers]) -> Numbers:
 
 
 def section(summary: Summary) -> str:
-    """The tables of one checkpoint."""
+    """Return the section of credit.md about one checkpoint."""
     lines = [f"## {summary.title}", "", describe_truth(summary.facts), ""]
     rows = []
     ranked = sorted(summary.estimators.items(), key=lambda item: -sort_value(item[1]["rank"][0]))
@@ -192,12 +192,12 @@ def section(summary: Summary) -> str:
 
 
 def cells_of(numbers: Numbers, headings: dict[str, str]) -> list[str]:
-    """A cell for each heading. Args: headings: name of a number -> heading of its column."""
+    """Return the table cell of each number. Args: headings: name of a number -> column heading."""
     return [cell(*numbers[key], in_percent="%" in words) for key, words in headings.items()]
 
 
 def describe_truth(facts: dict[str, float]) -> str:
-    """What was measured, and how noisy the truth is."""
+    """Return text on how much was measured, and on the noise of the estimates."""
     text = (
         f"{facts['turns']:.0f} turns of {facts['games']:.0f} games a seed, "
         f"{100 * facts['success']:.0f} % won. {facts['draws']:.0f} continuations before and after "
@@ -220,7 +220,7 @@ def sort_value(value: float) -> float:
 
 
 def cell(value: float, half_width: float, *, in_percent: bool) -> str:
-    """A number with its 95 % interval.
+    """Format a number with its 95 % interval.
 
     >>> cell(0.5, 0.1, in_percent=False), cell(0.5, 0.1, in_percent=True)
     ('0.50 [0.40, 0.60]', '50 [40, 60]')
@@ -241,9 +241,9 @@ def cell(value: float, half_width: float, *, in_percent: bool) -> str:
 
 
 def draw(path: Path, summaries: Sequence[Summary]) -> None:
-    """Draw a column for every environment and method, and a row for each of PANELS.
+    """Draw a grid of panels: a column for every environment and method, a row for each of PANELS.
 
-    A point is an estimator at a checkpoint. The line through it is the 95 % interval."""
+    A point shows an estimator at a checkpoint, with its 95 % interval."""
     columns: dict[tuple[str, str], list[Summary]] = {}
     for summary in summaries:
         columns.setdefault((summary.env, summary.method), []).append(summary)
@@ -261,7 +261,7 @@ def draw(path: Path, summaries: Sequence[Summary]) -> None:
 
 
 def draw_panel(axes: Axes, key: str, members: Sequence[Summary], looks: dict[str, dict]) -> None:
-    """Draw estimators from top to bottom, checkpoints in colours. Args: looks: by checkpoint."""
+    """Draw the measure `key` of all estimators. Args: looks: label of a checkpoint -> colour."""
     names = list(members[0].estimators)[::-1]
     for number, summary in enumerate(members):
         shift = 0.15 * (number - (len(members) - 1) / 2)

@@ -1,9 +1,8 @@
-"""How well credit follows the true advantage of turns, corrected for the noise of the truth.
+"""Measure how well the credit of an estimator follows the true advantages of turns.
 
-The true advantage of K turns is estimated by m continuations before and after each reply
-(studies/credit/play.py). The noise of these estimates lowers every correlation. `Truth` knows how
-large the noise is, so the measures are corrected for it. `ceiling` is the correlation that exact
-advantages would have without the correction.
+The true advantage of each of K turns is estimated from m continuations of the game before the reply
+and m after it (studies/credit/play.py). The noise of these estimates lowers every correlation.
+`Truth` estimates the noise, and the measures are corrected for it.
 """
 
 import math
@@ -15,24 +14,24 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # the sign of an advantage is known if it is more standard errors from 0 than this
+DECIDED = 2.0  # the sign counts as known if the advantage is over DECIDED standard errors from 0
 # The numbers that `measure` returns. studies/credit/README.md defines them.
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
 
 @dataclass
 class Truth:
-    """Returns of the continuations of K turns; see `play.Continuations`."""
+    """The returns of m continuations of K turns, and estimates from them."""
 
-    before: ndarray  # (K, m)
-    reply: ndarray  # (K, m)
+    before: ndarray  # (K, m) returns from the state before the turn
+    reply: ndarray  # (K, m) returns from the turn's reply on
 
     def among(self, mask: ndarray) -> "Truth":
         return Truth(self.before[mask], self.reply[mask])
 
     @property
     def values(self) -> ndarray:
-        """Value of the state before each turn, (K,)."""
+        """Estimated value of the state before each turn, (K,)."""
         return self.before.mean(1)
 
     @property
@@ -42,40 +41,40 @@ class Truth:
 
     @property
     def noise(self) -> ndarray:
-        """Variance of the noise of each advantage, (K,). The noise of two turns is independent."""
+        """Variance of the noise of each estimated advantage, (K,). Turns have independent noise."""
         num_draws = self.before.shape[1]
         return (self.before.var(1, ddof=1) + self.reply.var(1, ddof=1)) / num_draws
 
     @property
     def value_noise(self) -> ndarray:
-        """Variance of the noise of each value, (K,)."""
+        """Variance of the noise of each estimated value, (K,)."""
         return self.before.var(1, ddof=1) / self.before.shape[1]
 
     def spread(self) -> float:
-        """Variance of the true advantages over the turns: variance of the estimates minus noise."""
+        """Variance of the true advantages: that of the estimated ones minus their mean noise."""
         return variance_of(self.advantages) - float(self.noise.mean())
 
     def reliability(self) -> float:
-        """Share of the variance of the estimated advantages that is not noise."""
+        """The share of the variance of the estimated advantages that is not noise."""
         variance = variance_of(self.advantages)
         return self.spread() / variance if variance > 0 else 0.0
 
     def rank_reliability(self) -> float:
-        """Rank correlation of two estimates with m draws each (Spearman and Brown).
+        """Rank correlation that two independent estimates, of m draws each, would have.
 
-        It is computed from two halves of the draws; NaN if their correlation is not above 0."""
+        It follows from that of two halves of the draws (Spearman and Brown); NaN if not above 0."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
         return 2 * of_halves / (1 + of_halves) if of_halves > 0 else math.nan
 
     def ceiling(self) -> float:
-        """The approximate rank correlation of exact advantages with these estimates; may be NaN."""
+        """The approximate rank correlation of exact advantages with the estimates; may be NaN."""
         return math.sqrt(self.rank_reliability())
 
     def draws_for(self, ceiling: float) -> float:
-        """The number of draws with which the truth would reach this ceiling of Pearson's
-        correlation; infinite if the estimates differ by noise only."""
+        """The number of draws m with which exact advantages and estimates would have this Pearson
+        correlation (`ceiling`). Infinite if the estimates differ by noise only."""
         if self.spread() <= 0:
             return math.inf
         num_draws = self.before.shape[1]
@@ -91,13 +90,13 @@ def measure(
     games: ndarray,
     clusters: ndarray,
 ) -> dict[str, list[float]]:
-    """The MEASURES of an estimator, each with the half-width of its 95 % interval.
+    """Return the MEASURES of an estimator: name -> [value, half-width of its 95 % interval].
 
     Args:
         credits: (K,) credits that the estimator assigned to the turns.
         alternatives: (K,) credits if the game goes on differently after the turn's reply.
-        reference: (K,) credits of the estimator that it is compared with, on the same turns.
-        truth: of the same K turns.
+        reference: (K,) credits of the estimator to compare with (in the report GRPO).
+        truth: the continuations of the K turns.
         games: (K,) index of each turn's game.
         clusters: (K,) index of each turn's group. Games of a group share their board.
     """
@@ -123,20 +122,19 @@ def measure(
 def with_intervals(
     names: Sequence[str], compute: Callable[[ndarray], ndarray], clusters: ndarray
 ) -> dict[str, list[float]]:
-    """Name -> [value, half-width of its 95 % interval by the jackknife over clusters].
+    """Return name -> [value, half-width of its 95 % interval by the jackknife over clusters].
 
-    Args: compute: takes a mask (K,) bool of turns, and returns a value for each name."""
+    Args: compute: maps a mask of turns, (K,) bool, to an array with a value for each name."""
     values, half_widths = jackknife_interval(compute, clusters)
     pairs = zip(names, values.tolist(), half_widths.tolist(), strict=True)
     return {name: [value, half_width] for name, value, half_width in pairs}
 
 
 def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
-    """Correlation of credits and true advantages between the turns of one game.
+    """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
-    Each is taken relative to its mean over the game, so the correlation says whether the estimator
-    points at the right turn of a game. It is Pearson's, corrected for the noise of the truth. It is
-    0 for an estimator that gives all turns of a game the same credit.
+    From each credit and each advantage, its mean over the game is subtracted first. The correlation
+    is corrected for the noise of the truth, and 0 if all turns of a game have the same credit.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -158,7 +156,9 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 
 
 def right_signs(credits: ndarray, truth: Truth) -> float:
-    """Share of the turns with a known sign whose credit has this sign; 0 counts as half."""
+    """Return the share of the turns with a known sign whose credit has the same sign.
+
+    A credit of 0 counts as half."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan
@@ -167,23 +167,22 @@ def right_signs(credits: ndarray, truth: Truth) -> float:
 
 
 def is_decided(truth: Truth) -> ndarray:
-    """Whether the sign of each advantage is known, (K,) bool."""
+    """Whether each advantage is far enough from 0 (DECIDED) for its sign to be known, (K,) bool."""
     return np.abs(truth.advantages) > DECIDED * np.sqrt(truth.noise)
 
 
 def variance_shares(
     credits: ndarray, alternatives: ndarray, truth: Truth
 ) -> tuple[float, float, float]:
-    """The parts of the variance of an estimator's credit, as shares that sum to 1.
-
-    - signal: the part that follows the true advantage, or its opposite (then "rank" is negative).
-      It is the squared correlation, corrected for the noise.
+    """Split the variance of the credits over the turns into three shares that sum to 1:
+    - signal: the part that correlates with the true advantage, positively or negatively. It is the
+      squared correlation, corrected for the noise.
     - bias: the part that depends on state and reply, but not on their advantage.
-    - luck: the part that depends on what happens after the reply. This is the estimator's variance:
-      half the mean squared difference of two credits of one turn with different luck.
+    - luck: the part that depends on what happens after the reply. It is half the mean squared
+      difference of `credits` and `alternatives`, relative to the variance.
 
-    The shares do not depend on the scale of the estimator, which the learning rate absorbs. They
-    are 0 if all turns have the same credit, and NaN if the true advantages differ by noise only.
+    The shares do not change if all credits are multiplied by a factor. All three are 0 if all turns
+    have the same credit, and NaN if the estimated advantages differ by noise only.
     """
     total = variance_of(credits)
     if total <= 1e-12 * max(1.0, float((credits**2).mean())):
@@ -197,11 +196,12 @@ def variance_shares(
 
 
 def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str, list[float]]:
-    """Compare the critic's values of the states before K turns with the truth.
+    """Compare the critic's values of the states before K turns with the values from continuations.
 
-    "correlation" and "explained" (share of the variance of the true values) are corrected for the
-    noise of the truth, and NaN if the true values differ by noise only. "bias" is the mean error,
-    and "error" the root mean square error without the noise, in reward units.
+    "correlation" and "explained" (the share of the variance of the true values that the critic
+    explains) are corrected for the noise of the truth, and NaN if the estimated values differ by
+    noise only. "bias" is the mean error, and "error" the root mean square error without the noise,
+    in reward units.
     """
 
     def compute(mask: ndarray) -> ndarray:
@@ -226,7 +226,7 @@ def measure_critic(values: ndarray, truth: Truth, clusters: ndarray) -> dict[str
 
 
 def variance_of(x: ndarray) -> float:
-    """Unbiased variance of x, (n,). NaN for one number: the jackknife may leave a single turn.
+    """Return the unbiased variance of x, (n,). NaN if n = 1: the jackknife may leave one turn.
 
     >>> variance_of(np.array([1.0, 3.0])), variance_of(np.array([1.0]))
     (2.0, nan)
@@ -235,9 +235,7 @@ def variance_of(x: ndarray) -> float:
 
 
 def rank_correlation(x: ndarray, y: ndarray) -> float:
-    """Spearman's rank correlation of x and y, (n,) each. Equal values share their mean rank.
-
-    Returns: -1 to 1; 0 if x or y is constant, because a constant orders nothing.
+    """Return Spearman's rank correlation of x and y, (n,) each; 0 if x or y is constant.
 
     >>> rank_correlation([1.0, 2.0, 9.0], [0.1, 0.2, 0.3])
     1.0
@@ -246,7 +244,7 @@ def rank_correlation(x: ndarray, y: ndarray) -> float:
 
 
 def correlation(x: ndarray, y: ndarray) -> float:
-    """Pearson's correlation of x and y, (n,) each; 0 if one of them is constant."""
+    """Return Pearson's correlation of x and y, (n,) each; 0 if x or y is constant."""
     x = np.asarray(x, float) - np.mean(x)
     y = np.asarray(y, float) - np.mean(y)
     scale = math.sqrt(float(x @ x) * float(y @ y))
@@ -254,7 +252,7 @@ def correlation(x: ndarray, y: ndarray) -> float:
 
 
 def ranks(x: ndarray) -> ndarray:
-    """Ranks from 0 on, (n,). Equal values share the mean of their ranks.
+    """Return the rank of each value of x, from 0 on, (n,). Equal values get their mean rank.
 
     >>> ranks([5.0, 3.0, 5.0]).tolist()
     [1.5, 0.0, 1.5]

@@ -1,9 +1,6 @@
-"""Tests of studies/credit/measure.py and its modules without a model.
+"""Tests of studies/credit/ that need no model.
 
-Continuations agree with exact values, and optimal values with those by hand and by brute force.
-Measures are tested on data with known answers, and the command line with wrong arguments.
-
-    python -m pytest -q studies/credit/test_credit.py
+python -m pytest -q studies/credit/test_credit.py
 """
 
 import copy
@@ -67,7 +64,7 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 
 
 class Letters:
-    """A chat format in which a token is the code of a letter, for tests without a tokenizer."""
+    """A chat format whose tokens are character codes, for tests without a tokenizer."""
 
     end = 3
 
@@ -85,7 +82,7 @@ class Letters:
 
 
 class RandomMoves:
-    """An engine whose policy answers one uniformly random action, whatever it has seen."""
+    """An engine whose policy replies with one uniformly random action, whatever the prompt."""
 
     busy = False
 
@@ -123,7 +120,7 @@ def test_doctests():
 
 
 def exact_values(env):
-    """The probability that random single moves reach the goal, (actions left, cell)."""
+    """Return the probability that random single moves reach the goal, (actions left, cell)."""
     mean_move = lake_transitions(env.size, env.holes, env.goal, env.success_rate).mean(0)
     values = [np.eye(env.size**2)[env.goal]]
     for _ in range(env.max_actions):
@@ -132,7 +129,7 @@ def exact_values(env):
 
 
 def exact_advantage(state, action):
-    """Q of an action minus V, under the policy of RandomMoves."""
+    """Return Q(state, action) - V(state) under the policy of RandomMoves."""
     env = state.env
     values = exact_values(env)
     moves = lake_transitions(env.size, env.holes, env.goal, env.success_rate)
@@ -142,7 +139,7 @@ def exact_advantage(state, action):
 
 @pytest.fixture(scope="module")
 def continued():
-    """Twelve games of random moves on three small lakes, and 60 continuations of every turn."""
+    """Play twelve games of random moves on three 3x3 lakes, and continue every turn 60 times."""
     config = replace(LAKE, env="frozenlake:size=3,success_rate=0.8")
     player = Player(RandomMoves(), Letters(), config)
     games = play_groups(player, 3, 4)
@@ -150,7 +147,7 @@ def continued():
 
 
 def test_continuations_find_the_exact_values_and_advantages(continued):
-    """Exact V and A come from dynamic programming. The errors have the size of the known noise."""
+    """The estimates differ from exact values and advantages by as much as their noise predicts."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     values = []
@@ -165,17 +162,17 @@ def test_continuations_find_the_exact_values_and_advantages(continued):
     # a return is 0 or 1, so its variance is p (1 - p)
     variance = (values * (1 - values) + replies * (1 - replies)) / 60
     assert found.noise.mean() == pytest.approx(variance.mean(), rel=0.1)
-    common = variance > 1e-3  # with less, errors are not normally distributed
+    common = variance > 1e-3  # with a smaller variance, errors are not normally distributed
     assert common.sum() > 15
     scores = (found.advantages - advantages)[common] / np.sqrt(variance[common])
     assert np.abs(scores).max() < 4
-    assert 0.4 < (scores**2).mean() < 1.8, scores  # 1 is expected
+    assert 0.4 < (scores**2).mean() < 1.8, scores  # its expected value is 1
     assert np.abs(found.values - values).max() < 4 * 0.5 / 60**0.5
     assert np.corrcoef(found.advantages, advantages)[0, 1] > 0.8
 
 
 def test_the_luck_of_the_slip_is_no_merit_of_the_reply(continued):
-    """The same action in the same state has the same advantage, wherever it led in the game."""
+    """The same first action on the same board has the same advantage, wherever slips led."""
     games, continuations = continued
     found = Truth(continuations.before, continuations.reply)
     starts = np.cumsum([0, *(game.num_turns for game in games)])[:-1]
@@ -201,7 +198,7 @@ def test_returns_are_sums_of_rewards_from_a_turn_on(lake):
 
 
 def test_continuations_begin_in_the_state_of_the_turn(lake):
-    """The first continuation after a reply repeats the turns up to it. What follows may differ."""
+    """The first continuation after a reply repeats the turns up to and including this reply."""
     games = play_groups(lake, 4, 4)
     found = monte_carlo(lake, games, 4)
     turns = [(game, turn) for game in games for turn in range(game.num_turns)]
@@ -232,15 +229,15 @@ def test_a_continuation_without_room_ends_out_of_tokens(lake):
 
 
 def test_values_of_the_lake_are_those_of_the_best_sequences():
-    """By hand: a corridor of ice without slips, and a lake of 2x2 cells with slips."""
+    """Compare with values computed by hand: a corridor without slips, and a 2x2 lake with slips."""
     holes = frozenset(range(4, 16))
-    values = lake_values(4, holes, 3, 1.0, 2, 5, 3)  # two actions a turn, start in cell 0
+    values = lake_values(4, holes, 3, 1.0, 2, 5, 3)  # goal in cell 3, two actions a turn, no slip
     assert values[1, 0, 5] == 0 and values[2, 0, 5] == 1  # three moves take two turns
     assert values[2, 0, 2] == 0 and values[1, 1, 2] == 1 and values[1, 1, 1] == 0
     slippery = lake_values(2, frozenset([2]), 1, 0.8, 1, 3, 3)
-    # Right reaches the goal with 0.8 and the hole with 0.1, and stays with 0.1. Up reaches the goal
-    # with 0.1 and stays otherwise. With three turns left its 0.1 + 0.9 * 0.88 is more than
-    # 0.8 + 0.1 * 0.88.
+    # From cell 0, Right reaches the goal with probability 0.8 and the hole with 0.1, and stays with
+    # 0.1. Up reaches the goal with probability 0.1 and stays otherwise. With three turns left, the
+    # value of Up is 0.1 + 0.9 * 0.88, and that of Right only 0.8 + 0.1 * 0.88.
     assert slippery[1, 0, 3] == pytest.approx(0.8)
     assert slippery[2, 0, 3] == pytest.approx(0.88)
     assert slippery[3, 0, 3] == pytest.approx(0.892)
@@ -248,7 +245,7 @@ def test_values_of_the_lake_are_those_of_the_best_sequences():
 
 
 def test_the_optimal_player_earns_the_value_of_the_lake():
-    """Games played with the moves of `plan` are won as often as `state_value` says."""
+    """The success rate of games played with the moves of `plan` equals the mean `state_value`."""
     config = replace(LAKE, actions_per_turn=2, actions_per_traj=6)
     wins = []
     values = []
@@ -267,7 +264,7 @@ def test_the_optimal_player_earns_the_value_of_the_lake():
 
 
 def brute_force(env, actions_per_turn, turns):
-    """The largest reward over all sequences of moves, by trying all of them."""
+    """Return the largest sum of rewards, by trying all sequences of moves."""
     if env.terminated or env.actions_left == 0 or turns == 0:
         return 0.0
     best = -np.inf
@@ -292,7 +289,7 @@ def test_values_of_sokoban_rooms():
             solved.append(value)
             assert value == pytest.approx(11 - 0.1 * length)
         else:
-            assert value < 1.0  # the room is not solved, and every action costs 0.1
+            assert value < 1.0  # three actions cannot solve the room, and every action costs 0.1
     assert solved
 
 
@@ -328,7 +325,8 @@ def test_reply_value_averages_over_slips():
     env = episode.env
     env.size, env.holes, env.goal, env.player = 2, frozenset([2]), 1, 0
     env.num_actions = 0
-    # Right: 0.8 goal, 0.1 hole, 0.1 stays with three turns and actions left (0.892, see above)
+    # Right reaches the goal with probability 0.8 and the hole with 0.1. With 0.1 it stays in cell
+    # 0, whose value with three turns left is 0.892.
     assert reply_value(episode, ["right"]) == pytest.approx(0.8 + 0.1 * 0.892)
     assert reply_value(episode, ["fly"]) == pytest.approx(0.892)
 
@@ -339,12 +337,12 @@ def test_reply_value_averages_over_slips():
         (["Down", "Down", "Right", "Right"], (0, 0)),  # to the goal
         (["Right", "Right"], (1, 0)),  # the second move is one too many: it ends in the hole
         (["Right", "Right", "Down"], (1, 0)),
-        (["Down", "Right", "Up", "Right"], (1, 0)),  # the first two were right
-        (["fly"], (0, 0)),  # no legal action, but enough turns are left to win
+        (["Down", "Right", "Up", "Right"], (1, 0)),  # the first two moves go towards the goal
+        (["fly"], (0, 0)),  # no legal action, but the turns left are enough to win
     ],
 )
 def test_losses_of_a_game_by_hand(moves, losses):
-    """A lake of 3x3 without slip. S is the start, O a hole, G the goal.
+    """One turn on this 3x3 lake without slip. S is the start, O a hole, G the goal.
 
     S _ O
     _ _ _
@@ -389,7 +387,7 @@ def test_shuffling_keeps_the_credits_of_each_game():
 
 
 def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
-    """True advantages, and noisy estimates of them."""
+    """Return random true advantages, and a Truth with noisy returns for them."""
     advantages = rng.normal(0, spread, num_turns)
     before = rng.normal(0, scatter, (num_turns, draws))
     reply = advantages[:, None] + rng.normal(0, scatter, (num_turns, draws))
@@ -397,17 +395,20 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 
 def test_the_noise_of_the_truth_is_known():
-    """Noise variance 2 * 0.5^2 / 16 = 0.03125; reliability 0.09 / 0.12125 = 0.742."""
+    """Variance of the noise 2 * 0.5^2 / 16 = 0.03125, of the true advantages 0.3^2 = 0.09, so the
+    reliability is 0.09 / 0.12125 = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)
     assert truth.reliability() == pytest.approx(0.742, abs=0.02)
-    # r(m) = 0.09 / (0.09 + 0.5 / m) is 0.95^2 at m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4
+    # The reliability with m draws, 0.09 / (0.09 + 0.5 / m), is 0.95^2 at
+    # m = 0.5 / 0.09 * 0.9025 / 0.0975 = 51.4.
     assert truth.draws_for(0.95) == pytest.approx(51.4, abs=4)
 
 
 def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
-    """Credit is truth plus noise of the same size: correlation 0.707, of ranks about 0.69."""
+    """Credit is the true advantage plus noise of the same variance: Pearson's correlation 0.707,
+    rank correlation about 0.69."""
     for draws in (4, 16, 64):
         rng = np.random.default_rng(1)
         advantages, truth = simulate(rng, num_turns=4000, draws=draws)
@@ -425,7 +426,7 @@ def test_corrected_correlations_do_not_depend_on_the_number_of_draws():
 
 
 def test_shares_separate_bias_from_luck():
-    """Variances 1 of the truth, 2 of bias, 3 of luck: a sixth, a third, a half."""
+    """The true advantages have variance 1, the bias 2, the luck 3: shares of 1/6, 1/3 and 1/2."""
     rng = np.random.default_rng(2)
     advantages, truth = simulate(rng, num_turns=20_000, spread=1.0)
     systematic = advantages + rng.normal(0, 2**0.5, 20_000)
@@ -436,7 +437,7 @@ def test_shares_separate_bias_from_luck():
     assert variance_shares(constant, constant, truth) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.filterwarnings("error")  # the jackknife leaves one turn, without variance
+@pytest.mark.filterwarnings("error")  # no warning if the jackknife leaves a single turn
 def test_a_truth_of_noise_alone_is_not_known():
     truth = Truth(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros((2, 2)))
     assert truth.spread() < 0 and truth.draws_for(0.95) == np.inf
@@ -452,7 +453,7 @@ def test_a_truth_of_noise_alone_is_not_known():
 
 
 def test_between_turns_of_a_game_by_hand():
-    """In two games of two turns, the true advantages differ by 1 and by -1. They have no noise."""
+    """The true advantages are 1 and 0 in game 0, 0 and 1 in game 1. Game 2 has only one turn."""
     games = np.array([0, 0, 1, 1, 2])
     exact = np.array([[1.0], [0.0], [0.0], [1.0], [5.0]]).repeat(2, 1)
     truth = Truth(np.zeros((5, 2)), exact)
@@ -462,13 +463,14 @@ def test_between_turns_of_a_game_by_hand():
     rng = np.random.default_rng(3)
     advantages, noisy = simulate(rng, num_turns=6000)
     games = np.arange(6000) // 3
-    credits = advantages + np.arange(6000) // 3  # the means of the games differ by far more
+    credits = advantages + np.arange(6000) // 3  # games differ by far more than turns of a game
     assert within_games(credits, noisy, games) == pytest.approx(1.0, abs=0.03)
 
 
 def test_signs_count_where_the_truth_is_known():
     before = np.zeros((4, 2))
-    reply = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0], [5.0, -4.0]])  # the last is not known
+    # the sign of the last advantage is not known: its two returns are 5 and -4
+    reply = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0], [5.0, -4.0]])
     truth = Truth(before, reply)
     assert credit_measures.is_decided(truth).tolist() == [True, True, True, False]
     assert credit_measures.right_signs(np.array([2.0, 3.0, 0.0, 1.0]), truth) == 0.5
@@ -487,7 +489,7 @@ def test_the_critic_is_compared_with_the_true_values():
 
 
 def test_intervals_contain_the_correlation():
-    """Turns of a board share a part of the truth. At least 90 % of the intervals contain 0.5."""
+    """The signal is 0.5, and at least 90 % of 200 intervals contain it."""
     rng = np.random.default_rng(5)
     held = 0
     clusters = np.repeat(np.arange(8), 25)
@@ -525,7 +527,7 @@ def test_mistakes_on_the_command_line(tmp_path, words, message):
 
 
 def test_runs_of_different_methods_are_not_pooled(tmp_path):
-    """GRPO and GiGPO have the same value of `estimator`."""
+    """GRPO and GiGPO both have `estimator` grpo, but differ in `state_weight`."""
     save_config(small_config(estimator="grpo"), {}, tmp_path / "grpo")
     save_config(small_config(estimator="grpo", seed=1), {}, tmp_path / "grpo_s1")
     save_config(small_config(estimator="grpo", state_weight=1.0, seed=2), {}, tmp_path / "gigpo")

@@ -1,9 +1,6 @@
-"""Tests of studies/credit/ with a small model.
+"""Tests of studies/credit/ that need a small model.
 
-Restored games repeat the originals, credits equal those of train.py, and a run yields tables and a
-picture.
-
-    python -m pytest -q studies/credit/test_credit_estimators.py
+python -m pytest -q studies/credit/test_credit_estimators.py
 """
 
 import json
@@ -51,7 +48,7 @@ ENVS = ("frozenlake:success_rate=0.8", "sokoban:size=6,boxes=1")
 
 
 def facts_of(game):
-    """The parts of a game that are exactly equal in two games with the same noise."""
+    """Return the parts of a game that are equal to the last bit if its noise is repeated."""
     facts = []
     for turn in game.trajectory.turns:
         facts.append((turn.prompt_ids, turn.response_ids, turn.reward, turn.observation))
@@ -61,7 +58,7 @@ def facts_of(game):
 
 @pytest.mark.parametrize("env", ENVS)
 def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank, env):
-    """A game restored at any turn and played with the same noise repeats the original."""
+    """Each game is restored before each of its turns, and played with the same noise."""
     chat = Chat(tokenizer)
     config = replace(SETTINGS, env=env)
     player = Player(make_engine(config, trained_model, chat), chat, config)
@@ -73,7 +70,8 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
     for game, twin in again:
         assert twin.trajectory.status == game.trajectory.status
         assert facts_of(twin) == facts_of(game)
-        logprobs = game.trajectory.rollout_logprobs  # a restored history is prefilled
+        # not exact: the engine computes the history of a restored game in one prefill
+        logprobs = game.trajectory.rollout_logprobs
         assert twin.trajectory.rollout_logprobs == pytest.approx(logprobs, abs=1e-4)
         assert twin.episode.env.observe() == game.episode.env.observe()
         assert twin.episode.env.num_actions == game.episode.env.num_actions
@@ -85,7 +83,7 @@ def test_a_restored_game_repeats_the_original(trained_model, tokenizer, one_rank
 
 @pytest.fixture
 def played(trained_folder, one_rank):
-    """A function. It returns the learner of an estimator, its games (2 groups of 4), its player."""
+    """Return a function: estimator -> its learner, games (2 groups of 4) and player."""
 
     def play(estimator, **changes):
         settings = dict(num_groups=2, filter_keep=1.0, batch_size=4, estimator=estimator)
@@ -105,7 +103,7 @@ def test_credits_are_those_that_train_would_use(played, name):
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]
-    if "reward_density" in settings:  # here the games have native rewards and are shaped later
+    if "reward_density" in settings:  # `credits_of` must shape native rewards
         density = settings["reward_density"]
         native_learner, native_games, _ = played(settings["estimator"], turn_level=True)
         shaped_scores = [shaped(game, density).score for game in native_games]

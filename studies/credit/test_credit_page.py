@@ -1,4 +1,4 @@
-"""Tests of the page that compares the credit of estimators with how fast they learn.
+"""Tests of studies/credit/page.py, which correlates accuracy of credit with speed of learning.
 
 Run with:  python -m pytest -q studies/credit/test_credit_page.py
 """
@@ -16,7 +16,7 @@ from studies.credit.page import correlations, results_of, speed_of
 
 
 def make_row(*successes, seed=0):
-    """The row of a run with an evaluation every ten iterations, and success 0.4 before RL."""
+    """Return the row of a run: success 0.4 before RL, then `successes` every ten iterations."""
     curve = {str(10 * (i + 1)): success for i, success in enumerate(successes)}
     return {
         "settings": {"seed": seed},
@@ -54,10 +54,9 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """Speeds of 0.6, 0.5 and 0.3 (seed 0) have the order of the accuracies at the start.
-
-    Speeds of 0.5, 0.7 and 0.8 (seed 1) have the reverse order. At the end, two accuracies are
-    equal: their ranks are 0.5, 0.5, 2, and those of the speeds 2, 1, 0 and 0, 1, 2."""
+    """At "start", the speeds 0.6, 0.5, 0.3 (seed 0) have the order of the accuracies, and the
+    speeds 0.5, 0.7, 0.8 (seed 1) the reverse order. At "end", two accuracies are equal: the ranks
+    of the accuracies are 0.5, 0.5, 2, and those of the speeds 2, 1, 0 and 0, 1, 2."""
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
     assert results[0].last.tolist() == [0.7, 0.5]
@@ -109,7 +108,8 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda figure, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # with two seeds the half-width is 12.7062 standard errors, so intervals of rates are cut off
+    # With two seeds the half-width is 12.7062 standard errors. Only intervals of success are cut
+    # off at 0 and 100 %.
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

@@ -5,12 +5,12 @@
     python -m studies.imitation.comparison frozenlake sokoban --draw=True  # no runs, only the page
     python -m studies.imitation.comparison frozenlake --show=True  # print the recorded rows
 
-Every model and player plays the 256 fixed prompts 16 times. Its row is one JSON file in
-studies/imitation/rows/: settings, commit, cost, and for every prompt the number of games won. From
-the rows the script writes studies/imitation/table.md, which also has their CPU times.
+Every model and scripted player plays the 256 fixed prompts 16 times. The result is a *row*, a JSON
+file in studies/imitation/rows/: settings, commit, cost, and for every prompt the number of games
+won. From the rows the script writes studies/imitation/table.md.
 
-An interrupted run continues, and a finished row is not repeated. Rows that started from other
-weights than those in base/ are ignored.
+An interrupted run continues, and a finished row is not repeated. Rows of models that started from
+other weights than those in base/ are ignored.
 """
 
 from configurator import UserError, load_config, run_main
@@ -51,44 +51,45 @@ FOLDER = Path("studies/imitation")
 ROWS = FOLDER / "rows"
 BASE = "base, before RL"
 BEST = ("tiny_best",)  # the config file with the settings of RL
-PLAYERS = {  # rows of eval.py -> rows of the page
+
+PLAYERS = {  # name of a player in eval.py -> its name on the page
     "random, closed loop": "random, ten turns of one action",
     "greedy, closed loop": "greedy, ten turns of one action",
     "optimal, 1 a turn": "optimal, five turns of one action",
     "optimal, 5 a turn": "optimal under the limits of the policy",
 }
-OTHER_PLAYERS = {  # rows of eval.py -> rows of the page, for worlds without a grid
+OTHER_PLAYERS = {  # the same for worlds that are not grids
     "random, closed loop": "random",
     "optimal, closed loop": "reference player",
 }
 
 
 class Method(NamedTuple):
-    """How the model of a row is trained: by SFT if its curve has an SFT stage, then by RL."""
+    """How a model is trained: by SFT if `curve` has an SFT stage, then by RL if `has_rl`."""
 
     curve: Curve
     has_rl: bool = True
 
 
 class World(NamedTuple):
-    """An environment and its rows."""
+    """An environment, and the methods that train models for it."""
 
     title: str
-    files: tuple[str, ...]  # in config/; the environment and the limits of its games
+    files: tuple[str, ...]  # names in config/: the environment and the limits of its games
     methods: dict[str, Method]  # by the name of the row
-    headline: str  # the method that the others are compared with
-    overlays: tuple[str, ...] = ()  # files in config/ that come after config/models/tiny.py
+    headline: str  # name of the method with which all rows are compared
+    overlays: tuple[str, ...] = ()  # names of files in config/ that come after models/tiny.py
 
 
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """The methods that train a model on one grid world, by the name of their row.
+    """Return the methods for one grid world, by the name of their row.
 
     Args:
-        name: of the files config/NAME_ppo.py and config/NAME_grpo.py.
-        overlays: files in config/ that come after them.
-        crowd_steps, planner_steps: of SFT on the players of the corpus, and on the planner.
+        name: it names the files config/NAME_ppo.py and config/NAME_grpo.py.
+        overlays: names of files in config/ that come after these two.
+        crowd_steps, planner_steps: steps of SFT on the players of the corpus, and on the planner.
         overrides: settings of RL.
     """
     ppo = (f"{name}_ppo", *overlays)
@@ -106,11 +107,11 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """StarPO-S with its filter, as config/models/tiny.py runs it, and two later methods.
+    """Return StarPO-S with the settings and filter of config/models/tiny.py, and two later methods.
 
     Args:
-        star_po_s, later: iterations of StarPO-S and of the later methods, chosen so that their
-            CPU time is about that of PPO with its 100 iterations.
+        star_po_s, later: iterations of StarPO-S and of the later methods, for about the CPU time of
+            PPO with 100 iterations.
         overrides: settings of the later methods.
     """
     ppo = (f"{name}_ppo",)
@@ -124,23 +125,22 @@ def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict
 
 
 def demonstrations(files: tuple[str, ...], player: str, steps: int) -> Curve:
-    """An SFT stage on the games of a player."""
+    """Return an SFT stage on games of a player ("crowd" or "planner")."""
     overrides = {"sft_batch_size": 16, "eval_every": steps, "sft_steps": steps}
     return Curve(files, {**overrides, "sft_player": player})
 
 
 def imitation_of(stage: Curve) -> Method:
-    """SFT without RL."""
+    """Return the method of SFT without RL."""
     return Method(Curve((), {}, sft=stage), has_rl=False)
 
 
 def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: object) -> World:
-    """A game that the base model has never seen: SFT on its reference player, then RL.
-
+    """Return a game that the base model has never seen: SFT on its reference player, then RL.
     Args:
-        name: of the file config/NAME.py.
+        name: it names the file config/NAME.py.
         sft: settings of SFT. It has few steps, so that RL has something to improve.
-        rl: the name of RL in the row; config/NAME.py sets the estimator.
+        rl: the RL method in the name of the row; config/NAME.py sets the estimator.
         overrides: settings of RL.
     """
     overlays = ("tiny_new_game",)
@@ -258,7 +258,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Make the rows of a world that have no file yet: train and play.
+    """Train and play to make those rows of a world that have no file yet.
 
     Args: only: the name of a row, or a part of the names of several rows.
     Raises: UserError if no row has such a name."""
@@ -279,7 +279,7 @@ def run_world(name: str, seeds: Sequence[int], only: str) -> None:
 
 
 def run_method(world: World, method: Method, seed: int) -> dict:
-    """Train a model and let it play. Returns: what its row holds.
+    """Train a model and let it play. Returns: the contents of its row.
 
     Raises: UserError if a command fails."""
     commands = []
@@ -303,7 +303,7 @@ def run_method(world: World, method: Method, seed: int) -> dict:
 
 
 def add_costs(costs: dict[str, float], command: Command) -> None:
-    """Add the CPU time of a run, without evaluations, and the tokens that its policy sampled."""
+    """Add to `costs` the CPU time of a run, without evaluations, and the tokens that it sampled."""
     curve_file = command.out_dir / "curve.jsonl"
     if curve_file.exists():
         costs["CPU-s"] += read_rows(curve_file)[-1]["cpu_s"]
@@ -316,12 +316,12 @@ def add_costs(costs: dict[str, float], command: Command) -> None:
 
 
 def wins_of_model(world: World, model: Path) -> list[int]:
-    """The number of games that a model wins on each prompt."""
+    """Return the number of games that a model wins on each prompt."""
     return play_prompts(world, f"--model={model}")[str(model)]
 
 
 def wins_of_players(world: World) -> dict[str, list[int]]:
-    """By player: the number of games that a scripted player wins on each prompt."""
+    """Return name of a scripted player -> the number of games that it wins on each prompt."""
     played = play_prompts(world, "--player=random,greedy,optimal")
     config, _, _ = load_config(game_words(world))
     if not isinstance(make_episode(config).env, Grid):
@@ -334,7 +334,9 @@ def wins_of_players(world: World) -> dict[str, list[int]]:
 
 
 def play_prompts(world: World, what: str) -> dict[str, list[int]]:
-    """Run eval.py. Returns: row of its table -> wins on every prompt."""
+    """Run eval.py. Returns: model or player -> the number of games that it wins on each prompt.
+
+    Args: what: the argument that chooses them."""
     scores = ROWS / "scores.json"
     scores.parent.mkdir(parents=True, exist_ok=True)
     words = [*game_words(world), what, f"--samples={SAMPLES}", f"--json={scores}"]
@@ -348,7 +350,7 @@ def play_prompts(world: World, what: str) -> dict[str, list[int]]:
 
 
 def game_words(world: World) -> list[str]:
-    """The arguments of `load_config` that choose the environment of a world and 256 prompts."""
+    """Return arguments of `load_config` that choose the environment of a world and 256 prompts."""
     files = files_at(Curve(world.files, {}, overlays=world.overlays), "tiny")
     return [*(config_path(file) for file in files), "--eval_size=256"]
 
@@ -374,7 +376,7 @@ def write_row(world: str, method: str, seed: int, row: dict, commit: str | None)
 
 
 def read_row(world: str, method: str, seed: int) -> dict | None:
-    """The row, or None if it is missing or started from other weights than those in base/."""
+    """Read a row. Returns: None if it is missing or started from weights that differ from base/."""
     path = row_path(world, method, seed)
     if not path.exists():
         return None
@@ -390,7 +392,7 @@ def is_finished(world: str, method: str, seed: int) -> bool:
 
 
 def page(names: Sequence[str]) -> str:
-    """The tables of all worlds that have rows, as Markdown."""
+    """Return the text of table.md, with a table for each world that has rows."""
     parts = [INTRODUCTION]
     for name in names:
         lines = world_lines(name)
@@ -400,7 +402,7 @@ def page(names: Sequence[str]) -> str:
 
 
 def recorded(name: str) -> str:
-    """The rows of a world for the terminal; a sentence if there are none."""
+    """Return the table of a world for the terminal; without rows, a sentence that says so."""
     title = WORLDS[name].title
     lines = world_lines(name)
     if not lines:
@@ -410,7 +412,7 @@ def recorded(name: str) -> str:
 
 
 def world_lines(name: str) -> list[str]:
-    """The table of a world: its players, the base, and every method over its seeds."""
+    """Return the Markdown table of a world: its players, the base, and every method."""
     world = WORLDS[name]
     rates = rates_of(name)
     if not rates:
@@ -429,8 +431,9 @@ def world_lines(name: str) -> list[str]:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """The difference of two rows (wins of `rates_of`) in %, paired by prompt, and by seed if both
-    have equally many."""
+    """Format a - b in %, paired by prompt, and by seed if both have equally many seeds.
+
+    Args: a, b: shares of games won, (seeds, prompts)."""
     if len(a) != len(b):
         b = b.mean(axis=0, keepdims=True)
     low, high = difference_interval(a, b)
@@ -438,7 +441,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def rates_of(name: str) -> dict[str, tuple[np.ndarray, list[float]]]:
-    """By row: the share of wins, (seeds, prompts), and the mean costs, CPU-s and tokens."""
+    """Return row -> (shares of games won, (seeds, prompts); mean CPU-s and sampled tokens)."""
     found = {}
     players = read_row(name, "players", 0)
     if players:

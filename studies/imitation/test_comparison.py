@@ -26,7 +26,7 @@ WORLD = comparison.World(
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """Fake training and games in a world "lake". Returns: the list of what runs and plays."""
+    """Replace training and games by fakes. Returns: the list of commands and games so far."""
     calls = []
 
     def launch(command: Command) -> str:
@@ -65,7 +65,7 @@ def test_a_row_is_trained_and_played_once(lab):
     trained = [call for call in lab if not call.startswith("--")]
     assert trained[0] == sft
     assert trained[1] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=0"
-    assert trained[2] == sft  # the real `launch` does nothing if it is finished
+    assert trained[2] == sft  # the real `launch` does not repeat a finished run
     assert "--learning_rate=0.5" in trained[3] and "--model=out/runs/sft-" in trained[3]
     played = [call for call in lab if call.startswith("--")]
     assert played[:2] == ["--player=random,greedy,optimal", "--model=tiny"]
@@ -81,7 +81,7 @@ def test_only_the_chosen_rows_run(lab):
 
 
 def test_the_name_of_a_row_chooses_this_row_only(lab):
-    """ "PPO" is also a part of "SFT, then PPO"."""
+    """Only row "PPO" runs, although its name is also a part of "SFT, then PPO"."""
     comparison.run_world("lake", [1], "PPO")
     assert (
         lab[0] == "train.py config/frozenlake_ppo.py config/models/tiny.py --seed=1"
@@ -116,7 +116,8 @@ def test_players_of_a_world_without_a_grid(monkeypatch):
 
 
 def test_costs_are_those_of_all_stages(lab):
-    """30.5 CPU-s of SFT; three iterations of 2 CPU-s and 8 x 16 replies of 10 tokens."""
+    """SFT takes 30.5 CPU-s. Each of three iterations of RL takes 2 CPU-s, and samples 10 tokens in
+    each of 8 x 16 games."""
     row = comparison.run_method(WORLD, WORLD.methods["SFT, then PPO"], 0)
     assert row["costs"] == {"CPU-s": 36.5, "sampled tokens": 3 * 128 * 10}
     assert row["wins"] == [8, 8, 8, 8] and row["settings"] == {"seed": 7}
@@ -149,7 +150,7 @@ def test_the_page_pairs_rows_by_prompt(lab, tmp_path):
     assert rows["PPO"].endswith(" | - | 100 | 2,000 |")
     assert "56.2 [" in rows["SFT"] and "(50.0, 62.5) | 18.8 [" in rows["SFT"]
     assert rows["SFT"].endswith("(25.0, 12.5) | 50 | - |")
-    assert "| 25.0 [" in rows["random"] and "| 50.0 [" in rows["random"]  # 75 - 25 points
+    assert "| 25.0 [" in rows["random"] and "| 50.0 [" in rows["random"]  # PPO - random: 75 - 25
     assert rows["random"].endswith(" | - | - |")
 
 

@@ -1,1 +1,1 @@
-"""A pretrained language model, SmolLM2-135M, trained on a CPU."""
+"""Train a pretrained language model, SmolLM2-135M."""

@@ -2,11 +2,11 @@
 
     make echo-trap      # about 34 CPU-minutes on one core, and 93 MB of download
 
-It fetches the model, teaches it the form of replies (the cold start), and trains it with StarPO and
-with StarPO-S. It writes into out/echo_trap/ a picture, a web page of all recorded replies, and
-replies.md with replies at the start, at the best iteration and at the end. It prints the command of
-each step. If it is interrupted, the next call continues. README.md in this folder has the results
-of this experiment with more seeds and methods.
+The script fetches the model, teaches it the format of replies (the cold start), and trains one copy
+with StarPO and one with StarPO-S. It prints the command of each step. Into out/echo_trap/ it writes
+a picture, replies.md with replies at the start, at the best iteration and at the end, and a web
+page of all recorded replies (starpo/view_against.html). If the script is interrupted, the next call
+continues. README.md in this folder has results with more seeds and methods.
 """
 
 from configurator import UserError, run_main
@@ -26,22 +26,21 @@ MODEL = Path("out/smollm2")
 COLD_START = OUT / "cold_start"
 RUNS = {"StarPO": OUT / "starpo", "StarPO-S": OUT / "starpo_s"}
 ITERATIONS = 15
-LEARNING_RATE = 8e-5  # as in the experiment `echo_trap`; 4 times that of smollm2.py
+LEARNING_RATE = 8e-5  # that of the experiment `echo_trap`, 4 times that of smollm2.py
 CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
 STARPO_S = ("--filter_keep=0.25", "--clip_high=0.28", "--batch_size=16")
 
 
 class Step(NamedTuple):
-    """A command of the experiment."""
+    """One command of the experiment."""
 
     title: str
-    words: tuple[str, ...]  # of the command, after "python"
+    words: tuple[str, ...]  # the command after "python"
     result: Path  # exists when the step is done
-    minutes: int  # CPU time on one core with AVX2
+    minutes: int  # CPU minutes on one core with AVX2
 
 
 def steps() -> list[Step]:
-    """All steps, in their order."""
     cold_start = ("-m", "tools.sft", *CONFIGS, "--sft_steps=15", "--eval_size=64")
     train = (
         "train.py",
@@ -82,7 +81,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_step(words: Sequence[str]) -> None:
-    """Run one command with its output on the terminal. A failure ends this script, too."""
+    """Run one command with its output on the terminal. If it fails, exit with its exit code."""
     code = subprocess.run([sys.executable, *words]).returncode
     if code:
         print("stopped; the same call continues here", file=sys.stderr)
@@ -90,7 +89,7 @@ def run_step(words: Sequence[str]) -> None:
 
 
 def show_results() -> None:
-    """Write the picture, the replies and the page, and print where they are."""
+    """Write the picture, replies.md and the web page, and print their paths."""
     curves = {name: [read_rows(folder / "metrics.jsonl")] for name, folder in RUNS.items()}
     draw_traps(OUT / "echo_trap.png", curves)
     write_atomically(OUT / "replies.md", replies_page(RUNS))

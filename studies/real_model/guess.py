@@ -1,7 +1,7 @@
-"""The table and the picture of the guessing game, from the runs in studies/real_model/guess/.
+"""Make the table and the picture of the guessing game from the runs in studies/real_model/guess/.
 
-A run is one JSON file: its command and machine, success on the evaluation prompts by iteration
-("curve"), and the metrics of every iteration ("series").
+A run is one JSON file. It holds the command and machine of the run, iteration -> success on the
+evaluation prompts ("curve"), and metric -> its value in every iteration ("series").
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ def read_runs() -> list[dict]:
 
 
 def draw(path: Path) -> None:
-    """Draw PANELS over the iterations, with a line for each run."""
+    """Draw the metrics of PANELS over the iterations, with a line for each run."""
     curves: dict[str, list[list[dict]]] = {}
     for run in read_runs():
         curves.setdefault(f"rate {shown_rate(run)}", []).append(metrics_of(run))
@@ -34,7 +34,7 @@ def draw(path: Path) -> None:
 
 
 def lines() -> list[str]:
-    """The table with success and its 95 % interval (Wilson, over the prompts) for every run."""
+    """Return a Markdown table: success of every run, with its 95 % Wilson interval over prompts."""
     cells = []
     for run in read_runs():
         rates = [rate_cell(run, iteration) for iteration in ("0", "10", "20")]
@@ -54,12 +54,14 @@ def rate_cell(run: dict, iteration: str) -> str:
 
 @cache
 def chance_of_possible(num_numbers: int, num_turns: int) -> float:
-    """The probability of a win if each guess is a random one of the numbers still possible."""
+    """Return the probability of a win for a player that guesses any number still possible.
+
+    Args: num_numbers: how many numbers are possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:
         return 0.0
     wins = 0.0
     for guess in range(1, num_numbers + 1):
         wins += 1  # the guess is right
-        for rest in (guess - 1, num_numbers - guess):  # the numbers below and above it
+        for rest in (guess - 1, num_numbers - guess):  # numbers left after "lower", "higher"
             wins += rest * chance_of_possible(rest, num_turns - 1)
     return wins / num_numbers**2

@@ -1,9 +1,9 @@
-"""Write the tables and the picture of README.md from the finished runs with SmolLM2-135M.
+"""Write the tables and pictures of README.md from the finished runs with SmolLM2-135M.
 
     python -m studies.reproduce echo_trap jobs     # the runs
     python -m studies.real_model.page              # seconds
 
-README.md has the definitions. They were fixed before the runs.
+README.md defines collapse, fall and sign. The definitions were fixed before the runs.
 """
 
 from configurator import UserError, run_main
@@ -26,10 +26,12 @@ SIGNS = {
     "gradient norm triples": Sign("grad_norm", rises=True, factor=3.0),
     "replies grow by half": Sign("response_length", rises=True, factor=1.5),
 }
-SHOWN = ("bandit StarPO", "bandit StarPO-S")  # the methods in the pictures
-AT_LOW_RATE = " at 2e-5"  # end of the names of curves at the low learning rate
-LOST = 0.5  # in an iteration with fewer valid replies than this share, the form of replies is lost
-LAST = 5  # a run has lost the form if it ends with at least this many such iterations
+SHOWN = ("bandit StarPO", "bandit StarPO-S")  # curves in the pictures
+AT_LOW_RATE = " at 2e-5"  # end of the labels of curves at the low learning rate
+# A run loses the form (the required format of replies) if the share of valid replies is below LOST
+# in each of its last LAST iterations or more.
+LOST = 0.5
+LAST = 5
 HEADINGS = (
     "method",
     "seed",
@@ -40,7 +42,7 @@ HEADINGS = (
     "end %",
     "CPU-s/iteration",
 )
-GAMES = {  # environment -> its arms (the better one second), as the table names them
+GAMES = {  # environment -> its arms in the table, the better one second
     "bandit:pair=phoenix": "Phoenix, Dragon",
     "bandit:pair=engineer": "Engineer, Teacher",
     "bandit:pair=trader": "Trader, Librarian",
@@ -56,7 +58,7 @@ GAIN_HEADINGS = (
     "after RL %",
     "RL - cold start",
 )
-Row = dict  # of a run, see studies/runs.py
+Row = dict  # the results of a run, see studies/runs.py
 
 
 def main(argv: list[str]) -> None:
@@ -85,13 +87,13 @@ def main(argv: list[str]) -> None:
 
 
 def finished_of(figure: str) -> dict[str, list[Row]]:
-    """The curves of a figure that have finished runs."""
+    """Return label -> rows, for the curves of a figure that have finished runs."""
     curves = rows_of(FIGURES[figure].curves, "smollm2")
     return {name: rows for name, rows in curves.items() if rows}
 
 
 def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list[list[dict]]]:
-    """The metrics of each iteration of the runs in a picture, as in metrics.jsonl."""
+    """Return method -> runs, for the curves with the labels SHOWN + `suffix`."""
     shown = {}
     for name in SHOWN:
         rows = curves.get(name + suffix, [])
@@ -100,7 +102,7 @@ def shown_runs(curves: dict[str, list[Row]], suffix: str = "") -> dict[str, list
 
 
 def run_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """The table with one line for every run."""
+    """Return a Markdown table with a line for every run."""
     lines = []
     for name, rows in curves.items():
         for row in rows:
@@ -122,16 +124,16 @@ def run_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def form_cell(row: Row) -> str:
-    """The cell with the iteration from which on the form of replies is lost."""
+    """Return the text of the cell "loses the form at"."""
     if "valid_frac" not in row["series"]:
         return "not recorded"
     return str(form_loss(row) or "no")
 
 
 def form_loss(row: Row) -> int | None:
-    """The iteration from which on, until the end, fewer than half of the replies are valid.
+    """Return the iteration from which to the end fewer than half of the replies are valid.
 
-    Returns: None if fewer than five iterations remain from it, or if the row has no valid_frac."""
+    None if these are fewer than five iterations, or if the row has no valid_frac."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):
@@ -142,20 +144,24 @@ def form_loss(row: Row) -> int | None:
 
 
 def fall_of(row: Row) -> int | None:
-    """The iteration of the collapse or of the loss of the form, whichever is first."""
+    """Return the iteration of the collapse or of the loss of the form, whichever is first.
+
+    None if there is neither."""
     falls = [iteration for iteration in (collapse_iteration(row), form_loss(row)) if iteration]
     return min(falls, default=None)
 
 
 def last_good_iteration(row: Row) -> int:
-    """The last evaluation before a collapse, or the last iteration before the loss of the form."""
+    """Return the last evaluation before the collapse, or the iteration before the loss of the form.
+
+    The run must fall."""
     if fall_of(row) == form_loss(row):
         return form_loss(row) - 1
     return last_good_evaluation(row)
 
 
 def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """The table with one line for every run and a column for every sign."""
+    """Return a Markdown table with a line for every run and a column for every sign."""
     lines = []
     for name, rows in curves.items():
         for row in rows:
@@ -165,7 +171,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """The cell that says when a sign begins, and whether that is before the fall, late or false."""
+    """Return when a sign begins, and whether it predicts the fall, is late or is false."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -178,7 +184,7 @@ def sign_cell(row: Row, sign: Sign) -> str:
 
 
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """The table of success before and after RL on each game, over the seeds."""
+    """Return a Markdown table of success before and after RL, a line for each curve and game."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
@@ -199,7 +205,7 @@ def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def shown_list(iterations: Sequence[int]) -> str:
-    """The first three iterations, separated by commas."""
+    """Return the first three iterations as text, with "..." if there are more."""
     words = [str(iteration) for iteration in iterations[:3]]
     if len(iterations) > 3:
         words.append("...")

@@ -1,4 +1,4 @@
-"""Pictures of runs that learn and collapse: success and the signs of collapse by iteration."""
+"""Draw success and the signs of collapse over the iterations of runs."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Run = Sequence[dict]  # the rows of metrics.jsonl, one for each iteration
 
 
 class Panel(NamedTuple):
-    """One metric in the picture."""
+    """The plot of one metric."""
 
     metric: str
     title: str
@@ -32,7 +32,7 @@ PANELS = (
 
 
 def metrics_of(row: dict) -> list[dict]:
-    """The series of a row as one dict for each iteration."""
+    """Return the series of a row as a list of iterations. An iteration is metric -> value."""
     steps = []
     for index in range(row["iterations"]):
         step = {key: values[index] for key, values in row["series"].items()}
@@ -41,7 +41,7 @@ def metrics_of(row: dict) -> list[dict]:
 
 
 def draw_traps(path: Path, curves: dict[str, list[Run]]) -> None:
-    """Draw PANELS over the iterations. Each seed of a method is a line of its own.
+    """Draw the metrics of PANELS over the iterations, with a line for each run.
 
     Args:
         curves: method -> one run for each seed."""
@@ -52,7 +52,7 @@ def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]
     """Draw metrics over the iterations, four panels in a row, with a line for each run.
 
     Args:
-        curves: name -> runs, drawn in one colour."""
+        curves: name in the legend -> runs, which have the same colour."""
     looks = looks_of(curves)
     columns = min(4, len(panels))
     num_rows = math.ceil(len(panels) / columns)
@@ -66,11 +66,11 @@ def draw_panels(path: Path, panels: Sequence[Panel], curves: dict[str, list[Run]
 
 
 def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[Run]]) -> None:
-    """Draw the picture of the main README: runs at a low learning rate beside runs at a high one.
+    """Draw the picture at the top of the repository's README: runs at two learning rates.
 
     Args:
         low: method -> one run for each seed, at 2e-5.
-        high: the same methods at 8e-5."""
+        high: the same methods -> runs at 8e-5."""
     looks = looks_of(high)
     success, replies = PANELS[0], PANELS[5]
     drawn = (
@@ -111,7 +111,7 @@ def draw_panel(
 
 
 def draw_metric(axes: Axes, panel: Panel, run: Run, look: dict) -> None:
-    """Draw one metric of one run. Iterations in which it was not measured are left out."""
+    """Draw one metric of one run, without the iterations in which it was not measured."""
     iterations = []
     values = []
     for row in run:

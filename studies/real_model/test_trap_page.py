@@ -15,7 +15,9 @@ from support.arguments import read_sft, read_train
 
 
 def row_of(successes, lengths, seed=0):
-    """A row: success at every fifth iteration (0 is before RL), reply length at every iteration."""
+    """Return the row of a run.
+
+    Args: successes: before RL and at every fifth iteration. lengths: of replies, by iteration."""
     flat = [0.4] * len(lengths)
     series = {
         "success": flat,
@@ -27,7 +29,7 @@ def row_of(successes, lengths, seed=0):
     }
     curve = {}
     for number, success in enumerate(successes):
-        if number > 0:  # the first is before RL and not in the curve
+        if number > 0:  # "curve" has no success before RL
             curve[str(5 * number)] = success
     return {
         "settings": {"seed": seed},
@@ -39,7 +41,7 @@ def row_of(successes, lengths, seed=0):
     }
 
 
-# Success is 0.5 at the start, 1.0 at iteration 5 and low from iteration 15 on.
+# The best success is 1.0 at iteration 5. From iteration 15 on, success is more than 0.2 below it.
 LENGTHS = [20] * 7 + [40] * 13
 COLLAPSED = row_of([0.5, 1.0, 0.9, 0.3, 0.2], LENGTHS)
 
@@ -50,25 +52,25 @@ def test_a_run_in_one_line():
 
 
 def test_a_run_loses_the_form_of_replies():
-    """Success stays at 100 %. From iteration 14 on, a quarter of the replies is valid."""
+    """Success is 100 % from iteration 5 on. From iteration 14 on, a quarter of replies is valid."""
     valid = [1.0] * 10
-    valid += [0.25, 0.25, 0.5]  # a loss of two iterations that does not last
+    valid += [0.25, 0.25, 0.5]  # two iterations below one half, then one at it
     valid += [0.25] * 7
     row = row_of([0.5, 1.0, 1.0, 1.0, 1.0], [20] * 10 + [60] * 10)
     row["series"]["valid_frac"] = valid
     *_, line = page.run_lines({"bandit StarPO": [row]})
     assert line == "| StarPO | 0 | 50 | 100 at 5 | no | 14 | 100 at 20 | 41 |"
-    # The median of iterations 10, 11 and 12 is 60.
+    # The median reply length of iterations 10, 11 and 12 is 60; the form is lost at 14.
     assert page.sign_cell(row, page.SIGNS["replies grow by half"]) == "12: 2 before"
-    row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4  # four iterations are too few
+    row["series"]["valid_frac"] = [1.0] * 16 + [0.25] * 4  # a loss needs five iterations
     assert page.form_loss(row) is None
 
 
 def test_a_sign_is_early_late_or_false():
     longer = page.SIGNS["replies grow by half"]
-    # The median of iterations 7, 8 and 9 is 40, twice the first level; the collapse is at 15.
+    # The median length of iterations 7, 8 and 9 is 40, twice the first level.
     assert page.sign_cell(COLLAPSED, longer) == "9: 6 before"
-    # This sign begins at 13. The last good evaluation is at 10.
+    # Here the sign begins at 13, after the last good evaluation at 10.
     late = row_of([0.5, 1.0, 0.9, 0.3, 0.2], [20] * 11 + [40] * 9)
     assert page.sign_cell(late, longer) == "13: late"
     healthy = row_of([0.5, 1.0, 0.9, 1.0, 1.0], LENGTHS)
@@ -77,7 +79,6 @@ def test_a_sign_is_early_late_or_false():
 
 
 def test_success_before_and_after_rl():
-    """Two seeds, and four games in each of two environments."""
     successes = {
         "bandit:pair=jobs": {
             "random, closed loop": [0, 0, 0, 1],
@@ -160,14 +161,14 @@ def test_a_missing_model_is_one_sentence():
             read([*echo_trap.CONFIGS, *words, "--out_dir=out/a_run"])
 
 
-# ---------- the game of several turns
+# ---------- the guessing game
 
 
 def test_a_player_that_guesses_what_is_possible():
     assert guess.chance_of_possible(1, 1) == 1.0
     assert guess.chance_of_possible(2, 1) == 0.5
-    # Of three numbers in two turns: a first guess of 1 or 3 wins in (1 + 2 * 1/2) / 3 of the games,
-    # and a first guess of 2 in all of them.
+    # With three numbers and two turns, a first guess of 1 or 3 wins (1 + 2 * 1/2) / 3 of the games,
+    # and a first guess of 2 wins all of them.
     assert guess.chance_of_possible(3, 2) == pytest.approx((2 / 3 + 1 + 2 / 3) / 3)
     assert guess.chance_of_possible(15, 4) == pytest.approx(0.604, abs=5e-4)  # the number in README
     assert guess.chance_of_possible(15, 15) == pytest.approx(1.0)
@@ -177,6 +178,6 @@ def test_the_table_of_the_game(monkeypatch):
     run = {"seed": 4, "learning_rate": 2e-5, "eval_size": 128, "curve": {"0": 0.25, "10": 0.5}}
     run["curve"]["20"] = 0.75
     monkeypatch.setattr(guess, "read_runs", lambda: [run])
-    # Wilson's intervals of 32, 64 and 96 wins in 128 games
+    # with Wilson intervals for 32, 64 and 96 wins in 128 games
     cells = "25.0 [18.3, 33.2] | 50.0 [41.5, 58.5] | 75.0 [66.8, 81.7]"
     assert guess.lines()[-1] == f"| 4 | 2e-5 | {cells} |"

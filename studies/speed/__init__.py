@@ -1,1 +1,1 @@
-"""Measurements of speed and memory."""
+"""Measure speed and memory."""

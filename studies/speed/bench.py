@@ -8,16 +8,17 @@
     python -m studies.speed.bench scale       # cost against trajectories, turns and ranks
 
 The settings are those of config/frozenlake_grpo.py (for `iteration`, config/bandit_grpo.py) and
-config/models/tiny.py. Config files and --key=value override them:
+config/models/tiny.py. Config files and --key=value override them, except for head and scale:
 
     python -m studies.speed.bench update config/models/smollm2.py --num_groups=1     # make smollm2
 
-rollout and update take an untrained model of 4 layers unless another one is given. --repeats=N
-sets the number of measurements (5), --json=PATH writes them to a file. The variants run in turn,
-once to warm up and then N times. A table shows median, smallest and largest value. Compare CPU
-times, because wall time says little on a shared machine. rollout, update and iteration also check
-that their variants do the same work: same tokens, same loss. vLLM and TRL (pip install trl) take
-part if they are installed. `python -m studies.speed.gpu_report` measures on a GPU.
+rollout and update use an untrained model of 4 layers unless another one is given. --repeats=N
+sets the number of measurements (5), --json=PATH writes them to a file. The variants of a benchmark
+run in turn, once to warm up and then N times. A table shows median, smallest and largest value.
+Compare CPU times, because wall time says little on a shared machine. Three benchmarks also check
+that their variants do the same work: rollout compares the tokens, update the loss and the gradient
+norm, iteration the number of tokens. vLLM and TRL (pip install trl) are measured if they are
+installed. `python -m studies.speed.gpu_report` measures on a GPU.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -32,7 +33,7 @@ from support.mixtures import mixture_at
 from support.preflight import find_model
 from support.run_folder import check_writable, write_atomically
 
-BENCHMARKS = {  # name of a benchmark -> the module with the function of this name
+BENCHMARKS = {  # name of a benchmark -> the module whose function of this name runs it
     "rollout": "studies.speed.bench_rollout",
     "update": "studies.speed.bench_update",
     "iteration": "studies.speed.bench_iteration",
@@ -52,7 +53,7 @@ BANDIT = (
     "--batch_size=128",
     "--filter_keep=1.0",
 )
-UNTRAINED = ("rollout", "update")  # these use an untrained model instead of base/
+UNTRAINED = ("rollout", "update")  # benchmarks with an untrained model as the default
 OPTIONS = {
     "repeats": 5,
     "json": "",  # file for the measurements
@@ -61,7 +62,7 @@ OPTIONS = {
 
 def main(argv: list[str]) -> None:
     name, config, options = read_arguments(argv)
-    # Imported late: these imports take seconds, and mistakes are reported before them.
+    # Imported late, because these imports take seconds: mistakes in argv are reported first.
     import torch
 
     import parallel

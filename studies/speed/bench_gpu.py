@@ -1,6 +1,6 @@
 """Measure update, head and engine, for a model with the shape of Qwen2.5-0.5B and random weights.
 
-studies/speed/gpu_pieces.py runs them on a GPU, or with small sizes on a CPU.
+studies/speed/gpu_pieces.py runs these functions on a GPU, or with small sizes on a CPU.
 """
 
 from configurator import Config, load_config
@@ -26,7 +26,7 @@ from rollout import Trajectory, Turn
 from studies.speed.random_model import QWEN, build_random
 
 PEAK_FLOPS = 989e12  # FLOP/s in bfloat16 of one H100 or H200, dense
-REPEATS = 3  # after one to warm up
+REPEATS = 3  # timed calls, after one to warm up
 NUM_TURNS = 5
 SMALL_QWEN = QWEN | {
     "vocab_size": 4096,
@@ -39,20 +39,20 @@ SMALL_QWEN = QWEN | {
 
 
 class Sizes(NamedTuple):
-    """The sizes of the model and of what is measured."""
+    """The sizes of the model and of its inputs."""
 
     shape: dict  # settings of Qwen2Config
-    num_groups: int  # of trajectories that share the first prompt
+    num_groups: int  # trajectories of a group share their first prompt
     group_size: int
-    prompt_tokens: int  # of a first prompt
+    prompt_tokens: int  # in a first prompt
     later_tokens: dict[str, int]  # workload -> tokens before every later turn
-    response_tokens: int  # of a turn
-    pack_tokens: int  # of one forward and backward pass
-    head_positions: int  # sampled tokens of a pack
-    head_chunks: tuple[int, ...]  # columns of the vocabulary at a time
+    response_tokens: int  # in a turn
+    pack_tokens: int  # in one forward and backward pass (a pack)
+    head_positions: int  # sampled tokens in a pack
+    head_chunks: tuple[int, ...]  # numbers of vocabulary columns to compute at a time
 
 
-# Workload W1 has long observations, workload W2 those of a small grid.
+# Workload W1 has long observations, workload W2 short ones, as of a small grid.
 GPU_SIZES = Sizes(
     shape=QWEN,
     num_groups=8,
@@ -85,18 +85,18 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 class UpdateCase(NamedTuple):
-    """One way to update on one workload."""
+    """An update to measure: a workload, an estimator and kernels."""
 
     work: str  # "W1" or "W2"
-    estimator: str = "grpo"  # "grpo" trains the policy, "gae" policy and critic
-    packs: int = 1  # a pack has this many times sizes.pack_tokens tokens
-    kernel: str = "default"  # of attention; or "SDPA", on devices with a varlen kernel
+    estimator: str = "grpo"  # "grpo" trains the policy, "gae" also a critic
+    packs: int = 1  # size of a pack, in units of sizes.pack_tokens
+    kernel: str = "default"  # of attention: "default" (varlen, if the device has it) or "SDPA"
     compiled: bool = False
 
     def measure(self, device: torch.device) -> dict[str, float]:
-        """Time one update on the workload as in train.py: values, losses, clipping, an AdamW step.
+        """Time one update as in train.py: values, losses, clipping, an AdamW step.
 
-        MFU is the FLOP of `flop_of` divided by time and PEAK_FLOPS.
+        MFU is the FLOP of `flop_of_learning` divided by time and PEAK_FLOPS.
         """
         sizes = sizes_for(device)
         config = self.config(device)
@@ -139,7 +139,8 @@ class UpdateCase(NamedTuple):
         return load_config(["config/frozenlake_grpo.py", *arguments])[0]
 
     def flop_of_learning(self, batch: PackedBatch, shape: dict, model) -> float:
-        """FLOP of one pack. PPO adds the critic's: a forward for the values, then an update."""
+        """Return the FLOP of one pack. PPO adds those of the critic: a forward for the values, then
+        forward and backward."""
         num_head = model.lm_head.weight.numel()
         num_body = sum(weight.numel() for weight in model.parameters()) - num_head
         flop = flop_of(batch, shape, num_body, num_head)
@@ -154,9 +155,9 @@ def train_once(learner: Learner, trajectories: list[Trajectory]) -> None:
 
 
 def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
-    """Trajectories of five turns with random tokens and rewards. A group shares its first prompt.
+    """Make trajectories with random tokens and rewards. A group shares its first prompt.
 
-    Args: later_tokens: tokens before each later turn.
+    Args: later_tokens: number of tokens before each later turn.
     """
     vocabulary = sizes.shape["vocab_size"]
     logprobs = [-float(np.log(vocabulary))] * sizes.response_tokens
@@ -179,10 +180,12 @@ def workload(sizes: Sizes, later_tokens: int) -> list[Trajectory]:
 
 
 def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> float:
-    """FLOP of forward and backward.
+    """Count the FLOP of forward and backward.
 
-    Every weight costs 6 FLOP for each token. The weights of the head cost them for sampled tokens
-    only. Attention costs 12 x layers x width for each key that a query sees.
+    A weight costs 6 FLOP for each token; a weight of the head for sampled tokens only. Attention
+    costs 12 x layers x width for each key that a query sees.
+
+    Args: num_body, num_head: number of weights.
     """
     weights = 6.0 * (num_body * len(batch.ids) + num_head * len(batch.response_index))
     layout = PackedLayout(batch)
@@ -194,7 +197,7 @@ def flop_of(batch: PackedBatch, shape: dict, num_body: int, num_head: int) -> fl
 
 @contextmanager
 def attention_kernel(name: str) -> Iterator[None]:
-    """Attention runs on SDPA in this context if `name` is "SDPA"."""
+    """Inside the `with` block, compute attention with SDPA if `name` is "SDPA"."""
     has_varlen_kernel = packing.has_varlen_kernel
     if name == "SDPA":
         packing.has_varlen_kernel = lambda _: False
@@ -205,13 +208,13 @@ def attention_kernel(name: str) -> Iterator[None]:
 
 
 def median_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The median time of REPEATS calls after one to warm up."""
+    """Return the median time of REPEATS calls, after one call to warm up."""
     times = [seconds_of(run, device) for _ in range(1 + REPEATS)]
     return float(np.median(times[1:]))
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Wall time of a call, until the device has finished."""
+    """Return the wall time of a call, up to the end of its work on the device."""
     synchronize(device)
     began = time.perf_counter()
     run()
@@ -228,7 +231,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Forward and backward of the log-probs of one pack, `chunk_size` columns at a time."""
+    """Time forward and backward of the log-probs of one pack, `chunk_size` columns at a time."""
     sizes = sizes_for(device)
     width = sizes.shape["hidden_size"]
     vocabulary = sizes.shape["vocab_size"]
@@ -243,7 +246,7 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
         (logprobs.sum() + entropy.sum()).backward()
 
     seconds = median_seconds(run, device)
-    # the forward, the forward again in the backward, and two products of the backward
+    # 4 products: the forward, its repetition in the backward, and two gradients
     flop = 4 * 2.0 * sizes.head_positions * width * vocabulary
     return {"ms": 1000 * seconds, "of the peak": flop / PEAK_FLOPS / seconds}
 
@@ -252,7 +255,9 @@ def measure_head(chunk_size: int, device: torch.device, dtype: torch.dtype) -> d
 
 
 def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
-    """Two turns of all trajectories. No reply ends early, so every turn has the same length."""
+    """Time the torch engine on two turns of all trajectories.
+
+    No token ends a reply, so all replies have the same length. Only `config.dtype` is used."""
     sizes = sizes_for(device)
     num_rows = sizes.num_groups * sizes.group_size
     config = load_config(
@@ -281,7 +286,7 @@ def measure_engine(config: Config, device: torch.device) -> dict[str, float]:
 
 
 def play_turns(engine: Engine, sizes: Sizes, response_tokens: int) -> None:
-    """Two turns: a first prompt that groups share, and an observation of W2 for each trajectory."""
+    """Play two turns of every trajectory, with an observation of W2's length between them."""
     histories = {}
     for key, trajectory in enumerate(workload(sizes, sizes.later_tokens["W2"])):
         histories[key] = list(trajectory.first_prompt_ids)

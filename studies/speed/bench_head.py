@@ -1,4 +1,4 @@
-"""Benchmark of the language-model head: log-probs in chunks of the vocabulary, or with full logits.
+"""Benchmark of the language-model head: log-probs by chunks of the vocabulary, or by full logits.
 
 studies/speed/bench.py runs this file in a new process for every measurement:
 
@@ -22,7 +22,7 @@ VOCABULARY = 151_936  # of Qwen2.5
 
 
 def head(config: Config, repeats: int) -> Rows:
-    """Forward and backward on 2,048 positions.
+    """Measure forward and backward on 2,048 positions: CPU seconds and peak memory (MiB).
 
     Every measurement has its own process, because the peak memory of a process never falls.
     """
@@ -41,12 +41,14 @@ def measure_in_process(chunk: int) -> dict[str, float]:
 def measure_head(
     chunk: int, rows: int = NUM_POSITIONS, vocabulary: int = VOCABULARY
 ) -> dict[str, float]:
-    """CPU seconds, and peak memory beyond the inputs and the gradient buffer of the head.
+    """Measure forward and backward of the log-probs once.
 
     Args:
-        chunk: Columns of the vocabulary in a chunk, 0 for full logits.
-        rows: Positions.
-        vocabulary: Columns of the head.
+        chunk: Number of vocabulary columns in a chunk; 0 for full logits.
+        rows: Number of positions.
+        vocabulary: Number of tokens in the vocabulary.
+
+    Returns: CPU seconds, and peak memory in MiB beyond the inputs and `weight.grad`.
     """
     import torch
 
@@ -54,7 +56,7 @@ def measure_head(
 
     hidden = torch.randn(rows, WIDTH, requires_grad=True)
     weight = (torch.randn(vocabulary, WIDTH) * 0.02).requires_grad_()
-    weight.grad = torch.zeros_like(weight).fill_(0)  # allocates its memory before the measurement
+    weight.grad = torch.zeros_like(weight).fill_(0)  # allocated before the measurement
     targets = torch.randint(vocabulary, (rows, 1))
     memory_before = peak_kib()
     cpu_start = time.process_time()
@@ -78,7 +80,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"give the number of vocabulary columns per chunk, 0 for full logits; got {given}"
         )
-    import torch  # late, because it takes seconds
+    import torch  # slow, so after the check of argv
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Benchmarks of whole iterations of train.py: against TRL's trainer, and at growing sizes."""
+"""Benchmarks of whole iterations of train.py: compared with TRL's trainer, and at growing sizes."""
 
 from configurator import Config, UserError
 
@@ -20,17 +20,18 @@ OUT_DIR = "out/bench_run"
 TRL_ITERATIONS = 4
 
 
-# ---------- one iteration against TRL
+# ---------- one iteration, compared with TRL
 
 
 def iteration(config: Config, repeats: int) -> Rows:
-    """Measure one iteration: replies to a Bandit prompt, and an optimizer step on all of them.
+    """Measure one iteration: sample replies to a Bandit prompt, and take an optimizer step on all.
 
-    Our measurement is the median of three iterations after one to warm up. TRL's is the mean of
-    four. Both train the same policy, and their numbers of sampled tokens must agree within 5 %.
+    A measurement of train.py is the median of three iterations, after one to warm up. A measurement
+    of TRL is the mean of four. Both train the same policy, and their numbers of sampled tokens must
+    agree within 5 %.
     """
     num_replies = config.num_groups * config.group_size
-    num_sampled: list[float] = []  # tokens of our iterations
+    num_sampled: list[float] = []  # tokens in an iteration of train.py
 
     def ours() -> dict[str, float]:
         row = run_training(*changes_of(config))
@@ -62,7 +63,7 @@ def iteration(config: Config, repeats: int) -> Rows:
 
 
 def changes_of(config: Config) -> list[str]:
-    """The settings that are not the defaults, as on a command line."""
+    """Return the settings that differ from the defaults, as words of a command line."""
     changes = []
     for key, value in asdict(config).items():
         if value != getattr(Config, key):
@@ -76,7 +77,7 @@ def bandit_prompt(config: Config) -> list[dict[str, str]]:
 
 
 def time_training(trainer) -> dict[str, float]:
-    """Seconds of one iteration, with the set-up inside train(), which takes 1 % of the time."""
+    """Return seconds per iteration. They include the set-up in train(), 1 % of the time."""
     timer = Timer()
     trainer.train()
     timer.stop()
@@ -87,12 +88,12 @@ def time_training(trainer) -> dict[str, float]:
 
 
 def scale(config: Config, repeats: int) -> dict[str, object]:
-    """Iterations of train.py with more trajectories, turns and ranks, and fitted exponents.
+    """Time iterations of train.py with more trajectories, turns and ranks, and fit exponents.
 
-    An exponent is the slope of log CPU time (for ranks: wall time) over log size. The fit leaves
-    out the smallest of more than two sizes. The number of turns is the mean that was played, on
-    Sokoban with one action a turn. Replies are cut at 24 tokens, because the base model was not
-    trained for late turns and writes longer replies in them.
+    An exponent is the slope of log CPU time (for ranks: wall time) over log size. With more than
+    two sizes, the fit leaves out the smallest. The size in turns is the mean number of turns
+    played, on Sokoban with one action a turn. There, replies are cut at 24 tokens, because the base
+    model was not trained on late turns and writes longer replies in them. `config` has no effect.
     """
     lake = ["config/frozenlake_grpo.py", "config/models/tiny.py", "--batch_size=16"]
     room = ["config/sokoban_grpo.py", "config/models/tiny.py", "--batch_size=16"]
@@ -109,7 +110,7 @@ def scale(config: Config, repeats: int) -> dict[str, object]:
 
 
 def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, object]:
-    """Train at each size of a quantity. Returns: a row for each size, and the exponent."""
+    """Run train.py at each size of a quantity. Returns: a row for each size, and the exponent."""
     rows: dict[str, object] = {}
     sizes = []
     seconds = []
@@ -130,7 +131,7 @@ def grow(quantity: str, runs: dict[int, list[str]], repeats: int) -> dict[str, o
 
 
 def run_training(*arguments: str, ranks: int = 1, iterations: int = 4) -> dict[str, float]:
-    """Run train.py. Returns: the median of each logged number over all iterations but the first."""
+    """Run train.py. Returns: metric -> median over all iterations except the first."""
     shutil.rmtree(OUT_DIR, ignore_errors=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     settings = [f"--num_iterations={iterations}", f"--out_dir={OUT_DIR}", "--filter_keep=1.0"]

@@ -1,4 +1,4 @@
-"""Code that the benchmarks share: settings, interleaved repeats and the table of medians."""
+"""Code that the benchmarks share: measure variants in turn, and print the medians as a table."""
 
 from configurator import Config, UserError
 
@@ -12,12 +12,12 @@ from support.timer import Timer
 RANDOM_MODEL = "out/bench_model"  # folder of the tiny model with random weights
 
 Counts = dict[str, float]
-Run = Callable[[], Counts]  # does the work once and returns counts, such as sampled tokens
+Run = Callable[[], Counts]  # does the work of a variant once; returns e.g. sampled tokens
 Rows = dict[str, dict[str, list[float]]]  # variant -> quantity -> [median, smallest, largest]
 
 
 def starts(config: Config) -> list[tuple[tuple[int, int], int]]:
-    """(seed of the instance, number of the member) of each trajectory of an iteration."""
+    """Return (seed of the initial state, index in the group) of each trajectory of an iteration."""
     return [
         ((71, group), member)
         for group in range(config.num_groups)
@@ -33,21 +33,21 @@ def is_installed(package: str) -> bool:
 
 
 def check(same: bool, difference: str) -> None:
-    """Raises: UserError with the difference, unless the variants do the same work."""
+    """Raises: UserError with the `difference` in words, unless variants do the `same` work."""
     if not same:
         raise UserError(f"the variants do different work: {difference}")
 
 
 def compare(variants: dict[str, Run], repeats: int) -> Rows:
-    """Run the variants in turn, once to warm up and then `repeats` times; print a line for each.
+    """Run the variants in turn, once to warm up and then `repeats` times. Print a row for each.
 
     Args:
         variants: Name -> function that does the work. If it returns "cpu_s" or "wall_s", these
-            replace the measured times.
+            values replace the times measured here.
         repeats: Number of measurements, 1 or more.
 
     Returns:
-        Median, smallest and largest value of the times (seconds) and of what the functions return.
+        Variant -> time (seconds) or count of the function -> [median, smallest, largest].
     """
     measured = {name: [] for name in variants}
     for _ in range(repeats + 1):

@@ -1,7 +1,7 @@
 """Benchmark of precision: how much the log-probs of engine and trainer differ in each dtype.
 
-Both compute the same function of the same weights. The engine computes one token at a time with a
-KV cache, and the trainer computes whole rows, so they round differently.
+Engine and trainer compute the same function of the same weights. The engine computes one token at a
+time with a KV cache, and the trainer whole sequences, so their rounding errors differ.
 """
 
 from configurator import Config
@@ -27,14 +27,14 @@ from studies.speed.random_model import QWEN, build_random
 NUM_REQUESTS = 32
 PROMPT_TOKENS = 64
 RESPONSE_TOKENS = 32
-# Weight of the last norm. The logits of a random model then have a standard deviation of about 4.
+# Weight of the last norm, which gives logits of a random model a standard deviation of about 4.
 LOGIT_SCALE = 7.0
 SHAPE = {**QWEN, "num_hidden_layers": 2}
 
 
 @dataclass
 class Request:
-    """A prompt and its response, with the attributes of a trajectory that `pack` reads."""
+    """A prompt and its response. `pack` reads them as it reads a trajectory."""
 
     first_prompt_ids: list[int]
     response_ids: list[int]
@@ -49,9 +49,10 @@ class Request:
 
 
 def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
-    """Two layers of Qwen2.5-0.5B's widths with its vocabulary and random weights, temperature 1.
+    """Compare the log-probs of engine and trainer at temperature 1, for a random model of `shape`.
 
     Args: repeats: has no effect, because nothing is timed.
+    Returns: dtype -> mean, 99th percentile and maximum of the absolute difference, nats.
     """
     network = build_random(shape)
     torch.nn.init.constant_(network.model.norm.weight, LOGIT_SCALE)
@@ -76,9 +77,9 @@ def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
 
 
 def compare_logprobs(network: PreTrainedModel, config: Config, dtype: torch.dtype) -> Tensor:
-    """Sample with the torch engine and compute the log-probs again as the trainer does.
+    """Sample with the torch engine and compute the log-probs of the tokens again with the trainer.
 
-    Returns: the absolute difference at each sampled token, (R,) nats.
+    Returns: the absolute difference of the two log-probs of each sampled token, (R,) nats.
     """
     config = replace(config, max_running=NUM_REQUESTS, max_context_tokens=128)
     requests, sampled = sample(network, config, dtype)
@@ -93,7 +94,7 @@ def compare_logprobs(network: PreTrainedModel, config: Config, dtype: torch.dtyp
 def sample(
     network: PreTrainedModel, config: Config, dtype: torch.dtype
 ) -> tuple[list[Request], Tensor]:
-    """Sample responses to random prompts. Returns: the requests and the log-probs, (R,) nats."""
+    """Sample responses to random prompts. Returns: requests, log-probs of sampled tokens (R,)."""
     engine = TorchEngine(network, config, eos_id=-1, dtype=dtype)
     engine.load(iter(network.state_dict().items()), 1)
     rng = np.random.default_rng(config.seed)
@@ -116,10 +117,10 @@ def sample(
 
 @contextmanager
 def rounded_logits() -> Iterator[None]:
-    """Make engine and trainer round logits to the dtype of the hidden states, as `a @ b` does."""
+    """In the `with` block, engine and trainer round logits to the dtype of the hidden states."""
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        return (a @ b.to(a.dtype)).float()  # the engine's head is in float32 on a CPU
+        return (a @ b.to(a.dtype)).float()  # on a CPU, the engine's head `b` is in float32
 
     with (
         patch("model.product_in_float32", product),

@@ -1,4 +1,4 @@
-"""Benchmark of rollouts: our engines, vLLM with a barrier after every turn, Hugging Face."""
+"""Benchmark of rollouts: both engines of train.py, vLLM with a barrier, and Hugging Face."""
 
 from configurator import Config
 
@@ -24,10 +24,10 @@ HISTORY_PREFILLED = "Hugging Face, history prefilled every turn"
 
 
 def rollout(config: Config, repeats: int) -> Rows:
-    """Play the trajectories of one iteration with every engine.
+    """Time the trajectories of one iteration with every engine.
 
-    Sampling is greedy, so that all engines sample the same tokens. Members of a group still
-    differ, because the transitions of the environment are random.
+    Sampling is greedy, so that all engines sample the same tokens. The trajectories of a group
+    still differ, because the transitions of the environment are random.
     """
     model, tokenizer = load_model(config.model)
     hf_model = AutoModelForCausalLM.from_pretrained(config.model, attn_implementation="sdpa")
@@ -111,7 +111,7 @@ class Barrier:
 class DrawnLengths:
     """An engine that cuts every reply at a random length: geometric, mean 25, at most 100 tokens.
 
-    The length depends only on the seed of the reply, so that it is the same for all engines.
+    The length is drawn from the seed of the reply, so that all engines cut it at the same token.
     """
 
     def __init__(self, engine):
@@ -130,12 +130,12 @@ class DrawnLengths:
 
 
 class HuggingFace:
-    """An engine that calls `generate` once a turn for all unfinished trajectories, padded left.
+    """An engine that calls `generate` once a turn, for one batch of all unfinished trajectories.
 
     Args:
         model: A model of transformers.
         eos_id: The token that ends a reply.
-        keep: Keep the key-value cache over turns; otherwise every turn prefills its whole history.
+        keep: Keep the KV cache from turn to turn. Without it, a turn prefills the whole history.
     """
 
     def __init__(self, model: PreTrainedModel, eos_id: int, *, keep: bool):
@@ -143,8 +143,8 @@ class HuggingFace:
         self.eos_id = eos_id
         self.keep = keep
         self.num_steps = 0
-        self.waiting: list[tuple[int, list[int], int]] = []  # key, new ids, max_tokens
-        self.keys: list[int] = []  # the trajectory of each row of ids, mask and cache
+        self.waiting: list[tuple[int, list[int], int]] = []  # key, history, max_tokens
+        self.keys: list[int] = []  # trajectory of each row of ids, mask and cache
         self.forget()
 
     @property
@@ -152,7 +152,7 @@ class HuggingFace:
         return bool(self.waiting)
 
     def release(self, key: int) -> None:
-        """Nothing to do: a trajectory without a new turn loses its row in the next step."""
+        """Do nothing: `step` drops the rows of trajectories for which no turn was added."""
 
     def add(self, key: int, ids: list[int], *, max_tokens: int, **_) -> None:
         self.waiting.append((key, list(ids), max_tokens))
@@ -173,9 +173,9 @@ class HuggingFace:
         self.num_steps += sampled.shape[1]
 
         is_end = (sampled == self.eos_id).long()
-        up_to_end = is_end.cumsum(1) == is_end  # the first end of each row included
+        up_to_end = is_end.cumsum(1) == is_end  # True up to the first end of a row, included
         within_limit = torch.arange(sampled.shape[1]) < max_tokens[:, None]
-        valid = up_to_end & within_limit  # (B, T); the rest is masked in later turns
+        valid = up_to_end & within_limit  # (B, T); later turns do not see the rest
         self.mask = torch.cat([self.mask, valid.long()], 1)
         samples = []
         for key, row, flags in zip(keys, sampled, valid, strict=True):
@@ -189,14 +189,14 @@ class HuggingFace:
         self.mask = self.ids.clone()  # (B, T), 0 on padding
 
     def select(self, keys: Sequence[int]) -> None:
-        """Keep the rows of these trajectories and drop the others."""
+        """Keep the rows of the trajectories `keys`, and drop all other rows."""
         rows = torch.tensor([self.keys.index(key) for key in keys])
         self.cache.batch_select_indices(rows)
         self.ids = self.ids[rows]
         self.mask = self.mask[rows]
 
     def append_prompts(self, histories: Sequence[list[int]]) -> None:
-        """Append the tokens of each history that are not in `ids` yet, padded on the left."""
+        """Append to `ids` the new tokens of each history, padded on the left."""
         num_known = self.mask.sum(1).tolist()
         new = [torch.tensor(ids[n:]) for ids, n in zip(histories, num_known, strict=True)]
         ones = [torch.ones_like(row) for row in new]
@@ -204,7 +204,7 @@ class HuggingFace:
         self.mask = torch.cat([self.mask, pad_left(ones)], 1)
 
     def generate(self, max_new_tokens: int) -> Tensor:
-        """Append greedy replies to `ids`; returns them, (B, T)."""
+        """Append greedy replies to `ids`. Returns: the replies, (B, T)."""
         num_prompt = self.ids.shape[1]
         self.ids = self.model.generate(
             self.ids,

@@ -1,4 +1,4 @@
-"""Benchmark of the policy update: packed, padded, and TRL's GRPO loss on the same trajectories."""
+"""Benchmark of the policy update: packed batches, padded batches, and TRL's GRPO loss."""
 
 from configurator import Config
 
@@ -24,16 +24,16 @@ from support.timer import Timer
 
 CLIP_LOW = 0.2
 CLIP_HIGH = 0.28
-PADDED_BATCH = 8  # trajectories of a padded micro-batch
-TOLERANCE = 5e-5  # of loss (absolute) and gradient norm (relative), in float32
+PADDED_BATCH = 8  # trajectories in a padded micro-batch
+TOLERANCE = 5e-5  # allowed difference of loss (absolute) and gradient norm (relative), float32
 
 Part = Sequence[Trajectory]  # a micro-batch
 
 
 def update(config: Config, repeats: int) -> Rows:
-    """Forward and backward on up to 32 trajectories, cut after 1 to 5 turns.
+    """Time forward and backward on up to 32 trajectories, cut after 1 to 5 turns.
 
-    Loss and gradient norm of all variants must agree before anything is timed.
+    Before that, loss and gradient norm of all variants must agree.
     """
     model, tokenizer = load_model(config.model)
     policy = Policy(model)
@@ -68,9 +68,9 @@ def update(config: Config, repeats: int) -> Rows:
 
 
 def load_plain(folder: str) -> PreTrainedModel:
-    """A model of transformers that trains the embedding of the padding token, as ours does.
+    """Load a model of transformers that trains the padding token's embedding, as train.py does.
 
-    In SmolLM2 this is the token that ends a message."""
+    In SmolLM2 the padding token is also the token that ends a message."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     model.get_input_embeddings().padding_idx = None
     return model
@@ -104,14 +104,14 @@ class Batch:
         return [self.trajectories[i] for i in indices]
 
     def old_logprobs(self, indices: list[int]) -> Tensor:
-        """The sampler's log-probs of all response tokens, concatenated."""
+        """Return the log-probs of all response tokens as the engine gave them, concatenated."""
         values = []
         for trajectory in self.part(indices):
             values += trajectory.rollout_logprobs
         return torch.tensor(values)  # (R,)
 
     def loss(self, indices: list[int], logprobs: Tensor) -> Tensor:
-        """The clipped policy loss of a micro-batch, divided by the tokens of the whole batch."""
+        """Return the clipped policy loss of a micro-batch, divided by the tokens of the batch."""
         lengths = [trajectory.num_response_tokens for trajectory in self.part(indices)]
         advantages = self.advantages[indices].repeat_interleave(torch.tensor(lengths))  # (R,)
         loss, *_ = ppo_loss(
@@ -139,7 +139,7 @@ def forward_backward(
 
 
 def check_results(results: dict[str, dict[str, float]]) -> None:
-    """Stop unless all variants have the loss and the gradient norm of the first one."""
+    """Stop unless all variants have the loss and the gradient norm of the first variant."""
     expected = next(iter(results.values()))
     for found in results.values():
         loss_error = abs(found["loss"] - expected["loss"])
@@ -147,14 +147,14 @@ def check_results(results: dict[str, dict[str, float]]) -> None:
         check(max(loss_error, norm_error) < TOLERANCE, str(results))
 
 
-# ---------- share of the peak
+# ---------- share of the peak rate
 
 
 def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
-    """Operations of the matrix products with weights, forward and backward; without attention.
+    """Count the operations of matrix products with weights, forward and backward.
 
-    A product with a weight costs two operations a token forward and four backward. The embedding is
-    a lookup. The head sees sampled tokens only."""
+    For each token, a weight costs two operations forward and four backward. The embedding costs
+    none. The head is computed for sampled tokens only. Attention is not counted."""
     head = model.get_output_embeddings().weight.numel()
     embeddings = {id(model.get_output_embeddings().weight), id(model.get_input_embeddings().weight)}
     body = sum(weight.numel() for weight in model.parameters() if id(weight) not in embeddings)
@@ -162,7 +162,7 @@ def num_operations(model: PreTrainedModel, packed: PackedBatch) -> int:
 
 
 def print_share_of_peak(operations: int, cpu_s: float) -> None:
-    """Compare the packed update with a large product of float32 matrices on the same machine."""
+    """Print the rate of the packed update as a share of the rate of a large matrix product."""
     peak = measure_peak()
     share = operations / cpu_s / peak
     print(
@@ -172,7 +172,7 @@ def print_share_of_peak(operations: int, cpu_s: float) -> None:
 
 
 def measure_peak() -> float:
-    """Operations per CPU second of products of float32 matrices, the best of five."""
+    """Measure operations per CPU second of a large float32 matrix product, the best of five."""
     rows, width = 1024, 1536
     a = torch.randn(rows, width)
     b = torch.randn(width, width)
@@ -189,7 +189,7 @@ def measure_peak() -> float:
 
 
 def pad(part: Part) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, attention mask and response mask, each (B, T), padded on the right."""
+    """Return ids, attention mask and response mask, each (B, T), padded on the right."""
     ids = [trajectory.ids for trajectory in part]
     attention_mask = [[1] * len(row) for row in ids]
     response_mask = [trajectory.response_mask for trajectory in part]
@@ -202,7 +202,7 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
-    """Log-probs of the response tokens, from logits and softmax at every position; (R,)."""
+    """Compute logits and softmax at every position. Returns: log-probs of response tokens, (R,)."""
     ids, attention_mask, response_mask = pad(part)
     logits = model(ids, attention_mask=attention_mask).logits[:, :-1]  # (B, T-1, V)
     logprobs = logits.float().log_softmax(-1)
@@ -214,10 +214,10 @@ def padded_logprobs(model: PreTrainedModel, part: Part) -> Tensor:
 
 
 def make_trl_trainer(config: Config, prompt, **options):
-    """TRL's GRPOTrainer with our settings. Rewards depend only on the position in the group.
+    """Make TRL's GRPOTrainer. The reward of a reply is its index in the group.
 
     Returns:
-        The trainer, and a list. The trainer appends the number of tokens of each rollout to it.
+        The trainer, and a list to which it appends the number of sampled tokens of each rollout.
     """
     from datasets import Dataset
     from datasets.table import InMemoryTable
@@ -252,7 +252,7 @@ def make_trl_trainer(config: Config, prompt, **options):
 
     _, tokenizer = load_model(config.model)
     trainer = GRPOTrainer(model, reward, trl_config, prompts, processing_class=tokenizer)
-    trainer.current_gradient_accumulation_steps = 1  # train() sets it, but may not be called
+    trainer.current_gradient_accumulation_steps = 1  # set by train(), which `update` does not call
     return trainer, num_sampled
 
 
@@ -269,5 +269,5 @@ def trl_loss(trainer, batch: Batch, indices: list[int]) -> Tensor:
         "tool_mask": response_mask[:, 1:],
         "advantages": batch.advantages[indices],
     }
-    mean = trainer._compute_loss(trainer.model, inputs)  # over the tokens of the micro-batch
+    mean = trainer._compute_loss(trainer.model, inputs)  # per token of the micro-batch
     return mean * response_mask.sum() / batch.num_tokens

@@ -1,4 +1,4 @@
-"""The measurements of gpu_report.py. Each process measures one piece, a group of cases.
+"""Measure one piece of gpu_report.py, a group of cases.
 
 python -m studies.speed.gpu_pieces update --device=cuda  # one GPU; appends to out/gpu/results.jsonl
 """
@@ -37,8 +37,8 @@ Case = Callable[[], Values]
 
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
-RESERVED_S = 40  # no iteration begins in the last 40 seconds of the time limit
-# Largest relative difference of an update's metrics from those of the CPU in float32.
+RESERVED_S = 40  # no iteration begins in the last 40 seconds before --limit_s
+# dtype -> largest relative difference of COMPARED from the values on the CPU in float32
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "triton", "peft", "tensorboard")
@@ -46,7 +46,7 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.max
 
 
 class NotAvailable(Exception):
-    """A case cannot be measured here. The message says why."""
+    """Raised if a case cannot be measured here. The message says why."""
 
 
 # ---------- the process
@@ -67,10 +67,9 @@ def main(argv: list[str]) -> None:
 
 
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:
-    """Measure the cases that are new or waiting.
+    """Measure the cases that are new or waiting; with vLLM only one of them.
 
-    vLLM cannot start twice in a process, so a process with vLLM measures only one case.
-    studies/speed/gpu_report.py starts another process while cases are waiting.
+    vLLM cannot start twice in a process. gpu_report.py starts processes until no case is waiting.
     """
     todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
     for name in todo:
@@ -84,7 +83,7 @@ def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.
 
 
 def measure_case(piece: str, name: str, case: Case, results: Results, device: torch.device) -> None:
-    """Measure a case and add its result, or why there is none."""
+    """Measure a case and add its result to `results`, or the reason why there is none."""
     try:
         values = case()
         memory = {"peak GiB": parallel.peak_memory(device)}
@@ -92,24 +91,24 @@ def measure_case(piece: str, name: str, case: Case, results: Results, device: to
     except NotAvailable as reason:
         results.add(piece, name, "skipped", reason=str(reason))
     except Exception as error:
-        # The code under measurement may raise anything, and other cases should still run.
+        # The measured code may raise anything, and the other cases should still run.
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         results.add(piece, name, "failed", reason=text)
         print(text, flush=True)
-        if "CUDA error" in text:  # after it, nothing works in this process
+        if "CUDA error" in text:  # after such an error, CUDA works no more in this process
             raise
 
 
 def free_memory(device: torch.device) -> None:
-    """Free the models of the previous case, and reset the peak memory."""
-    gc.collect()  # the modules of FSDP2 refer to each other in circles
+    """Free the memory of the previous case, and reset the recorded peak."""
+    gc.collect()  # modules of FSDP2 refer to each other in cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
-    """The cases of a piece by name, the most useful first.
+    """Return the cases of a piece by name, the most useful first.
 
     Args: deadline: value of time.perf_counter() after which no iteration should begin.
     """
@@ -149,7 +148,7 @@ def cases_of(piece: str, config: Config, device: torch.device, deadline: float) 
 
 
 def dtypes() -> list[str]:
-    """The precisions that the setting `dtype` offers."""
+    """Return the values of the setting `dtype` except "auto"."""
     return [name for name in CHOICES["dtype"] if name != "auto"]
 
 
@@ -162,7 +161,9 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 
 
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
-    """Attention by varlen and SDPA, eager and compiled, without the case that `update` measures."""
+    """Return cases with attention by varlen or SDPA, eager or compiled.
+
+    The piece `update` measures one of them, so it is left out."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -179,7 +180,7 @@ def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
 
 
 def flagship_cases(config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
-    """PPO on FrozenLake, and the setting in which the time of RAGEN was measured."""
+    """Return PPO on FrozenLake, and PPO with the settings of the time in RAGEN's log (Sokoban)."""
     model = f"--model={config.model}"
     cases = {}
     for name, arguments in {
@@ -198,7 +199,7 @@ def flagship_cases(config: Config, device: torch.device, deadline: float) -> dic
 
 
 def describe_machine(device: torch.device) -> Values:
-    """Versions, clocks, and the measured rates of matrix products and copies."""
+    """Return versions and clocks, and measure the rates of a matrix product and of a copy."""
     values: Values = {"Python": platform.python_version()}
     for package in PACKAGES:
         values[package] = version_of(package)
@@ -231,7 +232,7 @@ def query_gpu(field: str) -> str:
         return f"unknown ({type(error).__name__})"
 
 
-# ---------- the tiny model against the CPU
+# ---------- the tiny model, compared with the CPU
 
 
 def tiny_config(device: torch.device, engine: str = "torch", dtype: str = "auto") -> Config:
@@ -242,7 +243,7 @@ def tiny_config(device: torch.device, engine: str = "torch", dtype: str = "auto"
 
 
 def start(config: Config, device: torch.device) -> tuple:
-    """Learner, engine and chat of a run, with the weights in the engine."""
+    """Make learner, engine and chat of a run, and load the learner's weights into the engine."""
     dtype = pick_dtype(config.dtype, device)
     learner, engine, chat = build_learner(config, device, dtype)
     parallel.sync_weights(engine, learner.policy)
@@ -251,9 +252,9 @@ def start(config: Config, device: torch.device) -> tuple:
 
 @cache
 def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajectory], Values]:
-    """One iteration on the CPU in float32.
+    """Run one iteration on the CPU in float32.
 
-    Args: device_type: of the device to compare with the CPU. For "cpu", trajectories are fewer.
+    Args: device_type: "cuda" or "cpu", the device to compare; "cpu" plays fewer trajectories.
     Returns: all trajectories, those that the filter kept, and the metrics of the update.
     """
     config = tiny_config(torch.device(device_type), dtype="float32")
@@ -271,9 +272,10 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
 
 
 def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Values:
-    """Play one iteration, then update on the trajectories of the CPU, and compare.
+    """Sample one iteration on `device`, and update on the trajectories of `reference_on_cpu`.
 
-    The torch engine samples the same tokens as on the CPU, except where rounding changes a token.
+    Compare both parts with the CPU. The torch engine samples the same tokens as on the CPU, except
+    where rounding changes a token.
     """
     expected, kept, expected_metrics = reference_on_cpu(device.type)
     config = tiny_config(device, engine_name, dtype)
@@ -309,7 +311,7 @@ def success_of(trajectories: Sequence[Trajectory]) -> float:
 
 
 def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> torch.Tensor:
-    """Absolute difference of the log-probs of engine and trainer, (R,) nats."""
+    """Return the absolute difference of the log-probs of engine and trainer, (R,) nats."""
     config = learner.config
     with torch.no_grad():
         logprobs, _ = parallel.forward_sequences(
@@ -320,7 +322,7 @@ def engine_difference(learner: Learner, trajectories: Sequence[Trajectory]) -> t
 
 
 def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> list[str]:
-    """A sentence for each metric of the update that differs too much from the CPU's."""
+    """Return a sentence for each of COMPARED that differs from `expected` by over `tolerance`."""
     problems = []
     for key in COMPARED:
         found = metrics[key]
@@ -334,7 +336,7 @@ def differing_metrics(metrics: Values, expected: Values, tolerance: float) -> li
 
 
 def restart_of(config: Config, device: torch.device) -> Values:
-    """Update on random tokens, save a checkpoint, load it into a new learner, and compare."""
+    """Update on random tokens, save checkpoints, load one into a new learner, compare weights."""
     sizes = sizes_for(device)
     dtype = pick_dtype(config.dtype, device)
     model = load_or_build(config, device)
@@ -377,10 +379,9 @@ def load_or_build(config: Config, device: torch.device):
 
 
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
-    """PPO on FrozenLake for a model with random weights of Qwen's shape.
+    """Return settings of PPO on FrozenLake, for a random model with the shape of Qwen2.5-0.5B.
 
-    Its replies are malformed, so all scores are equal. With filter_zero_std the filter keeps groups
-    without variance."""
+    Its replies are malformed, so all scores are equal. filter_zero_std=True keeps such groups."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":
@@ -392,7 +393,9 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
 def time_iterations(
     config: Config, device: torch.device, num_iterations: int, deadline: float
 ) -> Values:
-    """Time iterations of train.py, until the deadline. The first one warms up."""
+    """Time up to `num_iterations` iterations of train.py; none begins after `deadline`.
+
+    The first iteration is left out of the medians, unless it is the only one."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):
         save_random(Path(config.model), sizes_for(device).shape, device=device)
     learner, engine, chat = start(config, device)
@@ -419,7 +422,7 @@ def median_of(rows: Sequence[dict], key: str) -> float:
 
 
 def time_flagship(config: Config, device: torch.device, deadline: float) -> Values:
-    """Time up to 20 iterations, as many as fit, with the pretrained weights."""
+    """Time up to MAX_ITERATIONS iterations with the pretrained weights of `config.model`."""
     is_folder = Path(config.model).is_dir()
     if not is_folder and not isinstance(try_to_load_from_cache(config.model, "config.json"), str):
         raise NotAvailable(

@@ -1,15 +1,15 @@
-"""Measure on a GPU what studies/speed/README.md says about GPUs, and print it as tables.
+"""Measure on a GPU the pieces in the table of studies/speed/README.md, and print the results.
 
     python -m studies.speed.gpu_report                         # one H100 or H200, about 15 minutes
     python -m studies.speed.gpu_report --minutes=9  # stop measuring after 9 minutes
     python -m studies.speed.gpu_report --pieces=update,head    # these pieces, in this order
     python -m studies.speed.gpu_report --device=cpu  # the same with tiny models, 1 CPU-minute
 
-Every piece runs in a process of its own (gpu_pieces.py) for at most 4 minutes. An error loses
-only one case, because the other cases of the piece then run in a new process. Results are appended
-to out/gpu/results.jsonl. The next call skips what is measured, and repeats failed pieces at its
-end. --out_dir=PATH sets another folder, --model=NAME the model of the piece `flagship`. torch 2.11
-and transformers are enough: a piece that needs vLLM is skipped if vLLM is not installed.
+A piece is a group of measurements (cases). Each piece has processes of its own (gpu_pieces.py), of
+at most 4 minutes. If a case breaks a process, the remaining cases run in a new one. Results are
+appended to out/gpu/results.jsonl. The next call skips measured pieces and repeats failed ones last.
+--out_dir=PATH sets another folder, --model=NAME the model of the piece `flagship`. torch 2.11 and
+transformers are enough: a piece that needs vLLM is skipped if vLLM is not installed.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -29,24 +29,24 @@ from typing import NamedTuple
 
 DEFAULTS = Config(device="cuda", out_dir="out/gpu")
 OPTIONS = {
-    "pieces": "",  # names of PIECES with commas; '' = all
+    "pieces": "",  # names of PIECES, separated by commas; '' = all
     "minutes": 0.0,  # time for the whole call; 0 = no limit
 }
 MAX_PROCESS_S = 240.0
-MIN_PROCESS_S = 30.0  # with less time left, no process starts
+MIN_PROCESS_S = 30.0  # if less time is left, no process starts
 TERM_S = 35.0  # from SIGTERM to SIGKILL; torchrun needs 30 s to kill ranks that do not end
 NOT_MEASURED = "not measured"
 
 
 class Piece(NamedTuple):
-    """A group of cases that a process measures."""
+    """A group of cases, measured in processes of its own."""
 
     name: str
     title: str
-    needs: str = ""  # "vllm" or "cuda"
+    needs: str = ""  # "vllm" or "cuda"; "" runs everywhere
 
 
-# The most useful pieces come first, because a GPU may be there for a few minutes only.
+# The most useful pieces come first, because a GPU may be available for a few minutes only.
 PIECES = (
     Piece("environment", "Versions and rates of the machine"),
     Piece("tiny", "One iteration of the tiny model with the torch engine, against the CPU"),
@@ -87,11 +87,11 @@ def main(argv: list[str]) -> None:
 
 
 class Results:
-    """The lines of results.jsonl. The last line of a piece and case is its result.
+    """The lines of results.jsonl. The last line of a case is its result.
 
     A line has "piece", "case" ("" for the whole piece), "state" (waiting, running, done, skipped or
-    failed), "values" (name -> number or text) and "reason". If a case is still "running" after its
-    process has ended, it made the process fail.
+    failed), "values" (name -> number or text) and "reason". A case that is still "running" when its
+    process has ended made the process fail.
     """
 
     def __init__(self, out_dir: Path):
@@ -100,7 +100,7 @@ class Results:
         self.read()
 
     def read(self) -> None:
-        """Read what other processes have added."""
+        """Read the file, to which other processes add lines."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         for line in lines:
             row = json.loads(line)
@@ -109,7 +109,7 @@ class Results:
     def add(
         self, piece: str, case: str, state: str, values: dict | None = None, reason: str = ""
     ) -> None:
-        """Append a line."""
+        """Append a line to the file."""
         row = {"piece": piece, "case": case, "state": state, "values": values or {}}
         row["reason"] = reason
         self.rows[piece, case] = row
@@ -118,7 +118,7 @@ class Results:
             file.write(json.dumps(row) + "\n")
 
     def state(self, piece: str, case: str = "") -> str:
-        """The state of a case, "" if it has not begun."""
+        """Return the state of a case, or of the whole piece; "" if there is no line for it."""
         row = self.rows.get((piece, case))
         return row["state"] if row else ""
 
@@ -127,7 +127,7 @@ class Results:
 
 
 def chosen_pieces(names: str) -> list[Piece]:
-    """The pieces with these names. Raises: UserError for an unknown name."""
+    """Return the pieces with these names; "" for all. Raises: UserError for an unknown name."""
     by_name = {piece.name: piece for piece in PIECES}
     chosen = names.split(",") if names else list(by_name)
     for name in chosen:
@@ -137,9 +137,9 @@ def chosen_pieces(names: str) -> list[Piece]:
 
 
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
-    """The pieces that are not done: first those that have not run, then those that failed.
+    """Return the pieces that are not done: first those that have not failed, then those that have.
 
-    `environment` stays first: if it fails, the device does not work, and the others would fail.
+    `environment` stays first: if it fails, all others would fail.
     """
     states = {piece: results.state(piece.name) for piece in pieces}
     open_pieces = [piece for piece in pieces if states[piece] != "done"]
@@ -149,11 +149,12 @@ def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
 
 
 def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -> None:
-    """Start processes of a piece, one after the other, and add its state to the results.
+    """Measure a piece in processes, one after the other, and add its state to the results.
 
-    Stop when no case is waiting, when a process has begun no case, or when time is short.
+    No further process starts if no case is waiting, if the last one began no case, or if less than
+    MIN_PROCESS_S is left.
 
-    Args: deadline: time.perf_counter() at which the last process must have ended.
+    Args: deadline: value of time.perf_counter() at which the last process must have ended.
     """
     missing = reason_to_skip(piece, config.device)
     if missing:
@@ -169,7 +170,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # If the number of waiting cases has not changed, the process has begun none.
+        # With as many waiting cases as before, the process has begun none. Do not repeat it.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting
@@ -183,9 +184,9 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
 
 
 def run_once(piece: Piece, config: Config, results: Results, deadline: float) -> str:
-    """Run one process of a piece, which adds the results of its cases.
+    """Run one process of a piece. It adds the results of its cases to the file.
 
-    Returns: how the process failed, "" if it did not.
+    Returns: how the process failed, in words; "" after success.
     """
     limit_s = min(MAX_PROCESS_S, deadline - time.perf_counter())
     log = results.path.with_name(f"{piece.name}.log")
@@ -198,13 +199,13 @@ def run_once(piece: Piece, config: Config, results: Results, deadline: float) ->
 
 
 def cases_in(states: Sequence[str], piece: Piece, results: Results) -> list[str]:
-    """The cases of a piece that are in one of these states."""
+    """Return the names of the cases of a piece that are in one of `states`."""
     cases = [case for name, case in results.rows if name == piece.name and case]
     return [case for case in cases if results.state(piece.name, case) in states]
 
 
 def reason_to_skip(piece: Piece, device: str) -> str:
-    """Why a piece cannot run here, "" if it can."""
+    """Return why a piece cannot run on this machine; "" if it can."""
     if piece.needs and device == "cpu":
         return "it is measured on GPUs only"
     if piece.needs == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -222,9 +223,9 @@ def command_of(piece: Piece, config: Config, limit_s: float) -> list[str]:
 
 
 def run_process(command: list[str], log: Path, limit_s: float) -> str:
-    """Run a command and append its output to a file. Returns: how it failed, "" if it did not.
+    """Run a command, append its output to a file, and kill it and its children after `limit_s`.
 
-    After `limit_s` seconds the command and its children are killed.
+    Returns: how the command failed, in words; "" after success.
     """
     environment = {**os.environ, "TQDM_DISABLE": "1"}
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -244,11 +245,11 @@ def run_process(command: list[str], log: Path, limit_s: float) -> str:
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """End what is left of a process and its children.
+    """End a process and its children, if any of them still runs.
 
-    SIGTERM comes first, because torchrun then ends its ranks, which are not in its process group.
+    SIGTERM comes first: torchrun then ends its ranks, which are not in its process group.
     """
-    with suppress(ProcessLookupError):  # raised if all of them have ended
+    with suppress(ProcessLookupError):  # raised if none of them runs
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=TERM_S)
@@ -257,7 +258,7 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def last_lines(log: Path) -> str:
-    """The end of a log in one line of at most 300 characters."""
+    """Return the last 300 characters of a log as one line."""
     text = log.read_text(encoding="utf-8", errors="replace")
     return " ".join(text.split())[-300:]
 
@@ -266,7 +267,7 @@ def last_lines(log: Path) -> str:
 
 
 def write_report(results: Results) -> str:
-    """Write report.md beside the results. Returns: its text, a table for each piece."""
+    """Write report.md, with a table for each piece, beside the results. Returns: its text."""
     parts = []
     for piece in PIECES:
         parts.append(f"### {piece.title} (`{piece.name}`)\n\n{table_of(piece, results)}\n")
@@ -277,7 +278,7 @@ def write_report(results: Results) -> str:
 
 
 def table_of(piece: Piece, results: Results) -> str:
-    """The cases of a piece as a Markdown table, or the reason why there are none."""
+    """Return a Markdown table of the cases of a piece, or the reason why none was measured."""
     rows = [row for (name, case), row in results.rows.items() if name == piece.name and case]
     if not rows:
         process = results.rows.get((piece.name, ""))
@@ -298,7 +299,7 @@ def line_of(cells: list[str]) -> str:
 
 
 def describe(value: float | str) -> str:
-    """A number with three or four digits, or a text as it is."""
+    """Return a text as it is, numbers below 1,000 with three digits, other numbers in full."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 1000:

@@ -1,12 +1,12 @@
-"""Write a model of the shape of Qwen2.5-0.5B with random weights, to measure time and memory.
+"""Write a model with the shape of Qwen2.5-0.5B and random weights.
 
     python -m studies.speed.random_model out/qwen  # 494 million parameters, 1 GB on disk
     python -m studies.speed.random_model out/qwen --layers=2     # the same widths and vocabulary
     python train.py config/frozenlake_grpo.py --model=out/qwen --filter_zero_std=True
 
-It has the tokenizer of base/, which knows 768 of the 151,936 tokens. The others decode to nothing.
-So nearly every reply is malformed and all scores are equal. The filter then keeps no group, unless
---filter_zero_std=True is set.
+The model has the tokenizer of base/, which knows 768 of the 151,936 tokens. All other tokens decode
+to nothing. So nearly every reply is malformed, and all scores are equal. The filter then keeps no
+group, unless --filter_zero_std=True is set.
 """
 
 from configurator import run_main
@@ -14,7 +14,7 @@ from configurator import run_main
 from support.arguments import read_random_model
 
 if __name__ == "__main__":
-    run_main(read_random_model)  # reports wrong arguments before the slow imports
+    run_main(read_random_model)  # before the slow imports, to report wrong arguments at once
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import model  # noqa: F401  (defines attn_implementation="layout")
+import model  # noqa: F401  (registers attn_implementation="layout")
 from support.preflight import BASE
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -44,12 +44,12 @@ QWEN = {
 def build_random(
     shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> Qwen2ForCausalLM:
-    """A Qwen2 with random float32 weights.
+    """Return a Qwen2 model with random float32 weights.
 
     Args:
         shape: settings of Qwen2Config.
-        device: where the weights are made.
-        seed: of the weights.
+        device: of the weights.
+        seed: of the random weights.
     """
     torch.manual_seed(seed)
     config = Qwen2Config(**shape, attn_implementation="layout")
@@ -60,7 +60,7 @@ def build_random(
 def save_random(
     folder: Path, shape: dict = QWEN, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> None:
-    """Write a random model in bfloat16, like Qwen's, with the tokenizer of base/."""
+    """Write a random model with the tokenizer of base/. Like Qwen's weights, it is in bfloat16."""
     network = build_random(shape, device=device, seed=seed)
     network.to(torch.bfloat16).save_pretrained(folder)
     for name in TOKENIZER_FILES:

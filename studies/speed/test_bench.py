@@ -1,4 +1,4 @@
-"""Tests of bench*.py: the variants do the same work, and tables show what was measured.
+"""Tests of bench*.py: the variants of a benchmark do the same work, and tables show the times.
 
 python -m pytest -q studies/speed/test_bench.py
 """
@@ -30,7 +30,7 @@ STARTS = [((4, group), member) for group in range(3) for member in range(3)]
 
 
 def play(engine, config, chat, temperature, seed):
-    """Play the trajectories of STARTS, with replies of random lengths."""
+    """Return trajectories from STARTS, with replies of random lengths."""
     return collect(
         DrawnLengths(engine),
         chat,
@@ -48,7 +48,6 @@ def play(engine, config, chat, temperature, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False])
 def test_hugging_face_samples_the_same_tokens(trained_folder, keep):
-    """Replies have different lengths, and some trajectories end before the others."""
     model, tokenizer = load_model(str(trained_folder))
     hf_model = AutoModelForCausalLM.from_pretrained(trained_folder, attn_implementation="sdpa")
     config = small_config(max_response_tokens=40)
@@ -57,7 +56,7 @@ def test_hugging_face_samples_the_same_tokens(trained_folder, keep):
     theirs = play(HuggingFace(hf_model, chat.end, keep=keep), config, chat, 0.0, 7)
     assert [trajectory.ids for trajectory in ours] == [trajectory.ids for trajectory in theirs]
     turns = [turn for trajectory in ours for turn in trajectory.turns]
-    assert len({len(trajectory.turns) for trajectory in ours}) > 1  # some end before others
+    assert len({len(trajectory.turns) for trajectory in ours}) > 1
     assert len({len(turn.response_ids) for turn in turns}) > 1
 
 
@@ -93,7 +92,6 @@ def test_packed_and_padded_updates_agree_and_are_reported(trained_folder, monkey
 
 @pytest.mark.slow
 def test_the_update_of_the_untrained_model(monkeypatch, capsys):
-    """The variants agree on loss and gradient, and the share of the peak is printed."""
     monkeypatch.setattr(bench_update, "is_installed", lambda package: False)
     bench.main(["update", "--repeats=1", "--num_groups=1", "--group_size=8", "--batch_size=2"])
     printed = capsys.readouterr().out
@@ -102,7 +100,7 @@ def test_the_update_of_the_untrained_model(monkeypatch, capsys):
 
 
 def test_operations_of_an_update():
-    """Width 2, one hidden layer of 3, a vocabulary of 5; 7 tokens, 4 of them sampled."""
+    """6 body weights (2 x 3) for 7 tokens, 10 head weights (5 x 2) for the 4 sampled ones."""
     model = torch.nn.Module()
     model.embed = torch.nn.Embedding(5, 2)
     model.up = torch.nn.Linear(2, 3, bias=False)
@@ -187,8 +185,8 @@ def test_iteration_and_scale_read_what_train_logs(monkeypatch, capsys):
     assert rows["ours"]["cpu_s"] == [2 * 3**1.5] * 3
     rows = bench_iteration.scale(small_config(), 1)
     assert rows["exponent of trajectories"] == pytest.approx(1.0)
-    assert rows["exponent of turns"] == pytest.approx(1.5)  # over the turns that were played
-    assert rows["exponent of ranks"] == pytest.approx(0.0)  # 3 seconds on one and on two
+    assert rows["exponent of turns"] == pytest.approx(1.5)  # cost ~ turns^1.5
+    assert rows["exponent of ranks"] == pytest.approx(0.0)  # 3 seconds on one rank and on two
     assert "time grows like turns^1.50" in capsys.readouterr().out
 
 

@@ -47,7 +47,7 @@ def test_new_pieces_run_before_failed_ones_and_measured_ones_not_at_all(results)
     results.add("tiny", "", "failed", reason="exit code 1")
     results.add("tiny_vllm", "", "skipped", reason="vLLM is not installed")
     names = [piece.name for piece in gpu_report.in_order(list(PIECES), results)]
-    assert names[0] == "tiny_vllm"  # vLLM may have been installed since then
+    assert names[0] == "tiny_vllm"  # skipped pieces are tried again: vLLM may be installed by now
     assert names[1] == "fsdp" and names[-1] == "tiny" and "environment" not in names
     results.add("environment", "", "failed")
     assert gpu_report.in_order(list(PIECES), results)[0].name == "environment"
@@ -96,7 +96,7 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
     ending = gpu_report.run_process(command, tmp_path / "log", 2.0)
     assert ending == "stopped after 2 s"
     pid = int((tmp_path / "log").read_text())
-    for _ in range(50):  # the kernel needs a moment
+    for _ in range(50):  # the end of a process takes a moment
         if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text():
             break
         time.sleep(0.1)
@@ -105,7 +105,7 @@ def test_a_process_ends_with_its_children_at_the_time_limit(tmp_path):
 
 
 def test_a_process_may_end_its_own_processes(tmp_path, monkeypatch):
-    """torchrun ends its ranks, which are in other process groups. SIGKILL follows SIGTERM."""
+    """On SIGTERM, torchrun ends its ranks, which are in other process groups. SIGKILL follows."""
     script = """
 import signal, subprocess, sys, time
 rank = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -132,7 +132,7 @@ def test_a_process_that_fails_is_described_by_the_end_of_its_log(tmp_path):
 
 def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
     def die_in_b(command, log, limit_s):
-        other = Results(log.parent)  # the results as the process reads them
+        other = Results(log.parent)  # a process reads the results anew from the file
         limits.append(limit_s)
         if other.state("head", "b") == "":
             other.add("head", "a", "done", {"ms": 1})
@@ -150,7 +150,7 @@ def test_the_cases_after_a_crash_run_in_a_new_process(results, monkeypatch):
     states = {case: row["state"] for (_, case), row in results.rows.items()}
     assert states == {"a": "done", "b": "failed", "c": "done", "": "failed"}
     assert results.rows["head", "b"]["reason"] == "exit code -11: "
-    assert limits == [200.0, 200.0]  # what is left, less than 4 minutes
+    assert limits == [200.0, 200.0]  # the time left until 300.0
 
 
 def test_a_process_that_begins_no_case_is_not_repeated_and_failed_cases_are(results, monkeypatch):
@@ -188,7 +188,7 @@ def test_no_piece_begins_without_time(tmp_path, monkeypatch, capsys):
     moments = iter([1000.0, 1000.0, 1060.0, 1270.0, 1271.0])
     monkeypatch.setattr(gpu_report.time, "perf_counter", lambda: next(moments))
     gpu_report.main([f"--out_dir={tmp_path}", "--minutes=5"])
-    assert deadlines == [1300.0] * 3  # none begins in the last 30 seconds
+    assert deadlines == [1300.0] * 3  # at 1271.0 no piece begins: only 29 s are left
     assert "no time is left; the next call continues" in capsys.readouterr().out
 
 
@@ -226,9 +226,9 @@ def test_a_case_that_fails_does_not_stop_the_others(results, monkeypatch):
     }
     values = results.rows["head", "c"]["values"]
     assert values.keys() == {"s", "peak GiB"} and values["peak GiB"] > 0
-    assert freed == [CPU] * 3  # before every case
+    assert freed == [CPU] * 3  # memory is freed before every case
     gpu_pieces.measure("head", cases, results, CPU)
-    assert order == ["c"] and len(freed) == 3  # nothing is left
+    assert order == ["c"] and len(freed) == 3  # no case is measured again
 
 
 def test_a_broken_device_ends_the_process_and_the_other_cases_wait(results):
@@ -285,7 +285,7 @@ def test_metrics_that_differ_are_said_in_words():
 def test_flop_by_hand():
     shape = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
     zeros = torch.zeros(5, dtype=torch.long)
-    # pieces of 2 and 3 tokens, the second after the first: 2 * 1 + 3 * 3.5 keys; one sampled token
+    # 2 tokens, then 3 that continue them, one of them sampled: 2 * 1 + 3 * 3.5 keys are seen
     batch = PackedBatch(zeros, zeros, [2, 3], [(), (0,)], zeros[:1])
     attention = 12 * 2 * 4 * 12.5
     assert bench_gpu.flop_of(batch, shape, 100, 0) == 6 * 100 * 5 + attention
@@ -300,7 +300,7 @@ def test_the_workloads_have_the_sizes_that_the_page_says():
         assert {t.num_response_tokens for t in trajectories} == {750}
         assert total == 400 + 4 * later + 5 * 150
         first = [trajectory.first_prompt_ids for trajectory in trajectories]
-        assert first[0] == first[15] != first[16]  # groups of 16
+        assert first[0] == first[15] != first[16]  # 16 share a first prompt
 
 
 def test_an_update_is_that_of_its_case():
@@ -320,7 +320,7 @@ def test_the_kernel_is_chosen_for_one_case_only():
 
 
 def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
-    """All tokens are in one pack. PPO's critic adds 4/3 of the FLOP of the body."""
+    """All tokens are in one pack. PPO's critic adds 4/3 of the FLOP of the model without head."""
     monkeypatch.setattr(bench_gpu, "REPEATS", 1)
     monkeypatch.setattr(bench_gpu, "CPU_SIZES", CPU_SIZES._replace(pack_tokens=1000))
     seconds = iter([2.0, 4.0, 2.0, 4.0])
@@ -331,20 +331,20 @@ def test_an_update_counts_the_tokens_of_its_packs(one_rank, monkeypatch):
 
     monkeypatch.setattr(bench_gpu, "seconds_of", take_given_time)
     row = UpdateCase("W2").measure(CPU)
-    # 2 groups of 2 share 19 tokens of their first prompt; each member adds 1 + 4 * 4 + 5 * 8
+    # A group of 2 shares 19 tokens of its first prompt. A member adds 1 + 4 * 4 + 5 * 8 tokens.
     num_tokens = 2 * (19 + 2 * 57)
     assert row["s"] == 4.0 and row["tokens/s"] == num_tokens / 4.0
     assert row["MFU"] * 4.0 == pytest.approx(row["s at the peak"])
     both = UpdateCase("W2", "gae").measure(CPU)
     num_head = 4096 * 64
-    head = 6 * num_head * 4 * 5 * 8 / bench_gpu.PEAK_FLOPS  # of the sampled tokens
+    head = 6 * num_head * 4 * 5 * 8 / bench_gpu.PEAK_FLOPS  # 4 trajectories, 5 turns of 8 tokens
     body = row["s at the peak"] - head
     assert both["s at the peak"] == pytest.approx(head + body * 7 / 3)
 
 
 @pytest.mark.slow
 def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
-    """These pieces take 20 CPU-seconds, all pieces 50. `make gpu GPU=cpu` runs all."""
+    """Four pieces take 20 CPU-seconds. `make gpu GPU=cpu` runs all of them, in 50."""
     arguments = [
         "--device=cpu",
         f"--out_dir={tmp_path}",
@@ -357,6 +357,6 @@ def test_the_report_is_made_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert "the restarted learner has the same weights" in out
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {row["state"] for row in rows} == {"waiting", "running", "done"}
-    gpu_report.main(arguments)  # nothing is left
+    gpu_report.main(arguments)  # every piece is done, so no line is added
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == len(rows)
     assert (tmp_path / "report.md").is_file()

@@ -34,7 +34,7 @@ def qwen_folder(tmp_path_factory):
 
 
 def test_the_shape_has_the_parameters_of_qwen():
-    """494,032,768, counted by hand: an embedding, 24 blocks and a norm."""
+    """By hand, an embedding, 24 blocks and a norm have 494,032,768 parameters."""
     network = random_model.build_random(device="meta")
     block = (896 * 18 * 64 + 18 * 64) + 14 * 64 * 896 + 3 * 896 * 4864 + 2 * 896
     assert block == 14_912_384
@@ -52,7 +52,7 @@ def test_the_folder_can_be_trained(tmp_path):
     assert AutoConfig.from_pretrained(tmp_path / "a").dtype == torch.bfloat16
     assert one.dtype == torch.float32 and torch.equal(one.lm_head.weight, other.lm_head.weight)
     chat = Chat(tokenizer)
-    assert chat.decode([900, 950]) == ""  # tokens that the tokenizer does not know
+    assert chat.decode([900, 950]) == ""  # the tokenizer knows neither token
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_messages(arguments, given):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_layers_of_qwen_train_with_lora(qwen_folder, dtype, tmp_path):
-    """PPO trains with a vocabulary of 151,936, and engine and trainer agree. LoRA saves memory.
+    """PPO with LoRA trains with a vocabulary of 151,936, and engine and trainer agree.
 
-    A process needs 3.2 GiB, and 13 CPU-seconds plus as many in the kernel.
+    The run needs 3.2 GiB, 13 CPU-seconds of user time and as many of system time.
     """
     out_dir = tmp_path / "out"
     command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]
@@ -77,7 +77,7 @@ def test_two_layers_of_qwen_train_with_lora(qwen_folder, dtype, tmp_path):
     done = subprocess.run([*command, *settings, *SMALL_GROUPS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-    assert row["kept_trajectories"] == 2 and row["response_length"] == 8  # tokens a trajectory
+    assert row["kept_trajectories"] == 2 and row["response_length"] == 8  # 2 turns of 4 tokens
     # An untrained policy is nearly uniform.
     assert row["entropy"] == pytest.approx(math.log(151_936), abs=0.3)
     assert 0 < row["logprob_diff_mean"] < MAX_LOGPROB_DIFF[dtype]

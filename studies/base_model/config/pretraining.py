@@ -1,13 +1,13 @@
-# Pretraining of the tiny model on generated text. The folder base/ is its result.
-# An interrupted run continues from out/pretraining.
+# Pretraining of the tiny model on generated text. The folder base/ holds the trained model.
+# An interrupted run continues from its checkpoint in out/pretraining.
 # Launch:  torchrun --nproc_per_node=2 -m studies.base_model.pretrain \
 #              studies/base_model/config/pretraining.py
 
-model = "4x96"  # a new one with random weights: layers x width
+model = "4x96"  # layers x width of a new model with random weights
 device = "cpu"
 num_threads = 1
-max_context_tokens = 1024  # of a document
-micro_batch_tokens = 1024  # of a pack: documents of one environment with one system prompt
+max_context_tokens = 1024  # limit of a document
+micro_batch_tokens = 1024  # a pack is filled with documents of one environment up to this size
 sft_batch_size = 2  # packs per step, one for each process
 sft_steps = 24_800
 sft_lr = 2.5e-3
