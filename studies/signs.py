@@ -56,11 +56,16 @@ def last_good_evaluation(row: Row) -> int:
     return iterations[iterations.index(collapse_iteration(row)) - 1]
 
 
+def first_level(values: list[float | None]) -> float:
+    """Return the median of a metric over iterations 1 to 5; 0 if none of them measured it."""
+    known = [value for value in values[:FIRST] if value is not None]
+    return median(known) if known else 0.0
+
+
 def beginnings(row: Row, sign: Sign) -> list[int]:
     """Return the iterations at which a sign appears, also after it has disappeared."""
     values = row["series"][sign.metric]
-    known = [value for value in values[:FIRST] if value is not None]
-    first = median(known) if known else 0.0
+    first = first_level(values)
     if first <= 0:
         return []
     found = []

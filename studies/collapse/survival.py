@@ -21,7 +21,14 @@ import numpy as np
 
 from studies.experiments import FIGURES
 from studies.reproduce import rows_of
-from studies.signs import FIRST, Sign, beginnings, collapse_iteration, last_good_evaluation
+from studies.signs import (
+    FIRST,
+    Sign,
+    beginnings,
+    collapse_iteration,
+    first_level,
+    last_good_evaluation,
+)
 from support.run_folder import write_atomically
 from tools.plotting import tables
 from tools.plotting.style import draw_legend, look_of, percent_axis, picture
@@ -38,6 +45,7 @@ FAMILIES = {  # beginning of a method's name -> its family in the picture; the f
 }
 SIGNS = ("in_group_reward_std", "entropy", "grad_norm", "response_length", "thought_true_frac")
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)  # a sign has one of these factors
+SPIKES = (3.0, 10.0)  # a gradient norm above this multiple of its first level is a spike
 
 FOLDER = Path("studies/collapse")
 Row = dict  # the record of one run, see studies/runs.py
@@ -145,6 +153,43 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
     return max(signs, key=lambda sign: (judge(sign, rows).f1, sign.factor))
 
 
+# ---------- spikes of the gradient
+
+
+def first_spike(row: Row, factor: float) -> int | None:
+    """The first iteration whose gradient norm exceeds `factor` times its first level.
+
+    The iterations of the first level itself cannot be spikes. None if there is no spike."""
+    norms = row["series"]["grad_norm"]
+    limit = factor * first_level(norms)
+    for iteration, norm in enumerate(norms, start=1):
+        if iteration > FIRST and norm is not None and norm > limit:
+            return iteration
+    return None
+
+
+def spike_lines(rows: Sequence[Row]) -> list[str]:
+    """The table with one line for every size of a spike: whether runs collapse after it."""
+    lines = []
+    for factor in SPIKES:
+        after = {"collapse later": 0, "had collapsed": 0, "no collapse": 0}
+        without = {True: 0, False: 0}  # whether a run without a spike collapses -> number of runs
+        for row in rows:
+            collapse = collapse_iteration(row)
+            spike = first_spike(row, factor)
+            if spike is None:
+                without[collapse is not None] += 1
+            elif collapse is None:
+                after["no collapse"] += 1
+            else:
+                after["collapse later" if spike < collapse else "had collapsed"] += 1
+        num_without = sum(without.values())
+        counts = [str(count) for count in after.values()]
+        lines.append([f"{factor:g} times", *counts, f"{without[True]} of {num_without}"])
+    headings = ["spike above", "then collapse", "had collapsed before", "never collapse"]
+    return tables.markdown([*headings, "collapse without a spike"], lines)
+
+
 # ---------- survival
 
 
@@ -214,6 +259,7 @@ def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
     return {
         "methods": "\n".join(method_lines(curves)),
         "signs": "\n".join(sign_lines(fitted, tested)),
+        "spikes": "\n".join(spike_lines([*fitted, *tested])),
     }
 
 

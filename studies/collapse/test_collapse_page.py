@@ -128,6 +128,28 @@ def test_the_factor_with_the_best_f1_is_chosen():
     assert fit("entropy", True, rows) == Sign("entropy", True, 3.0)
 
 
+def test_a_run_may_go_on_after_a_spike_of_the_gradient():
+    """The first level of the gradient norm is 1: 4 is above 3 times that, and not above 10 times."""
+    fall = [0.9, 0.9, 0.3, 0.3]  # collapses at iteration 15 of 20
+
+    def spike_at(iteration):
+        return [1.0] * (iteration - 1) + [4.0] + [1.0] * (20 - iteration)
+
+    rows = [
+        make_row(fall, grad_norm=spike_at(14)),
+        make_row(fall, grad_norm=spike_at(15)),  # no earlier than the collapse
+        make_row(fall),
+        make_row([0.9] * 4, grad_norm=spike_at(6)),
+        make_row([0.9] * 4, grad_norm=spike_at(5)),  # within the first level
+        make_row([0.9] * 4, grad_norm=[1.0] * 10 + [None] * 10),
+    ]
+    assert [collapse.first_spike(row, 3.0) for row in rows] == [14, 15, None, 6, None, None]
+    assert collapse.spike_lines(rows)[2:] == [
+        "| 3 times | 1 | 1 | 1 | 1 of 3 |",
+        "| 10 times | 0 | 0 | 0 | 3 of 6 |",
+    ]
+
+
 def test_the_page_counts_collapses_and_survivors():
     fall = [0.9, 0.9, 0.3, 0.3]
     curves = {
