@@ -1,9 +1,9 @@
 """The settings of a run. The dataclasses Config and SftConfig below hold every default.
 
 A command takes any number of config files and --key=value overrides. It reads them left to right,
-and the last value of a setting wins. A config file is Python that assigns settings. Its
-modules, functions, classes and names that begin with "_" are ignored. Every other unknown name is
-an error, in a file and on the command line.
+and the last value of a setting wins. A config file is Python that assigns settings. Modules,
+functions, classes and names that begin with "_" in it are ignored. Every other unknown name is an
+error, in a file and on the command line.
 """
 
 import ast
@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-ERROR_LIMIT = 2000  # characters of an error message on the terminal
+ERROR_LIMIT = 2000  # largest number of characters of an error message on the terminal
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
-PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # that every script needs
+PACKAGES = ("numpy", "torch", "transformers", "safetensors")  # every script needs them
 
 
 class UserError(ValueError):
@@ -80,7 +80,7 @@ def describe_error(error: BaseException) -> str:
 def describe_line_error(error: Exception) -> str:
     """Describe what is wrong with one line of a file. For bad JSON it names the column.
 
-    The message of json also says "line 1", which is rarely the number of the line in the file.
+    str(error) would add "line 1", because json sees one line.
     >>> try:
     ...     json.loads('{"a" 1}')
     ... except ValueError as error:
@@ -96,7 +96,7 @@ def describe_line_error(error: Exception) -> str:
 
 
 class Legal(NamedTuple):
-    """The legal values of a number. LARGEST adds upper limits."""
+    """The legal values of a setting that is a number. LARGEST has upper limits."""
 
     words: str  # the legal values in words
     test: Callable[[float], bool]  # whether a number is legal
@@ -137,21 +137,22 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 
 @dataclass(frozen=True)
 class Config:
-    """All settings, with the defaults of the StarPO paper (arXiv 2504.20073) if it gives one."""
+    """All settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has them."""
 
     # -- run
-    # folder; '' = out/NAME of the first config file (NAME_sft for SFT), plus _s<seed> if seed > 0
+    # folder of the run; '' = out/NAME after the first config file NAME.py (NAME_sft for SFT), plus
+    # _s<seed> if seed > 0
     out_dir: str = ""
     seed: Natural = 0  # every random stream derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
     eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
-    grace_s: Seconds = 60.0  # seconds that the current iteration has to end after a signal
-    # N: record every N-th iteration, iteration 1 and evaluated ones in trajectories.jsonl: the
-    # first groups that hold 32 trajectories or more together, up to 64 MB a run; 0 = none
+    grace_s: Seconds = 60.0  # after a signal, the current iteration must end in so many seconds
+    # N: trajectories.jsonl records every N-th iteration, the first and evaluated ones: of each, as
+    # many groups as hold 32 trajectories, up to 64 MB a run; 0 = none
     sample_every: Natural = 2
-    wandb: str = ""  # project on Weights & Biases to log to as well; '' = none (docs/sharing.md)
+    wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
     num_threads: Natural = 0  # CPU threads; 0 = torch's choice; 1 = repeatable to the last bit
 
@@ -168,7 +169,7 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # added to a turn's reward, times max(0, true - false sentences of the thought) / all facts
+    # weight of a turn's bonus: max(0, true - false sentences of the thought) / number of facts
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -180,13 +181,14 @@ class Config:
 
     # -- rollout
     engine: Literal["vllm", "torch"] = "vllm"  # sampler of responses; torch: plain PyTorch
-    engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: as dtype
+    engine_dtype: Dtype = "auto"  # type that the engine computes in; auto: the same as dtype
     num_groups: Count = 8  # P, initial states in an iteration
     group_size: Count = 16  # N, trajectories from each initial state
-    sampling_rounds: Count = 1  # DAPO: maximum of rounds to find num_groups groups with variance
+    # DAPO: maximum number of sampling rounds, which end when num_groups groups have variance
+    sampling_rounds: Count = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
-    max_response_tokens: Count = 400  # maximum length of one reply
-    # maximum length of one trajectory, with its prompts; >= max_response_tokens
+    max_response_tokens: Count = 400  # maximum number of tokens of one reply
+    # maximum number of tokens of one trajectory, with its prompts; >= max_response_tokens
     max_context_tokens: Count = 3600
     max_running: Count = 128  # maximum number of trajectories in the engine at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
@@ -195,9 +197,9 @@ class Config:
     max_error_frac: Fraction = 0.1
 
     # -- StarPO
-    estimator: Estimator = "gae"  # of advantages; gae, bi_level_gae and turn_ppo train a critic
+    estimator: Estimator = "gae"  # advantage estimator; gae, bi_level_gae, turn_ppo train a critic
     turn_level: bool = False  # True: groups compare returns-to-go of turns, not trajectory scores
-    state_weight: NotNegative = 0.0  # GiGPO: weight of comparing turns in equal states; 0 = none
+    state_weight: NotNegative = 0.0  # GiGPO: weight of advantages among turns in equal states
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
     turn_gamma: Fraction = 1.0  # discount from turn to turn
@@ -212,36 +214,38 @@ class Config:
     filter_by: FilterBy = "reward_std"  # the filter ranks groups by this value
     filter_smallest: bool = False  # True: keep the groups with the smallest values
     filter_zero_std: bool = False  # True: also keep groups in which all scores are equal
-    # scale the advantages by the fraction of kept groups, or by its square root
+    # factor of the advantages; linear: the fraction of kept groups; sqrt: its square root
     filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"
     clip_low: BelowOne = 0.2  # PPO's ratio is clipped from below at 1 - clip_low
     clip_high: Positive = 0.28  # PPO's ratio is clipped from above at 1 + clip_high
     dual_clip: DualClip = 0.0  # limits the loss of tokens with A < 0 to dual_clip * |A|; 0 = none
     aggregation: Aggregation = "token_mean"  # how token losses are averaged
-    # True: old log-probs come from a forward of the trainer; vLLM is not asked for its own
+    # True: the trainer computes the old log-probs; vLLM is not asked for log-probs
     recompute_old_logprobs: bool = False
-    # largest ratio pi / pi_engine of a token (TIS)
+    # TIS (truncated importance sampling): largest ratio pi / pi_engine of a token
     importance_cap: Cap = 2.0
     # IcePop: tokens whose ratio is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
-    sequence_ratio: bool = False  # True: GSPO, the geometric mean of the ratios of a sequence
+    sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a sequence's ratios
     # drop sequences with A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
-    sequence: Literal["trajectory", "turn"] = "trajectory"  # unit of sequence_ratio, sequence_mask
-    tv_bound: Fraction = 0.0  # DPPO-TV: bounds changes of probability; 0 = clip the ratio instead
+    # what counts as a sequence for sequence_ratio and sequence_mask
+    sequence: Literal["trajectory", "turn"] = "trajectory"
+    # DPPO-TV: how far a token's probability may move in the direction of A; 0 = clip the ratio
+    tv_bound: Fraction = 0.0
     observation_coef: NotNegative = 0.0  # ECHO: weight of the cross-entropy on observations
     drop_void: bool = False  # SimpleTIR: do not train on trajectories with a turn without an action
     value_clip: Positive = 0.5  # largest change of a value in the value loss, reward units
     value_coef: NotNegative = 0.5  # weight of the value loss
     entropy_coef: NotNegative = 0.001  # weight of the entropy bonus
-    kl_coef: NotNegative = 0.0  # weight of KL against the frozen start; 0 = no reference model
+    kl_coef: NotNegative = 0.0  # weight of KL against the initial policy; 0 = no reference model
     # loss: KL is a term of the loss; reward: it is subtracted from each token's reward
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"  # k1 is for kl_in='reward' only
     mask_observations: bool = True  # False: train on observations, too, as RAGEN v1 does
 
     # -- update
-    batch_size: Count = 32  # trajectories per optimizer step; at most those that the filter keeps
+    batch_size: Count = 32  # trajectories per optimizer step; at most as many as the filter keeps
     num_epochs: Count = 1  # passes over the kept trajectories of an iteration
     # maximum number of tokens in a forward and backward pass; >= max_context_tokens
     micro_batch_tokens: Count = 16384
@@ -368,35 +372,35 @@ class Config:
             )
 
     def most_kept(self) -> int:
-        """The largest number of trajectories that the filter can keep in an iteration."""
+        """Return the largest number of trajectories that the filter can keep in an iteration."""
         if self.filter_strategy == "count":
             kept_groups = self.filter_keep
         elif self.filter_strategy == "fraction":
             kept_groups = self.filter_keep * self.num_groups
         else:
             kept_groups = self.num_groups
-        # 1e-9: 0.29 * 100 is 28.999999999999996 and means 29.
+        # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(kept_groups + 1e-9)) * self.group_size
 
     def engine_gives_logprobs(self) -> bool:
         """Whether the engine returns log-probs with its samples.
 
-        If the trainer computes them again, vLLM is not asked for them: they cost it host time for
-        each token."""
+        vLLM is not asked for them if the trainer computes the old log-probs, because log-probs cost
+        vLLM host time for each token."""
         return self.engine == "torch" or not self.recompute_old_logprobs
 
     def trainer_gives_old_logprobs(self) -> bool:
         """Whether the trainer computes the old log-probs. Otherwise they are the engine's.
 
         With mask_observations=False, tokens of observations have no log-prob from the engine. With
-        KL in the reward, the engine/trainer mismatch would count as KL."""
+        KL in the reward, the difference between engine and trainer would count as KL."""
         kl_in_reward = self.kl_coef > 0 and self.kl_in == "reward"
         return self.recompute_old_logprobs or not self.mask_observations or kl_in_reward
 
 
 @dataclass(frozen=True)
 class SftConfig(Config):
-    """The settings of tools.sft: those of Config, and its own. Config files may assign both."""
+    """The settings of tools.sft: those of Config, and more. Config files may assign both kinds."""
 
     # -- supervised learning
     sft_steps: Natural = 0  # optimizer steps
@@ -407,8 +411,8 @@ class SftConfig(Config):
     # planner: optimal under the limits of the game; crowd: the players of the tiny model's corpus
     sft_player: Literal["shortest", "planner", "crowd"] = "shortest"
     sft_actions: Count = 3  # maximum number of actions in a turn of a demonstration
-    sft_demos: Natural = 0  # different demonstrations, repeated in turn; 0 = new ones every step
-    sft_file: str = ""  # demonstrations to read, repeated in turn; '' = generate them
+    sft_demos: Natural = 0  # number of demonstrations, repeated in order; 0 = new ones every step
+    sft_file: str = ""  # file of demonstrations, repeated in order; '' = generate them
     sft_lost: bool = True  # True: imitate also the games of sft_file that were not won
     sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
     sft_noise: Fraction = 0.0  # fraction of the turns with random actions
@@ -428,7 +432,7 @@ for _field in fields(SftConfig):
 
 # Names that users type by mistake -> the setting that they mean, for the hint in an error.
 ABBREVIATIONS = {"lr": "learning_rate", "epochs": "num_epochs", "steps": "num_iterations"}
-# Settings that train.py does not have.
+# Settings of tools.sft alone.
 SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 
 # Larger numbers overflow, or need more memory or time than there is.
@@ -451,7 +455,7 @@ LARGEST = {
 }
 MAX_TRAJECTORIES = 100_000  # in an iteration
 
-# (setting, upper bound, reason): a setting that must not exceed another one.
+# (A, B, reason): setting A must not exceed setting B.
 ORDERED = [
     ("actions_per_turn", "actions_per_traj", "a trajectory must have room for one full turn"),
     ("max_response_tokens", "max_context_tokens", "a trajectory holds its prompts and its replies"),
@@ -492,7 +496,7 @@ def load_config(
         argv: the arguments after the script name.
         extra: the script's own options with their defaults. They are legal on the command line,
             but not in files.
-        base: settings that replace the defaults. The result is of the same class.
+        base: settings that replace the defaults. The result has the class of `base`.
         kind: the class of the settings if there is no `base`: Config, or SftConfig for tools.sft.
     Returns: the checked settings; a value for each key of `extra`; the source of each setting:
         "default" (also for `base`), the path of a file, or "command line".
@@ -534,10 +538,10 @@ def load_config(
 
 
 def _wrong_argument(arg: str, following: list[str], types_by_key: dict[str, type]) -> UserError:
-    """The error for an argument that is neither a config file nor --key=value.
+    """Return the error for an argument that is neither a config file nor --key=value.
 
     Args:
-        following: the arguments after it."""
+        following: the arguments after `arg`."""
     is_missing = "/" in arg and not Path(arg).exists()
     hint = "; nor is there such a folder" if is_missing else ""
     example = "such as --seed=1"
@@ -606,7 +610,7 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
 
 
 def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
-    """The type of a setting. Raises: UserError with similar names for an unknown key."""
+    """Return the type of a setting. Raises: UserError with similar names for an unknown key."""
     if key in types_by_key:
         return types_by_key[key]
     if key in ("top_p", "top_k"):
@@ -626,10 +630,9 @@ def lookup_type(key: str, types_by_key: dict[str, type], source: str) -> type:
 
 
 def help_text(doc: str, kind: type[Config] = Config) -> str:
-    """The text of --help.
+    """Return the text of --help: the docstring, then each setting with its default and comment.
 
     Args: doc: the docstring of the script; kind: the class of its settings.
-    Returns: the docstring, then each setting with its default and the comment in this file.
     """
     classes = [Config] if kind is Config else [kind, Config]  # the script's own settings first
     source = "".join(inspect.getsource(part) for part in classes)
@@ -682,7 +685,7 @@ def accept_all_characters() -> None:
     """Let stdin, stdout and stderr accept characters that their encoding does not have.
 
     Such characters are printed as Python escapes, and input that cannot be decoded is read as
-    U+FFFD. Otherwise a terminal that knows only ASCII would end a command with an error."""
+    U+FFFD. Otherwise an ASCII terminal would end a command with an error."""
     errors = {"stdin": "replace", "stdout": "backslashreplace", "stderr": "backslashreplace"}
     for name, rule in errors.items():
         stream = getattr(sys, name)
@@ -710,17 +713,17 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
             raise
         raise UserError("some code called sys.exit() before the command was finished") from error
     except BrokenPipeError as error:
-        # Python flushes stdout once more when it ends, so it needs a place to write to.
+        # Python flushes stdout again when it ends, which would fail, too, so stdout is replaced.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise UserError("the reader of the output has ended, as head does") from error
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # any given path may be too long
+        if error.errno != errno.ENAMETOOLONG:  # a path in the arguments may be too long
             raise
         raise UserError(f"{error.filename!r} is too long for the name of a file") from error
 
 
 def setting_help(key: str, kind: type[Config] = Config) -> str:
-    """The line of one setting in `help_text`. Raises: UserError for an unknown setting."""
+    """Return the line of a setting in `help_text`. Raises: UserError for an unknown setting."""
     lookup_type(key, {field.name: FIELD_TYPES[field.name] for field in fields(kind)}, "--help")
     lines = help_text("", kind).splitlines()
     return next(line.strip() for line in lines if line.startswith(f"  --{key}="))
@@ -756,8 +759,8 @@ def check_activated() -> None:
     sys.exit(2)
 
 
-# Every script imports this file first, so --help answers before the slow imports. Without the
-# packages, the next import would end with a traceback.
+# Every script imports this file first, so that --help answers before slow imports, and missing
+# packages are reported before their import fails with a traceback.
 _help = [word for word in sys.argv[1:] if word in ("-h", "--help") or word.startswith("--help=")]
 if _help:
     run_main(lambda _: print_help(_help[0]))

@@ -68,7 +68,7 @@ def format_response(thought: str, actions: Sequence[str], *, think: bool = True)
 
 
 def cut_fault(num_tokens: int, setting: str) -> str:
-    """The sentence about a reply that was cut off. Args: setting: the budget that was used up."""
+    """Return the sentence that says that the limit `setting` cut off a reply."""
     return f"The reply was cut off at {num_tokens} tokens ({setting})."
 
 
@@ -85,17 +85,17 @@ def check_thought(thought: str, facts: list[str]) -> tuple[int, int]:
 
 
 def checkable_sentences(thought: str, facts: list[str]) -> list[str]:
-    """The sentences of a thought that begin with the first word of a fact."""
+    """Return the sentences of a thought that begin with the first word of a fact."""
     subjects = {fact.split()[0] for fact in facts}
     sentences = [part.strip() + "." for part in thought.split(".") if part.strip()]
     return [sentence for sentence in sentences if sentence[:-1].split()[0] in subjects]
 
 
 def find_false(thought: str, facts: list[str]) -> dict[str, str]:
-    """The false sentences of a thought, each with the fact that it contradicts.
+    """Return the false sentences of a thought, each with the fact that it contradicts.
 
-    If several facts begin with the same word, the sentence is compared with the one that shares the
-    most words.
+    That fact has the same first word. Of several such facts, it is the one that shares the most
+    words with the sentence.
     >>> find_false("Goal up. Next ice. I go.", ["Goal up.", "Next hole."])
     {'Next ice.': 'Next hole.'}
     """
@@ -114,19 +114,19 @@ def find_false(thought: str, facts: list[str]) -> dict[str, str]:
 
 @dataclass
 class TurnRecord:
-    """What happened in one turn, for metrics and trajectories.jsonl. The file omits None."""
+    """What happened in one turn, for metrics and trajectories.jsonl, where None is left out."""
 
     actions: list[str]  # parsed from the reply, without those over the limit
     num_actions: int = 0  # executed actions
     format_ok: bool = False  # the reply is valid: it has none of the `faults` below
     effective: float = 0.0  # fraction of the executed actions that changed something
-    statements_checked: int = 0  # sentences of the thought that can be checked
+    statements_checked: int = 0  # number of sentences of the thought that can be checked
     statements_true: int = 0
-    false_statements: dict[str, str] | None = None  # false sentence -> the fact; None without any
-    env_reward: float = 0.0  # without format penalty and think_reward
+    false_statements: dict[str, str] | None = None  # false sentence -> the fact; None if none
+    env_reward: float = 0.0  # the environment's, without format penalty and think_reward
     closing: str | None = None  # the observation after the last turn of the episode
-    # The move that took place for each of `actions`: another one if the player slipped, "" if the
-    # action was not executed. None if every action took place as given.
+    # For each of `actions`, the action that took place: another one if the player slipped, "" if it
+    # was not executed. None if every action took place as chosen.
     moves: list[str] | None = None
     # Why the reply is not valid, in sentences; None if it is. The policy reads them in the next
     # message, except the sentence of `cut_fault`.
@@ -168,7 +168,7 @@ class Episode:
         return self.open(check_text(observation, "reset", self.env))
 
     def open(self, observation: str) -> tuple[str, str]:
-        """The rest of `reset`, for an environment that has already started with `observation`."""
+        """Do the rest of `reset`, after the environment has started with `observation`."""
         self.turn_idx = 0
         self.observation = observation
         self.plan_lengths: list[int] = []  # before turn 1 and after each turn; see `shape_rewards`
@@ -185,20 +185,20 @@ class Episode:
             self.plan_lengths.append(int(length))
 
     def system(self) -> str:
-        """The system message: rules, action names, limits and the required form of a reply."""
+        """Return the system message: rules, action names, limits and the form of a reply."""
         config = self.config
-        # the smaller of the limits of a turn and of the game
+        # a game may allow fewer actions than a turn
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
-        # The bandit draws the names of its actions for every game, so its class has none. Then the
-        # system message, which all games share, does not list them.
+        # The bandit draws its action names for each game, so its class has none. The system message
+        # is the same for all games, so it cannot list such names.
         names = f"Actions: {', '.join(self.env.actions)}. " if type(self.env).actions else ""
         limits = f"{names}At most {limit} action{'s' if limit > 1 else ''} a turn."
         reply = f"Reply {form} in at most {config.max_response_tokens} tokens."
         return f"{check_text(self.env.rules(), 'rules', self.env)}\n{limits}\n{reply}"
 
     def statements(self) -> list[str]:
-        """True sentences about the present state. Raises: UserError if they are no texts."""
+        """Return true sentences on the present state. Raises: UserError if they are not texts."""
         facts = self.env.statements()
         if not isinstance(facts, (list, tuple)):
             raise UserError(
@@ -210,7 +210,7 @@ class Episode:
         return list(facts)
 
     def state(self) -> Hashable:
-        """The present state: the environment's key, or its last observation if it gives none.
+        """Return a key of the present state: `Env.state_key`, or the last observation if None.
 
         Raises: UserError if the key cannot be hashed."""
         key = self.env.state_key()
@@ -225,7 +225,7 @@ class Episode:
         return key
 
     def _turn_text(self, observation: str, report: str) -> str:
-        """A user message: the report on the last reply, the limits and the observation."""
+        """Return a user message: report on the last reply, turn, actions left, observation."""
         left = self.env.actions_left
         turn = f"Turn {self.turn_idx + 1} of {self.config.max_turns}"
         return f"{report}{turn}, {left} action{'s' if left != 1 else ''} left.\n{observation}"
@@ -233,8 +233,8 @@ class Episode:
     def step(self, response: str) -> TurnOutcome:
         """Execute one response. Any text is accepted.
 
-        The next message reports errors of the reply and its reward without the bonus of
-        think_reward."""
+        The next message reports what is wrong with the response, and the turn's reward without the
+        bonus of think_reward."""
         config = self.config
         state = self.state()
         facts = self.statements()
@@ -293,7 +293,8 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    record.out_of_actions = step.truncated  # False if the last action also lost it
+                    # False if the last allowed action also lost the game by its rules
+                    record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)
         moves += [""] * (len(record.actions) - len(moves))  # those after the end were not executed
@@ -302,9 +303,9 @@ class Episode:
         return status, refused
 
     def _think_bonus(self, thought: str, facts: list[str], num_false: int) -> float:
-        """think_reward times (stated facts - false sentences) / facts, at least 0.
+        """Return think_reward * max(0, stated facts - false sentences) / (number of facts).
 
-        A fact that the thought repeats counts once."""
+        A repeated fact counts once."""
         distinct = set(facts)
         stated = {part.strip() + "." for part in thought.split(".")} & distinct
         return self.config.think_reward * max(0, len(stated) - num_false) / max(1, len(distinct))
@@ -312,7 +313,7 @@ class Episode:
     def _faults(
         self, parsed: Parsed, record: TurnRecord, refused: list[str], surplus: int
     ) -> list[str]:
-        """Why a reply is not valid, in the sentences that the policy reads; [] for a valid one."""
+        """Return why a reply is not valid, in sentences for the policy; [] for a valid reply."""
         notes = []
         if not parsed.well_formed:
             notes.append("The reply was not in the required form.")
@@ -346,13 +347,13 @@ def shape_rewards(
     source of these densities, a failure could earn more than a success.
 
     - "sparse": 1 at the last turn of a success, and 0 elsewhere.
-    - "dense": the progress in each turn. Progress is the sum of the rewards so far, divided by
-      `max_reward`.
-    - "balanced": the same progress, paid at the 2nd, 4th, ... turn with a positive reward and at
-      the last turn.
+    - "dense": the increase of the progress in each turn. Progress is the sum of the rewards so far,
+      divided by `max_reward`, but at most 0.99, or 1 after a success.
+    - "balanced": the same progress, but paid only at the 2nd, 4th, ... turn with a positive reward
+      and at the last turn.
     - "plan": the decrease of the distance in each turn, divided by the first distance. The distance
-      is the length of the best plan. Without a plan, it counts as twice the first distance. If
-      the start has no plan, the first distance is 1.
+      is the length of the best plan, and 0 after a success. Without a plan, it is twice the first
+      distance. If the start has no plan, the first distance is 1.
 
     Args:
         rewards: one for each turn, in environment units.
@@ -433,18 +434,19 @@ class Chat:
         return tuple(encoded["input_ids"])
 
     def message(self, role: str, text: str) -> list[int]:
-        """A whole message: role, text, end mark."""
+        """Return the tokens of a whole message: role, text, end mark."""
         head = [self.start, *self.encode(f"{role}\n")]
         return [*head, *self.encode(text), self.end, *self.encode("\n")]
 
     def opening(self, system: str, user: str) -> list[int]:
-        """The first prompt. It ends with the marks that open the assistant's message."""
+        """Return the tokens of the first prompt. The last ones open the assistant's message."""
         return [*self.message("system", system), *self._user_and_assistant(user)]
 
     def following(self, user: str, *, closed: bool) -> list[int]:
-        """The tokens between two responses.
+        """Return the tokens between two responses.
 
-        Args: closed: True if the policy sampled the end-of-turn token. Otherwise it is inserted."""
+        Args: closed: True if the first response ends with the end-of-turn token, which is inserted
+            otherwise."""
         end = [] if closed else [self.end]
         # The policy samples the end mark, but no line break after it.
         line_break = self.encode("\n")
@@ -458,7 +460,7 @@ class Chat:
         return bool(response_ids) and response_ids[-1] == self.end
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response without its end-of-turn token."""
+        """Return the text of a response without its end-of-turn token."""
         text_ids = ids[:-1] if self.is_closed(ids) else ids
         return self.tokenizer.decode(
             text_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -24,11 +24,11 @@ from support.preflight import VLLM_HINT
 
 
 class Engine(Protocol):
-    """The interface that rollouts use. The `key` of a trajectory identifies it."""
+    """The interface of engines. They identify each trajectory by its `key`, a number."""
 
-    version: int | None  # `Policy.version` of its weights; None before the first `load`
+    version: int | None  # `Policy.version` of the loaded weights; None before the first `load`
     dtype: torch.dtype  # of the weights and of the computation
-    num_steps: int  # number of forwards so far
+    num_steps: int  # number of forward passes so far
 
     @property
     def busy(self) -> bool:
@@ -40,9 +40,9 @@ class Engine(Protocol):
         """Request one response.
 
         Args:
-            key: the trajectory. It has one request at a time.
-            ids: its token history. It begins with the history and the response of the previous
-                request, unless the key was released since then.
+            key: of the trajectory, which may have one request at a time.
+            ids: the token history of the trajectory. It begins with the history and the response of
+                the previous request, unless the key was released since then.
             max_tokens: the response ends after this many tokens, or with the end-of-turn token.
             temperature: of the softmax; 0 takes the most probable token.
             seed: of the sampling noise. Neither the noise nor, in float32, the response depends
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Forget the history of a trajectory. Its next request may have a different one."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Load new weights and drop all cached keys and values. First release all trajectories.
+        """Load new weights and drop the KV cache. The caller must first release all trajectories.
 
         Args:
             weights: pairs of Hugging Face name and full tensor, a tied head included.
@@ -72,10 +72,11 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
     """Start the engine that the config names. Under torchrun all ranks call this together.
 
     Args:
-        model: the engine takes its architecture and device. `Engine.load` loads the weights.
-        chat: holds the model's tokenizer; its token `end` ends a response.
+        model: has the architecture and the device. Its weights are loaded later, by `Engine.load`.
+        chat: has the id of the end-of-turn token, `chat.end`.
 
-    Raises: UserError if the context is longer than the model's, or if the engine cannot start.
+    Raises: UserError if max_context_tokens is too large for the model, or if the engine cannot
+        start.
     """
     max_tokens = config.max_context_tokens
     num_positions = model.config.max_position_embeddings
@@ -96,6 +97,6 @@ def make_engine(config: Config, model: PreTrainedModel, chat: Chat) -> Engine:
 
 
 def dtype_of_engine(config: Config, device: torch.device) -> torch.dtype:
-    """The type that the engine computes in."""
+    """Return the type that the engine computes in."""
     name = config.dtype if config.engine_dtype == "auto" else config.engine_dtype
     return pick_dtype(name, device)

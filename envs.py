@@ -8,8 +8,8 @@ three deliberate differences:
   members of a group slip at the same time.
 - A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
   random state.
-- Splits have no instance in common. Different seeds alone do not ensure this, because small boards
-  repeat.
+- Splits have no instance in common. Different seeds alone do not ensure this, because there are few
+  different small boards.
 """
 
 from configurator import (
@@ -45,7 +45,7 @@ SPLITS = ("train", "eval", "heldout")
 SPLIT_SIZE = 256  # instances in each of the two fixed splits
 EVAL_SEED = 123  # seed of the fixed splits
 OBSERVATIONS = ("grid", "coord", "relations")
-SEED_TRANSITIONS = 7  # part of each seed of transition noise, unlike other random streams
+SEED_TRANSITIONS = 7  # in every seed of transition noise, so that no other stream has such a seed
 MAX_DRAWS = 20_000  # attempts to draw an instance before the options count as impossible
 DRAW_LIMIT_S = 60.0  # seconds for drawing one instance of a fixed split
 
@@ -129,9 +129,9 @@ class Env:
     # settings in a run folder do not suffice, because somebody else may have written them.
     runs_programs = False
 
-    slipped_to = ""  # `_move` sets it to the action that took place, if chance replaced another
+    slipped_to = ""  # the action that took place, if `_move` executed another one than chosen
     spec: str  # the text that names this environment and its options; `make_env` sets it
-    # Specs of other environments. Training does not draw the instances of their fixed splits.
+    # Specs of other environments whose fixed splits training must not draw either.
     also_reserved: tuple[str, ...] = ()
 
     def __init__(self, *, observation: str = "grid", max_actions: int = 10):
@@ -234,50 +234,50 @@ class Env:
         return cls.runs_programs
 
     def key(self, instance: tuple) -> Hashable:
-        """A value that is equal for instances that are the same game."""
+        """Return a value that is equal for instances that are the same game."""
         return instance
 
     def state_key(self) -> Hashable:
-        """A key for the present state. GiGPO compares turns with equal keys (methods.py).
+        """Return a key of the present state, or None to take the observation as the key.
 
-        By default it is None, and then the observation is the key.
+        GiGPO compares turns with equal keys (methods.py).
         """
         return None
 
     def _read(self, action: str) -> Any:
-        """The argument of `_move` for this text: an index into `actions`, or None if illegal."""
+        """Return the index in `actions` of this text, for `_move`; None if it is illegal."""
         indices = {name.lower(): index for index, name in enumerate(self.actions)}
         return indices.get(action.lower())
 
     def statements(self) -> list[str]:
-        """True sentences about the present state. Thoughts are checked against them."""
+        """Return true sentences about the present state."""
         return []
 
     def why_lost(self) -> str:
-        """Why the game was lost, or cannot be won any more, in a few words; "" if unknown."""
+        """Return why the game was lost or cannot be won any more, in few words; "" if unknown."""
         return ""
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The best next actions, at most `max_actions`; [] if the game cannot be won."""
+        """Return the best next actions, at most `max_actions`; [] if the game cannot be won."""
         return []
 
     def greedy(self) -> str:
-        """The action of a player that looks one step ahead; by default the optimal one.
+        """Return the action of the player "greedy", by default the optimal one.
 
-        If the game cannot be won any more, it is a random legal action."""
+        If the game cannot be won any more, return a random legal action."""
         best = self.plan(1, 1) or self.random(1, np.random.default_rng(self.num_actions))
         return best[0]
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """`count` random legal actions."""
+        """Return `count` random legal actions."""
         return rng.choice(self.actions, count).tolist()
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """The actions of a supervised demonstration: at most `count`, by default optimal ones."""
+        """Return at most `count` actions for a demonstration, by default optimal ones."""
         return self.plan(count, self.actions_left)
 
     def optimal_length(self) -> int:
-        """Actions of a shortest solution if no move slips; 0 if there is no solution."""
+        """Return the number of actions of a shortest solution without slips; 0 if none exists."""
         return len(self.plan(999, 999))
 
 
@@ -304,7 +304,7 @@ ENVS = {  # name in --env -> "module:Class"; `make_env` imports the module
     "gymnasium": "worlds.gymnasium_env:Gymnasium",
 }
 HUBS = ("gem", "rg", "gymnasium")  # the first option is a name: 'rg:maze' is 'rg:name=maze'
-COMMON_OPTIONS = ("observation", "max_actions")  # from settings of the run, not from --env
+COMMON_OPTIONS = ("observation", "max_actions")  # given by settings of the run, not in --env
 REQUIRED = ("draw", "_start", "_move", "observe", "rules")  # methods that a subclass must define
 ILLEGAL_NAME = re.compile(r"^$|\|\||<|^\s|\s$")  # action names that no reply can hold
 
@@ -336,7 +336,7 @@ def make_env(spec: str, *, observation: str = "grid", max_actions: int = 10) -> 
 
 
 def split_spec(spec: str) -> tuple[str, str, str]:
-    """The name of an environment, the place of its class for `find_class`, and its options."""
+    """Return the name of an environment, the argument of `find_class`, and the options as text."""
     name, _, options_text = unquote(spec).partition(":")
     name = unquote(name)
     if name.endswith(".py"):
@@ -355,10 +355,10 @@ def split_spec(spec: str) -> tuple[str, str, str]:
 
 @contextmanager
 def user_code(problem: str) -> Iterator[None]:
-    """A context for code of a user, which may raise anything, SystemExit included.
+    """A context manager around a user's code, which may raise anything, even SystemExit.
 
     Raises: UserError with `problem` and a description of what the code raised. UserError and
-    KeyboardInterrupt pass unchanged."""
+        KeyboardInterrupt pass unchanged."""
     try:
         yield
     except (UserError, KeyboardInterrupt):
@@ -369,10 +369,10 @@ def user_code(problem: str) -> Iterator[None]:
 
 @lru_cache
 def find_class(place: str) -> type[Env]:
-    """The class at 'module:Class' or 'path/to/file.py:Class'.
+    """Return the class at 'module:Class' or 'path/to/file.py:Class'.
 
-    Raises: UserError if the file cannot be loaded, has no such subclass of Env, or the class lacks
-        a method.
+    Raises: UserError if the file cannot be loaded or has no such subclass of Env, or if the class
+        does not define all of REQUIRED.
     """
     source, _, class_name = place.rpartition(":")
     with user_code(f"{source} cannot be loaded"):
@@ -395,12 +395,12 @@ def find_class(place: str) -> type[Env]:
 
 
 def _load_file(path: str) -> ModuleType:
-    """Run a file as a module. Its import statements find the files in its folder, too."""
+    """Run a file as a module. The file can also import other files in its folder."""
     if not Path(path).is_file():
         raise UserError(f"{path} does not exist; expected a file with a subclass of envs.Env")
     module = ModuleType(f"environment {path}")
     module.__file__ = path
-    sys.modules[module.__name__] = module  # dataclasses and pickle look there
+    sys.modules[module.__name__] = module  # dataclasses and pickle look modules up there
     code = compile(Path(path).read_bytes(), path, "exec")
     folder = str(Path(path).resolve().parent)
     sys.path.append(folder)
@@ -416,7 +416,7 @@ def _is_environment(value: Any) -> bool:
 
 
 def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
-    """The options of an environment: the arguments of its `__init__`, with their defaults."""
+    """Return the options of an environment: the arguments of its `__init__`, with defaults."""
     defaults = {}
     parameters = list(inspect.signature(env_class.__init__).parameters.values())[1:]
     for parameter in parameters:
@@ -436,7 +436,7 @@ def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
 
 
 def check_attributes(env: Env) -> None:
-    """Raises: UserError if action names are equal or illegal, or if max_reward is illegal."""
+    """Check `actions` and `max_reward`. Raises: UserError if names are equal or values illegal."""
     if not _are_action_names(env.actions):
         raise UserError(
             f"actions of {name_of(env)} must be a tuple of different names, without '||', '<' and "
@@ -463,12 +463,12 @@ def name_of(env: Env) -> str:
 
 
 def show(value: Any) -> str:
-    """A value that user code returned, as short text for an error message."""
+    """Return `value`, which a user's code returned, as a short text for an error message."""
     return printable(repr(value), limit=100)
 
 
 def check_uses(env: Env, *uses: str) -> None:
-    """Raises: UserError if the class of the environment lacks a method that one of `uses` needs."""
+    """Check that an environment's class has the methods that `uses` need. Raises: UserError."""
     for use in uses:
         missing = missing_method(env, use)
         if missing:
@@ -479,7 +479,7 @@ def check_uses(env: Env, *uses: str) -> None:
 
 
 def missing_method(env: Env, use: str) -> str:
-    """The method that the class of the environment lacks for a use; '' if none.
+    """Return the name of the method that an environment's class lacks for a use; '' if none.
 
     Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
     kind = type(env)
@@ -524,7 +524,7 @@ def check_actions(value: Any, player: str, env: Env) -> list[str]:
 
 
 def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) -> dict[str, Any]:
-    """The options in 'key=value,key=value', checked against the names and types of `defaults`."""
+    """Read 'key=value,key=value' and check the names and types against those of `defaults`."""
     options = {}
     for key, value in split_options(text).items():
         if key not in defaults:
@@ -539,7 +539,7 @@ def _parse_options(text: str, defaults: dict[str, Any], name: str, spec: str) ->
 
 
 def split_options(text: str) -> dict[str, str]:
-    """Option -> value in 'key=value,key=value'. A value may stand in quotes.
+    """Return option -> value for the text 'key=value,key=value'. A value may stand in quotes.
 
     >>> split_options("file='a,b.jsonl',task=find")
     {'file': 'a,b.jsonl', 'task': 'find'}
@@ -558,7 +558,7 @@ def split_options(text: str) -> dict[str, str]:
 def draw_instance(
     spec: str, seed: tuple[int, ...], split: str, also_reserved: tuple[str, ...] = ()
 ) -> tuple:
-    """The instance of a split and seed.
+    """Return the instance of a split and seed.
 
     Args:
         spec: the environment.
@@ -581,15 +581,15 @@ def draw_instance(
 
 @lru_cache(maxsize=256)  # enough for the environments of a run, so each is drawn once
 def reserved_instances(spec: str) -> dict[str, tuple]:
-    """The instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
+    """Return the instances of the splits "eval" and "heldout": 256 each, from fixed seeds.
 
-    All 512 are distinct, except in an environment with `repeats`.
+    All 512 instances are distinct, except in an environment with `repeats`.
 
     Raises: UserError if an instance takes longer than DRAW_LIMIT_S.
     """
     env = make_env(spec)
-    # Compute `repeats` now: hubs start up to 100 games for it, and cache it. Within the first draw,
-    # these games could exceed its time limit.
+    # Compute and cache `repeats` now. Environments of hubs start up to 100 games for this, which
+    # could exceed the time limit of the first draw.
     _ = env.repeats
     _check_draw(env)
     taken: set = set()
@@ -623,7 +623,7 @@ def drawn_in_time(env: Env, draws: Iterator[Item]) -> Iterator[Item]:
 
 @lru_cache(maxsize=64)
 def reserved_keys(*specs: str) -> frozenset:
-    """The keys of all instances in the fixed splits of these environments."""
+    """Return the keys of all instances in the fixed splits of these environments."""
     keys = set()
     for spec in specs:
         env = make_env(spec)
@@ -633,7 +633,7 @@ def reserved_keys(*specs: str) -> frozenset:
 
 
 def _check_draw(env: Env) -> None:
-    """Raises: UserError unless `draw` returns a tuple that depends on its `rng` alone."""
+    """Check that `draw` returns a tuple that depends on `rng` alone. Raises: UserError if not."""
     draws = (env.draw(np.random.default_rng(EVAL_SEED)) for _ in range(2))
     first, second = drawn_in_time(env, draws)
     if not isinstance(first, tuple):

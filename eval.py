@@ -10,9 +10,9 @@ The policy samples at eval_temperature (0.5) under the limits of the config. Ins
 transition noise are the same for every row of the table, so rows can be paired. (Bandit has only
 two prompts, and training uses them, too.)
 
---eval_split=heldout scores 256 other instances: use them to choose settings. --samples=N plays
-every prompt N times and adds pass@k. --against=NAME prints each row's paired difference to row
-NAME. --json=PATH writes the scores, --jsonl=PATH the trajectories. `python -m tools.api_models`
+--eval_split=heldout plays 256 other instances, which are for choosing settings. --samples=N plays
+every prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to
+row NAME. --json=PATH writes the scores, --jsonl=PATH the trajectories. `python -m tools.api_models`
 scores a model behind an API. `python -m tools.replay` executes recorded trajectories again.
 """
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
 def report_rows(job: Job, *sources: Iterable[Row]) -> None:
     """Score the policies and players of all sources, print the table and write the files.
 
-    Args: sources: generators that play the games of one policy or player after another."""
+    Args: sources: generators that play the games of a policy or player and yield its row."""
     init_distributed(job.config)
     print_unread(job.command, job.config, job.sources)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def reference_scores(config: Config) -> dict[str, dict[str, Scores]]:
-    """The scores of all reference players: evaluation environment -> name of the row -> scores."""
+    """Return the scores of all reference players: environment -> name of the row -> scores."""
     scores = {}
     for env in scored_envs(config):
         players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
@@ -166,7 +166,7 @@ def reference_scores(config: Config) -> dict[str, dict[str, Scores]]:
 def reference_rows(
     config: Config, players: Iterable[str] = PLAYERS, samples: int = 1
 ) -> dict[str, Scores]:
-    """The scores of the reference players, by the name of the row in the table."""
+    """Return the scores of the reference players, by the name of the row in the table."""
     rows = {}
     for name, settings in reference_settings(config, players).items():
         player = name.split(",")[0]  # "optimal, 2 a turn" -> "optimal"
@@ -176,7 +176,7 @@ def reference_rows(
 
 
 def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict[str, Config]:
-    """The rows of reference players in the table: name of the row -> settings of its games.
+    """Return the rows of reference players in the table: name of the row -> settings of its games.
 
     In a "closed loop" row the player has one action a turn and a turn for each action, so it sees
     the result of each action. The optimal player has more rows, with the policy's limit of turns

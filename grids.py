@@ -29,23 +29,23 @@ class Grid(Env):
     size: int  # cells along each side
 
     def render(self) -> str:
-        """The board as lines of symbols."""
+        """Return the board as lines of symbols."""
         raise NotImplementedError
 
     def coordinates(self) -> str:
-        """The line that the observation mode "coord" adds: the positions of player and objects."""
+        """Return the line of the observation mode "coord": the positions of player and objects."""
         raise NotImplementedError
 
     def relations(self) -> str:
-        """The lines that the observation mode "relations" adds: directions and adjacent cells."""
+        """Return the lines of the observation mode "relations": directions and adjacent cells."""
         raise NotImplementedError
 
     def word(self, cell: int) -> str:
-        """The content of a cell as a word, for relations and statements."""
+        """Return the content of a cell as a word, for `relations` and `statements`."""
         raise NotImplementedError
 
     def words(self, cells: Iterable[int]) -> str:
-        """The words of some cells, separated by spaces."""
+        """Return the words of some cells, separated by spaces."""
         return " ".join(self.word(cell) for cell in cells)
 
     def observe(self) -> str:
@@ -57,7 +57,7 @@ class Grid(Env):
         return "\n".join(texts).rstrip()
 
     def _legend(self, relations: str) -> str:
-        """The sentence of `rules` that explains the observation mode.
+        """Return the part of `rules` that explains the observation mode.
 
         Args: relations: the description of the lines that `self.relations` adds.
         """
@@ -68,7 +68,7 @@ class Grid(Env):
         return ""
 
     def _rows(self, symbol: Callable[[int], str]) -> str:
-        """The board as text, with symbol(cell) for each cell."""
+        """Return the board as text, with symbol(cell) for each cell."""
         symbols = "".join(symbol(cell) for cell in range(self.size**2))
         starts = range(0, self.size**2, self.size)
         return "\n".join(symbols[start : start + self.size] for start in starts)
@@ -80,7 +80,7 @@ class Grid(Env):
         return " ".join(self._place(cell) for cell in sorted(cells))
 
     def _offset(self, a: int, b: int) -> str:
-        """The direction from cell a to cell b, such as '2 down 1 right', or 'here'."""
+        """Return the way from cell a to cell b, such as '2 down 1 right', or 'here'."""
         row_a, col_a = divmod(a, self.size)
         row_b, col_b = divmod(b, self.size)
         words = []
@@ -99,7 +99,7 @@ class FrozenLake(Grid):
 
     A board has ice on each cell with probability `frozen_prob`, different start and goal cells, and
     a path between them. A move has the intended direction with probability `success_rate`; the two
-    perpendicular directions share the rest.
+    perpendicular directions share the rest equally.
     """
 
     actions = ("Left", "Down", "Right", "Up")
@@ -174,7 +174,7 @@ class FrozenLake(Grid):
         return "you" if cell == self.player else self._ground(cell)
 
     def _word_after(self, *moves: str) -> str:
-        """The word for the cell that these moves reach without slips, or 'edge'."""
+        """Return the word of the cell that these moves reach without slips, or 'edge'."""
         names = [name.lower() for name in self.actions]
         cell = self.player
         for move in moves:
@@ -185,8 +185,9 @@ class FrozenLake(Grid):
         return self.word(cell)
 
     def relations(self) -> str:
-        """Such as 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
+        """Return a line on the cells near the player.
 
+        Such as 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
         Away: the next cell in each direction that does not lead towards the goal. Goal: the
         distance and the next two cells in each direction that does. Corner: the cell after one
         move in each of the two directions towards the goal."""
@@ -232,14 +233,14 @@ class FrozenLake(Grid):
     # Players
 
     def _shortest_path(self) -> tuple[int, ...]:
-        """The moves of a shortest path to the goal; () if no path exists."""
+        """Return the moves of a shortest path to the goal; () if no path exists."""
         return lake_paths(self.size, self.holes, self.goal).get(self.player, ())
 
     def optimal_length(self) -> int:
         return len(self._shortest_path())
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The optimal moves for one turn, chosen before the outcome of any of them is known.
+        """Return the optimal moves for one turn, chosen before the outcome of any move is known.
 
         `lake_plans` computes them by value iteration over turns.
         """
@@ -251,7 +252,7 @@ class FrozenLake(Grid):
         return [self.actions[move] for move in moves]
 
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
-        """Moves along a random shortest path. They do not allow for slips.
+        """Return moves along a random shortest path, which is chosen as if no move slipped.
 
         So demonstrations do not show the best moves on slippery ice, and RL has to find them.
         """
@@ -270,7 +271,7 @@ class FrozenLake(Grid):
         return [self.actions[move] for move in moves]
 
     def greedy(self) -> str:
-        """One step towards the goal, vertical steps first. It ignores holes."""
+        """Return a step towards the goal, vertical steps first. Holes are ignored."""
         return self._offset(self.player, self.goal).split()[1].capitalize()
 
 
@@ -329,7 +330,7 @@ class Sokoban(Grid):
         )
 
     def key(self, instance: tuple) -> tuple:
-        """The instance without its symbols, which do not change the game."""
+        """Return the instance without its symbols, which do not change the game."""
         name, _, *room = instance
         return (name, *room)
 
@@ -379,13 +380,13 @@ class Sokoban(Grid):
         return "floor" if cell in self.floor else "wall"
 
     def _around(self, cell: int) -> str:
-        """The words for the cells up, down, left and right of this one."""
+        """Return the words of the cells up, down, left and right of `cell`."""
         return self.words(cell + delta for delta in self.deltas)
 
     def _target_of(self, box: int) -> int:
-        """The target that the text names for a box: its own cell, or else the nearest free target.
+        """Return the target that texts name for a box: the one under it, or the nearest free one.
 
-        Of two targets at the same distance, the lower cell number is chosen.
+        Of two targets at the same distance, it is the one with the lower cell number.
         """
         if box in self.targets:
             return box
@@ -435,16 +436,16 @@ class Sokoban(Grid):
     # Players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The first moves of a shortest solution, by breadth-first search; [] if none exists."""
+        """Return the first moves of a shortest solution, by breadth-first search; [] if none."""
         path = sokoban_solution(self.floor, self.targets, self.player, self.boxes, self.deltas)
         return [self.actions[move] for move in (path or ())[:max_actions]]
 
     def greedy(self) -> str:
-        """The move with the lowest `cost_after`; ties: the first in `actions`."""
+        """Return the move with the lowest `cost_after`; of equal ones, the first in `actions`."""
         return self.actions[min(range(4), key=self.cost_after)]
 
     def cost_after(self, index: int) -> tuple[int, int]:
-        """How far the game is from its end after a move. A blocked move costs most.
+        """Measure how far the game is from its end after a move. A blocked move costs most.
 
         Returns: the sum of the distances of the boxes to their nearest targets; the distance of the
             player to the nearest box that is not on a target.

@@ -19,7 +19,7 @@ from support.checkpoint import Saver
 from support.json_shapes import check_shape
 
 # The first loss scale for float16, as in torch.amp.GradScaler. float16 rounds gradients below 3e-8
-# to 0, and the loss of one token is divided by the number of tokens, about 1e5.
+# to 0. Gradients can be so small, because the loss is divided by the number of tokens, about 1e5.
 FIRST_LOSS_SCALE = 2.0**16
 
 
@@ -43,7 +43,7 @@ class Learner:
         self.bad_steps = 0  # skipped optimizer steps in a row
         # What an estimator remembers from one iteration to the next: numbers, texts, lists, dicts
         self.estimator_state: dict = {}
-        # The loss is multiplied by this number before its backward, and gradients are divided by it
+        # The loss is multiplied by this number. After backward(), gradients are divided by it.
         self.loss_scale = FIRST_LOSS_SCALE if dtype == torch.float16 else 1.0
         self.mesh = parallel.make_mesh(device)
         if config.lora_rank:
@@ -81,8 +81,7 @@ class Learner:
     def schedule_learning_rates(self) -> dict[str, float]:
         """Set the learning rates of the current iteration. Returns: setting name -> learning rate.
 
-        They fall linearly from their first values towards `final_lr` times these values. The
-        last iteration has almost the final rate."""
+        They fall linearly from their first values towards `final_lr` times these values."""
         progress = self.step / self.config.num_iterations
         factor = 1 - (1 - self.config.final_lr) * progress
         settings = {"policy": "learning_rate", "critic": "critic_lr"}
@@ -107,7 +106,7 @@ class Learner:
         """Count an optimizer step that is skipped, because its loss or gradient is not finite.
 
         If a scaled loss is finite and its gradient is not, the gradient was too large for float16.
-        Then the scale is halved, and the step does not count.
+        Then the scale is halved, and the step does not count towards max_bad_steps.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1
@@ -132,7 +131,7 @@ class Learner:
     def save(self, saver: Saver) -> None:
         """Start writing a checkpoint.
 
-        Raises: TypeError if JSON would change the estimator's state, such as a tensor."""
+        Raises: TypeError if JSON cannot restore estimator_state, for example a tensor in it."""
         states = checkpoint.training_state(self.modules, self.optimizers)
         counts = {"step": self.step, "bad_steps": self.bad_steps}
         counts["estimator_state"] = copy_as_json(self.estimator_state)
@@ -155,7 +154,7 @@ class Learner:
 
 
 def copy_as_json(state: dict) -> dict:
-    """A copy of the state of an estimator, as a checkpoint would restore it.
+    """Return a copy of the state of an estimator, as a checkpoint would restore it.
 
     Raises: TypeError if the copy is not equal, for example because of a tensor or a tuple."""
     try:
@@ -173,7 +172,7 @@ def copy_as_json(state: dict) -> dict:
 def build_learner(
     config: Config, device: torch.device, dtype: torch.dtype
 ) -> tuple[Learner, Engine, Chat]:
-    """The learner before its first iteration, its engine, and the tokenizer's chat format."""
+    """Build the learner, its engine, and the chat format with the tokenizer."""
     model, tokenizer = load_model(config.model, device=device)
     ref_model = None
     if config.kl_coef:

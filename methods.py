@@ -1,21 +1,21 @@
-"""Methods that neither RAGEN's papers nor its training script have, as pure functions on tensors.
+"""Methods that RAGEN's papers and training script do not have, as pure functions on tensors.
 
-`starpo.py` has the methods of RAGEN; shapes have the same names here. All methods here are off by
-default. The first function of a method states its source, and after "Acts" when the method
-changes anything. Search `train.py` for the setting in brackets to see where it is used.
+`starpo.py` has the methods of RAGEN, and explains the letters in shapes. All methods here are off
+by default. The docstring of a method's first function states its source ("Source") and when the
+method changes anything ("Acts"). Search `train.py` for the setting in brackets to see its use.
 
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
     GiGPO             compares the turns of a group that start in the same state [state_weight]
-    Turn-PPO          one value and one step of GAE a turn [estimator="turn_ppo"]
+    Turn-PPO          has one value and one step of GAE for each turn [estimator="turn_ppo"]
     GSPO              clips the geometric mean of the ratios of a segment [sequence_ratio]
     IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
-    sequence mask     drops segments with A < 0 whose mean ratio is low [sequence_mask]
+    sequence mask     drops segments with mean A < 0 whose mean ratio is low [sequence_mask]
     DPPO-TV           drops tokens whose probability has changed too much [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
-is a segment. The papers call it a sequence, and so do the names of three settings: `sequence`,
+is a segment. The papers call a segment a sequence, as do the names of three settings: `sequence`,
 `sequence_ratio` and `sequence_mask`. Elsewhere in this code a sequence is one input of the model.
 """
 
@@ -30,19 +30,19 @@ import starpo
 
 
 def num_missing_groups(std: Tensor, num_groups: int) -> int:
-    """Dynamic sampling: how many groups to sample in the next round, 0 for none.
+    """Dynamic sampling: return how many groups to sample in the next round, 0 for none.
 
-    With GRPO, groups without variance have no advantage. (With a critic, turn_level or GiGPO they
-    may have one, and are replaced all the same.) So `train.collect_rollouts` samples as many groups
-    as this function says, until none is missing or sampling_rounds rounds are over. DAPO samples
-    whole batches instead and drops surplus groups. All sampled groups count in the metrics of the
-    rollout and in its time; the metric `sampled_groups` is their number.
+    With GRPO, all advantages in a group without variance are 0. (With a critic, turn_level or GiGPO
+    they may differ from 0; the group is replaced all the same.) So `train.collect_rollouts` samples
+    as many groups as this function says, until none is missing or sampling_rounds rounds are over.
+    DAPO samples whole batches instead and drops surplus groups. Rollout metrics and rollout time
+    include all sampled groups; the metric `sampled_groups` is their number.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
-    Args: std (P,), of the scores of the groups so far, 0 for a group in which an environment
-        failed, because it is dropped later; num_groups, the wanted number.
+    Args: std (P,), of the scores of each group so far, 0 for a group in which an environment
+        failed, because that group is dropped later; num_groups, the wanted number of groups.
     Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers. Here
-        its scores must differ, so format penalties count, too.
+        its scores must differ, for which different format penalties suffice.
     >>> num_missing_groups(torch.tensor([0.5, 0.0, 0.0]), num_groups=3)
     2
     """
@@ -50,10 +50,10 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
 
 
 def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
-    """Dynamic sampling: the groups that the filter sees, (<= num_groups,) int64, ascending.
+    """Dynamic sampling: return the groups that the filter sees, (<= num_groups,) int64, ascending.
 
-    They are the first num_groups with variance. If there are fewer, groups without variance fill
-    the list, in their order.
+    They are the first num_groups groups with variance. If fewer groups have variance, the first
+    groups without variance are added.
     >>> candidate_groups(torch.tensor([0.5, 0.0, 0.0, 0.7]), num_groups=3).tolist()
     [0, 1, 3]
     """
@@ -63,16 +63,17 @@ def candidate_groups(std: Tensor, num_groups: int) -> Tensor:
 
 
 def without_void_turns(has_void_turn: Tensor) -> Tensor:
-    """SimpleTIR: the indices of the trajectories in which each turn executed an action, (<= B,).
+    """SimpleTIR: return the indices of the trajectories without a void turn, (<= B,).
 
-    A turn without an action that the environment took is void. In the paper, a turn is void if it
-    has neither code nor an answer; code that fails is not void, and a void turn ends the game. Here
-    the game goes on. Trajectories with a void turn are not trained on, but they stay in the
-    baselines of their groups, because the advantages are computed from all members.
+    A turn is void if the environment executed no action in it. In the paper, a turn is void if it
+    has neither code nor an answer; a turn whose code fails is not void, and a void turn ends the
+    game. Here the game goes on. Trajectories with a void turn are not trained on, but their scores
+    stay in the baselines of their groups.
 
     Acts if a kept trajectory has a void turn (metric `void_frac`).
     Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
-    Source: SimpleTIR, arXiv 2509.02479: the loss mask of its code, which leaves rewards alone.
+    Source: SimpleTIR, arXiv 2509.02479: the loss mask of the paper's code, which leaves rewards
+        alone.
     >>> without_void_turns(torch.tensor([False, True, False])).tolist()
     [0, 2]
     """
@@ -92,18 +93,18 @@ def gigpo_advantages(
     estimator: str,
     gamma: float,
 ) -> Tensor:
-    """GiGPO's second advantage: each turn against the turns of its group from the same state.
+    """GiGPO's second advantage: compare each turn with the turns of its group in the same state.
 
     A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
     over all n turns of the group that start in the state of turn k (a trajectory may have several).
-    F is their standard deviation + 1e-6 (estimator "grpo"), 1 ("dr_grpo") or (n - 1) / n ("rloo").
-    A state that is seen once adds 0. GiGPO adds w A_k to the advantage of the trajectory, which the
-    same estimator computes. All tokens of a turn share its A_k.
+    F is the standard deviation of their returns G, plus 1e-6 (estimator "grpo"), or 1 ("dr_grpo"),
+    or (n - 1) / n ("rloo"). For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the
+    trajectory's advantage, which the same estimator computes. All tokens of a turn share its A_k.
 
-    For the advantage of the trajectory, the paper's code takes the mean score of a group over
-    turns, so longer trajectories count more. Here each counts once, as in equation 3. The key of a
-    state (`Env.state_key`) does not contain the turns that are left, so turns with different
-    budgets are compared.
+    For the trajectory's advantage, the paper's code takes the mean score of a group over turns, so
+    longer trajectories count more. Here each trajectory counts once, as in equation 3 of the paper.
+    The key of a state (`Env.state_key`) does not contain the number of turns left, so turns at
+    different times of the game are compared.
 
     Acts on all first turns, because a group has one start, and on later turns that share a state.
     Args: states, K keys of the states in which the turns start, equal for equal states of one game;
@@ -122,7 +123,7 @@ def gigpo_advantages(
     numbers: dict[tuple, int] = {}  # (group, state) -> number
     state_groups = []
     for key in zip(group_of_turn.tolist(), states, strict=True):
-        state_groups.append(numbers.setdefault(key, len(numbers)))  # a new key has the next number
+        state_groups.append(numbers.setdefault(key, len(numbers)))
     compared = starpo.group_advantages(returns, torch.tensor(state_groups), estimator)  # (K,)
     return compared.repeat_interleave(torch.tensor(tokens_per_turn)).to(rewards.device)
 
@@ -136,19 +137,19 @@ def turn_ppo_advantages(
     turn_gamma: float,
     turn_lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """GAE over turns. All tokens of a turn share its advantage and its return.
+    """Turn-PPO: GAE over turns. All tokens of a turn share its advantage and its return.
 
-    A turn is one step. Its reward is the sum of its rewards, and its value is V at its first token:
-    the critic sees the whole past and the new observation, but nothing of the reply. Bi-level GAE
-    takes V at the last token of the turn instead, after the reply, and then runs GAE over the
-    tokens of each turn, so tokens of one turn differ and each token has a value of its own. The
-    ratio and its clip stay those of tokens; with sequence_ratio=True and sequence="turn" they are
-    those of turns. A turn of L tokens counts L times in both losses.
+    A turn is one step. Its reward is the sum of the rewards of its tokens, and its value is V at
+    its first token. There the critic sees the whole past and the new observation, but nothing of
+    the reply. Bi-level GAE instead takes V at the last token of the turn, after the reply, and
+    then runs GAE over the tokens of each turn, so tokens of one turn have different advantages and
+    values. PPO's ratio and clip are still those of tokens, unless sequence_ratio=True and
+    sequence="turn". A turn of L tokens counts L times in the policy loss and the value loss.
 
-    Acts in every run with this estimator. With one turn, all its tokens have the advantage
-    score - V, with V at its first token; turn_gamma and turn_lam act from two turns on. With
-    mask_observations=False, the observation before a turn counts as its beginning.
-    Args, returns: as for `starpo.advantages`, not whitened.
+    Acts in every run with this estimator. If a trajectory has one turn, all its tokens have the
+    advantage score - V, with V at its first token; turn_gamma and turn_lam act from two turns on.
+    With mask_observations=False, a turn begins with the observation before the reply.
+    Args, returns: as for `starpo.advantages`, but not whitened.
     Source: Turn-PPO, arXiv 2512.17008 (turn_gamma 0.99, turn_lam 0.9).
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 9.0, 0.5, 9.0])
     >>> discounts = dict(turn_gamma=0.5, turn_lam=1.0)
@@ -165,12 +166,11 @@ def turn_ppo_advantages(
 
 
 def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
-    """Turn-PPO: all tokens of a turn share the value at its first token.
+    """Turn-PPO: give each token the value at the first token of its turn.
 
-    So a turn of L tokens counts L times in the value loss, as it does in the policy loss. Only the
-    value at its first token has a gradient.
-    Args: values (R,), of tokens, may have a gradient; turn_ids (R,) int64, the number of the turn
-        of each token. Returns: (R,).
+    Only the value at the first token gets a gradient.
+    Args: values (R,), of tokens, may have a gradient; turn_ids (R,) int64, equal numbers, next to
+        each other, for the tokens of a turn. Returns: (R,).
     >>> turn_ppo_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7])).tolist()
     [1.0, 1.0, 3.0]
     """
@@ -185,22 +185,23 @@ def turn_ppo_values(values: Tensor, turn_ids: Tensor) -> Tensor:
 
 
 def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) -> Tensor:
-    """GSPO: the log of the ratio of a segment, for each of its tokens.
+    """GSPO: return the log of the ratio s of a segment, for each token of the segment.
 
-    s = exp(mean_t (log pi(y_t) - log pi_old(y_t))), the geometric mean of the ratios of the tokens
-    of a segment. The code has the token form, sg(s) pi(y_t) / sg(pi(y_t)), where sg stops
-    gradients: its value is s, and its gradient is s * grad log pi(y_t). The gradient of the loss
-    equals that of the sequence form under three conditions: segments are trajectories, all tokens
-    of a trajectory have one advantage, and aggregation is "seq_mean_token_mean". GSPO weighs no
-    single token, so `starpo.importance_weights` is not used with it.
+    s = exp(mean_t (log pi(y_t) - log pi_old(y_t))) is the geometric mean of the ratios of the
+    tokens of a segment. This function computes the log of the paper's token form,
+    sg(s) pi(y_t) / sg(pi(y_t)), where sg stops gradients. The value of the token form is s, and its
+    gradient is s * grad log pi(y_t). With it, the loss has the same gradient as with the paper's
+    sequence form if segments are trajectories, all tokens of a trajectory have one advantage, and
+    aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
+    `starpo.importance_weights` is not used with it.
 
-    Acts from the second optimizer step of an iteration on. In the first one, s is exactly 1 if the
+    Acts from the second optimizer step of an iteration on. In the first step, s is exactly 1 if the
     trainer has computed the old log-probs. If they are the engine's, s is 1 up to rounding in
-    float32, but in bfloat16 it may leave the clip range, which is small: 3e-4 below and 4e-4 above
-    1 in the paper. So config/methods/gspo.py sets recompute_old_logprobs.
+    float32. In bfloat16, s may then leave the clip range, which is small in the paper: 3e-4 below 1
+    to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
 
-    `starpo.bound_log_ratio` bounds log s, as it bounds the log ratio of a token: beyond 20 nats it
-    has no gradient (in verl, above 10).
+    `starpo.bound_log_ratio` bounds log s like the log ratio of a token: if its absolute value
+    exceeds 20 nats, its gradient is 0 (in verl, if log s is above 10).
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats; segment_ids (R,) int64, equal
         numbers, next to each other, for the tokens of a segment. Returns: (R,), with gradient.
     Source: GSPO, arXiv 2507.18071, equations 7 and 14.
@@ -215,13 +216,13 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
 
 
 def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: float) -> Tensor:
-    """IcePop: False for tokens whose ratio pi / pi_engine is outside of [floor, cap], else True.
+    """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
     Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip already
     gives no gradient to most tokens outside of [0.5, 5]. The mask then only changes tokens with
-    A > 0 and a ratio below 0.5, or with A < 0 and a ratio above 5. The mask is on
-    pi / pi_engine as in INTELLECT-3, which has no clip; here PPO's clip stays. Ring-1T masks by
-    pi_old / pi_engine.
+    A > 0 and a ratio below 0.5, or with A < 0 and a ratio above 5. The mask depends on
+    pi / pi_engine as in INTELLECT-3. INTELLECT-3 does not clip; here PPO's clip stays. In Ring-1T
+    the mask depends on pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -239,19 +240,20 @@ def sequence_mask(
     segment_ids: Tensor,
     bound: float,
 ) -> Tensor:
-    """False for the tokens of bad segments that the policy has moved away from, else True.
+    """Return False for the tokens of bad segments that the policy has moved away from, else True.
 
-    A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away if
-    the geometric mean of pi / pi_engine over its tokens is below the bound. A dropped segment was
-    in the baseline of its group, and its tokens stay in the denominator of the loss.
+    A segment is bad if the mean advantage of its tokens is below 0. The policy has moved away from
+    a segment if the geometric mean of pi / pi_engine over its tokens is below the bound. A dropped
+    segment still counts in the baseline of its group, and its tokens in the denominator of the
+    loss.
 
     Acts if policy and engine differ: from the second optimizer step on, or with an engine of lower
     precision.
     Args: as for `gspo_log_ratio`; rollout_logprobs (R,) nats; advantages (R,); bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
-        takes pi / pi_old, and leaves dropped tokens out of the denominator. Its bound is 0.8 by
-        default (seq_mask_delta=0.223), and 0.997 (3e-3) in its scripts for CISPO and SAPO.
+        takes pi / pi_old, and leaves dropped tokens out of the denominator. ARLArena's bound is 0.8
+        by default (seq_mask_delta=0.223), and 0.997 (3e-3) in its scripts for CISPO and SAPO.
     >>> new, engine = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.9, -0.9])
     >>> numbers = torch.tensor([0, 0, 1])
     >>> sequence_mask(new, engine, torch.tensor([-1.0, -1.0, -1.0]), numbers, 0.8).tolist()
@@ -264,17 +266,17 @@ def sequence_mask(
 
 
 def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, bound: float) -> Tensor:
-    """DPPO, binary total variation: False for tokens whose probability moved too far, else True.
+    """DPPO, binary total variation: return False for tokens to drop from the loss, else True.
 
-    A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0. It
-    stays in the denominator of the loss. With it, `train.clipped_loss` clips no ratio. The
-    importance cap still acts; a high one gives the paper's objective, pi / pi_engine * A.
+    A token is dropped if pi - pi_engine is above the bound and A > 0, or below -bound and A < 0.
+    Dropped tokens stay in the denominator of the loss. With this mask, `train.clipped_loss` clips
+    no ratio. importance_cap still acts; a high cap gives the paper's objective, pi / pi_engine * A.
 
-    Acts under the same condition as `sequence_mask`.
+    Acts if policy and engine differ, like `sequence_mask`.
     Args: as for `sequence_mask`; bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
-    Source: DPPO, arXiv 2602.04879, equation 12 (bound 0.2 in prime-rl, which adds 1e-3 times the
-        squared log ratio; verl truncates the ratio at 20).
+    Source: DPPO, arXiv 2602.04879, equation 12 (in prime-rl the bound is 0.2, and the loss has an
+        additional term, 1e-3 times the squared log ratio; verl truncates the ratio at 20).
     >>> new, engine = torch.tensor([0.9, 0.5]).log(), torch.tensor([0.5, 0.9]).log()
     >>> tv_mask(new, engine, torch.tensor([1.0, 1.0]), 0.2).tolist()
     [False, True]
@@ -286,18 +288,19 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
 
 
 def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
-    """ECHO: the mean cross-entropy of the tokens that the environment wrote between replies.
+    """ECHO: compute the mean cross-entropy of the tokens between replies.
 
-    The policy learns to predict what its actions lead to. The chat format's marks around an
-    observation, the reported reward and the counter of turns count, too; the first prompt does not.
-    (prime-rl leaves marks out. By default it takes the messages of tools only, not those of users.)
-    Groups that the filter drops are not learnt from. RAGEN v1's mask (mask_observations=False) puts
-    these tokens into the policy loss instead, where they share the advantage of the actions.
+    The policy learns to predict what its actions lead to. All tokens between two replies count,
+    also the reported reward, the turn counter and the marks of the chat format. The first prompt
+    does not count. (prime-rl leaves the marks out. By default it takes only messages of tools, not
+    of users.) Groups that the filter drops do not count. RAGEN v1's mask
+    (mask_observations=False) puts observation tokens into the policy loss instead, where they share
+    the advantage of the actions.
 
     Acts if trajectories have several turns and each trajectory is one sequence (no context_turns).
-    Args: logprobs (O,) nats, of a micro-batch, at the sampling temperature, with gradient;
-        num_observation_tokens, those of the whole mini-batch, so that the losses of micro-batches
-        add up. Returns: scalar, nats.
+    Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
+        temperature, with gradient; num_observation_tokens, their number in the whole mini-batch, so
+        that the losses of micro-batches add up. Returns: scalar, nats.
     Source: ECHO, arXiv 2605.24517 (with the factor 0.1 in prime-rl).
     >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observation_tokens=4).item()
     1.0
@@ -306,7 +309,7 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
 
 
 def _segment_means(x: Tensor, segment_ids: Tensor) -> Tensor:
-    """For each token the mean of x (R,) over the tokens of its segment, (R,)."""
+    """Return, for each token, the mean of x (R,) over the tokens of its segment, (R,)."""
     _, segment_of_token, lengths = torch.unique_consecutive(
         segment_ids, return_inverse=True, return_counts=True
     )

@@ -73,7 +73,7 @@ class Policy(nn.Module):
             observations follow: (R + O,).
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        # A hidden state predicts the next token. hidden[index] would sort in its backward.
+        # A hidden state predicts the next token. hidden[index] would sort in the backward pass.
         states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
         targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
@@ -101,14 +101,14 @@ def train_padding_token(module: nn.Module) -> nn.Module:
     """Let the embedding of the padding token get a gradient, in place. Returns: the module.
 
     Packed rows have no padding, so a padding token in them is a real one: SmolLM2 pads with
-    <|im_end|>, which ends every message. nn.Embedding would drop that gradient.
+    <|im_end|>, which ends every message. By default nn.Embedding drops its gradient.
     """
     module.get_input_embeddings().padding_idx = None
     return module
 
 
 def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    """Last hidden states (T, H) of packed sequences."""
+    """Compute the last hidden states (T, H) of packed sequences."""
     output = backbone(
         input_ids=batch.ids[None],
         position_ids=batch.position_ids[None],
@@ -119,7 +119,7 @@ def packed_hidden(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 def _attention(module, query, key, value, attention_mask, *, layout, scaling, **_):
-    """The attention function of every layer; the layout object computes it.
+    """Compute the attention of a layer with the layout object. transformers calls this function.
 
     Args: query (1, heads, T, D); key and value (1, kv_heads, T, D).
     Returns: output (1, T, heads, D), and None in place of the attention weights.
@@ -156,7 +156,7 @@ def chunked_logprobs(
     temperature: float = 1.0,
     chunk_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature).
+    """Compute log-probs of `targets` and entropies under softmax(hidden @ weight.T / temperature).
 
     Args:
         hidden: (R, H) float.
@@ -202,10 +202,11 @@ def _vocab_chunks(
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Log-prob of the target and entropy at each position. It saves O(R) numbers for the backward.
+    """Log-prob of the target and entropy at each position.
 
     Only the logits of one chunk of the vocabulary exist at a time, so they fit into the cache of a
-    CPU. The backward computes the logits again and writes the gradient of the head once. With
+    CPU. Besides the inputs, O(R) numbers are saved for the backward, which computes the logits
+    again and writes the gradient of the head once. With
 
         z = W h / temperature,   p = softmax(z),   logp = log p[target],   S = -sum_j p_j log p_j
 
@@ -271,7 +272,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_hidden += product_in_float32(grad_z, chunk.weight)
             if grad_weight is not None:
                 grad_weight[chunk.rows] = grad_z.T @ hidden
-            del chunk, logp, p, grad_z  # free memory before the next chunk is computed
+            del chunk, logp, p, grad_z
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
@@ -324,7 +325,7 @@ def save_adapter(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> 
 
 
 def pick_device(name: str) -> torch.device:
-    """The device for the setting "auto" (cuda if there is a GPU), "cpu" or "cuda".
+    """Return the device for the setting "auto" (cuda if there is a GPU), "cpu" or "cuda".
 
     Raises: UserError if the setting is "cuda" and torch finds no GPU, or if the driver is too old.
     """
@@ -340,7 +341,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type to compute in. The setting "auto" is bfloat16 on cuda and float32 on a CPU."""
+    """Return the type to compute in. "auto" means bfloat16 on cuda and float32 on a CPU."""
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, name)

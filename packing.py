@@ -66,9 +66,9 @@ class PackedBatch:
 
     ids: Tensor  # (T,) int64
     position_ids: Tensor  # (T,) int64, position of each token in its sequence
-    lengths: list[int]  # tokens of each piece; they sum to T
+    lengths: list[int]  # number of tokens in each piece; they sum to T
     contexts: list[tuple[int, ...]]  # for each piece, the pieces that it continues, in row order
-    response_index: Tensor  # (R,) int64, row indices of sampled tokens; none begins a piece
+    response_index: Tensor  # (R,) int64, row indices of sampled tokens, which never begin a piece
     # (O,) int64, row indices of observation tokens; None unless `pack` had observations=True
     observation_index: Tensor | None = None
 
@@ -92,7 +92,7 @@ def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[l
     Returns: for each pack the indices of its sequences.
     """
     packs: list[list[int]] = []
-    num_packed = 0  # tokens of the last pack
+    num_packed = 0  # number of tokens in the last pack
     previous_prompt = None
     for i in sorted(range(len(sequences)), key=lambda i: sequences[i].first_prompt_ids):
         prompt = sequences[i].first_prompt_ids
@@ -142,7 +142,7 @@ def pack(
 
 
 def _shareable(sequence: TokenSequence) -> list[int]:
-    """The first prompt without its last token. That token is repeated before each response."""
+    """Return the first prompt without its last token, which is repeated before each response."""
     return sequence.first_prompt_ids[:-1]
 
 
@@ -239,16 +239,16 @@ class PackedLayout:
     """
 
     def __init__(self, batch: PackedBatch):
-        self.lengths = batch.lengths  # queries of each piece
+        self.lengths = batch.lengths  # number of queries of each piece
         self.contexts = batch.contexts
         self.device = batch.ids.device
         self.has_kernel = has_varlen_kernel(self.device)
-        self.key_lengths = []  # keys of each piece
+        self.key_lengths = []  # number of keys of each piece
         for length, context in zip(self.lengths, self.contexts, strict=True):
             self.key_lengths.append(length + sum(self.lengths[i] for i in context))
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of one layer.
+        """Compute the attention of one layer.
 
         Args:
             q: (heads, T, D).
@@ -261,7 +261,7 @@ class PackedLayout:
         return self.attend_pieces(q, k, v, scale)
 
     def attend_pieces(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """One SDPA call for each piece."""
+        """Compute attention with one SDPA call for each piece."""
         # SDPA has a fused kernel for 4-D inputs only. `split` has one backward for all parts. With
         # slices, the backward of each one would fill a tensor of the size of the row.
         query_parts = q[None].split(self.lengths, dim=2)  # each (1, heads, length, D)
@@ -300,7 +300,7 @@ class PackedLayout:
         return masks
 
     def attend_varlen(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """One kernel for all pieces: flash-attn's if it is installed, else torch's."""
+        """Compute attention with one kernel: flash-attn's if it is installed, else torch's."""
         q = q.transpose(0, 1).contiguous()  # (T, heads, D)
         index = self.varlen_index
         # The backward of k[:, index] would sort the index, and that of index_select does not.

@@ -42,12 +42,12 @@ Item = TypeVar("Item")
 
 
 def rank() -> int:
-    """The number of this process, 0 if there is only one."""
+    """Return the number of this process, 0 if there is only one."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -64,8 +64,8 @@ def init_distributed(config: Config) -> tuple[torch.device, torch.dtype]:
     if device.type == "cuda":
         device = _gpu_of_this_rank()
         torch.cuda.set_device(device)
-        # On an H100, SDPA would prefer cuDNN, which plans anew for each shape: the torch engine has
-        # new shapes in nearly every step.
+        # On an H100, SDPA would prefer cuDNN, which needs a new plan for each shape, and the torch
+        # engine has new shapes in nearly every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
         backend = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
@@ -88,10 +88,10 @@ def _gpu_of_this_rank() -> torch.device:
 
 
 def rendezvous() -> tuple[dist.Store, int, int]:
-    """The store in which the ranks find each other, this rank, and the number of ranks.
+    """Return the store in which the ranks find each other, this rank, and the number of ranks.
 
     torchrun keeps one store over its restarts (pytorch issue 135712), so a restarted rank could
-    read the address of a dead one. A prefix with the number of the restart separates their keys.
+    read the address of a dead one. To prevent this, keys get the number of the restart as prefix.
     With several nodes there is no prefix, because their agents count restarts independently.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
@@ -117,7 +117,7 @@ def leave_group() -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory of this process so far in GiB: torch's on a GPU, resident memory on a CPU."""
+    """Return the peak memory of this process in GiB: torch's on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
@@ -128,7 +128,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 def all_gather_lists(items: Sequence[Item]) -> list[list[Item]]:
-    """The items of every rank, in the order of the ranks, on every rank (collective)."""
+    """Return the items of every rank, in the order of the ranks, on every rank (collective)."""
     if world_size() == 1:
         return [list(items)]
     lists: list = [None] * world_size()
@@ -191,10 +191,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def stream_weights(
     policy: Policy, dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[str, Tensor]]:
-    """The policy's full weights, one tensor at a time (collective: exhaust it on every rank).
+    """Yield the policy's full weights, one tensor at a time (collective).
 
-    Shards are cast before they are gathered, so 16-bit types halve the traffic. Each rank merges
-    LoRA into a copy of its shard.
+    Every rank must exhaust the iterator. Shards are cast before they are gathered, so 16-bit types
+    halve the traffic. Each rank merges LoRA into a copy of its shard.
 
     Yields: Hugging Face name and tensor. A tied head is repeated under its own name, because vLLM
         keeps a copy of it.
@@ -215,7 +215,7 @@ def stream_weights(
 
 
 def _merge_lora(linear: nn.Module, dtype: torch.dtype, name: str) -> Tensor:
-    """W + (alpha / rank) B A, computed in float32, sharded like W.
+    """Return W + (alpha / rank) B A, computed in float32, sharded like W.
 
     For a 16-bit type the sum is rounded at random, because rounding to the nearest number often
     gives W again. This noise depends only on the name and the shard, so a continued run
@@ -297,7 +297,7 @@ class MicroBatch(NamedTuple):
 
 
 def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[MicroBatch]:
-    """This rank's micro-batches of a batch that every rank holds.
+    """Return this rank's micro-batches of a batch that every rank holds.
 
     The forward of a micro-batch is a collective, so all ranks need the same number. A rank with
     fewer micro-batches repeats the shortest trajectory with weight 0.
@@ -314,7 +314,7 @@ def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> 
 
 
 def _compute_cost(num_tokens: int) -> int:
-    """Cost of one trajectory, in arbitrary units.
+    """Return the cost of one trajectory, in arbitrary units.
 
     Matrix products are linear in the length, and attention is quadratic.
     """
@@ -322,7 +322,7 @@ def _compute_cost(num_tokens: int) -> int:
 
 
 def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
-    """Balance the ranks: the most expensive trajectory first, each to the cheapest rank so far.
+    """Assign trajectories to ranks, the most expensive first, each to the least loaded rank.
 
     Returns: for each rank the indices of its trajectories, ascending.
     """
@@ -338,7 +338,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """`micro_batches` of trajectories[i] for i in `indices`. Returns: packs of such i."""
+    """Divide trajectories[i], i in `indices`, with `micro_batches`. Returns: packs of such i."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):

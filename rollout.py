@@ -2,11 +2,11 @@
 
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
-The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the tokens
-around them, which only condition the policy. So the loss mask is built while sampling.
+The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the other
+tokens, which only condition the policy.
 
-A `Rollout` executes every turn. `collect` drives it for a policy, and `play` for players that
-answer in text: reference players, demonstrations, API models, a human.
+A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy, and `play` for
+players that answer in text: reference players, demonstrations, API models, a human.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from support.time_limit import EnvError, call_with_timeout
 if TYPE_CHECKING:  # torch takes seconds to import, and only policies need it
     from engine import Engine, Sample
 
-MAX_REWARD = 1e9  # largest absolute reward of a turn; sums of larger ones overflow
+MAX_REWARD = 1e9  # largest absolute reward of a turn; larger ones are errors, as sums may overflow
 
 # ---------- data
 
 
 @dataclass
 class Credit:
-    """Advantage and value of a turn, for its record. None unless the filter kept its group."""
+    """Advantage and value of a turn, for records. None unless the filter kept the turn's group."""
 
     advantage: float | None = None  # mean over the response tokens, as in the loss
-    value: float | None = None  # the critic's value of the state before the response
+    value: float | None = None  # the critic's, of the state before the response
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Turn:
     # First turn: the first prompt. Later turns: the tokens between the last response and this one.
     # With context_turns: the whole context of this turn, earlier responses included.
     prompt_ids: list[int]
-    # Sampled, with the end-of-turn token if the policy sampled one. `unmask` adds prompt tokens.
+    # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
     response_ids: list[int]
     rollout_logprobs: list[float]  # of response_ids, under the engine, at its temperature, nats
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
@@ -80,7 +80,7 @@ class Trajectory:
 
     @property
     def ids(self) -> list[int]:
-        """All tokens: prompts and responses."""
+        """All tokens, prompts and responses, in their order."""
         ids = []
         for turn in self.turns:
             ids += turn.prompt_ids
@@ -89,7 +89,7 @@ class Trajectory:
 
     @property
     def response_mask(self) -> list[bool]:
-        """True exactly on the tokens that the policy sampled."""
+        """True for response tokens, False for prompt tokens, in the order of `ids`."""
         mask = []
         for turn in self.turns:
             mask += [False] * len(turn.prompt_ids)
@@ -98,7 +98,7 @@ class Trajectory:
 
     @property
     def observation_mask(self) -> list[bool]:
-        """True exactly on the tokens between two responses: what the environment answered."""
+        """True for the prompt tokens of all turns but the first, in the order of `ids`."""
         mask = []
         for index, turn in enumerate(self.turns):
             mask += [index > 0] * len(turn.prompt_ids)
@@ -116,7 +116,7 @@ class Trajectory:
 
     @property
     def rollout_logprobs(self) -> list[float]:
-        """Log-probs of the sampled tokens under the engine, nats."""
+        """Log-probs of the response tokens under the engine, nats."""
         return [logprob for turn in self.turns for logprob in turn.rollout_logprobs]
 
     @property
@@ -134,14 +134,14 @@ class Trajectory:
 
     @property
     def end(self) -> str | None:
-        """The status, except that a failure is split into out_of_actions and lost."""
+        """The status, but "out_of_actions" or "lost" instead of "failure"."""
         if self.status == "failure":
             return "out_of_actions" if self.out_of_actions else "lost"
         return self.status
 
     @property
     def error(self) -> str | None:
-        """Why the environment or the player failed; None for other ends."""
+        """Why the environment or the player failed; None if neither failed."""
         return self.turns[-1].record.error if self.status == "error" else None
 
     @property
@@ -152,7 +152,7 @@ class Trajectory:
 
 @dataclass
 class Reply:
-    """A player's answer to one message. Players that answer in text have no tokens."""
+    """A player's answer to one message. Players that answer in text have no token ids."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
@@ -172,14 +172,13 @@ def make_episode(config: Config, env: str = "") -> Episode:
     environment = make_env(
         env or config.env, observation=config.observation, max_actions=config.actions_per_traj
     )
-    # Reserved instances: those of the evaluations of all environments of the run. Training avoids
-    # them.
+    # Training must not draw evaluation or held-out instances of any environment of the run.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
         # Draw and cache the evaluation instances now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
-        check_uses(environment, "reward_density=plan")  # refuses one that has no plan
+        check_uses(environment, "reward_density=plan")  # raises if the environment has no plan
     return Episode(environment, config)
 
 
@@ -256,7 +255,7 @@ class Rollout:
         self.user = outcome.user
 
     def next_prompt(self, chat: Chat) -> list[int]:
-        """The tokens to put before the next response."""
+        """Return the tokens to put before the next response."""
         if not self.trajectory.turns:
             return chat.opening(self.trajectory.system, self.user)
         return following_prompt(chat, self.trajectory, self.user, self.config.context_turns)
@@ -280,7 +279,7 @@ class Rollout:
 def rewards_with_density(
     trajectory: Trajectory, density: str, max_reward: float, plan_lengths: Sequence[int]
 ) -> list[float]:
-    """The rewards of the turns if the environment's rewards had another density.
+    """Return the rewards of the turns after `shape_rewards` has changed the environment's part.
 
     Penalties and bonuses stay. Args: as for `dialogue.shape_rewards`."""
     native = [turn.record.env_reward for turn in trajectory.turns]
@@ -296,7 +295,8 @@ def rewards_with_density(
 def play(rollout: Rollout, player: Callable[[Rollout], Reply | None]) -> Trajectory:
     """Play a started rollout to its end with a player that answers in text.
 
-    Args: player: returns the reply to `rollout.user`, or None if no more tokens fit."""
+    Args: player: returns the reply to `rollout.user`, or None if the context has no room for one.
+    """
     while not rollout.done:
         reply = Reply("") if rollout.failure else player(rollout)
         if reply is None:
@@ -341,10 +341,10 @@ def play_all(
 def following_prompt(
     chat: Chat, trajectory: Trajectory, user: str, context_turns: int
 ) -> list[int]:
-    """The tokens to put between the last response and the next one.
+    """Return the tokens to put between the last response and the next one.
 
     With `context_turns` the engine forgets earlier turns, so the prompt repeats the system message
-    and the turns that the next response may see."""
+    and the turns that the policy may see."""
     turns = trajectory.turns
     if not context_turns:
         return chat.following(user, closed=chat.is_closed(turns[-1].response_ids))
@@ -363,7 +363,7 @@ def following_prompt(
 
 
 def failed_outcome(error: object) -> TurnOutcome:
-    """The outcome that ends a trajectory after its environment or player failed."""
+    """Return the outcome that ends a trajectory after its environment or player failed."""
     return TurnOutcome("", 0.0, "error", TurnRecord(actions=[], error=str(error)))
 
 
@@ -372,11 +372,10 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group in which an environment failed, because advantages compare whole groups.
 
-    All members of a group fail if their instance cannot be played. One such group is always
-    allowed, unless max_error_frac is 0.
+    max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
+    group fails if its instance cannot be played. With max_error_frac 0, none may fail.
 
-    Raises: UserError with the first error if no group is left, or if more trajectories failed than
-        max_error_frac of all and than one group has."""
+    Raises: UserError with the first error if more trajectories failed, or if no group is left."""
     failed = [trajectory for trajectory in trajectories if trajectory.status == "error"]
     if not failed:
         return list(trajectories)
@@ -401,7 +400,7 @@ def without_errors(
 
 
 def groups_with_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[int]:
-    """The indices of the groups in which an environment failed, ascending."""
+    """Return the indices of the groups in which an environment failed, ascending."""
     failed = set()
     for index, trajectory in enumerate(trajectories):
         if trajectory.status == "error":
@@ -432,7 +431,7 @@ def collect(
             turn. So the noise does not depend on the other episodes in the batch.
         on_done: is called when a trajectory ends, for a progress bar.
         envs: the environment of each episode, by default `config.env`.
-    Returns: the trajectories in the order of `starts`. One that cannot start, because its
+    Returns: the trajectories in the order of `starts`. A trajectory that cannot start, because its
         environment fails or its first prompt does not fit into the context, has the status error
         and one turn without tokens."""
     envs = envs or [config.env] * len(starts)
@@ -468,9 +467,9 @@ class RolloutScheduler:
         self.rollouts = rollouts
         self.temperature = temperature
         self.noise_seed = noise_seed
-        # Every token so far that the engine must see.
+        # for each rollout, all tokens so far; with context_turns, only those of the present turn
         self.histories: list[list[int]] = [[] for _ in rollouts]
-        self.prompts: list[list[int]] = [[] for _ in rollouts]  # before the pending response
+        self.prompts: list[list[int]] = [[] for _ in rollouts]  # prompts of the pending responses
 
     def run(self, on_done: Callable[[], object] = lambda: None) -> None:
         """Play all rollouts to their ends."""
@@ -514,7 +513,7 @@ class RolloutScheduler:
         self.histories[key] += prompt
         self.engine.add(
             key,
-            self.histories[key],  # all of it; the engine knows what it has seen
+            self.histories[key],  # whole; the engine caches the part that it has seen
             max_tokens=room,
             temperature=self.temperature,
             seed=(*self.noise_seed, *trajectory.seed, trajectory.member, len(trajectory.turns)),
@@ -535,13 +534,13 @@ class RolloutScheduler:
             self.engine.release(key)
             self.histories[key] = []
         if not rollout.done:
-            self._request_next_turn(key)  # it ends the rollout if the context has no room
-        # until its end, the engine keeps the cache of the history
+            self._request_next_turn(key)  # ends the rollout if the context has no room
+        # the engine keeps the cache of the history until the rollout ends
         if rollout.done and not forgets_turns:
             self.engine.release(key)
 
     def _cut_by(self, sample: Sample) -> str | None:
-        """The setting that cut a response off, see `TurnRecord`."""
+        """Return the setting that cut a response off, or None if it was not cut off."""
         if self.chat.is_closed(sample.ids):
             return None
         used_whole_budget = len(sample.ids) == self.config.max_response_tokens
@@ -550,7 +549,7 @@ class RolloutScheduler:
     def _finished_turns(self) -> Iterator[tuple[Sample, str, TurnOutcome]]:
         """Advance the engine. Yield each finished response, its text and its outcome.
 
-        The caller must queue the next turn of this rollout (`_record_turn`) before it resumes this
+        The caller must queue the next turn of the rollout (`_record_turn`) before it resumes this
         generator. The loop ends when no turn is queued any more. A blocking environment steps in a
         thread while the engine decodes other rollouts."""
         blocking = BlockingSteps()
@@ -572,11 +571,11 @@ class BlockingSteps:
     """Environment steps that wait for a program or a server. Each runs in its own thread."""
 
     def __init__(self):
-        self.results: SimpleQueue = SimpleQueue()  # the threads put a Result with the outcome
+        self.results: SimpleQueue = SimpleQueue()  # each thread puts its outcome here, in a Result
         self.num_pending = 0
 
     def start(self, rollout: Rollout, sample: Sample, text: str) -> None:
-        """Execute a response in a new thread. It ends with a failure after step_timeout_s."""
+        """Execute a response in a new thread. After step_timeout_s the step counts as failed."""
         self.num_pending += 1
         start_thread(partial(rollout.execute, text), self.results, key=(sample, text))
 
@@ -596,10 +595,10 @@ class BlockingSteps:
 
 
 def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list[Trajectory]:
-    """The training sequences: whole trajectories, or single turns with context_turns.
+    """Return the training sequences: whole trajectories, or single turns with context_turns.
 
-    With context_turns the prompt of each turn repeats its context, so the turn is a sequence of its
-    own. The response tokens keep their order."""
+    With context_turns, the prompt of each turn repeats the context, so each turn is a sequence of
+    its own. The response tokens keep their order."""
     if not config.context_turns:
         return list(trajectories)
     return [
@@ -612,7 +611,7 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     """Make every token after the system message a response token. This is RAGEN v1's loss mask.
 
-    Tokens that the engine did not sample have no rollout log-prob: it is NaN."""
+    Tokens that the engine did not sample get the rollout log-prob NaN."""
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:
@@ -631,7 +630,7 @@ def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Rollout metrics that are means over trajectories or turns; see support/metrics.py."""
+    """Compute the metrics of support/metrics.py that are means over trajectories or turns."""
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
     num_turns = len(records)

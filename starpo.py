@@ -7,11 +7,11 @@ clipped objective over the response tokens y_t, t = 1..R:
     ratio_t  = pi_theta(y_t | all tokens before it) / pi_old(y_t | all tokens before it)
     L_policy = -1/R sum_t w_t min(ratio_t A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) A_t)
 
-This is `ppo_loss`. Here R counts the tokens of a mini-batch. The weight w_t has no gradient. It is
-the product of an importance weight, which corrects for the engine that sampled
-(`importance_weights`), and a weight that says how tokens are averaged (`token_weights`). By
-default the token weight is 1. By default pi_old is that of the engine, so the importance weight is
-1, too, until ratio_t exceeds a cap.
+`ppo_loss` computes L_policy. Here R counts the response tokens of a mini-batch. The weight w_t has
+no gradient. It is the product of an importance weight, which corrects for the difference between
+engine and trainer (`importance_weights`), and a token weight, which says how tokens are averaged
+(`token_weights`). By default the token weight is 1. By default pi_old is the engine's policy, so
+the importance weight is 1, too, until ratio_t exceeds a cap.
 
 The function `advantages` has these estimators of A_t. gae and bi_level_gae need a critic.
 
@@ -23,35 +23,36 @@ The function `advantages` has these estimators of A_t. gae and bi_level_gae need
     reinforce_plus_plus_baseline  the same as dr_grpo, whitened
     reinforce_plus_plus           the discounted sum of rewards from token t on, whitened
 
-Estimators that compare scores give all tokens of a trajectory one value, or with turn_level all
-tokens of a turn.
+Estimators that compare the scores of a group give all tokens of a trajectory the same advantage, or
+with turn_level all tokens of a turn.
 
-This file has the methods of RAGEN's papers and of its training script, and truncated importance
-sampling (`importance_weights`), because every run needs it. All other methods are in `methods.py`.
+This file has the methods of RAGEN's papers and training script, and truncated importance sampling
+(`importance_weights`), because every run needs it. All other methods are in `methods.py`.
 
-StarPO-S trains only on the groups with the largest score std (`filter_groups`), with a larger
-clip_high and no KL. In the paper it also has a critic; here the name stands for any estimator.
+StarPO-S is StarPO that trains only on the groups with the largest score std (`filter_groups`), with
+a larger clip_high and without KL. In the paper StarPO-S has a critic; here any estimator will do.
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
-response tokens of all trajectories. Response tokens are the tokens that the policy sampled, its
-end-of-turn tokens included, and with mask_observations=False also those of observations. A tensor
-(R,) has one number for each response token, trajectory after trajectory, and none for other tokens,
-so the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of
-consecutive pieces. Most functions check shapes and counts.
+response tokens in all. Response tokens are the tokens that the policy sampled, its end-of-turn
+tokens included, and with mask_observations=False all tokens after the system message. A tensor (R,)
+has one number for each response token, trajectory after trajectory, and none for other tokens, so
+the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of consecutive
+pieces of a tensor.
 
 Differences from the paper and from RAGEN's code:
-- Only response tokens are trained on. RAGEN v1, its first code, trains on all tokens after the
-  system message (mask_observations=False).
-- A mini-batch has one denominator, its number of response tokens. The paper averages within each
-  trajectory first (equation 4). In RAGEN the size of the micro-batches changes the loss.
+- By default only sampled tokens are trained on. RAGEN v1, RAGEN's first code, trains on all tokens
+  after the system message (mask_observations=False).
+- The loss of a mini-batch is a mean over its response tokens. The paper averages within each
+  trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the loss.
 - GAE steps from the last token of a turn to the first token of the next turn. It skips the
-  observation between them, so gamma and lam count sampled tokens.
-- A reward sits on the last token of its turn, not of its trajectory. `tokens_per_turn` says where
-  turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns: it misses turns with
-  reward 0.
-- The filter ranks raw scores and excludes every group without variance. RAGEN ranks normalised
-  scores if normalisation within groups is on. RAGEN-2 excludes groups whose ranked value is 0.
-- top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
+  observation between the turns, so its steps are sampled tokens only.
+- The reward of a turn is on the last token of the turn, not of the trajectory. `tokens_per_turn`
+  says where turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns, so it
+  misses turns with reward 0.
+- The filter ranks groups by raw scores and excludes every group without variance in its scores.
+  RAGEN ranks by normalised scores if normalisation within groups is on. RAGEN-2 excludes groups
+  whose value in the ranking is 0.
+- The filter strategy top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
 - Advantages are whitened once over all kept response tokens of an iteration, not per mini-batch.
 - Dual clip is off by default. RAGEN's backend has it with c = 3.
 """
@@ -63,8 +64,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # nats; exp(20) = 5e8 is finite and outside every clip range
-ROUNDING = 1e-6  # smaller relative spreads count as rounding errors, such as 0.1 + 0.2 against 0.3
+MAX_LOG_RATIO = 20.0  # nats; log ratios are clamped to it, so that their exp stays below 5e8
+ROUNDING = 1e-6  # smaller relative differences are rounding errors, as between 0.1 + 0.2 and 0.3
 
 
 # ---------- filter
@@ -79,11 +80,11 @@ class GroupStats(NamedTuple):
 
 
 def group_stats(scores: Tensor, group_size: int) -> GroupStats:
-    """Mean, unbiased standard deviation and maximum of the scores of each group.
+    """Compute mean, unbiased standard deviation and maximum of the scores of each group.
 
-    The standard deviation is U(x) of StarPO-S. It is exactly 0 if N = 1, or if the scores of a
+    StarPO-S calls the standard deviation U(x). It is exactly 0 if N = 1, or if the scores of a
     group differ by no more than float rounding.
-    Args: scores (B,) finite floats, sums of rewards, group after group; group_size N, divides B.
+    Args: scores (B,) finite floats, sums of rewards, group after group; group_size N divides B.
     Returns: three tensors (P,) with the dtype of scores.
     >>> mean, std, maximum = group_stats(torch.tensor([0.0, 2.0, 1.0, 1.0]), group_size=2)
     >>> mean.tolist(), [round(s, 3) for s in std.tolist()], maximum.tolist()
@@ -114,18 +115,18 @@ def filter_groups(
     smallest: bool = False,
     zero_std: bool = False,
 ) -> Tensor:
-    """Indices of the groups to train on: the filters of StarPO-S and RAGEN-2.
+    """Choose the groups to train on.
 
-    First, groups without variance are excluded. The others are ranked by value, largest first. Of
-    two equal values (to 1e-6), the lower index comes first. The strategy decides how many are kept.
-    The strategy "fraction" with keep 1 is no filter, as in StarPO: groups without variance are
-    kept, too.
+    First, groups without variance (std 0) are excluded. The other groups are ranked by their
+    values, rounded to 1e-6, largest first. Of groups with equal values, the lower index comes
+    first. The strategy decides how many groups are kept. The strategy "fraction" with keep 1 keeps
+    all groups, also those without variance, as StarPO does.
 
-    Args: values (P,) float, what is ranked, >= 0 for top_p and min_p; std (P,) float, of the raw
-        scores, which by default are also the values (filter_by="reward_std"); keep and strategy,
-        see `_num_groups_to_keep`; smallest, True to rank from the smallest value, for fraction and
-        count; zero_std, True to keep groups without variance.
-    Returns: (<= P,) int64, in ascending order. It may be empty.
+    Args: values (P,) float, by which groups are ranked, >= 0 for top_p and min_p; std (P,) float,
+        of the raw scores of each group, equal to values by default (filter_by="reward_std"); keep
+        and strategy, see `_num_groups_to_keep`; smallest, True to rank from the smallest value, for
+        fraction and count; zero_std, True to rank groups without variance, too.
+    Returns: the indices of the chosen groups (<= P,) int64, ascending, perhaps none.
     Source: StarPO-S, arXiv 2504.20073 (fraction 0.25); RAGEN-2's rollout_filter_strategy.
     >>> std = torch.tensor([0.7, 0.0, 6.4])
     >>> filter_groups(std, std, keep=0.67).tolist()
@@ -146,19 +147,19 @@ def filter_groups(
 
 
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
-    """How many of the ranked groups the strategy keeps.
+    """Return how many of the ranked groups the strategy keeps.
 
-    Args: values (C,), in the order of the ranks; keep in (0, 1], or for "count" in [1, P];
-        num_groups P. "fraction" counts all P groups, those without variance included.
+    Args: values (C,), of the C ranked groups, in their order; keep in (0, 1], or for "count" in
+        [1, P]; num_groups, P. "fraction" keeps a fraction of P, not of C.
     """
-    if strategy == "fraction":  # 1e-9, because 0.29 * 100 is 28.999999999999996
+    if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
     if strategy == "count":
         return int(keep + 1e-9)
-    if strategy == "min_p":  # all values of at least keep * (the largest value)
+    if strategy == "min_p":  # keep each group with a value >= keep * (the largest value)
         largest = values[:1]  # (1,), or (0,) if all groups were excluded
         return int((values >= keep * largest - ROUNDING).sum())
-    # the shortest list whose values sum to at least keep * (the sum of all values)
+    # Both top_p strategies keep the fewest groups whose mass sums to at least keep * mass.sum().
     if strategy == "top_p":
         mass = values  # (C,)
     elif strategy == "top_p_softmax":
@@ -176,17 +177,16 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
 def normalize_rewards(
     rewards: Tensor, turns_per_trajectory: list[int], group_ids: Tensor, method: str
 ) -> Tensor:
-    """Normalises scores among trajectories with equal group_ids, and turn rewards to match.
+    """Normalise scores among trajectories with equal group_ids, and change turn rewards to match.
 
     A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
     the latter to [-1, 3]. Scores without variance become 0. Turn rewards are divided by the same
-    std + 1e-6, except with "mean". Then the reward of the last turn is changed so that all
-    turns sum to the new score.
+    std + 1e-6 (without variance, they become 0), except with "mean". Then the reward of the last
+    turn is changed so that the rewards of the trajectory sum to its new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
-        (B,) int64, equal numbers share mean and std: a prompt group, an environment or the whole
-        batch.
+        (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
-    Source: RAGEN's reward_normalization (grouping state, inductive or batch).
+    Source: RAGEN's reward_normalization (with grouping state, inductive or batch).
     >>> rewards, group_ids = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0, 0])
     >>> normalize_rewards(rewards, [2, 1], group_ids, "mean").tolist()
     [1.0, 0.0, -1.0]
@@ -221,14 +221,14 @@ def advantages(
     turn_gamma: float = 1.0,
     turn_lam: float = 1.0,
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes advantages from rewards with one of the estimators at the top of this file.
+    """Compute advantages from rewards with one of the estimators at the top of this file.
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal numbers form a group; turn_level, True for group estimators to
-        compare the returns-to-go of all k-th turns of a group, not scores; gamma and lam, discount
-        and lambda between two tokens of a turn; turn_gamma and turn_lam, from the last token of a
-        turn to the next turn.
+        group_ids (B,) int64, equal within a group; turn_level, True for group estimators to compare
+        the returns-to-go of the k-th turns of a group, for each k, instead of scores; gamma and
+        lam, discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the
+        last token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
     >>> advantages(rewards, None, [1, 1, 1], [2, 1], group_ids, estimator="dr_grpo")[0].tolist()
@@ -270,24 +270,23 @@ def advantages(
 
 
 def group_advantages(scores: Tensor, group_ids: Tensor, estimator: str) -> Tensor:
-    """Advantages from the comparison of each score with the scores of its group.
+    """Compute advantages from each score s and the scores of its group.
 
     "grpo" is (s - mean) / (std + 1e-6). "dr_grpo" and "reinforce_plus_plus_baseline" are s - mean.
     "rloo" is s - (mean of the other scores). All are 0 in a group without variance.
-    Args: scores (M,) float, of trajectories or turns; group_ids (M,) int64, equal for one
-        group.
+    Args: scores (M,) float, of trajectories or turns; group_ids (M,) int64, equal within a group.
     Returns: (M,), with the dtype of scores.
     Source: GRPO, arXiv 2402.03300; Dr. GRPO, 2503.20783; RLOO, 2402.14740; REINFORCE++, 2501.03262.
     >>> group_advantages(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 0, 0]), "rloo").tolist()
     [-1.5, 0.0, 1.5]
     """
     mean, std, count = _stats_within_groups(scores.detach().double(), group_ids)  # (M,) each
-    # Differences in a group without variance are rounding. Whitening must not enlarge them.
+    # In a group without variance, s - mean is only a rounding error. Whitening must not enlarge it.
     centred = torch.where(std > 0, scores.detach() - mean, 0.0)  # (M,)
     if estimator == "grpo":
         centred = centred / (std + 1e-6)
     elif estimator == "rloo":
-        # s - (mean of the others) = (s - mean) * N / (N - 1)
+        # s - (mean of the other scores) = (s - mean) * N / (N - 1)
         centred = centred * count / (count - 1).clamp(min=1)
     elif estimator in ("dr_grpo", "reinforce_plus_plus_baseline"):
         pass  # they are centred already
@@ -306,7 +305,8 @@ def gae(
     """Generalised advantage estimation over the steps of each piece.
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
-    end, even if a limit ended the trajectory: the prompt shows the limits as part of the task.
+    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits as part
+    of the task.
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories
@@ -315,8 +315,9 @@ def gae(
 
     Args: rewards (S,) float, of S steps; values (S,) float, V of the state before each step, in
         reward units; lengths, the numbers of steps of the pieces, which sum to S; gamma and lam,
-        discount and lambda in [0, 1], one number or (S,) for what follows each step.
-    Returns: advantages (S,), returns (S,) = advantages + values; no gradient, at least float32.
+        discount and lambda in [0, 1], one number or (S,), from each step to the next.
+    Returns: advantages (S,), returns (S,) = advantages + values; both without gradient, at least
+        float32.
     Source: arXiv 1506.02438, equation 16.
     >>> rewards, values = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.25])
     >>> advantages, returns = gae(rewards, values, [2], gamma=1.0, lam=1.0)
@@ -359,12 +360,13 @@ def bi_level_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE over the turns of each trajectory, then over the tokens of each turn.
 
-    In the first pass a turn is one step. Its reward is the sum of its rewards, and its value is the
-    value at its last token. In the second pass a turn is a trajectory of its own. The reward of its
-    last token grows by (return of the turn from the first pass) - (reward of the turn).
+    In the first pass a turn is one step. Its reward is the sum of the rewards of its tokens, and
+    its value is the value at its last token. In the second pass a turn is a trajectory of its own.
+    The reward of its last token grows by (return of the turn from the first pass) - (reward of the
+    turn).
 
-    Args, returns: as for `advantages`, not whitened.
-    Source: RAGEN's compute_bi_level_gae_advantage_return (it misses turns without a reward).
+    Args, returns: as for `advantages`, but not whitened.
+    Source: RAGEN's compute_bi_level_gae_advantage_return.
     >>> rewards, values = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5, 0.5])
     >>> discounts = dict(gamma=1.0, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     >>> bi_level_gae(rewards, values, [2, 2], [2], **discounts)[0].tolist()
@@ -380,7 +382,7 @@ def bi_level_gae(
 
 
 def whiten(x: Tensor) -> Tensor:
-    """Shifts x to mean 0 and scales it to (unbiased) standard deviation 1.
+    """Shift x to mean 0 and scale it to (unbiased) standard deviation 1.
 
     Args: x (R,) float, advantages of all kept response tokens of an iteration, of all ranks.
     Returns: (R,), (x - mean) / (std + 1e-8), or x - mean if R < 2 or x has no variance.
@@ -398,7 +400,7 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> Tensor:
-    """Discounted sums of rewards from each step to the end of its piece: GAE with V = 0, lam = 1.
+    """Compute the discounted sum of rewards from each step to the end of its piece.
 
     >>> returns_to_go(torch.tensor([1.0, 2.0, 4.0]), [2, 1], gamma=0.5).tolist()
     [2.0, 2.0, 4.0]
@@ -407,15 +409,14 @@ def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> 
 
 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:
-    """Numbers that are equal for turn k of all trajectories of a group, (K,)."""
+    """Return numbers (K,) that are equal for the k-th turns of all trajectories of a group."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
-    # another number for each group and k
     return group_of_turn * max(turns_per_trajectory) + torch.cat(turn_indices)
 
 
 def _pad(x: Tensor, mask: Tensor) -> Tensor:
-    """The entries of x (S,) where mask (B, T + 1) is True, and zeros elsewhere."""
+    """Return the entries of x (S,) where mask (B, T + 1) is True, and zeros elsewhere."""
     padded = x.new_zeros(mask.shape)
     padded[mask] = x
     return padded
@@ -439,13 +440,13 @@ def ppo_loss(
     """PPO's loss: sum of -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) / num_tokens.
 
     Args: logprobs (R,) nats, with gradient; old_logprobs (R,) nats, before the update; advantages
-        (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the response tokens of the whole
-        mini-batch, so that losses and gradients of micro-batches and ranks add up; weights (R,),
-        the factor of each term, without gradient: `importance_weights` times `token_weights`;
-        dual_clip, 0 for none, or c > 1 to bound the objective of tokens with A < 0 below by c A;
+        (R,); clip_low in [0, 1]; clip_high >= 0; num_tokens, the number of response tokens in the
+        whole mini-batch, so that losses and gradients of micro-batches and ranks add up; weights
+        (R,), the factor of each term, without gradient: `importance_weights` times `token_weights`;
+        dual_clip, 0 for none, or c > 1: the objective of a token with A < 0 is then at least c A;
         segment_log_ratio (R,), with gradient, in place of logprobs - old_logprobs (GSPO).
-    Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (tokens whose
-        clipped term is smaller), approx_kl (k3 estimate of KL(old || new), nats).
+    Returns: loss, scalar; metrics without gradient, SUMS over the R tokens: clipfrac (1 for a token
+        whose clipped term is the smaller one), approx_kl (k3 estimate of KL(old || new), nats).
     Source: PPO, arXiv 1707.06347, equation 7; clip_high: DAPO, 2503.14476; dual clip: 1912.09729.
     >>> new, old, A = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0])
     >>> loss, metrics = ppo_loss(new, old, A, clip_low=0.25, clip_high=0.5, num_tokens=2)
@@ -470,7 +471,7 @@ def ppo_loss(
         objective = objective * weights.detach()
     loss = -objective.sum() / num_tokens
     clipfrac = (clipped < unclipped).sum().to(loss.dtype)
-    # the KL of tokens, also with GSPO
+    # computed from the ratios of tokens, also with GSPO
     approx_kl = (torch.expm1(token_log_ratio) - token_log_ratio).sum().detach()
     return loss, {"clipfrac": clipfrac, "approx_kl": approx_kl}
 
@@ -478,15 +479,16 @@ def ppo_loss(
 def importance_weights(
     logprobs: Tensor, old_logprobs: Tensor, rollout_logprobs: Tensor, cap: float
 ) -> Tensor:
-    """Corrects PPO's ratio for the engine's mismatch: min(pi / pi_engine, cap) / (pi / pi_old).
+    """Compute min(pi / pi_engine, cap) / (pi / pi_old), which corrects PPO's ratio for the engine.
 
     The engine samples, and its log-probs differ a little from the trainer's. If old_logprobs are
-    the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, it is
-    pi_old / pi_engine until pi / pi_engine exceeds the cap.
+    the engine's, the weight is 1 until the ratio exceeds the cap. If they are the trainer's, the
+    weight is pi_old / pi_engine until pi / pi_engine exceeds the cap.
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
-        cap pi_old / pi_engine. Our cap also bounds tokens with A < 0 after the first step.
+        cap pi_old / pi_engine. The cap on pi / pi_engine also bounds the loss of tokens with A < 0
+        after the first optimizer step.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309
@@ -502,12 +504,12 @@ def importance_weights(
 def token_weights(
     tokens_per_trajectory: list[int], aggregation: str, max_trajectory_tokens: int
 ) -> Tensor:
-    """Weights w, so that sum(w loss) / R over a mini-batch is the average `aggregation`.
+    """Compute weights w with which sum(w loss) / R over a mini-batch is the average `aggregation`.
 
-    "token_mean" is the mean over all tokens. The others average one number per trajectory over the
-    trajectories: the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073),
-    the sum over its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant",
-    Dr. GRPO).
+    "token_mean" is the mean over all tokens. The other averages are means over trajectories of one
+    number for each: the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv
+    2504.20073), the sum over its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens
+    ("constant", Dr. GRPO).
     Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, the largest
         number of response tokens that a trajectory can have. Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
@@ -540,9 +542,10 @@ def value_loss(
     """Clipped value loss 0.5 max((v - G)^2, (clip(v, old - value_clip, old + value_clip) - G)^2).
 
     Args: values v (R,), with gradient; old_values (R,), before the update; returns G (R,), reward
-        units; value_clip > 0, float("inf") for no clip; num_tokens, the denominator of the sum;
-        weights (R,), the factor of each term: `token_weights`.
-    Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (tokens with larger clipped term).
+        units; value_clip > 0, float("inf") for no clip; num_tokens, by which the sum over tokens is
+        divided; weights (R,), the factor of each term: `token_weights`.
+    Returns: loss, scalar; metrics, SUMS over tokens: vf_clipfrac (1 for a token whose clipped term
+        is the larger one).
     Source: https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/, detail 9.
     >>> values, old, returns = torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([3.0])
     >>> loss, metrics = value_loss(values, old, returns, value_clip=0.5, num_tokens=1)
@@ -567,12 +570,12 @@ def value_loss(
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """Estimates KL(policy || reference) for each token that the policy sampled.
+    """Estimate KL(policy || reference) for each token that the policy sampled.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: "k1" is d, "k2" is d^2 / 2 and "k3" is
-    exp(-d) - 1 + d. In the loss and on policy, the expected gradient of k2 is that of
-    KL(policy || reference), of k3 that of KL(reference || policy), and of k1 it is 0: k1 is for the
-    reward only.
+    exp(-d) - 1 + d. As a term of the loss and on policy, k2 has the expected gradient of
+    KL(policy || reference), k3 that of KL(reference || policy), and k1 the expected gradient 0. So
+    k1 is for the reward only.
     Args: logprobs (R,), ref_logprobs (R,), nats. Returns: (R,) nats, with gradient in logprobs.
     Source: Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
     >>> kl_penalty(torch.tensor([-1.0]), torch.tensor([-3.0]), "k2").tolist()
@@ -593,7 +596,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
 
 
 def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each score the mean and std (see `group_stats`) and the size of its group, (M,) each."""
+    """Return mean, std (see `group_stats`) and size of the group of each score, (M,) each."""
     _check_vectors(scores=scores, group_ids=group_ids)
     mean = torch.zeros_like(scores)  # (M,)
     std = torch.zeros_like(scores)  # (M,)
@@ -608,7 +611,7 @@ def _stats_within_groups(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Ten
 
 
 def segment_sums(x: Tensor, counts: list[int]) -> Tensor:
-    """Sums of consecutive pieces of x, (len(counts),).
+    """Return the sums of consecutive pieces of x, of lengths `counts`: (len(counts),).
 
     >>> segment_sums(torch.tensor([1.0, 2.0, 3.0]), [2, 1]).tolist()
     [3.0, 3.0]
@@ -618,9 +621,9 @@ def segment_sums(x: Tensor, counts: list[int]) -> Tensor:
 
 
 def log_ratios(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """log(pi / pi_other), clamped so that its exp stays finite; with gradient in pi only.
+    """Return log(pi / pi_other), clamped so that its exp stays finite.
 
-    Args: both (R,), nats. Returns: (R,), in [-20, 20].
+    Args: both (R,), nats; only logprobs gets a gradient. Returns: (R,), in [-20, 20].
     >>> log_ratios(torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -99.0])).tolist()
     [2.0, 20.0]
     """
@@ -629,10 +632,9 @@ def log_ratios(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 
 def bound_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Clamps a log ratio, in nats, to [-MAX_LOG_RATIO, MAX_LOG_RATIO]: its exp stays finite.
+    """Clamp a log ratio, in nats, to [-MAX_LOG_RATIO, MAX_LOG_RATIO], so that its exp stays finite.
 
-    All ratios of tokens and of segments obey this rule. Outside of the range the result is
-    constant, so it has no gradient.
+    Outside of the range the result is constant, so its gradient is 0.
     >>> bound_log_ratio(torch.tensor([-1.0, 25.0])).tolist()
     [-1.0, 20.0]
     """

@@ -2,10 +2,10 @@
 
 One iteration samples P groups of N trajectories, keeps the groups whose scores vary most, computes
 advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py` has the formulas
-and the differences from the paper (arXiv 2504.20073): `filter_groups`, `advantages`, `ppo_loss`.
-`methods.py` has methods that RAGEN lacks. docs/methods.md says how to add an estimator or a method.
-Shapes are those of `starpo.py`: P groups with B trajectories in all, their K turns and R response
-tokens. After the filter, B, K and R count only what the filter kept.
+(`filter_groups`, `advantages`, `ppo_loss`) and lists the differences from the StarPO paper (RAGEN,
+arXiv 2504.20073). `methods.py` has methods of other papers. docs/methods.md says how to add an
+estimator or a method. Comments give shapes with the letters of `starpo.py`: P groups, B
+trajectories, K turns, R response tokens. After the filter, B, K, R count only what it kept.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
@@ -67,9 +67,9 @@ SEED_SHUFFLE = 33
 SEED_MIXTURE = 34
 SEED_COLLAPSE = 35
 
-# Largest accepted difference between the log-probs of engine and trainer, in nats: the mean over
-# the response tokens. The trainer warns above it. If they compute in different types, the larger
-# limit counts.
+# Largest accepted difference between the log-probs of engine and trainer, in nats: the mean of the
+# absolute value over the response tokens. Training warns of larger ones. If engine and trainer have
+# different dtypes, the larger limit counts.
 MAX_LOGPROB_DIFF = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 
@@ -98,11 +98,11 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
         if run.evaluation_due(metrics):
             eval_scores = evaluate_all(config, engine, chat, learner.policy)
         run.add(metrics, trajectories, eval_scores)
-    # The last iteration is always evaluated. So scores are missing only if this process did none:
-    # an earlier one ended before the report, or num_iterations is 0 or was lowered.
+    # The last iteration is always evaluated. So `run.scores` is empty only if this process did no
+    # iteration: num_iterations is 0 or was lowered, or a previous process ended before its report.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
-    run.finish(reference_scores)  # a function; the report of a complete run calls it
+    run.finish(reference_scores)
     parallel.shut_down(engine)
 
 
@@ -127,7 +127,7 @@ def iterate(
     # -- drop: the groups in which an environment failed
     trajectories = without_errors(sampled, config, config.group_size)
 
-    # -- diagnose, before the update changes the weights; rollout_s and update_s omit its time
+    # -- diagnose, before the update changes the weights; rollout_s and update_s do not include this
     collapse = {}
     if config.collapse_every and learner.step % config.collapse_every == 0:
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
@@ -139,15 +139,15 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # select_groups shows the filter at most num_groups groups. Errors leave fewer.
+    # The filter chooses among at most num_groups groups. Errors leave fewer groups.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
     # -- choose what is trained on: by default, the response tokens of all kept trajectories
-    if not config.mask_observations:  # RAGEN v1: the observations, too
+    if not config.mask_observations:  # RAGEN v1 trains on the observations, too
         kept = [unmask(trajectory, chat) for trajectory in kept]
     to_train = list(range(len(kept)))  # indices into kept
-    if config.drop_void:  # SimpleTIR: those that it leaves out still count in the baselines
+    if config.drop_void:  # SimpleTIR; left-out trajectories still count in the baselines
         is_void = torch.tensor([t.has_void_turn for t in kept], dtype=torch.bool)
         to_train = methods.without_void_turns(is_void).tolist()
 
@@ -158,7 +158,7 @@ def iterate(
 
     # -- update
     update_metrics = {}
-    if to_train:  # it is empty if nothing was kept, so here experience exists
+    if to_train:  # to_train is empty if kept is empty, so here `experience` is defined
         update_metrics = update(learner, experience.of_trajectories(to_train))
     else:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
@@ -174,8 +174,8 @@ def iterate(
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
     """Sample P groups of N trajectories, group after group.
 
-    With dynamic sampling, further rounds sample the groups that are missing to P groups with
-    variance. All sampled groups are returned."""
+    With dynamic sampling, further rounds sample more groups until P groups have scores that differ.
+    All sampled groups are returned."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -185,7 +185,8 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     for _ in range(config.sampling_rounds - 1):  # dynamic sampling
         scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
         std = starpo.group_stats(scores, config.group_size).std  # (P,)
-        std[groups_with_errors(trajectories, config.group_size)] = 0.0  # they are dropped later
+        # Groups with errors are dropped later, so others must replace them.
+        std[groups_with_errors(trajectories, config.group_size)] = 0.0
         num_missing = methods.num_missing_groups(std, config.num_groups)
         if num_missing == 0:
             break
@@ -206,9 +207,10 @@ def collect_groups(
     """Sample `num_groups` groups of N trajectories.
 
     The members of a group start from the same instance. Their transition noise and sampling noise
-    differ. In a mixture of environments, each group draws its environment.
+    differ. If the setting `env` is a mixture, the environment of each group is drawn from it.
 
-    Args: rng: draws the environments; first_group: the number of the first group, for seeds."""
+    Args: rng: draws the environments; first_group: the index of the first group in the iteration.
+        The index of a group is part of its instance's seed."""
     config = learner.config
     step = learner.step
     starts = []  # (instance seed, member) of each trajectory
@@ -232,10 +234,12 @@ def collect_groups(
 
 
 def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: GroupStats) -> Tensor:
-    """Choose the groups to train on with `starpo.filter_groups`, and mark them in `trajectories`.
+    """Choose the groups to train on with `starpo.filter_groups`.
+
+    Sets `kept` and `filter_value` of all trajectories.
 
     Args: stats: statistics of the scores of all sampled groups.
-    Returns: indices of groups (<= P,)."""
+    Returns: the indices of the chosen groups (<= P,), ascending."""
     size = config.group_size
     token_counts = []
     logprob_sums = []
@@ -247,7 +251,7 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
     ranked_by = {
         "reward_std": stats.std,
         "reward_mean": stats.mean,
-        "entropy": -torch.tensor(logprob_sums) / group_lengths,  # estimate from the sampled tokens
+        "entropy": -torch.tensor(logprob_sums) / group_lengths,  # nats per token, estimated
         "length": group_lengths / size,
     }
     candidates = torch.arange(len(group_lengths))  # (P,)
@@ -255,7 +259,7 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
         candidates = methods.candidate_groups(stats.std, config.num_groups)  # (<= P,)
     keep = config.filter_keep
     if config.filter_strategy == "count":
-        keep = min(keep, len(candidates))  # errors may leave fewer groups
+        keep = min(keep, len(candidates))  # errors may leave fewer groups than filter_keep
     chosen = starpo.filter_groups(
         ranked_by[config.filter_by][candidates].double(),
         stats.std[candidates],
@@ -272,7 +276,7 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
 def members_of(
     kept_groups: Tensor, trajectories: Sequence[Trajectory], size: int
 ) -> list[Trajectory]:
-    """The trajectories of these groups, group after group."""
+    """Return the trajectories of the kept groups, group after group."""
     members = []
     for group in kept_groups.tolist():
         members += trajectories[group * size : (group + 1) * size]
@@ -280,7 +284,7 @@ def members_of(
 
 
 def skipped_update(iteration: int, num_kept: int) -> str:
-    """The message of an iteration without a trajectory to train on."""
+    """Return the message for an iteration that has no trajectory to train on."""
     reason = "each kept trajectory has a void turn"
     if num_kept == 0:
         reason = "the filter kept no group, because the scores in each group are equal"
@@ -295,23 +299,23 @@ class Experience:
     """The kept trajectories as inputs of the model, and what the losses need to know about them.
 
     A sequence is one input of the model: a trajectory, or a single turn if the policy sees only the
-    last turns (context_turns). The S sequences have R response tokens, one sequence after the
-    other."""
+    last turns (context_turns). A tensor (R,) has one number for each response token of the S
+    sequences, sequence after sequence."""
 
     sequences: list[Trajectory]  # S; with context_turns, trajectories of one turn each
-    trajectory_ids: list[int]  # S; the number of the trajectory of each sequence
+    trajectory_ids: list[int]  # S; for each sequence, its trajectory's index among the kept ones
     advantages: Tensor  # (R,) float32
-    old_logprobs: Tensor  # (R,) nats; the denominator of PPO's ratio
-    rollout_logprobs: Tensor  # (R,) nats; the engine's, or the old ones where it gave none
-    turn_ids: Tensor  # (R,) int64; of each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; of each token, the index of its turn or sequence
+    old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
+    rollout_logprobs: Tensor  # (R,) nats; the engine's, or old_logprobs where it gave none
+    turn_ids: Tensor  # (R,) int64; for each token, its turn's index among all K turns
+    segment_ids: Tensor  # (R,) int64; for each token, the index of its turn or sequence
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
-    token_weights: Tensor | None = None  # (R,); only in a mini-batch
+    token_weights: Tensor | None = None  # (R,); `update` sets it for each mini-batch
 
     def select(self, indices: Sequence[int]) -> "Experience":
-        """The experience of some sequences. A tensor (R,) keeps the entries of their tokens."""
+        """Return the experience of the sequences `indices`."""
         chosen = {
             "sequences": [self.sequences[i] for i in indices],
             "trajectory_ids": [self.trajectory_ids[i] for i in indices],
@@ -325,14 +329,14 @@ class Experience:
         return Experience(**chosen)
 
     def of_trajectories(self, trajectory_ids: Sequence[int]) -> "Experience":
-        """The sequences of some trajectories, in the order of `trajectory_ids`."""
+        """Return the experience of these trajectories, in the order of `trajectory_ids`."""
         sequences_of: dict[int, list[int]] = {}
         for index, trajectory_id in enumerate(self.trajectory_ids):
             sequences_of.setdefault(trajectory_id, []).append(index)
         return self.select([index for i in trajectory_ids for index in sequences_of[i]])
 
     def tokens_per_trajectory(self) -> list[int]:
-        """The numbers of response tokens of the trajectories."""
+        """Return the number of response tokens of each trajectory, B."""
         counts: dict[int, int] = {}
         for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
             earlier = counts.get(trajectory_id, 0)
@@ -348,9 +352,9 @@ def build_experience(
 ) -> Experience:
     """Compute what the update needs: log-probs, values, rewards and advantages.
 
-    Args: kept: the members of whole groups; kept_fraction: the fraction of the groups that the
-        filter kept, for filter_loss_scale; trajectories: all of the iteration, also those that the
-        filter dropped; None if it dropped none."""
+    Args: kept: the trajectories of the kept groups; kept_fraction: the fraction of the groups that
+        the filter kept, for filter_loss_scale; trajectories: all trajectories of the iteration,
+        dropped ones included; None if none was dropped."""
     config = learner.config
     sequences = []
     trajectory_ids = []
@@ -359,7 +363,7 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = number_tokens(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids  # a segment is a turn or a sequence, as the setting says
+    segment_ids = turn_ids  # a segment is a turn or a sequence, see the setting `sequence`
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = number_tokens(lengths).to(learner.device)  # (R,)
@@ -374,7 +378,7 @@ def build_experience(
     if learner.critic:  # the estimator is one of CRITIC_ESTIMATORS
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
-            # (R,) of each token, the value at the first token of its turn
+            # (R,), for each token the value at the first token of its turn
             old_values = methods.turn_ppo_values(old_values, turn_ids)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
@@ -399,10 +403,10 @@ def build_experience(
 def logprobs_before_update(
     learner: Learner, sequences: Sequence[Trajectory]
 ) -> tuple[Tensor, Tensor]:
-    """The rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
+    """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
-    The rollout log-probs come from the engine. By default the old log-probs are the same, which
-    saves a forward pass. `starpo.importance_weights` corrects the engine/trainer mismatch."""
+    The rollout log-probs come from the engine. By default they are also the old log-probs, which
+    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -413,7 +417,7 @@ def logprobs_before_update(
     old, _entropy = parallel.forward_sequences(
         learner.policy, sequences, config, config.temperature
     )  # (R,)
-    # NaN: a token of an observation (mask_observations=False), or vLLM was not asked for log-probs.
+    # sampled is NaN for observations (mask_observations=False) or if vLLM gave no log-probs.
     return torch.where(sampled.isnan(), old, sampled), old
 
 
@@ -423,7 +427,10 @@ def token_rewards(
     old_logprobs: Tensor,
     ref_logprobs: Tensor | None,
 ) -> Tensor:
-    """Rewards of the response tokens, (R,) float64: a turn's reward sits on its last token."""
+    """Return the rewards of the response tokens, (R,) float64.
+
+    The last token of a turn gets the reward of the turn. With kl_in="reward", the KL of each token
+    is subtracted from its reward."""
     config = learner.config
     rewards = torch.tensor(
         [turn.reward for trajectory in kept for turn in trajectory.turns], dtype=torch.float64
@@ -431,10 +438,10 @@ def token_rewards(
     if config.reward_norm != "none":
         names = [trajectory.env for trajectory in kept]
         group_ids = number_groups(kept, config)  # (B,)
-        peers = {  # equal numbers share a mean and a standard deviation
+        peers = {  # trajectories with equal numbers share a mean and a standard deviation
             "group": group_ids,
             "batch": torch.zeros_like(group_ids),
-            # the index of the first trajectory in the same environment
+            # for each trajectory, the index of the first one in its environment
             "env": torch.tensor([names.index(name) for name in names]),
         }
         turns_per_trajectory = [len(trajectory.turns) for trajectory in kept]
@@ -508,7 +515,9 @@ def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
 
 
 def number_groups(kept: Sequence[Trajectory], config: Config) -> Tensor:
-    """The number of the group of each kept trajectory, (B,). The filter keeps whole groups."""
+    """Return the index of each trajectory's group among the kept groups, (B,) int64.
+
+    The filter keeps whole groups."""
     return torch.arange(len(kept)) // config.group_size
 
 
@@ -527,11 +536,11 @@ def number_tokens(lengths: list[int]) -> Tensor:
 def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
     """Take an optimizer step on each mini-batch.
 
-    Returns: metrics, see `mean_over_steps`. logprob_diff_* are None without the engine's
+    Returns: metrics, see `mean_over_steps`. logprob_diff_* are None if the engine gives no
         log-probs."""
     config = learner.config
     rates = learner.schedule_learning_rates()
-    # the number of each trajectory once; with drop_void some numbers are missing
+    # each trajectory's index once; with drop_void, some indices are missing
     trajectory_ids = list(dict.fromkeys(experience.trajectory_ids))
     max_trajectory_tokens = config.max_turns * config.max_response_tokens
     steps = []  # metrics of each optimizer step
@@ -545,8 +554,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # mean_over_steps takes logprob_diff_* from the first step alone, where engine and trainer
-        # have the same weights, so this becomes a mean here. The other sums are divided there.
+        # mean_over_steps divides the sums over tokens, except logprob_diff_mean. It takes that from
+        # the first step alone, in which engine and trainer have the same weights.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -565,7 +574,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
-    Yields: their indices. The last mini-batch of an epoch may be smaller."""
+    Yields: the trajectories' indices. The last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
         order = rng.permutation(num_trajectories)
@@ -576,10 +585,10 @@ def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[n
 def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
-    Every loss is divided by the tokens of the whole mini-batch, so the split does not change the
-    gradients.
+    Every loss is divided by the number of tokens in the whole mini-batch, so the split does not
+    change the gradients.
 
-    Returns: metrics, sums over the R response tokens; logprob_diff_max is a maximum."""
+    Returns: metrics, summed over the R response tokens, except logprob_diff_max, a maximum."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -591,8 +600,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     # All ranks need equally many micro-batches, so some ranks get surplus ones. is_real is 0.0 for
     # a surplus micro-batch, else 1.0.
     for number, (indices, is_real) in enumerate(micro_batches):
-        # Ranks reduce their gradients once, in the last micro-batch. A single rank reduces at once:
-        # waiting would only keep unsharded gradients in memory.
+        # Several ranks reduce gradients once, in the last micro-batch. A single rank does it in
+        # each micro-batch: to wait would only keep unsharded gradients in memory.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -600,15 +609,15 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
         packed = pack(
             micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
-        # FSDP2 averages gradients over the ranks, and their sum is needed. loss_scale is 1 unless
-        # dtype is float16; learner.clip_gradients divides the gradients by it.
+        # FSDP2 averages gradients over the ranks. Times world_size, this is the sum that is needed.
+        # loss_scale is 1 unless dtype is float16. learner.clip_gradients undoes the scaling.
         scale = is_real * parallel.world_size() * learner.loss_scale
         loss, metrics = policy_loss(
             learner, packed, micro_batch, num_tokens, num_observation_tokens
         )
         (loss * scale).backward()
         if learner.critic:
-            # After the policy's backward, so that the activations of only one model are alive.
+            # After the policy's backward, so that activations of only one model are in memory.
             loss, value_metrics = critic_loss(learner, packed, micro_batch, num_tokens)
             (loss * scale).backward()
             metrics.update(value_metrics)
@@ -629,13 +638,13 @@ def policy_loss(
     num_tokens: int,
     num_observation_tokens: int = 0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped policy loss with entropy bonus and KL, and the cross-entropy on observations.
+    """Compute the policy's loss: clipped PPO loss, entropy bonus, KL, and ECHO's cross-entropy.
 
     Args: packed: the tokens of the micro-batch, which has R response tokens; num_tokens,
-        num_observation_tokens: the response tokens and the tokens of observations in the whole
-        mini-batch, the denominators of the losses.
-    Returns: loss; metrics, sums over the R tokens: `mean_over_steps` divides them by the tokens of
-        all steps."""
+        num_observation_tokens: the numbers of response tokens and of observation tokens in the
+        whole mini-batch, the denominators of the losses.
+    Returns: loss, a scalar; metrics, summed over the R tokens, except logprob_diff_max, a maximum.
+    """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
     # R response tokens, then O tokens of observations; O is 0 without ECHO
@@ -644,7 +653,7 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    # times num_tokens, because mean_over_steps divides sums by the tokens of all steps
+    # The loss is a sum / num_tokens, and mean_over_steps expects sums.
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()
@@ -665,9 +674,10 @@ def policy_loss(
 def clipped_loss(
     config: Config, logprobs: Tensor, micro_batch: Experience, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PPO's loss with the ratio, importance weights and clip range that the settings choose.
+    """Compute PPO's loss with the ratio, importance weights and clip range of the settings.
 
-    Args: logprobs: (R,) nats, with gradient. Returns: those of `starpo.ppo_loss`."""
+    Args: logprobs: (R,) nats, with gradient.
+    Returns: as `starpo.ppo_loss`, with masked_frac as one more metric."""
     old_logprobs = micro_batch.old_logprobs  # (R,)
     rollout_logprobs = micro_batch.rollout_logprobs  # (R,)
     advantages = micro_batch.advantages  # (R,)
@@ -677,7 +687,7 @@ def clipped_loss(
         segment_log_ratio = methods.gspo_log_ratio(logprobs, old_logprobs, segment_ids)  # (R,)
         importance = torch.ones_like(old_logprobs)  # (R,)
     else:
-        segment_log_ratio = None  # ppo_loss takes logprobs - old_logprobs
+        segment_log_ratio = None  # so ppo_loss takes logprobs - old_logprobs
         importance = starpo.importance_weights(
             logprobs, old_logprobs, rollout_logprobs, config.importance_cap
         )  # (R,) min(pi / pi_engine, cap) / (pi / pi_old)
@@ -705,14 +715,14 @@ def clipped_loss(
         dual_clip=config.dual_clip,
         segment_log_ratio=segment_log_ratio,
     )
-    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)  # tokens, a sum
+    metrics["masked_frac"] = (importance == 0).sum().to(loss.dtype)  # still a count of tokens here
     return loss, metrics
 
 
 def critic_loss(
     learner: Learner, packed: PackedBatch, micro_batch: Experience, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped value loss times value_coef. Args and returns are those of `policy_loss`."""
+    """Compute the clipped value loss times value_coef. Args, returns: as for `policy_loss`."""
     config = learner.config
     values = learner.critic(packed)  # (R,)
     if config.estimator == "turn_ppo":
@@ -732,9 +742,9 @@ def critic_loss(
 def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float]:
     """Clip the gradients and step the optimizers of policy and critic.
 
-    A non-finite gradient norm or metric skips the step.
+    If a gradient norm or a metric is not finite, the step is skipped.
 
-    Returns: gradient norms before clipping.
+    Returns: the gradient norms before clipping, by name of the metric.
     Raises: UserError after max_bad_steps skipped steps in a row."""
     norms = learner.clip_gradients()
     loss_is_finite = all(torch.isfinite(value).all() for value in sums.values())

@@ -449,7 +449,7 @@ FIGURES = {
         files="collapse/collapse_runs",
     ),
     "echo_trap": Figure(
-        "SmolLM2-135M on the bandit: StarPO, StarPO-S and what lies between them",
+        "SmolLM2-135M on the bandit: StarPO, StarPO-S and variants of both",
         TRAINING + EVALUATION + COLLAPSE_SIGNS + ("response_length",),
         echo_trap(),
         scales=("smollm2", "smollm2_gpu"),
@@ -490,7 +490,7 @@ FIGURES = {
     ),
     # arXiv 2510.01132
     "quest": Figure(
-        "RL on quests of w rooms, o objects, q commands, after SFT on the first kind",
+        "RL on quests of w rooms, o objects, q commands, after SFT on quests of the first size",
         TRAINING,
         {
             f"quest PPO w{rooms}-o{objects}-q{commands}": quest_size(rooms, objects, commands)
@@ -509,7 +509,7 @@ FIGURES = {
         {f"quest PPO {turns} turns": quest_turns(turns) for turns in (6, 8, 12, 16)},
     ),
     "density": Figure(
-        "reward density by estimator; these compare trajectories, or turns by returns-to-go",
+        "reward density by estimator; groups compare trajectories, or turns by their returns-to-go",
         TRAINING,
         reward_densities(),
     ),

@@ -167,7 +167,9 @@ def find_game(data: dict, is_wanted: Callable[[dict], bool]) -> int:
     for number, trajectory in enumerate(data["trajectories"]):
         if is_wanted(trajectory):
             return number
-    raise UserError(f"{data['runs'][0]['name']} holds no game with a slip that can be shown")
+    raise UserError(
+        f"{data['runs'][0]['name']} has no recorded game that fits the picture (one with a slip)"
+    )
 
 
 def is_long_success(trajectory: dict) -> bool:

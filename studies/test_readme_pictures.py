@@ -140,7 +140,7 @@ def test_games_with_slips_are_shown(tmp_path):
 
 def test_a_run_without_slips_is_an_error(tmp_path):
     data = view_data.load_runs([write_run(tmp_path, moves=["Right"])])
-    with pytest.raises(UserError, match="holds no game with a slip"):
+    with pytest.raises(UserError, match="has no recorded game that fits"):
         readme_pictures.find_game(data, readme_pictures.is_unlucky_loss)
 
 

@@ -272,7 +272,7 @@ def _credit_settings(config: Config) -> Config:
     is_grid = config.env.split(":")[0] in ("frozenlake", "sokoban")
     if not is_grid or len(mixture_at(config.env, None)) > 1 or "@" in config.env:
         raise UserError(
-            "studies.credit.measure needs the values of optimal play; they are known for one "
+            "studies.credit.measure needs the values of optimal play; these are known only for one "
             f"frozenlake or one sokoban, got env={config.env!r}"
         )
     return replace(

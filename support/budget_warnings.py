@@ -106,10 +106,10 @@ def _describe(history: Sequence[dict]) -> str:
     note = budget_note(budgets)
     if note:  # too few tokens may be why replies are not valid and games not won
         num_others = 1 - valid - budgets["cut_frac"]
-        form = "; then teach the form of the replies with tools.sft"
+        form = "; then teach the reply format with tools.sft"
         return f"{sentence}; {note}{form if num_others >= FEW_VALID else ''}"
     if valid < FEW_VALID:
-        return f"{sentence}; teach the form of the replies with tools.sft first"
+        return f"{sentence}; teach the reply format with tools.sft first"
     return (
         f"{sentence}; give another --temperature, a larger --group_size or an easier --env, or "
         "train with tools.sft first"

@@ -31,7 +31,7 @@ def check_server(url: str) -> None:
         other answer is accepted, because some servers have no list of models. A server that
         connects but answers too late is accepted, too, because it may be busy.
     """
-    print(f"api_base={url!r}: asking for its models", file=sys.stderr, flush=True)
+    print(f"api_base={url!r}: requesting its list of models", file=sys.stderr, flush=True)
     try:
         if not urlsplit(url).hostname:
             raise ValueError("it names no host")
@@ -102,7 +102,7 @@ def request_headers() -> dict[str, str]:
 def check_key(address: str, status: int, answer: bytes) -> None:
     """Raise UserError if the status is 401: the key is missing or wrong."""
     if status == 401:
-        state = "holds another one" if "OPENAI_API_KEY" in os.environ else "is not set"
+        state = "holds another key" if "OPENAI_API_KEY" in os.environ else "is not set"
         raise UserError(
             f"{address} needs a key, and the environment variable OPENAI_API_KEY {state} "
             f"({describe_answer(status, answer)})"

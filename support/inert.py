@@ -163,11 +163,17 @@ def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
         if not config.think:
             yield "think_reward", "think is False, so replies have no thoughts"
         elif not _makes_statements(config):
-            yield "think_reward", f"env={config.env!r} makes no statements to check thoughts with"
+            yield (
+                "think_reward",
+                f"env={config.env!r} has no statements() to check thoughts against",
+            )
     if config.observation != "grid" and "observation" in given:
         looks = _look_at_envs(config)
         if looks and looks == _look_at_envs(replace(config, observation="grid")):
-            yield "observation", f"env={config.env!r} has one form of observations"
+            yield (
+                "observation",
+                f"env={config.env!r} shows the same observations for every value of observation",
+            )
 
 
 def _makes_statements(config: Config) -> bool:

@@ -33,7 +33,7 @@ def check_shape(value: Any, shape: Any, source: str) -> None:
     """
     mismatch = find_mismatch(value, shape)
     if mismatch:
-        raise UserError(f"{source} holds another kind of data: {mismatch}")
+        raise UserError(f"{source} does not have the expected content: {mismatch}")
 
 
 def find_mismatch(value: Any, shape: Any, place: str = "it") -> str:

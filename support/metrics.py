@@ -210,7 +210,12 @@ METRICS = [
         "Mean absolute difference between the log-probs of engine and trainer, in the first "
         "optimizer step. Tokens that no engine sampled (`mask_observations=False`) count as 0.",
     ),
-    Metric("logprob_diff_max", "update", "nats", "Largest such difference."),
+    Metric(
+        "logprob_diff_max",
+        "update",
+        "nats",
+        "Largest difference between the log-probs of engine and trainer, absolute.",
+    ),
     # ---------- evaluation
     Metric(
         "eval_success",
@@ -225,7 +230,7 @@ METRICS = [
         "eval_entropy",
         "eval",
         "nats per token",
-        "Like `entropy`, at `eval_temperature`; at temperature 1 if that is 0.",
+        "Like `entropy`, at `eval_temperature`; at temperature 1 if `eval_temperature` is 0.",
     ),
     Metric("eval_response_length", "eval", "tokens", "Like `response_length`."),
     Metric("eval_error_frac", "eval", "fraction", "Games whose environment failed."),
@@ -246,7 +251,7 @@ METRICS = [
         "valid_thinking_rate",
         "collapse",
         "fraction",
-        "Turns with a thought that is closed and not empty. The metrics below use only these.",
+        "Turns whose thought is closed and not empty. The metrics below use only these turns.",
     ),
     Metric("pairs_{SAMPLING}", "collapse", "pairs", "Number of pairs in the measurement."),
     Metric(
@@ -319,7 +324,7 @@ METRICS = [
         "mi_zscore_ema_{SAMPLING}",
         "collapse",
         "none",
-        "`mi` / (`marginal_std_ema` + 0.001), as RAGEN-2 has it.",
+        "`mi` / (`marginal_std_ema` + 0.001), as in RAGEN-2.",
     ),
     Metric(
         "retrieval@{K}_{SAMPLING}",
@@ -345,7 +350,7 @@ METRICS = [
     Metric("sampled_groups", "cost", "groups", "Sampled groups, over all `sampling_rounds`."),
     Metric("rollout_s", "cost", "seconds", "Wall time of the rollouts."),
     Metric("update_s", "cost", "seconds", "Wall time of filter, advantages and update."),
-    Metric("cpu_s", "cost", "seconds", "CPU time of the process for both parts."),
+    Metric("cpu_s", "cost", "seconds", "CPU time of the process for rollouts and update."),
     Metric(
         "memory_gib",
         "cost",

@@ -100,5 +100,5 @@ def _changed_keys(a: Method, b: Method) -> Sequence[str]:
     after = asdict(b.settings)
     keys = [key for key in before | after if before.get(key) != after.get(key)]
     if a.earlier != b.earlier:
-        keys.append("the settings before they were changed on the way")
+        keys.append("the settings before a restart changed them")
     return keys or ["the folder (policy/ is the last policy, best/ the best so far)"]

@@ -78,7 +78,7 @@ def describe_earlier(earlier: Sequence[Earlier], config: Config) -> list[str]:
     Args: earlier: from `read_earlier`; config: the present settings."""
     sentences = []
     for until, settings in earlier:
-        phrases = changed_settings(settings, config) or ["the settings were those of now"]
+        phrases = changed_settings(settings, config) or ["the settings were the present ones"]
         sentences.append(f"until iteration {until}: {', '.join(phrases)}")
     return sentences
 

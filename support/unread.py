@@ -93,10 +93,10 @@ def _imitation(config: SftConfig) -> Iterator[Reason]:
     else:
         yield "sft_lost sft_eval_games", "sft_file is empty"
     if config.sft_player == "crowd":
-        yield "sft_actions sft_noise sft_clean", "the players of the crowd have errors of their own"
+        yield "sft_actions sft_noise sft_clean", "the crowd's players already make errors"
     else:
         yield "sft_planners", f"sft_player is {config.sft_player}"
     if config.sft_noise == 0:
         yield "sft_clean", "sft_noise is 0"
     if config.lora_rank and config.sft_muon_lr:
-        yield "sft_lr", "sft_muon_lr is for matrices, and LoRA trains nothing else"
+        yield "sft_lr", "with LoRA all trained weights are matrices, which use sft_muon_lr"

@@ -118,7 +118,7 @@ def test_right_arguments_go_on_to_torch(run_without_torch, command):
         expected = (2, done.stderr)
     if command == "-m tools.api_models":  # it asks the server for its models first
         url = "http://localhost:1"
-        assert f"api_base={url!r}: asking for its models" in done.stderr
+        assert f"api_base={url!r}: requesting its list of models" in done.stderr
         assert f"error: api_base={url!r} cannot be reached" in done.stderr
         expected = (2, done.stderr)
     assert (done.returncode, done.stderr) == expected

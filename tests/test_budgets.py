@@ -208,10 +208,8 @@ def test_the_advice_of_an_idle_run_looks_at_budgets_first():
         f"(replies valid in 0%, success in 0%); {RAISE_REPLY}"
     )
     few = idle_summary([idle | NO_CUTS | dict(cut_frac=0.2)])
-    assert few.endswith("with tools.sft; then teach the form of the replies with tools.sft")
-    assert idle_summary([idle | NO_CUTS]).endswith(
-        "; teach the form of the replies with tools.sft first"
-    )
+    assert few.endswith("with tools.sft; then teach the reply format with tools.sft")
+    assert idle_summary([idle | NO_CUTS]).endswith("; teach the reply format with tools.sft first")
 
 
 # ---------- an instance that cannot start

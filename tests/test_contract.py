@@ -318,7 +318,10 @@ def test_an_environment_without_players(tmp_path):
     subject = Subject(f"{path}:Number")
     found = failures(subject)
     assert found[PLAYERS] == ["there is no random player; define random(count, rng)"]
-    assert "there is no expert: without plan, no demonstrations and no optimum" in subject.notes
+    assert (
+        "plan() is not defined, so there are no demonstrations and no optimal player"
+        in subject.notes
+    )
 
 
 def run_tool(*arguments, hash_seed="random"):

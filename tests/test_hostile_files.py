@@ -359,7 +359,7 @@ def test_the_command_line_may_name_a_program(folder):
 
 # ---------- damaged JSON in the folder of a run
 
-KIND = "holds another kind of data: "
+KIND = "does not have the expected content: "
 
 
 @pytest.mark.parametrize(

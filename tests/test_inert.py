@@ -293,7 +293,7 @@ def test_think_reward_where_nothing_can_be_checked(env, mute, tmp_path):
     )
     env = env.replace("MUTE", f"{file}:Mute")
     config = small_config(env=env, think=True, think_reward=0.1)
-    reason = f"env={env!r} makes no statements to check thoughts with"
+    reason = f"env={env!r} has no statements() to check thoughts against"
     assert inert_settings(config, ["think_reward"]) == ({"think_reward": reason} if mute else {})
     assert inert_settings(replace(config, think_reward=0.0), ["think_reward"]) == {}
 
@@ -301,7 +301,9 @@ def test_think_reward_where_nothing_can_be_checked(env, mute, tmp_path):
 @pytest.mark.parametrize("env, one_form", [("frozenlake", False), ("bandit", True)])
 def test_observation_where_there_is_one_form(env, one_form):
     config = small_config(env=env, observation="coord")
-    expected = {"observation": f"env={env!r} has one form of observations"}
+    expected = {
+        "observation": f"env={env!r} shows the same observations for every value of observation"
+    }
     assert inert_settings(config, ["observation"]) == (expected if one_form else {})
 
 

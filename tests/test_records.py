@@ -119,7 +119,7 @@ def test_notes_of_another_kind_are_refused(tmp_path, key, value, sentence):
     path.write_text(json.dumps(record) + "\n")
     with pytest.raises(UserError) as error:
         read_rows(path, shape=TRAJECTORY)
-    assert str(error.value) == f"{path}:1 holds another kind of data: {sentence}"
+    assert str(error.value) == f"{path}:1 does not have the expected content: {sentence}"
 
 
 def test_a_failure_is_told_by_what_ended_it():

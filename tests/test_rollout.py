@@ -838,6 +838,6 @@ def test_summarize_by_hand():
     assert summarize([unchecked])["thought_true_frac"] == 0.0
 
 
-def test_rewards_sit_on_the_last_token_of_their_turn():
+def test_every_response_token_has_a_log_prob():
     first, second = two_trajectories()  # first: turns of 1 and 3 tokens; second: one of 2
     assert len(first.rollout_logprobs) == first.num_response_tokens == 4

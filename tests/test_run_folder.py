@@ -45,7 +45,10 @@ def test_save_and_load_again(tmp_path):
         ('{"config": {"sead": 1}}', "unknown key 'sead' from .*config.json: did you mean seed"),
         ('{"config": {"group_size": 0}}', "group_size must be 1 or more, got 0"),
         ("{", "config.json must be JSON, got '{'"),
-        ("{}", "config.json holds another kind of data: config must be a JSON object, but it is "),
+        (
+            "{}",
+            "config.json does not have the expected content: config must be a JSON object",
+        ),
     ],
 )
 def test_saved_settings_with_mistakes(tmp_path, text, message):

@@ -148,7 +148,7 @@ def commands_that_run():
     return lines
 
 
-def check_nobody_runs():
+def check_no_sleep_runs():
     """Check that no `sleep 54321` runs. A killed one may still be listed for a moment."""
     for _ in range(600):
         running = [line for line in commands_that_run() if "sleep 54321" in line]
@@ -187,7 +187,7 @@ def test_hostile_programs_end_as_failed_turns(aim, rows, tmp_path, monkeypatch):
     files = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     assert files == {"secret": "hidden"}
     assert not any(Path(root, "owned").exists() for root in ("/usr", "/usr/bin", "/"))
-    check_nobody_runs()
+    check_no_sleep_runs()
     assert Path(env.home.name, "calc.py").read_text() == WRONG
     env.home.cleanup()
     assert not Path(env.home.name).exists()
@@ -241,7 +241,7 @@ def test_without_a_sandbox_it_runs_only_when_told_so(rows, monkeypatch):
     assert env.output == WRONG
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 1)
     assert not env.step("sleep 54321").effective
-    check_nobody_runs()
+    check_no_sleep_runs()
 
 
 @pytest.mark.parametrize("option", ["reward=share", "sandbox=perhaps"])
@@ -308,7 +308,7 @@ def test_a_command_that_fills_the_folder_ends_the_game(rows, command, monkeypatc
     assert (step.reward, step.terminated, step.success, step.effective) == (0, True, False, False)
     assert step.observation == f"Task: add and mul are wrong\n{FULL}"
     assert not Path(env.home.name).exists()
-    check_nobody_runs()
+    check_no_sleep_runs()
 
 
 @pytest.mark.slow

@@ -139,6 +139,5 @@ def test_a_run_that_changed_on_the_way_is_no_seed_of_one_that_did_not(tmp_path):
     seeds, notes = pool_seeds(folders)
     assert seeds == [["0", "1"], ["2", "3"]]
     assert notes == [
-        "2 is not another seed of 0: "
-        "they differ in the settings before they were changed on the way"
+        "2 is not another seed of 0: they differ in the settings before a restart changed them"
     ]

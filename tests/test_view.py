@@ -169,7 +169,7 @@ def test_records_by_hand(run_folder):
         "thought": "Go right.",
         "reply": "",
         "well_formed": False,
-        "faults": ["The record does not tell why."],
+        "faults": ["The record does not say why the reply is not valid."],
         "cut": "",
         "actions": ["Right"],
         "reward": -0.1,
@@ -272,7 +272,7 @@ def test_what_cannot_be_seen_is_shown_as_an_escape(text, wanted):
         ),
     ],
 )
-def test_what_a_reply_lacks_is_said_in_words(response, think, wanted):
+def test_what_is_wrong_with_a_reply_is_said_in_words(response, think, wanted):
     assert view_data.explain_form(response, think) == wanted
 
 
@@ -355,7 +355,10 @@ def test_two_runs_share_the_numbers_of_their_prompts(run_folder, tmp_path):
         (["{}/eval_start.jsonl", "--gif=0"], "eval_start.jsonl is a file; a plot, a GIF and"),
         (["{}/eval_start.jsonl", "--follow"], "eval_start.jsonl is a file; a plot, a GIF and"),
         (["{}/eval_start.jsonl", "{}"], "eval_start.jsonl is a file; a plot, a GIF and"),
-        (["{}/config.json"], "config.json:1 must be|config.json:1 holds another kind of data"),
+        (
+            ["{}/config.json"],
+            "config.json:1 must be|config.json:1 does not have the expected content",
+        ),
         (["{}", "--gif=4"], "from 0 to 3, got 4"),
         (["{}", "--png=4"], "unknown option --png; expected --against"),
         (["{}", "{}", "--gif=1"], "expected run folders"),

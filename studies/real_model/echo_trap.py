@@ -55,7 +55,7 @@ def steps() -> list[Step]:
     return [
         Step("fetch SmolLM2-135M", ("-m", "tools.smollm2"), MODEL, 1),
         Step(
-            "cold start: learn the form of replies from a player that picks a random arm",
+            "cold start: learn the format of replies from a player that picks a random arm",
             (*cold_start, f"--out_dir={COLD_START}"),
             COLD_START / "model",
             3,
@@ -84,7 +84,7 @@ def run_step(words: Sequence[str]) -> None:
     """Run one command with its output on the terminal. If it fails, exit with its exit code."""
     code = subprocess.run([sys.executable, *words]).returncode
     if code:
-        print("stopped; the same call continues here", file=sys.stderr)
+        print("stopped at this step; the same command continues here", file=sys.stderr)
         sys.exit(code)
 
 

@@ -371,7 +371,7 @@ def explain_faults(turn: dict, following: dict | None, think: bool) -> list[str]
     cut = explain_cut(turn)
     if cut and cut not in faults:  # an older record
         faults.append(cut)
-    return faults or ["The record does not tell why."]
+    return faults or ["The record does not say why the reply is not valid."]
 
 
 def explain_cut(turn: dict) -> str:
