@@ -310,17 +310,20 @@ class Config:
                 "recompute_old_logprobs=True vLLM is not asked for them; set one of the two, or "
                 "--engine=torch"
             )
-        if strategy == "count" and not 1 <= self.filter_keep <= self.num_groups:
+        keep = self.filter_keep
+        if strategy == "count" and not 1 <= keep <= self.num_groups:
             raise UserError(
-                f"filter_keep must be 1 to {self.num_groups} for count, got {self.filter_keep}"
+                f"filter_keep must be 1 to {self.num_groups} with filter_strategy=count, got {keep}"
             )
-        if strategy != "count" and self.filter_keep > 1:
-            raise UserError(f"filter_keep must be at most 1 for {strategy}, got {self.filter_keep}")
+        if strategy != "count" and keep > 1:
+            raise UserError(
+                f"filter_keep must be at most 1 with filter_strategy={strategy}, got {keep}"
+            )
         ranks_from_largest = strategy not in ("fraction", "count")
         if ranks_from_largest and (self.filter_smallest or self.filter_by == "reward_mean"):
             raise UserError(
-                f"filter_strategy {strategy!r} adds up values >= 0 from the largest: "
-                "filter_smallest and filter_by='reward_mean' are for fraction and count"
+                f"filter_strategy {strategy!r} ranks values >= 0 from the largest; "
+                "filter_smallest and filter_by='reward_mean' need fraction or count"
             )
 
     def _check_estimator(self) -> None:
@@ -715,7 +718,7 @@ def _run_to_the_end(main: Callable[[list[str]], Any]) -> None:
     except BrokenPipeError as error:
         # Python flushes stdout again when it ends, which would fail, too, so stdout is replaced.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise UserError("the reader of the output has ended, as head does") from error
+        raise UserError("the program that reads the output has ended, as head does") from error
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # a path in the arguments may be too long
             raise

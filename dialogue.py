@@ -180,7 +180,8 @@ class Episode:
             length = self.env.optimal_length()
             if not isinstance(length, (int, np.integer)):
                 raise UserError(
-                    f"{name_of(self.env)}.optimal_length returned {show(length)}; expected a count"
+                    f"{name_of(self.env)}.optimal_length returned {show(length)}; "
+                    "expected a whole number"
                 )
             self.plan_lengths.append(int(length))
 

@@ -215,7 +215,9 @@ class Env:
                 f"{name_of(self)}._move set slipped_to to {show(self.slipped_to)}; expected a text"
             )
         if not hasattr(type(reward), "__float__"):  # numpy's and torch's numbers have it, too
-            raise UserError(f"{name_of(self)}._move paid {show(reward)}; expected a number")
+            raise UserError(
+                f"{name_of(self)}._move returned the reward {show(reward)}; expected a number"
+            )
         return Move(float(reward), *map(bool, flags))
 
     def is_legal(self, action: str) -> bool:

@@ -293,14 +293,15 @@ class MicroBatch(NamedTuple):
     """The trajectories of one forward and backward pass on this rank."""
 
     indices: list[int]  # of trajectories in the batch that every rank holds
-    weight: float  # 1, or 0 for padding, which makes the number of micro-batches equal on all ranks
+    # 1.0, or 0.0 for a surplus micro-batch, which makes their number equal on all ranks
+    is_real: float
 
 
 def local_micro_batches(trajectories: Sequence[Trajectory], max_tokens: int) -> list[MicroBatch]:
     """Return this rank's micro-batches of a batch that every rank holds.
 
     The forward of a micro-batch is a collective, so all ranks need the same number. A rank with
-    fewer micro-batches repeats the shortest trajectory with weight 0.
+    fewer micro-batches adds surplus ones, which repeat the shortest trajectory.
     """
     costs = [_compute_cost(len(trajectory.ids)) for trajectory in trajectories]
     packs_by_rank = []
@@ -361,7 +362,7 @@ def forward_sequences(
     device = next(module.parameters()).device
     token_indices = torch.arange(num_tokens, device=device).split(lengths)  # by trajectory
     results: list[Tensor] = []  # (R,) each; a rank fills in its tokens and leaves the others 0
-    for indices, weight in local_micro_batches(trajectories, config.micro_batch_tokens):
+    for indices, is_real in local_micro_batches(trajectories, config.micro_batch_tokens):
         batch = pack([trajectories[i] for i in indices], device)
         outputs = module(batch, *args)
         if isinstance(outputs, Tensor):
@@ -370,6 +371,6 @@ def forward_sequences(
             results = [torch.zeros(num_tokens, device=device) for _ in outputs]
         index = torch.cat([token_indices[i] for i in indices])
         for result, output in zip(results, outputs, strict=True):
-            result[index] += output * weight
+            result[index] += output * is_real
     all_reduce_sum(*results)
     return tuple(results)

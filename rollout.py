@@ -395,7 +395,10 @@ def without_errors(
             f"{sentence}; max_error_frac is {config.max_error_frac}, "
             "and at least one whole group must be left"
         )
-    print(f"{sentence}; training drops their groups, evaluation counts a failure", flush=True)
+    print(
+        f"{sentence}; training drops their groups, and evaluation counts them as failures",
+        flush=True,
+    )
     return kept
 
 

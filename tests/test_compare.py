@@ -93,7 +93,7 @@ def test_settings_that_changed_on_the_way_are_shown(two_arms, capsys):
     sentence = r"until iteration 3: clip\_high was 0.4 and is now 0.28"
     assert line == f"| changed on the way | none | {sentence} |"
     change_settings(rloo[0], 2, clip_high=0.4)
-    with pytest.raises(UserError, match="differ in the settings before they were changed on the"):
+    with pytest.raises(UserError, match="differ in the settings before a restart changed them"):
         compare.main([*grpo, "vs", *rloo])
 
 

@@ -303,7 +303,10 @@ def test_failing_file_is_named_and_its_error_chained(tmp_path, text, cause, word
         ("--temperature=0", "temperature must be at least 0.01, got 0.0"),
         ("--eval_temperature=-0.1", "eval_temperature must be 0, or at least 0.01, got -0.1"),
         ("--filter_keep=0", "filter_keep must be more than 0, got 0.0"),
-        ("--filter_keep=1.5", "filter_keep must be at most 1 for fraction, got 1.5"),
+        (
+            "--filter_keep=1.5",
+            "filter_keep must be at most 1 with filter_strategy=fraction, got 1.5",
+        ),
         ("--dual_clip=1", "dual_clip must be 0, or more than 1, got 1.0"),
         ("--turn_gamma=1.1", "turn_gamma must be between 0 and 1, got 1.1"),
         (
@@ -363,7 +366,7 @@ def test_batch_is_no_more_than_other_filters_may_keep():
     with pytest.raises(ValueError, match=message):
         load(*count, "--batch_size=49")
     for keep in (0.5, 9.0):
-        message = f"filter_keep must be 1 to 8 for count, got {keep}"
+        message = f"filter_keep must be 1 to 8 with filter_strategy=count, got {keep}"
         with pytest.raises(ValueError, match=message):
             load("--filter_strategy=count", f"--filter_keep={keep}")
 
@@ -375,11 +378,11 @@ def test_filters_by_share_keep_any_number_of_groups(strategy):
     message = r"batch_size \(129\) is more than the 128 trajectories kept"
     with pytest.raises(ValueError, match=message):
         load(filter_strategy, "--batch_size=129")
-    message = rf"filter_keep must be at most 1 for {strategy}, got 3\.0"
+    message = rf"filter_keep must be at most 1 with filter_strategy={strategy}, got 3\.0"
     with pytest.raises(ValueError, match=message):
         load(filter_strategy, "--filter_keep=3")
     for option in ("--filter_smallest=True", "--filter_by=reward_mean"):
-        message = f"'{strategy}' adds up values >= 0 from the largest"
+        message = f"'{strategy}' ranks values >= 0"
         with pytest.raises(ValueError, match=message):
             load(filter_strategy, option)
 

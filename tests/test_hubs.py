@@ -312,7 +312,7 @@ def test_further_tries_pay_the_rise_of_the_score(fake_rg):
     [
         ("rg:fake_sun", "rg has no dataset 'fake_sun'; did you mean rg:fake_sum"),
         ("rg:codeio", "rg:codeio is refused: it runs programs that nobody has checked"),
-        ("rg:fake_sum,tries=0", "rg needs tries 1 or more, got 0"),
+        ("rg:fake_sum,tries=0", "rg needs tries of 1 or more, got 0"),
         ("rg:fake_sum,settings=bass=1", "rg:fake_sum cannot be made with settings='bass=1'"),
         ("rg:fake_sum,settings=base", "settings must be key=value;key=value, got 'base'"),
         ("rg:fake_sum,splits=half", "splits must be seen or seed, got 'half'"),

@@ -409,8 +409,11 @@ GOOD = '{"name": "mug", "price": 9}'
         (['{"name": "a", "price": NaN}'], ":1: price is nan; expected a number below"),
         (['{"name": "a", "price": true}'], ":1: price must be a printable text"),
         (['{"name": "a", "b": "\\u001b[2J"}'], ":1: b must be a printable text"),
-        (['{"name": "a || b"}'], ":1: name 'a || b' has || or </answer>, which no action can hold"),
-        (['{"name": "a", "b": "c</answer>"}'], ":1: b 'c</answer>' has || or </answer>, which"),
+        (
+            ['{"name": "a || b"}'],
+            ":1: name 'a || b' contains || or </answer>, which no action can contain",
+        ),
+        (['{"name": "a", "b": "c</answer>"}'], ":1: b 'c</answer>' contains || or </answer>"),
         (['{"name": "a", "b": null}'], ":1: b must be a printable text"),
         (['{"title": "a"}'], ":1: text must be a printable text"),
         (['{"question": "a", "answer": []}'], ":1: answer must be a printable text"),

@@ -50,7 +50,7 @@ def test_files_of_experiments_name_nothing(command):
         ("tools.sft", "--sft_lost=False", "sft_lost: sft_file is empty"),
         ("tools.sft", "--sft_file=a --sft_player=planner", "sft_player: sft_file holds the demon"),
         ("tools.sft", "--sft_file=a --sft_lost=False", ""),
-        ("tools.sft", "--lora_rank=4 --sft_lr=1.0", "sft_lr: sft_muon_lr is for matrices, and"),
+        ("tools.sft", "--lora_rank=4 --sft_lr=1.0", "sft_lr: with LoRA all trained weights are"),
         ("studies.base_model.corpus", "--sft_planners=0.0 --env=bandit", "env: studies.base_model"),
         ("studies.base_model.pretrain", "--model=2x64 --sft_lr=1.0 --lora_rank=4", "lora_rank: "),
     ],

@@ -236,8 +236,16 @@ def played(path, before, after, **settings):
         ('return ["A fact."]', 'return [" "]', "Guess.statements returned an empty sentence"),
         (MOVE, "return None", "Guess._move returned None; expected (reward, terminated, success, "),
         (MOVE, "return 1.0, True, True", "Guess._move returned (1.0, True, True); expected ("),
-        (MOVE, 'return "1", True, True, True', "Guess._move paid '1'; expected a number"),
-        (MOVE, "return None, True, True, True", "Guess._move paid None; expected a number"),
+        (
+            MOVE,
+            'return "1", True, True, True',
+            "Guess._move returned the reward '1'; expected a number",
+        ),
+        (
+            MOVE,
+            "return None, True, True, True",
+            "Guess._move returned the reward None; expected a number",
+        ),
         (MOVE, "return 1e12, True, True, True", "its reward is 1e+12"),
         (MOVE, "sys.exit(0)", "SystemExit: 0"),
         (
@@ -263,7 +271,7 @@ def test_numbers_that_are_rewards(path, reward):
 def test_a_distance_that_is_no_count(path):
     more = "def optimal_length(self):\n        return 'far'\n\n    def rules"
     trajectory = played(path, "def rules", more, reward_density="plan")
-    assert trajectory.error == "Guess.optimal_length returned 'far'; expected a count"
+    assert trajectory.error == "Guess.optimal_length returned 'far'; expected a whole number"
 
 
 @pytest.mark.parametrize("plan", ["7", "'left'", "[7]"])

@@ -103,7 +103,7 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
             documents[row.name.casefold()] = row
     if not documents:
         raise UserError(
-            f"{path} has no items and no passages; worlds/documents.py shows their form"
+            f"{path} has no items and no passages; worlds/documents.py shows the format of the file"
         )
     return Index(list(documents.values())), questions
 
@@ -181,7 +181,7 @@ def read_call_text(value: object, key: str, limit: int) -> str:
     """Read a text that an action can contain. Raises: ValueError if it has || or </answer>."""
     text = read_text(value, key, limit)
     if "||" in text or "</answer>" in text:
-        raise ValueError(f"{key} {text!r} has || or </answer>, which no action can hold")
+        raise ValueError(f"{key} {text!r} contains || or </answer>, which no action can contain")
     return text
 
 

@@ -94,7 +94,7 @@ class ReasoningGym(Hub):
     ):
         super().__init__(splits="seed" if name in SLOW else splits, **common)
         if tries < 1:
-            raise UserError(f"rg needs tries 1 or more, got {tries}")
+            raise UserError(f"rg needs tries of 1 or more, got {tries}")
         require_package("reasoning_gym", REQUIREMENTS)
         with self.isolation.run():
             check_name(name)
@@ -197,8 +197,8 @@ def check_name(name: str) -> None:
     hash_seed = os.environ.get("PYTHONHASHSEED", "random")
     if name in HASH_DEPENDENT and hash_seed in ("", "random"):
         raise UserError(
-            f"rg:{name} has other questions or answers in every process unless their hashes agree; "
-            "start the command with PYTHONHASHSEED=0"
+            f"the questions or answers of rg:{name} depend on Python's hash seed, which differs "
+            "between processes; start the command with PYTHONHASHSEED=0"
         )
 
 

@@ -41,7 +41,7 @@ class World(Env):
         super().__init__(**common)
         if show not in ("none", "all"):
             raise UserError(
-                f"show must be none, or all for a list of the possible commands, got {show!r}"
+                f"show must be none, or all to list the possible commands, got {show!r}"
             )
         self.show = show
 

@@ -70,7 +70,7 @@ class ToolUse(Env):
             task = getattr(self, f"_draw_{kind}")(rng)
             if task:
                 return ("tools", *task)
-        raise UserError(f"these {self.noun}s have no task of the kind {', '.join(self.tasks)}")
+        raise UserError(f"these {self.noun}s give no task of the kind {', '.join(self.tasks)}")
 
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
         """Draw a `find` question: which item has these attributes?

@@ -540,5 +540,7 @@ def test_runs_of_different_methods_are_not_pooled(tmp_path):
 
 def test_other_environments_are_refused(tmp_path):
     save_config(small_config(env="bandit"), {}, tmp_path / "run")
-    with pytest.raises(ValueError, match="known for one frozenlake or one sokoban, got env='ban"):
+    with pytest.raises(
+        ValueError, match="known only for one frozenlake or one sokoban, got env='ban"
+    ):
         read_credit([str(tmp_path / "run"), "--checkpoints=start"])
