@@ -144,7 +144,8 @@ def test_a_certain_difference(two_arms, capsys):
     # 1.959964 * sqrt(0.044) = 0.41112
     (line,) = lines_with(capsys.readouterr().out, "- best - grpo")
     assert (
-        line == "- best - grpo: 75.0 [33.9, 100.0] points. It is better: the interval is above 0."
+        line
+        == "- best - grpo: 75.0 [33.9, 100.0] points. The arm named first is better: the interval is above 0."
     )
     assert {path.name for path in Path().glob("result.*")} == {
         "result.md",
@@ -154,16 +155,16 @@ def test_a_certain_difference(two_arms, capsys):
     }
     compare.main([*best, "vs", *grpo])
     (line,) = lines_with(capsys.readouterr().out, "- grpo - best")
-    assert line.endswith("[-100.0, -33.9] points. It is worse: the interval is below 0.")
+    assert line.endswith(
+        "[-100.0, -33.9] points. The arm named first is worse: the interval is below 0."
+    )
 
 
 def test_one_seed_says_nothing_about_others(two_arms, capsys):
     grpo, rloo = two_arms
     compare.main([grpo[2], "vs", rloo[2]])
     (line,) = lines_with(capsys.readouterr().out, "- rloo - grpo")
-    sentence = (
-        "It is better: the interval is above 0. With one seed, this holds for these two runs only."
-    )
+    sentence = "The arm named first is better: the interval is above 0. With one seed, this holds for these two runs only."
     assert f"points. {sentence} Other seeds may differ." in line
 
 

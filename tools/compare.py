@@ -36,10 +36,10 @@ LONGEST_STEM = 120  # most characters of the default file name A_vs_B
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of it
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
-parentheses hold the result of each seed. From a few seeds no interval can show that others would
-collapse. "Best" is the mean over seeds of the best evaluation. It
-is too high, because the best of several evaluations was chosen. Differences are those of the final
-policies, paired by prompt and seed."""
+parentheses hold the result of each seed. With few seeds, an interval cannot show that other seeds
+would collapse. "Best" is the mean over seeds of the best evaluation. It is too high, because the
+best of several evaluations was chosen. Differences are those of the final policies, paired by
+prompt and seed."""
 COSTS = """\
 Means over seeds of what a run used until its first evaluation at this success. CPU time is that of
 rollouts and updates. Tokens are those sampled in rollouts. Evaluations are not counted."""
@@ -246,9 +246,9 @@ def verdict(a: np.ndarray, b: np.ndarray) -> str:
     Args: a, b: successes of S shared seeds on n prompts, (S, n)."""
     low, high = difference_interval(a, b)
     if low > 0:
-        sentence = "It is better: the interval is above 0."
+        sentence = "The arm named first is better: the interval is above 0."
     elif high < 0:
-        sentence = "It is worse: the interval is below 0."
+        sentence = "The arm named first is worse: the interval is below 0."
     else:
         sentence = "It is not certain which is better: the interval contains 0."
     if len(a) == 1:
