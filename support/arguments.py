@@ -194,7 +194,10 @@ def read_replay(argv: list[str]) -> Job:
     job = read_scoring(argv, options, "tools.replay", default_model=False, score_runs=False)
     if not job.options["record"]:
         given = " ".join(argv) or "nothing"
-        raise UserError(f"give --record=PATH, a file of eval.py --jsonl or of a run; got {given}")
+        raise UserError(
+            "give --record=PATH, a file of trajectories that a run or eval.py --jsonl wrote; "
+            f"got {given}"
+        )
     if job.models or job.options["player"] or job.options["samples"] > 1:
         raise UserError("tools.replay takes no model, player or samples; it only plays the record")
     if not Path(job.options["record"]).is_file():

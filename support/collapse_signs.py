@@ -31,7 +31,7 @@ SOLVED = 0.5  # from this success rate on, a low std is no sign: success itself 
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
 # Early stops, as in RAGEN-2
-STALE_STD_SHARE = 0.1  # stop: the std of rewards is below this share of its mean at the start
+STALE_STD_SHARE = 0.1  # stop: the std of rewards stays below this share of its first level
 DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 
 

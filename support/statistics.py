@@ -41,10 +41,10 @@ def rate_interval(wins: ndarray) -> Interval:
     For one seed with one game an instance, it is the Wilson interval of n trials. The
     interval contains the measured rate of every seed.
 
-    It contains the true mean less often if few seeds are far from the rest. If one seed in five
-    collapses from 80 to 10 %, it contains the true mean in 67, 49, 67 and 89 % of experiments with
-    2, 3, 5 and 10 seeds, and `difference_interval` contains the true difference in 70, 54, 67 and
-    89 % (256 instances, 20,000 experiments).
+    It contains the true mean less often if few seeds are far from the rest. Example: each seed ends
+    at 10 % with probability 1/5, else at 80 %. In 20,000 simulated experiments with 2, 3, 5 and 10
+    seeds on 256 instances, the interval contains the true mean in 67, 49, 67 and 89 % of them, and
+    `difference_interval` the true difference to a fixed player in 70, 54, 67 and 89 %.
 
     Args:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.

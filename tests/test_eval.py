@@ -193,8 +193,8 @@ def test_prompts_may_have_different_numbers_of_samples():
 
 
 def test_rows_are_paired_with_one_of_them():
-    """Row p (samples 11, 10, 00 of three prompts) minus row q (10, 00, 00): the mean is
-    (0.5 + 0.5 + 0) / 3."""
+    """Each of three prompts has two samples; a 1 is a win. Row p has the rates 1, 0.5 and 0, and
+    row q 0.5, 0 and 0, so the mean difference is (0.5 + 0.5 + 0) / 3."""
     models = {"m": ["11", "11", "11"], "n": ["00", "00", "00"]}
     players = {"p": ["11", "10", "00"], "q": ["10", "00", "00"], "r": ["00", "00", "00"]}
     rows = {}

@@ -31,7 +31,7 @@ from worlds.sokoban_rooms import manhattan_distance
 SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
-MAX_RANDOM_TURNS = 0.2  # each game draws its share of random turns between 0 and this
+MAX_RANDOM_SHARE = 0.2  # each game draws its share of random turns between 0 and this
 LONGEST_PLAN = 3  # most actions of a plan; longer ones on slippery ice take long to compute
 
 # The cost of a move. Costs are compared as tuples; the lowest is best.
@@ -52,7 +52,7 @@ def draw_player(rng: np.random.Generator, planners: float) -> Player:
     name = "planner"
     if rng.random() >= planners:
         name = str(rng.choice(list(SHARES), p=list(SHARES.values())))
-    return Player(name, errors=rng.random() * MAX_RANDOM_TURNS)
+    return Player(name, errors=rng.random() * MAX_RANDOM_SHARE)
 
 
 def crowd_reply(episode: Episode, player: Player, rng: np.random.Generator) -> str:

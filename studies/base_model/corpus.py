@@ -146,7 +146,9 @@ def pull_arm(episode: Episode, arm: int) -> str:
 
 
 def draw_environment(rng: np.random.Generator, progress: float) -> str:
-    """Draw the environment of a pack."""
+    """Draw the environment that all documents of a pack share.
+
+    Args: progress: the share of pretraining that is done. The first part shows easy games only."""
     if progress < EASY:
         stage = int(progress / EASY * len(EASY_STAGES))
         return str(rng.choice(EASY_STAGES[stage]))
