@@ -301,7 +301,7 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
         temperature, with gradient; num_observation_tokens, their number in the whole mini-batch, so
         that the losses of micro-batches add up. Returns: scalar, nats.
-    Source: ECHO, arXiv 2605.24517 (with the factor 0.1 in prime-rl).
+    Source: ECHO, arXiv 2605.24517. The caller multiplies it by observation_coef (0.1 in prime-rl).
     >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observation_tokens=4).item()
     1.0
     """

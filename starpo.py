@@ -409,7 +409,9 @@ def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> 
 
 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:
-    """Return numbers (K,) that are equal for the k-th turns of all trajectories of a group."""
+    """Return the number of a group for each turn, (K,).
+
+    The first turns of the trajectories of a group form a group, their second turns another one."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]
     group_of_turn = group_ids.repeat_interleave(torch.tensor(turns_per_trajectory))  # (K,)
     return group_of_turn * max(turns_per_trajectory) + torch.cat(turn_indices)

@@ -107,7 +107,9 @@ def read_options(argv: Sequence[str]) -> tuple[list[str], dict, list[int]]:
     are_integers = all(seed.isdecimal() for seed in seeds)
     if not are_integers or len(set(seeds)) < len(seeds):
         given = options["seeds"]
-        raise UserError(f"seeds must be different integers, such as 0,1,2, got {given!r}")
+        raise UserError(
+            f"seeds must be different integers of 0 or more, such as 0,1,2, got {given!r}"
+        )
     return names, options, [int(seed) for seed in seeds]
 
 

@@ -536,7 +536,10 @@ def test_hours_of_a_run_after_sft_are_those_of_its_other_seeds(results, capsys):
         ),
         (["credit", "echo_trap"], "echo_trap runs at scale smollm2 or smollm2_gpu, got scale tiny"),
         (["fig5", "--scale=smollm2"], "fig5 runs at scale tiny or full, got scale smollm2"),
-        (["fig5", "--seeds=0,x"], "seeds must be different integers, such as 0,1,2, got '0,x'"),
+        (
+            ["fig5", "--seeds=0,x"],
+            "seeds must be different integers of 0 or more, such as 0,1,2, got '0,x'",
+        ),
         (["fig5", "--seeds=1,1"], "seeds must be different integers"),
     ],
 )

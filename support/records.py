@@ -109,8 +109,8 @@ def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     Each turn has the reward of its own actions. Each sampled token has its surprise: -log p under
     the engine, in nats. A token that is a part of a character is decoded as U+FFFD.
 
-    Args: tokenizer: the tokenizer of the policy; None if the tokens are texts already, as those of
-        players are."""
+    Args: tokenizer: decodes the response tokens; None if these are texts already (of models behind
+        an API) or if there are none (scripted players)."""
     record = {
         "env": trajectory.env,
         "seed": trajectory.seed,

@@ -75,7 +75,9 @@ def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
 
 
 def sentence(inert: dict[str, str]) -> str:
-    """One line about settings without effect; '' without any. Args: inert: setting -> why."""
+    """One line that names the settings without effect, and why; '' if there are none.
+
+    Args: inert: setting -> why it has no effect."""
     names_of: dict[str, list[str]] = {}  # reason -> settings
     for name, reason in inert.items():
         names_of.setdefault(reason, []).append(name)

@@ -3,7 +3,7 @@
 1. A random walk digs the floor (`dig_floor`).
 2. The player and the targets are placed at random, and a box is put on every target.
 3. Reverse play pulls the boxes away from the targets, so the room can be solved (`reverse_play`).
-4. The player walks a few steps away from the boxes (`walk_away`).
+4. The player walks up to three random steps (`walk_away`).
 
 Cells are numbered row by row: cell = row * size + column.
 """

@@ -184,7 +184,9 @@ def sign_cell(row: Row, sign: Sign) -> str:
 
 
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
-    """Return a Markdown table of success before and after RL, a line for each curve and game."""
+    """Return a Markdown table of success before and after RL.
+
+    A line is for all seeds of a curve on one evaluated game."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)
