@@ -167,7 +167,7 @@ class Config:
     actions_per_turn: Count = 5  # maximum number of actions executed from one reply
     actions_per_traj: Count = 10  # maximum number of actions in a trajectory; >= actions_per_turn
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
-    format_penalty: Penalty = -0.1  # added to the reward of a malformed turn
+    format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
     # weight of a turn's bonus: max(0, true - false sentences of the thought) / number of facts
     think_reward: NotNegative = 0.0

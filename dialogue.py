@@ -1,10 +1,10 @@
 """The dialogue between a policy and an environment: prompts, parser, limits, format penalty.
 
 An `Episode` shows an environment of `envs.py` as messages. It executes the actions in the policy's
-replies and enforces the limits on actions and turns; rollout.py enforces those on tokens. The next
-message reports unknown and surplus actions and malformed replies. The format penalty is part of the
-reward of the malformed turn, and the next message reports this reward. In RAGEN the policy never
-sees the penalty.
+replies and enforces the limits on actions and turns; rollout.py enforces those on tokens. A reply
+is not valid if its form is wrong, if it has unknown or surplus actions, or if it executes none. The
+next message says so. The format penalty is part of the reward of a turn whose reply is not valid,
+and the next message reports this reward. In RAGEN the policy never sees the penalty.
 
 `Chat` converts messages to token ids. The policy's own text is parsed but never rewritten or
 encoded again.
@@ -188,7 +188,7 @@ class Episode:
     def system(self) -> str:
         """Return the system message: rules, action names, limits and the form of a reply."""
         config = self.config
-        # a game may allow fewer actions than a turn
+        # an environment may allow fewer actions in a game than a turn does, as Bandit does (one)
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
         # The bandit draws its action names for each game, so its class has none. The system message
@@ -446,8 +446,8 @@ class Chat:
     def following(self, user: str, *, closed: bool) -> list[int]:
         """Return the tokens between two responses.
 
-        Args: closed: True if the first response ends with the end-of-turn token, which is inserted
-            otherwise."""
+        Args: closed: True if the earlier response ends with the end-of-turn token. Otherwise the
+            token is inserted."""
         end = [] if closed else [self.end]
         # The policy samples the end mark, but no line break after it.
         line_break = self.encode("\n")

@@ -36,7 +36,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     they may differ from 0; the group is replaced all the same.) So `train.collect_rollouts` samples
     as many groups as this function says, until none is missing or sampling_rounds rounds are over.
     DAPO samples whole batches instead and drops surplus groups. Rollout metrics and rollout time
-    include all sampled groups; the metric `sampled_groups` is their number.
+    also include the groups that the filter does not see; `sampled_groups` counts all of them.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group in which an environment
@@ -103,7 +103,7 @@ def gigpo_advantages(
 
     For the trajectory's advantage, the paper's code takes the mean score of a group over turns, so
     longer trajectories count more. Here each trajectory counts once, as in equation 3 of the paper.
-    The key of a state (`Env.state_key`) does not contain the number of turns left, so turns at
+    The key of a state (`Episode.state`) does not contain the number of turns left, so turns at
     different times of the game are compared.
 
     Acts on all first turns, because a group has one start, and on later turns that share a state.
@@ -219,8 +219,9 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
     """IcePop: return whether the ratio pi / pi_engine of a token is in [floor, cap].
 
     Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip already
-    gives no gradient to most tokens outside of [0.5, 5]. The mask then only changes tokens with
-    A > 0 and a ratio below 0.5, or with A < 0 and a ratio above 5. The mask depends on
+    gives no gradient to tokens with A > 0 and a ratio above its range, or A < 0 and a ratio below
+    it. The mask then only changes tokens with A > 0 and a ratio below 0.5, or with A < 0 and a
+    ratio above 5. The mask depends on
     pi / pi_engine as in INTELLECT-3. INTELLECT-3 does not clip; here PPO's clip stays. In Ring-1T
     the mask depends on pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
@@ -252,8 +253,7 @@ def sequence_mask(
     Args: as for `gspo_log_ratio`; rollout_logprobs (R,) nats; advantages (R,); bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
-        takes pi / pi_old, and leaves dropped tokens out of the denominator. ARLArena's bound is 0.8
-        by default (seq_mask_delta=0.223), and 0.997 (3e-3) in its scripts for CISPO and SAPO.
+        takes pi / pi_old, and leaves dropped tokens out of the denominator.
     >>> new, engine = torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-0.5, -0.9, -0.9])
     >>> numbers = torch.tensor([0, 0, 1])
     >>> sequence_mask(new, engine, torch.tensor([-1.0, -1.0, -1.0]), numbers, 0.8).tolist()
@@ -273,10 +273,9 @@ def tv_mask(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, boun
     no ratio. importance_cap still acts; a high cap gives the paper's objective, pi / pi_engine * A.
 
     Acts if policy and engine differ, like `sequence_mask`.
-    Args: as for `sequence_mask`; bound in (0, 1], a difference of probabilities.
+    Args: log-probs (R,), nats; advantages (R,); bound in (0, 1], a difference of probabilities.
     Returns: (R,) bool.
-    Source: DPPO, arXiv 2602.04879, equation 12 (in prime-rl the bound is 0.2, and the loss has an
-        additional term, 1e-3 times the squared log ratio; verl truncates the ratio at 20).
+    Source: DPPO, arXiv 2602.04879, equation 12.
     >>> new, engine = torch.tensor([0.9, 0.5]).log(), torch.tensor([0.5, 0.9]).log()
     >>> tv_mask(new, engine, torch.tensor([1.0, 1.0]), 0.2).tolist()
     [False, True]

@@ -3,7 +3,7 @@
 `collect` plays many episodes at once on an engine of `engine.py`. There is no barrier between
 turns: as soon as one trajectory's turn ends, its environment steps and its next turn is queued.
 The policy samples `Turn.response_ids` and is trained on them. `Turn.prompt_ids` are the other
-tokens, which only condition the policy.
+tokens, which condition the policy. (ECHO also trains on the observations among them.)
 
 A `Rollout` plays one episode, turn by turn. `collect` drives rollouts for a policy, and `play` for
 players that answer in text: reference players, demonstrations, API models, a human.
@@ -219,12 +219,12 @@ class Rollout:
             self.open(*opening)
 
     def open(self, system: str, user: str) -> None:
-        """Set the first messages. For callers that start the episode without `reset`."""
+        """Do the rest of `reset`, after the episode has started: set the first messages."""
         self.trajectory.system = system
         self.user = user
 
     def execute(self, text: str) -> TurnOutcome:
-        """Execute a reply. A failure of the environment becomes an outcome with status error."""
+        """Execute a reply. If the environment raises an error, the outcome has the status error."""
         if self.failure:
             return self.failure
         try:

@@ -225,9 +225,9 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True for group estimators to compare
-        the returns-to-go of the k-th turns of a group, for each k, instead of scores; gamma and
-        lam, discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the
+        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare the
+        returns-to-go of the k-th turns of a group, for each k, and not the scores; gamma and lam,
+        discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the
         last token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
     >>> rewards, group_ids = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([0, 0])
@@ -305,8 +305,8 @@ def gae(
     """Generalised advantage estimation over the steps of each piece.
 
     A_t = sum_l (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the
-    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits as part
-    of the task.
+    last step of a piece, even if a limit ended the trajectory: the prompt shows the limits on
+    turns and actions as part of the task. (It does not show max_context_tokens.)
 
     gae                        steps are tokens, pieces are trajectories
     bi-level GAE, first pass   steps are turns, pieces are trajectories
@@ -329,10 +329,10 @@ def gae(
     values = _at_least_float32(values.detach())
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
-    ends = torch.tensor(lengths, device=values.device)  # (B,), here B counts pieces
+    num_steps = torch.tensor(lengths, device=values.device)  # (B,), here B counts pieces
     T = max(lengths, default=0)
     # Column T holds only zeros: V = 0 after the end of every piece.
-    mask = torch.arange(T + 1, device=values.device) < ends[:, None]  # (B, T + 1)
+    mask = torch.arange(T + 1, device=values.device) < num_steps[:, None]  # (B, T + 1)
     V = _pad(values, mask)  # (B, T + 1)
     r = _pad(rewards.detach().to(values.dtype), mask)  # (B, T + 1)
     discount = _pad(gamma.to(values.dtype), mask)  # (B, T + 1)

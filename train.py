@@ -5,16 +5,17 @@ advantages from the rewards, and takes clipped policy-gradient steps. `starpo.py
 (`filter_groups`, `advantages`, `ppo_loss`) and lists the differences from the StarPO paper (RAGEN,
 arXiv 2504.20073). `methods.py` has methods of other papers. docs/methods.md says how to add an
 estimator or a method. Comments give shapes with the letters of `starpo.py`: P groups, B
-trajectories, K turns, R response tokens. After the filter, B, K, R count only what it kept.
+trajectories, K turns, R response tokens. After the filter, B, K, R count only what it kept, and in
+the update only what a mini-batch or micro-batch holds.
 
     torchrun --standalone train.py config/frozenlake_ppo.py  # Qwen2.5-0.5B-Instruct on one GPU
     torchrun --standalone --nproc_per_node=8 train.py config/frozenlake_ppo.py     # eight GPUs
-    torchrun --standalone train.py config/frozenlake_ppo.py config/models/tiny.py  # a laptop CPU
+    python train.py config/frozenlake_ppo.py config/models/tiny.py                 # a laptop CPU
     python train.py config/sokoban_grpo.py config/models/tiny.py --seed=1 --learning_rate=5e-5
 
-A second start with the same out_dir continues from the newest checkpoint. It refuses changed
-settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run after the
-current iteration, with exit code 75 (docs/faults.md).
+A second start with the same out_dir continues from the newest checkpoint. It refuses most
+changed settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run
+after the current iteration, with exit code 75 (docs/faults.md).
 """
 
 from configurator import Config, run_main
@@ -89,7 +90,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     config = run.config
     learner, engine, chat = build_learner(config, device, dtype)
     # The starting model is evaluated first, because `run.start` replaces its weights by those of
-    # the newest checkpoint. A restart evaluates it again: that is cheaper than to store its games.
+    # the newest checkpoint. A restart evaluates it again.
     start_scores = evaluate_all(config, engine, chat, learner.policy)
     run.start(learner, start_scores)
     while run.should_continue():
@@ -139,7 +140,7 @@ def iterate(
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # The filter chooses among at most num_groups groups. Errors leave fewer groups.
+    # With dynamic sampling, the filter sees only num_groups of the groups. Errors leave fewer.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -153,7 +154,7 @@ def iterate(
 
     # -- advantages
     if kept:
-        experience = build_experience(learner, kept, kept_fraction, trajectories)
+        experience = build_experience(learner, kept, kept_fraction)
         note_credit(kept, experience.advantages, experience.old_values)  # for trajectories.jsonl
 
     # -- update
@@ -174,8 +175,9 @@ def iterate(
 def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Trajectory]:
     """Sample P groups of N trajectories, group after group.
 
-    With dynamic sampling, further rounds sample more groups until P groups have scores that differ.
-    All sampled groups are returned."""
+    Every rank plays a part of the trajectories and returns all of them. With dynamic sampling,
+    further rounds sample more groups until num_groups groups have scores that differ. All sampled
+    groups are returned, so then P may be larger than num_groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -238,7 +240,7 @@ def select_groups(config: Config, trajectories: Sequence[Trajectory], stats: Gro
 
     Sets `kept` and `filter_value` of all trajectories.
 
-    Args: stats: statistics of the scores of all sampled groups.
+    Args: stats: statistics of the scores of the groups in `trajectories`.
     Returns: the indices of the chosen groups (<= P,), ascending."""
     size = config.group_size
     token_counts = []
@@ -336,7 +338,7 @@ class Experience:
         return self.select([index for i in trajectory_ids for index in sequences_of[i]])
 
     def tokens_per_trajectory(self) -> list[int]:
-        """Return the number of response tokens of each trajectory, B."""
+        """Return B counts: the response tokens of each trajectory, in the order of sequences."""
         counts: dict[int, int] = {}
         for trajectory_id, sequence in zip(self.trajectory_ids, self.sequences, strict=True):
             earlier = counts.get(trajectory_id, 0)
@@ -348,13 +350,11 @@ def build_experience(
     learner: Learner,
     kept: Sequence[Trajectory],
     kept_fraction: float = 1.0,
-    trajectories: Sequence[Trajectory] | None = None,
 ) -> Experience:
     """Compute what the update needs: log-probs, values, rewards and advantages.
 
     Args: kept: the trajectories of the kept groups; kept_fraction: the fraction of the groups that
-        the filter kept, for filter_loss_scale; trajectories: all trajectories of the iteration,
-        dropped ones included; None if none was dropped."""
+        the filter kept, for filter_loss_scale."""
     config = learner.config
     sequences = []
     trajectory_ids = []
@@ -382,9 +382,9 @@ def build_experience(
             old_values = methods.turn_ppo_values(old_values, turn_ids)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
-    advantages, returns = estimate_advantages(
-        learner, kept, rewards, old_values, kept if trajectories is None else trajectories
-    )  # (R,); returns is None without a critic
+    # (R,) each; returns is None without a critic
+    advantages, returns = estimate_advantages(learner, kept, rewards, old_values)
+    # filter_loss_scale scales the advantages. Entropy, KL and value loss stay as they are.
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
         sequences=sequences,
@@ -406,7 +406,9 @@ def logprobs_before_update(
     """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
     The rollout log-probs come from the engine. By default they are also the old log-probs, which
-    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch."""
+    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch. The
+    trainer computes them with recompute_old_logprobs, for observations (mask_observations=False),
+    and for a KL in the reward."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -462,7 +464,6 @@ def estimate_advantages(
     kept: Sequence[Trajectory],
     rewards: Tensor,
     values: Tensor | None,
-    trajectories: Sequence[Trajectory],
 ) -> tuple[Tensor, Tensor | None]:
     """Estimate advantages with the estimator that the settings name.
 
@@ -470,8 +471,7 @@ def estimate_advantages(
     rank gets the same arguments, so every rank has the same state (examples/running_mean.patch).
 
     Args: rewards: (R,) of the response tokens of `kept`; values: (R,) of the critic, None without
-        one; trajectories: all of the iteration, also those that the filter dropped. No estimator
-        here reads them; one with state may.
+        one.
     Returns: advantages (R,); returns (R,), the critic's targets, None without a critic."""
     config = learner.config
     tokens_per_turn = count_tokens_per_turn(kept)  # K
@@ -510,7 +510,7 @@ def estimate_advantages(
 
 
 def count_tokens_per_turn(trajectories: Sequence[Trajectory]) -> list[int]:
-    """The number of response tokens of each turn, K."""
+    """Return K counts: the response tokens of each turn."""
     return [len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns]
 
 
@@ -554,8 +554,8 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # mean_over_steps divides the sums over tokens, except logprob_diff_mean. It takes that from
-        # the first step alone, in which engine and trainer have the same weights.
+        # mean_over_steps takes logprob_diff_mean from the first step alone, in which engine and
+        # trainer have the same weights. It divides all other sums by the tokens of all steps.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -574,7 +574,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
-    Yields: the trajectories' indices. The last mini-batch of an epoch may be smaller."""
+    Yields: numbers of trajectories, from 0 on. The last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
         order = rng.permutation(num_trajectories)
@@ -585,7 +585,7 @@ def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[n
 def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     """Accumulate the gradients of one mini-batch, which is split over ranks and micro-batches.
 
-    Every loss is divided by the number of tokens in the whole mini-batch, so the split does not
+    Every loss is divided by the number of its tokens in the whole mini-batch, so the split does not
     change the gradients.
 
     Returns: metrics, summed over the R response tokens, except logprob_diff_max, a maximum."""
@@ -600,8 +600,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     # All ranks need equally many micro-batches, so some ranks get surplus ones. is_real is 0.0 for
     # a surplus micro-batch, else 1.0.
     for number, (indices, is_real) in enumerate(micro_batches):
-        # Several ranks reduce gradients once, in the last micro-batch. A single rank does it in
-        # each micro-batch: to wait would only keep unsharded gradients in memory.
+        # With several ranks, gradients are reduced once, in the last micro-batch. With one rank,
+        # waiting saves no time and keeps unsharded gradients in memory.
         is_last = number == len(micro_batches) - 1
         for module in learner.modules.values():
             module.set_requires_gradient_sync(is_last or parallel.world_size() == 1)
@@ -640,7 +640,8 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the policy's loss: clipped PPO loss, entropy bonus, KL, and ECHO's cross-entropy.
 
-    Args: packed: the tokens of the micro-batch, which has R response tokens; num_tokens,
+    Args: packed: the tokens of the micro-batch; its R response tokens are in the order of the
+        sequences; num_tokens,
         num_observation_tokens: the numbers of response tokens and of observation tokens in the
         whole mini-batch, the denominators of the losses.
     Returns: loss, a scalar; metrics, summed over the R tokens, except logprob_diff_max, a maximum.

@@ -119,7 +119,9 @@ METRICS = [
     Metric("num_turns", "rollout", "turns", "Turns per trajectory."),
     Metric("num_actions", "rollout", "actions", "Executed actions per trajectory."),
     Metric("response_length", "rollout", "tokens", "Sampled tokens per trajectory."),
-    Metric("valid_frac", "rollout", "fraction", "Turns whose reply has the required format."),
+    Metric(
+        "valid_frac", "rollout", "fraction", "Turns whose reply is valid: its form and its actions."
+    ),
     Metric(
         "effective_frac",
         "rollout",

@@ -73,7 +73,7 @@ def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None
     # A Config would refuse a group of one trajectory.
     config = SimpleNamespace(**{**vars(small_config()), **settings, "group_size": len(kept)})
     learner = SimpleNamespace(config=config, estimator_state={})
-    return train.estimate_advantages(learner, kept, rewards, values, kept)
+    return train.estimate_advantages(learner, kept, rewards, values)
 
 
 def stats_of(played, group_size=4):

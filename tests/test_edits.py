@@ -144,7 +144,13 @@ def test_the_edits_pass_the_tests(tree):
 def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_path):
     """A run of two iterations, resumed for a third, equals a run of three, bit by bit."""
     config = tmp_path / "config.py"
-    changes = dict(model=str(trained_folder), estimator="running_mean", save_every=1, eval_every=0)
+    changes = dict(
+        model=str(trained_folder),
+        estimator="running_mean",
+        filter_keep=1.0,
+        save_every=1,
+        eval_every=0,
+    )
     lines = [f"{key} = {value!r}\n" for key, value in (RUN | changes).items()]
     config.write_text("".join(lines))
 
@@ -158,10 +164,10 @@ def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "parts")
-    # The filter keeps half of the groups. The baseline is a running mean over all trajectories.
+    # All groups are kept, so the baseline is a running mean over all trajectories.
     baseline = whole[0]["in_group_reward_mean"]
     for row in whole:
-        assert row["kept_trajectories"] == 8
+        assert row["kept_trajectories"] == 16
         baseline = 0.9 * baseline + 0.1 * row["in_group_reward_mean"]
     state = json.loads((newest_checkpoint(tmp_path / "whole") / "state.json").read_text())
     assert state["estimator_state"] == {"baseline": pytest.approx(baseline, rel=1e-6)}

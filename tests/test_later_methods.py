@@ -604,9 +604,9 @@ def test_no_trajectory_with_a_void_turn_is_trained_on(trained_folder, one_rank, 
     learner = make_learner(trained_folder, estimator="grpo", drop_void=True)
     compared, trained = [], []
 
-    def build_experience(learner, kept, *others):
+    def build_experience(learner, kept, kept_fraction):
         compared.extend(kept)
-        return experience_of(learner, kept, *others)
+        return experience_of(learner, kept, kept_fraction)
 
     def update(learner, experience):
         trained.extend(experience.sequences)

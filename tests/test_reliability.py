@@ -352,9 +352,9 @@ def test_groups_with_errors_are_left_out_of_the_update(
         filtered.extend(trajectories)
         return select_groups(config, trajectories, stats)
 
-    def spy_on_advantages(learner, kept, kept_fraction, trajectories):
+    def spy_on_advantages(learner, kept, kept_fraction):
         kept_fractions.append(kept_fraction)
-        return build_experience(learner, kept, kept_fraction, trajectories)
+        return build_experience(learner, kept, kept_fraction)
 
     monkeypatch.setattr(rollout, "make_episode", some_fail)
     monkeypatch.setattr(train, "select_groups", spy_on_filter)
