@@ -644,8 +644,8 @@ SMALL = dict(
 
 @pytest.mark.slow
 @needs_vllm
-@pytest.mark.parametrize("name, lora_rank", [("qwen3_untied", 4), ("smollm2", 0), ("smollm3", 0)])
-def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_path):
+@pytest.mark.parametrize("name", ["smollm2", "smollm3"])
+def test_vllm_has_the_log_probs_of_the_trainer(folders, name, tmp_path):
     """Compare before and after optimizer steps, which change log-probs by far more than the
     tolerance."""
     rows = launch(
@@ -653,7 +653,6 @@ def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_pat
         tmp_path / "out",
         model=folders[name],
         learning_rate=1e-2,
-        lora_rank=lora_rank,
         **SMALL,
     )
     assert [row["step"] for row in rows] == [1, 2]
@@ -664,11 +663,13 @@ def test_vllm_has_the_log_probs_of_the_trainer(folders, name, lora_rank, tmp_pat
 @pytest.mark.slow
 @needs_vllm
 def test_the_command_of_the_readme_for_qwen3(folders, tmp_path):
+    """With LoRA and an LM head of its own, so vLLM also gets these weights."""
     script = ["train.py", "config/frozenlake_grpo.py", "config/models/qwen3.py"]
-    changes = SMALL | dict(model=folders["qwen3"], learning_rate=1e-2)
+    changes = SMALL | dict(model=folders["qwen3_untied"], lora_rank=4, learning_rate=1e-2)
     rows = launch([sys.executable, *script], tmp_path / "out", **changes)
     assert [row["step"] for row in rows] == [1, 2]
-    assert all(row["logprob_diff_max"] < 1e-3 for row in rows)
+    for row in rows:  # a step of Adam moves the weights, however small the gradients are
+        assert row["grad_norm"] > 0 and row["logprob_diff_max"] < 1e-3
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_intervals_hold_the_true_value():
 
 @pytest.mark.slow
 def test_intervals_hold_the_true_value_on_the_whole_grid():
-    check_coverage(GRID, num_repeats=2000)
+    check_coverage(GRID, num_repeats=1000)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ MAX_LOGPROB_DIFF = {"float32": 1e-5, "bfloat16": 0.02}  # mean over tokens, nats
 @pytest.fixture(scope="module")
 def qwen_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen")
-    random_model.save_random(folder, {**random_model.QWEN, "num_hidden_layers": 2})
+    random_model.save_random(folder, {**random_model.QWEN, "num_hidden_layers": 1})
     return folder
 
 
@@ -66,7 +66,7 @@ def test_messages(arguments, given):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_layers_of_qwen_train_with_lora(qwen_folder, dtype, tmp_path):
+def test_a_layer_of_qwen_trains_with_lora(qwen_folder, dtype, tmp_path):
     """PPO with LoRA trains with a vocabulary of 151,936, and engine and trainer agree.
 
     The run needs 3.2 GiB, 13 CPU-seconds of user time and as many of system time.
@@ -84,4 +84,4 @@ def test_two_layers_of_qwen_train_with_lora(qwen_folder, dtype, tmp_path):
     assert row["grad_norm"] > 0 and row["grad_norm_critic"] > 0
     assert row["memory_gib"] < 4
     saved = AutoConfig.from_pretrained(out_dir / "policy")
-    assert (saved.vocab_size, saved.hidden_size, saved.num_hidden_layers) == (151_936, 896, 2)
+    assert (saved.vocab_size, saved.hidden_size, saved.num_hidden_layers) == (151_936, 896, 1)
