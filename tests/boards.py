@@ -78,7 +78,7 @@ def episode_in(board, *, max_actions=10, **settings):
 
 
 def raw_draws(spec, count, seed=0):
-    """Return an environment and `count` of its draws, with repeated and evaluation instances."""
+    """Return an environment and `count` draws of it; repeats and evaluation instances stay."""
     env = make_env(spec)
     rng = np.random.default_rng([seed, 4])
     return env, [env.draw(rng) for _ in range(count)]
@@ -150,7 +150,7 @@ def neighbours(board, symbol, border):
 
 
 def direction_words(board, start, end):
-    """Return the way from symbol `start` to symbol `end` of the board, such as '2 down 1 right'."""
+    """Return the way from symbol `start` to symbol `end`, such as '2 down 1 right' or 'here'."""
 
     def place(symbol):
         lines = board.split("\n")

@@ -167,7 +167,7 @@ def grammar(chat, number):
 
 
 def damage(data, rng):
-    """Return `data` after up to six edits, which flip, insert, cut, repeat or replace bytes."""
+    """Return `data` after up to six edits, which flip, insert, cut or repeat bytes."""
     for _ in range(rng.integers(7)):
         start, end = sorted(rng.integers(0, len(data) + 1, 2))
         part = data[start:end]
@@ -183,7 +183,8 @@ def damage(data, rng):
 
 
 def damaged_reply(chat, env, rng):
-    """Return a well-formed reply with damaged bytes, often with an end mark or a special id."""
+    """Return a well-formed reply with damaged bytes, mostly with an end mark and sometimes a
+    special id."""
     thought = str(rng.choice(["", "Goal up. Next hole.", "Target 3."]))
     text = format_response(thought, rng.choice(actions_of(env), rng.integers(1, 4)))
     pieces = [damage(text.encode(), rng).decode("utf-8", errors="replace")]

@@ -1,7 +1,7 @@
 """Keep the tests away from the runs, home folder, caches and settings of the user.
 
-Libraries such as huggingface_hub read the variables below when they are imported, so conftest.py
-imports this file before all test files.
+Libraries such as huggingface_hub read the variables below when they are imported. So
+shared_fixtures.py, which pytest loads first, imports this file.
 """
 
 import os
@@ -37,7 +37,7 @@ for _name in list(os.environ):
 
 @contextmanager
 def own_folder() -> Iterator[None]:
-    """Work in a new folder with links to the files of the project, except out/ and wandb/.
+    """Work in a new folder with links to the project's files, except out/, wandb/ and hidden ones.
 
     Commands of a test find `train.py`, `config/` and `base` there. Runs that they write to the
     default place, such as out/NAME, are deleted with the folder."""

@@ -59,7 +59,7 @@ def collect_and_target(learner):
 def estimate(rewards, values, tokens_per_turn, turns_per_trajectory, states=None, **settings):
     """Return the advantages and returns of one group, see `train.estimate_advantages`.
 
-    `rewards` and `values` have the shape (tokens,).
+    `rewards`: (tokens,); `values`: (tokens,), or None without a critic.
     """
     turns = []
     for index, part in enumerate(rewards.split(tokens_per_turn)):

@@ -141,7 +141,7 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
             counted += mine
             num_tokens.append(sum(len(played[i].ids) for i in mine))
         assert sorted(counted) == list(range(count))
-        if count == 16:  # balanced: token counts differ by one trajectory at most
+        if count == 16:  # balanced: token counts differ by at most the longest trajectory
             longest = max(len(t.ids) for t in played)
             assert abs(num_tokens[0] - num_tokens[1]) <= longest
 

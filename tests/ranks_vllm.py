@@ -169,7 +169,8 @@ def test_the_cache_is_reset_with_the_weights_or_an_error(vllm, policy, chat, mon
 
 
 def test_members_of_a_group_differ_wherever_they_are_played(vllm, policy, chat):
-    """Members with the same prompt get different samples. A member gets the same on both ranks."""
+    """Members with the same prompt get different samples. A member gets the same sample on both
+    ranks."""
     parallel.sync_weights(vllm, policy)
     options = dict(group_size=1, temperature=1.0, **OPTIONS)
     members = (0, 1, 2, 3, 1, 2, 3, 0)  # dealt out to ranks 0 and 1 in turn

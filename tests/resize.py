@@ -1,7 +1,7 @@
 """
-Train for three iterations, each after a restart, with 2, 1 and 2 ranks. Compare with an
-uninterrupted run on one rank, whose trajectories are replayed. Ranks are forks, which saves
-imports. test_parallel.py runs this file:
+Train for three iterations with 2, 1 and 2 ranks and restarts in between. Compare the losses with
+those of an uninterrupted run on one rank, whose trajectories are replayed. Ranks are forks, which
+saves imports. test_parallel.py runs this file:
 
     python tests/resize.py MODEL FOLDER
 """

@@ -1,6 +1,7 @@
 """
 Kill a tiny training run with kill -9 at many random moments, and resume it. Its results must equal
-those of a run that was not killed, whose memory must not grow. With several ranks, vLLM samples.
+those of a run that was not killed. With over 100 iterations, the memory of that run must not grow.
+With several ranks, vLLM samples.
 
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """

@@ -1,5 +1,5 @@
 """
-Tests that compare env=alfworld with the package alfworld; skipped if that is not installed.
+Tests of env=alfworld. Most of them need the package alfworld.
 
     make test-extras
 """
@@ -53,7 +53,7 @@ def solve(env):
 @needs_alfworld
 @pytest.mark.parametrize("task", TASKS)
 def test_the_expert_wins_alfworld(task):
-    """The expert wins four generated games of each of the six types of task."""
+    """The expert wins four games of each of the six types of task."""
     for index in range(4):
         env = opened(f"alfworld:task={task}", index)
         step, total = solve(env)

@@ -54,7 +54,7 @@ def test_bandit_pays_by_hand():
         assert high.terminated and high.success
         paid.append(high.reward)
     assert set(paid) == {0.0, 1.0}
-    # mean 250, standard deviation 13.7
+    # the sum has mean 250, standard deviation 13.7
     assert abs(sum(paid) - 250) < 3.5 * math.sqrt(1000 * 0.25 * 0.75)
 
 

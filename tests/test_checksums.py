@@ -1,4 +1,4 @@
-"""Tests of checksums.py: damage that leaves a file readable is found in logs and models.
+"""Tests of checksums.py: damage to logs and models is found.
 
 python -m pytest -q tests/test_checksums.py
 """
@@ -28,7 +28,7 @@ def one_process():
 
 @pytest.fixture
 def saved(tmp_path):
-    """A checkpoint of iteration 2. Later, each log has got a row of iteration 3."""
+    """A checkpoint of iteration 2. Each log has one more row, of iteration 3."""
     for name in ("metrics.jsonl", "trajectories.jsonl"):
         write_rows(tmp_path / name, [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.25}])
     save_steps(tmp_path, 2)

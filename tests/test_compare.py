@@ -33,7 +33,7 @@ def games(num_solved):
 def write_run(name, solved, *, start=2, seed=0, env=LAKE, players=PLAYERS, **settings):
     """Write a finished run to out/`name`. Return its path.
 
-    Args: start, solved: numbers of prompts solved before RL and at iterations 2, 4, ...
+    Args: start: number of prompts solved before RL; solved: the numbers at iterations 2, 4, ...
     """
     folder = Path("out", name)
     config = Config(

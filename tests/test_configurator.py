@@ -494,7 +494,7 @@ def test_experiment_loads_alone_and_tiny(name):
     assert config.env.split(":")[0] == small.env.split(":")[0] == ENVS.get(world, world)
     assert config.estimator == small.estimator == {"ppo": "gae", "grpo": "grpo"}[algorithm]
     assert config.out_dir == f"out/{name}" and small.model == "tiny" and small.device == "cpu"
-    # The comments at the top of the config files state these numbers of trajectories.
+    # Comments of config/frozenlake_ppo.py state 128 and 32 trajectories.
     num_trajectories = {"guess_grpo": 256}.get(name, 128)
     assert (config.num_groups * config.group_size, config.batch_size) == (num_trajectories, 32)
 
@@ -579,7 +579,7 @@ def test_a_python_without_the_packages_says_how_to_activate_the_environment(tmp_
 
 
 def test_settings_of_tools_sft_are_not_those_of_train(tmp_path):
-    """A config file may have settings of train.py and of tools.sft. Each reads its own."""
+    """A config file may have settings of tools.sft, too; train.py only checks their types."""
     path = config_file(tmp_path, "seed = 3\nsft_lr = 0.5\n")
     config, _, sources = load_config([path])
     assert (type(config), config.seed) == (Config, 3)

@@ -27,7 +27,7 @@ from envs import make_env
         # The last turn of a win makes the rewards sum to 1.
         ([-0.2, 0.8, 10.6], True, "dense", 11, [-0.2 / 11, 0.8 / 11, 1 - 0.6 / 11]),
         ([-0.2, 0.8, -0.3], False, "dense", 11, [-0.2 / 11, 0.8 / 11, -0.3 / 11]),
-        # Before a win, the rewards sum to at most 0.99.
+        # Progress counts up to 0.99; a win pays the rest.
         ([2.0, 0.0, 1.0], False, "dense", 2, [0.99, 0, 0]),
         ([2.0, 0.0, 1.0], True, "dense", 2, [0.99, 0, 0.01]),
         ([0.25], False, "dense", 1, [0.25]),
@@ -50,13 +50,13 @@ def test_shape_by_hand(rewards, success, density, most, expected):
         ([4, 3, 3, 1], False, [1 / 4, 0, 2 / 4]),
         ([4, 3, 3, 0], True, [1 / 4, 0, 3 / 4]),
         ([2, 4, 1], False, [-1, 3 / 2]),  # farther away, then nearer
-        # no plan counts as twice the first distance, 4
+        # no plan counts as distance 4, twice the first
         ([2, None, None], False, [-1, 0]),
         ([3, None, 1], False, [-1, 5 / 3]),  # the next move leads to a state with a plan again
         ([3, 0], True, [1]),
         ([3, 0], False, [-1]),  # a plan of 0 moves without success counts as no plan
         ([3, None], True, [1]),  # a finished game may have no plan
-        ([None, 3, 0], True, [-2, 3]),  # without a plan at the start, the unit is 1, its distance 2
+        ([None, 3, 0], True, [-2, 3]),  # without a plan at the start, the first distance is 1
         ([None, None], False, [-1]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests that tuples in configurator.py, such as CRITIC_ESTIMATORS, decide who needs a critic.
+"""Tests that CRITIC_ESTIMATORS in configurator.py decides which estimators need a critic.
 
 Run with:  python -m pytest -q tests/test_estimators.py
 """

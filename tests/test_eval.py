@@ -163,8 +163,8 @@ def test_scores_of_several_samples_by_hand():
     # Of the three prompts, pass@2 is 1 - 3/6, 0 and 1 - 0/6, and pass@4 is 1, 0 and 1.
     pass_at = {key: found[key] for key in found if "pass@" in key}
     assert pass_at == pytest.approx({"pass@2": 1.5 / 3, "pass@4": 2 / 3})
-    # The prompts have rates 1/4, 0 and 3/4, and success_interval() adds rates 0 and 1. The variance
-    # of these five is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. A single game of rate 1/3 has
+    # The prompts have rates 1/4, 0 and 3/4, and success_interval() appends 0 and 1. The variance of
+    # these five is (1/16 + 9/16 + 1) / 5 - (2 / 5)^2 = 0.165. A single game of rate 1/3 has
     # variance 2/9.
     num_trials = 3 * (2 / 9) / 0.165
     assert success_interval(played) == pytest.approx(wilson_interval(num_trials / 3, num_trials))
@@ -204,8 +204,8 @@ def test_rows_are_paired_with_one_of_them():
     *lines, m_is_apart, n_is_apart = differences(rows, "r").split("\n")[1:]
     assert m_is_apart.startswith("  m is not pooled") and n_is_apart.startswith("  n is not pooled")
     found = dict(line.strip().split(": ") for line in lines)
-    # n - r is 0 for all three prompts, and the interval adds +1 and -1. The variance of these five
-    # is 2 / 5, that of their mean 2 / 25.
+    # n - r is 0 for all three prompts. For the interval, +1 and -1 are appended. The variance of
+    # these five is 2 / 5, that of their mean 2 / 25.
     assert found["n"] == "0.0 [-55.4, 55.4]" and found["m"].startswith("100.0 [")
     assert list(found) == ["m", "n", "p", "q"]
     assert "  p: 33.3 [" in differences(rows, "q")

@@ -1,6 +1,6 @@
 """Tests of the adapters to GEM, reasoning-gym and gymnasium.
 
-Most tests use fakes of these packages that behave badly. Tests of a package itself are skipped if
+Many tests use fakes of these packages that behave badly. Tests of a package itself are skipped if
 it is not installed:
 
     make test-hubs
@@ -693,7 +693,7 @@ def test_words_of_gem_need_no_download():
 @pytest.mark.slow
 @needs_rg
 def test_the_answers_of_the_datasets_are_right():
-    """All datasets but two give an answer, which must be correct. Scores are in [0, 1]."""
+    """All tested datasets but two give an answer, which must be correct. Scores are in [0, 1]."""
     from reasoning_gym.factory import DATASETS
 
     without_solution = []

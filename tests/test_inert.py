@@ -1,4 +1,4 @@
-"""Tests that a run names settings without an effect when it starts, and that they have none.
+"""Tests that a run first names its settings without effect, and that these change no weight.
 
 Run with:  python -m pytest -q tests/test_inert.py
 """

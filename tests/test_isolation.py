@@ -1,4 +1,4 @@
-"""Tests of the tests: none of them reads or writes files or settings of the user.
+"""Tests of the tests: none of them reads or writes runs or settings of the user.
 
 Run with:  python -m pytest -q tests/test_isolation.py
 """

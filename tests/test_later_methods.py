@@ -259,7 +259,7 @@ def test_turn_ppo_trains_one_value_a_turn():
 
 def random_tokens(seed, lengths=(3, 1, 4, 2)):
     """Return log-probs of tokens under policy, old policy and engine, their advantages, and the
-    numbers of their sequences."""
+    ids of their sequences."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
     old = -torch.rand(count, generator=generator, dtype=torch.float64) - 0.1
@@ -282,8 +282,8 @@ def slow_gspo(new, old, advantages, numbers, clip_low, clip_high):
     """Return loss and gradient of equation 5 of arXiv 2507.18071. The ratio s of a sequence is a
     root of the product of token ratios.
 
-    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. The gradient is 0 if
-    the clipped term is the smaller one."""
+    The gradient of s with respect to log pi(y_t) is s / |y|, by equation 10. That of the loss is 0
+    if the clipped term is smaller."""
     pieces = pieces_of(numbers)
     loss = 0.0
     gradient = torch.zeros(len(new), dtype=torch.float64)

@@ -49,7 +49,7 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
     log = Log(tmp_path, [], CONFIG)
     for step, reward in [(1, None), (2, 0.5), (3, 9.0)]:
         log.write(a_row(step, reward=reward, regime="diverse"))
-    # Event files are read in order of names, which begin with the time in seconds.
+    # Event files are read in order of names, which hold the time.
     time.sleep(1)
     history = read_rows(tmp_path / "metrics.jsonl", 2)
     log = Log(tmp_path, history, CONFIG)

@@ -132,8 +132,8 @@ def test_an_update_leaves_the_base_and_is_merged_into_the_stream(updated, traine
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_update_below_the_resolution_of_16_bits_reaches_the_engine(trained_folder, dtype):
-    """An update is 1/20 of the distance between 16-bit numbers. Rounding to nearest would undo
-    it."""
+    """An update is 1/20 of the distance between neighbouring 16-bit numbers. Rounding to nearest
+    would undo it."""
     learner = make_learner(trained_folder, lora_rank=RANK, dtype=dtype, estimator="grpo")
     rounded = getattr(torch, dtype)
     names = []

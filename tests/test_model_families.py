@@ -83,7 +83,7 @@ def two_turns(chat, first_ids, second_ids):
 
 
 def random_trajectories(chat, vocab_size):
-    """Return four conversations with random response ids, some of which have no token. The first
+    """Return four conversations with random response ids; some may have no token. The first
     three share their first prompt, so packing computes it once."""
     generator = torch.Generator().manual_seed(1)
     played = []
@@ -397,8 +397,8 @@ def without_thoughts(dialogue):
 
 @each_family
 def test_prompts_are_those_of_the_chat_template(folders, name):
-    """Compare first and later prompts with the template. Replies to Qwen3 have no thoughts, because
-    its template drops them. SmolLM3, whose template adds metadata, has a test of its own."""
+    """Compare first and later prompts with the template. Qwen3's replies have no thoughts here,
+    because its template drops them. SmolLM3, whose template adds metadata, has its own test."""
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     chat = Chat(tokenizer)
     for system in (SYSTEM, THINKING):
@@ -646,7 +646,7 @@ SMALL = dict(
 @needs_vllm
 @pytest.mark.parametrize("name", ["smollm2", "smollm3"])
 def test_vllm_has_the_log_probs_of_the_trainer(folders, name, tmp_path):
-    """Compare before and after optimizer steps, which change log-probs by far more than the
+    """Compare log-probs before and after optimizer steps, which change them by far more than the
     tolerance."""
     rows = launch(
         [sys.executable, "train.py", "config/frozenlake_ppo.py"],
@@ -663,7 +663,7 @@ def test_vllm_has_the_log_probs_of_the_trainer(folders, name, tmp_path):
 @pytest.mark.slow
 @needs_vllm
 def test_the_command_of_the_readme_for_qwen3(folders, tmp_path):
-    """With LoRA and an LM head of its own, so vLLM also gets these weights."""
+    """LoRA and an untied head are added, so vLLM also gets their weights."""
     script = ["train.py", "config/frozenlake_grpo.py", "config/models/qwen3.py"]
     changes = SMALL | dict(model=folders["qwen3_untied"], lora_rank=4, learning_rate=1e-2)
     rows = launch([sys.executable, *script], tmp_path / "out", **changes)

@@ -1,6 +1,4 @@
-"""Tests of hostile and damaged model folders: each is refused in one sentence, and runs no code.
-
-Every folder is a copy of base/ with one change.
+"""Tests of hostile and damaged model folders: most are refused in one sentence, and none runs code.
 
 Run with:  python -m pytest -q tests/test_model_folder.py
 """

@@ -176,7 +176,7 @@ def start_node(command, start):
 
 def test_another_number_of_ranks_changes_no_loss(trained_folder, tmp_path):
     """A run that continues on 2, then 1, then 2 ranks trains on the trajectories of a run on one
-    rank. The losses differ by less than 1e-5, and both runs draw the same instances."""
+    rank. Its losses differ from that run's by less than 1e-5, and both draw the same instances."""
     arguments = ["tests/resize.py", str(trained_folder), str(tmp_path)]
     done = run_alone(arguments, trained_folder)
     assert done.returncode == 0 and "losses differ by " in done.stdout, done.stderr[-3000:]

@@ -177,7 +177,7 @@ def drawn(monkeypatch):
 
 
 def write_run(folder, rates, scores=None, **settings):
-    """Write a run that was evaluated at iterations 2, 4, ... Returns: its folder."""
+    """Write a run with success `rates` at iterations 2, 4, ... Return its folder."""
     save_config(Config(eval_size=10, out_dir=str(folder), **settings), {}, folder)
     lines = []
     for i, rate in enumerate(rates, 1):
@@ -242,7 +242,7 @@ def test_a_finished_run_shows_its_start_and_the_players(tmp_path, drawn):
     (legend,) = axes.figure.legends
     entries = [text.get_text() for text in legend.get_texts()]
     assert entries == [" 95 % interval", " player under the same limits"]
-    (band,) = axes.collections  # it ends at the intervals of 0 and 10 of 10 solved prompts
+    (band,) = axes.collections  # at its ends: the intervals of 0 and 10 of 10 solved prompts
     heights = 100 * np.array([rate_interval(np.array([[win] * 10])) for win in (0, 1)])
     corners = band.get_paths()[0].vertices
     for iteration, ends in ((0, heights[0]), (4, heights[1])):

@@ -1,7 +1,6 @@
 """Defects of the code behind arXiv 2510.01132, each with the tests that would catch it here.
 
-The code is meow-tea-taro at commit a9c248c. The list names each defect and, below it, the tests
-that would fail if this repository had the same defect.
+The code is meow-tea-taro at commit a9c248c.
 
     log-probs recomputed with all but the last batch_size prompt tokens masked
         model: test_a_token_sees_the_past_and_not_the_future

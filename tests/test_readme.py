@@ -262,7 +262,7 @@ def test_readme_is_short():
 
 
 def test_every_setting_is_read():
-    """A public method of SftConfig or a file other than configurator.py reads each setting."""
+    """Each setting is read in a public method of SftConfig or outside of configurator.py."""
     paths = [path for path in ROOT.glob("**/*.py") if path.name != "configurator.py"]
     own = [path for path in paths if not {".venv", "out", "tests"} & set(path.parts)]
     code = "".join(path.read_text(encoding="utf-8") for path in own)

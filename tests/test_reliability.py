@@ -61,7 +61,7 @@ def whole(trained_folder, tmp_path_factory):
 
 
 def copied(whole, tmp_path):
-    """A copy of a run, as if it had ended before its report."""
+    """Return a copy of a run, as if it had ended before scores.md."""
     out_dir = tmp_path / "out"
     shutil.copytree(whole[0], out_dir)
     (out_dir / "scores.md").unlink()
@@ -203,8 +203,7 @@ def test_a_log_that_cannot_be_written_is_one_sentence(
 def test_a_signal_ends_a_run_after_the_iteration(
     whole, trained_folder, tmp_path, monkeypatch, capfd
 ):
-    """SIGINT ends the run after the iteration, and a new start completes it. See also
-    test_run_lock.py."""
+    """SIGINT ends the run after the iteration, and a new start completes it."""
     iterate = train.iterate
 
     def signalled(learner, *args):
@@ -332,7 +331,8 @@ def test_a_thread_does_not_stop_the_clock_of_the_main_one():
 def test_groups_with_errors_are_left_out_of_the_update(
     trained_folder, tmp_path, monkeypatch, capsys
 ):
-    # The 13th episode fails. Six are evaluation games, so it is the 7th of training, in group 1.
+    # The 13th episode fails. The first six are evaluation games, so it is the 7th of training, in
+    # group 1.
     wrong = 6 + 7
     episodes = []
     filtered = []

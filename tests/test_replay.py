@@ -164,8 +164,8 @@ def test_a_file_without_trajectories_is_refused(record, change, sentence):
 
 
 def test_no_record_and_no_run_chooses_code_to_run(tmp_path):
-    """The environment of a record or run may be a file of code. It runs if the user names it,
-    too."""
+    """The environment of a record or run may be a file of code. It runs only if the user names
+    it."""
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     env = f"{tmp_path}/evil.py:X"
     lines = tmp_path / "lines.jsonl"

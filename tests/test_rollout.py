@@ -301,7 +301,7 @@ def test_a_window_that_does_not_fit_ends_the_trajectory(random_model, chat):
     assert t.status == "out_of_tokens" and len(t.turns) < 3
 
 
-# ---------- the mask of the paper's own code
+# ---------- the mask of RAGEN v1
 
 
 @pytest.mark.parametrize("context_turns", [0, 2])
@@ -506,7 +506,7 @@ def test_a_shared_prompt_is_prefilled_once(random_model, chat):
     for key in range(10):  # 2 prompts x 5 members, mixed
         engine.add(key, prompts[key % 2], max_tokens=4, temperature=1.0, seed=(0, key))
     assert engine.step() == []
-    # The decode step feeds the last token of a prompt.
+    # Prefill leaves out the last token of a prompt.
     assert engine.num_prefilled == len(prompts[0]) - 1 + len(prompts[1]) - 1
 
 
@@ -515,7 +515,7 @@ def test_only_new_tokens_are_prefilled(trained_model, chat):
     engine = make_engine(config, trained_model, chat)
     played = collect(engine, chat, config, STARTS, **OPTIONS)
     first = sum(len(t.turns[0].prompt_ids) - 1 for t in played if t.member == 0)
-    # In a later turn, it feeds the last sampled token and the prompt without its last token.
+    # In a later turn, prefill takes the last sampled token and the prompt without its last token.
     later = sum(len(turn.prompt_ids) for t in played for turn in t.turns[1:])
     assert later > 0 and engine.num_prefilled == first + later
     assert not engine.busy and engine.histories == engine.prompt_owner == {}
@@ -723,7 +723,7 @@ def test_the_noise_of_a_response_does_not_depend_on_the_others(trained_model, ch
         engine.load(trained_model.state_dict().items(), 1)
         for key in keys:
             engine.add(key, prompts[key], max_tokens=8, temperature=1.0, seed=(3, key))
-        finished = engine.step()  # the first token of each
+        finished = engine.step()  # the first token of each response
         noise = engine.responses[2].noise
         while engine.busy:
             finished += engine.step()

@@ -1,5 +1,5 @@
 """
-Tests of run_folder.py: saved settings, folders that a run may use, writes that survive a crash.
+Tests of support/run_folder.py: saved settings, folders for a run, writes that survive a crash.
 
     python -m pytest -q tests/test_run_folder.py
 """

@@ -1,5 +1,5 @@
 """
-Tests of run_lock.py: the lock of a run folder, and signals. A test forks its process, which
+Tests of support/run_lock.py: the lock of a run folder, and signals. A test forks its process, which
 saves importing torch again.
 
     python -m pytest -q tests/test_run_lock.py

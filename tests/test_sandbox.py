@@ -296,7 +296,7 @@ FULL = "The folder holds more than 200 files or 16777216 bytes. The game is over
     [
         "seq 300 | xargs touch; chmod 0 .",
         "mkdir hidden; cd hidden; seq 300 | xargs touch; cd ..; chmod 0 hidden",
-        "head -c 20M /dev/urandom > large; sleep 54321",  # noticed during the sleep
+        "head -c 20M /dev/urandom > large; sleep 54321",  # `large` is noticed during the sleep
     ],
 )
 def test_a_command_that_fills_the_folder_ends_the_game(rows, command, monkeypatch):

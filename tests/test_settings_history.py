@@ -1,4 +1,4 @@
-"""Tests of settings_history.py: settings that changed while a run trained.
+"""Tests of support/settings_history.py: settings that changed while a run trained.
 
 python -m pytest -q tests/test_settings_history.py
 """

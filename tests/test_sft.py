@@ -92,7 +92,7 @@ def test_every_weight_has_one_optimizer(random_model):
 
 
 def test_both_optimizers_decay_weights(random_model):
-    """Without a gradient, a step multiplies a weight by 1 - lr * weight_decay."""
+    """If gradients are 0, a step multiplies a weight by 1 - lr * weight_decay."""
     policy = model.Policy(random_model)
     config = small_sft_config(sft_lr=0.1, sft_muon_lr=0.2, weight_decay=0.5)
     matrix = random_model.model.layers[0].mlp.up_proj.weight
@@ -256,7 +256,7 @@ def test_demonstrations_of_a_file_are_the_same_tokens(
     few = replace(config, sft_demos=3, sft_file="")
     shown = [sorted({t.seed[-1] for t in sft.packs_of(few, chat, step)[0]}) for step in (0, 1)]
     assert shown == [[0, 1], [0, 2]]
-    # The file is enough for two steps, so step 2 begins with its first game again.
+    # The file has four games, two for a step, so step 2 takes those of step 0.
     assert sft.packs_of(config, chat, 2)[0][0].ids in [t.ids for t in read[:2]]
 
 

@@ -1,8 +1,8 @@
-"""Tests of tools/smollm2.py with a tiny model in the same file format, without a network.
+"""Tests of tools/smollm2.py, without a network, with a tiny model in the real model's format.
 
     python -m pytest -q tests/test_smollm2.py
 
-Tests with the real model are in test_real_model.py.
+That model is tested in test_real_model.py.
 """
 
 from configurator import UserError
@@ -60,11 +60,11 @@ def write_gguf(path):
     # GPT-2's tokenizer writes the other bytes as characters from 256 on.
     others = [chr(256 + number) for number in range(256 - len(printed))]
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *printed, *others, "th", "in"]
-    kinds = [3, 3, 3] + [1] * 258  # special and normal tokens
+    kinds = [3, 3, 3] + [1] * 258  # 3: special, 1: normal
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["t h", "i n"])  # transformers 5.17 cannot read a single merge
+    writer.add_token_merges(["t h", "i n"])  # transformers 5.17 cannot read one merge alone
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

@@ -199,7 +199,7 @@ def test_random_player_in_larger_rooms():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec, count, mean, cumulative",
-    [  # optimal length -> share of RAGEN's 256 validation rooms (seeds 123..378) up to it
+    [  # limit of the optimal length -> share of RAGEN's 256 validation rooms (seeds 123..378)
         (
             SIMPLE,
             1500,
@@ -238,7 +238,7 @@ def test_observation_modes_by_hand():
 
 def test_each_box_has_its_own_target():
     # The target of the box on a target is "here". The other box has the free target, though the
-    # first target is nearer.
+    # taken one is nearer.
     board = "######\n#_X√_#\n#____#\n#_P_O#\n#____#\n######"
     env = in_room(board, observation="relations")
     assert env.observe() == board + (

@@ -1,6 +1,5 @@
 """
-Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations. They
-take a few seconds on a CPU.
+Tests of starpo.py against numbers worked out by hand, slow loops and enumerated expectations.
 
     python -m pytest -q tests/test_starpo.py
 """
@@ -255,7 +254,7 @@ def test_normalised_scores_of_single_trajectories_are_zero():
 
 # ---------- filters
 
-# std of (0, x) is x / sqrt(2): the groups below have x = 1, 3, 0, 2
+# The std of two scores is their difference / sqrt(2). The differences are 1, 3, 0, 2.
 FOUR_GROUPS = (0, 1, 0, 3, 4, 4, 0, 2)
 
 
@@ -283,7 +282,7 @@ def test_filter_never_fills_up_with_zero_variance():
 
 
 def test_filter_ties_go_to_the_lower_index():
-    scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # x is 1, 2, 2, 2, 2, 1
+    scores = doubles(0, 1, 0, 2, 5, 7, -2, 0, 1, 3, 0, 1)  # differences 1, 2, 2, 2, 2, 1
     assert filtered(scores, 2, 0.5).tolist() == [1, 2, 3]
     assert filtered(scores, 2, 0.9).tolist() == [0, 1, 2, 3, 4]
     many = doubles(0, 1, 0, 1, 0, 2).repeat(1000)  # 3000 groups, every third has the larger std
@@ -451,7 +450,7 @@ def padded_gae_with_observations(rewards, values, response_mask, gamma, lam):
 )
 def test_gae_agrees_with_walk_over_observations(gamma, lam):
     generator = torch.Generator().manual_seed(1)
-    # Turns have 1 to 4 tokens, in the first trajectory one. Two observation tokens precede each.
+    # Turns have 1 to 4 tokens, in the first trajectory one. Two observation tokens precede a turn.
     turn_lengths = [[1, 1, 1], [4, 1, 2], [3], [1], [2, 2, 1, 1, 4]]
     turn_rewards = [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0], [0.0], [2.0], [0.0, -1.0, 0.0, 10.0, 0.0]]
     B, T = 5, 24
@@ -477,7 +476,7 @@ def test_gae_agrees_with_walk_over_observations(gamma, lam):
     )
     close(advantages, expected)
     close(returns, expected + values[response_mask])
-    assert expected.abs().min() > 1e-4  # no token is trivially zero
+    assert expected.abs().min() > 1e-4  # no advantage is trivially zero
 
 
 def test_gae_without_discount_is_return_to_go_minus_value():
@@ -622,7 +621,7 @@ def test_bi_level_gae_by_hand():
     # turns of 2 and 1 tokens, the first without reward: r = 0, 0, 1, V = 1, 2, 3
     # both gammas are 0.5, both lambdas 1
     # turns: A_1 = 1 - 3 = -2, return 1; A_0 = 0 + 0.5 * 3 - 2 + 0.5 * -2 = -1.5, return 0.5
-    # tokens: -2; 0.5 - 2 = -1.5; 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75
+    # tokens, last first: -2; 0.5 - 2 = -1.5; 0 + 0.5 * 2 - 1 + 0.5 * -1.5 = -0.75
     options = dict(gamma=0.5, lam=1.0, turn_gamma=0.5, turn_lam=1.0)
     advantages, returns = starpo.bi_level_gae(
         doubles(0, 0, 1), doubles(1, 2, 3), [2, 1], [2], **options
@@ -876,7 +875,7 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
         logprobs, old, doubles(-1, 1).float(), clip_low=0.2, clip_high=0.28, num_tokens=2
     )
     loss.backward()
-    # ratios e^20 and e^-20: -(e^20 * -1 + e^-20 * 1) / 2
+    # ratios, clamped to e^20 and e^-20: -(e^20 * -1 + e^-20 * 1) / 2
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(math.exp(20) / 2, rel=1e-5)
     assert torch.isfinite(logprobs.grad).all()
@@ -888,11 +887,11 @@ def test_policy_loss_survives_absurd_ratios_and_half_precision():
 
 @pytest.mark.parametrize(
     "aggregation, expected",
-    [  # weights / 4 tokens = 1/4; 1/2 * (1, 1/3, 1/3, 1/3); 1/2; 1/2 / 10
-        ("token_mean", [1, 1, 1, 1]),
-        ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),
-        ("seq_mean_token_sum", [2, 2, 2, 2]),
-        ("constant", [0.2, 0.2, 0.2, 0.2]),
+    [
+        ("token_mean", [1, 1, 1, 1]),  # weights / 4 tokens = 1/4
+        ("seq_mean_token_mean", [2, 2 / 3, 2 / 3, 2 / 3]),  # 1/2 * (1, 1/3, 1/3, 1/3)
+        ("seq_mean_token_sum", [2, 2, 2, 2]),  # 1/2
+        ("constant", [0.2, 0.2, 0.2, 0.2]),  # 1/2 / 10
     ],
 )
 def test_token_weights_by_hand(aggregation, expected):
@@ -1215,7 +1214,8 @@ def test_importance_weights_by_hand():
 
 
 def test_importance_weights_truncate_the_gradient():
-    """d loss / d logprob = -min(pi / pi_engine, cap) A; without weights, -ratio A for A < 0."""
+    """For A < 0 and ratios above 1, weights change d loss / d logprob from -ratio A to
+    -min(pi / pi_engine, cap) A."""
     new = torch.tensor([1.5, 0.1], requires_grad=True)
     old, advantages = torch.zeros(2), torch.tensor([-1.0, -1.0])
     weights = starpo.importance_weights(new, old, old, 2.0)

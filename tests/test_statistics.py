@@ -121,7 +121,8 @@ def test_difference_interval_by_hand():
 
 
 def test_three_seeds_that_differ_say_little():
-    """Three seeds differ by 54, 7 and 23 points: 28 +- 4.3027 * 23.9 / sqrt(3) is -31 to 87."""
+    """The differences of three seeds are 54, 7 and 23 points. The part of the seeds alone is
+    28 +- 4.3027 * 23.9 / sqrt(3), -31 to 87."""
     a = np.zeros((3, 100))
     for seed, wins in enumerate((54, 7, 23)):
         a[seed, :wins] = 1
@@ -153,9 +154,9 @@ NUM_INSTANCES = 256
 
 
 def draw_seed_rates(rng, rate, spread, shape):
-    """Draw rates from a normal distribution around `rate`. Its standard deviation is at most half
-    the distance from `rate` to 0 or 1. The few larger deviations are clipped to this distance, so
-    that no rate is below 0 or above 1.
+    """Draw rates from a normal distribution around `rate`. Its standard deviation is `spread`, or
+    half the distance from `rate` to the nearer of 0 and 1 if that is less. The few deviations
+    beyond this distance are clipped to it.
 
     If many seeds had a rate of exactly 0 or 1, two seeds would often show no spread."""
     room = min(rate, 1 - rate)
@@ -165,8 +166,9 @@ def draw_seed_rates(rng, rate, spread, shape):
 
 
 def play(rng, rates, luck, num_games):
-    """Rates (R, S) -> share of won games (R, S, n). The chance to win an instance is a sum: 0.5 if
-    one draw for all players makes it easy, 0.2 if a draw for this seed does, and 0.3 * rate."""
+    """Return the share of won games, (repeats R, seeds S, instances n), for `rates` (R, S). The
+    chance to win is 0.3 * rate, plus 0.5 if the luck of all players is below the rate, plus 0.2 if
+    that of the seed is."""
     rates = rates[..., None]  # (R, S, 1)
     own_luck = rng.random((*rates.shape[:2], luck.shape[-1]), dtype=np.float32)  # (R, S, n)
     chances = 0.3 * rates + 0.5 * (luck < rates) + 0.2 * (own_luck < rates)  # (R, S, n)
@@ -224,7 +226,7 @@ def test_intervals_hold_the_true_value_on_the_whole_grid():
     "num_seeds, rate, difference", [(2, 67, 70), (3, 49, 54), (5, 67, 67), (10, 89, 89)]
 )
 def test_intervals_rarely_hold_the_true_value_if_seeds_collapse(num_seeds, rate, difference):
-    """One seed in five ends at 10 %, the others at 80 %, as in the docstring of `rate_interval`."""
+    """Each seed ends at 10 % with probability 1/5, else at 80 %, as in `rate_interval`."""
     rng = np.random.default_rng(num_seeds)
     collapses = rng.random((1000, num_seeds, 1)) < 0.2
     chances = np.where(collapses, 0.1, 0.8)

@@ -2,7 +2,8 @@
 
     python -m pytest -q tests/test_style.py
 
-They read all Python files outside tests/. The tables at the top hold the limits and the exceptions.
+They read the Python files of the project except tests. The tables at the top hold the limits and
+the exceptions.
 """
 
 from configurator import SftConfig
@@ -63,7 +64,7 @@ MEASURE_TRAIN = (
     "studies.speed.gpu_pieces",
 )
 
-# Packages that a module may import besides the standard library and the project.
+# Packages that the listed modules may import besides the standard library and the project.
 THIRD_PARTY = {
     "configurator": set(),
     "packing": {"flash_attn", "torch"},
@@ -118,7 +119,7 @@ def name_of(path):
 
 
 def module_of(path):
-    """worlds/quest.py -> worlds.quest; worlds/__init__.py -> worlds"""
+    """Return worlds.quest for worlds/quest.py, worlds for worlds/__init__.py."""
     return name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
@@ -127,7 +128,7 @@ def parse(path):
 
 
 def each(paths):
-    """Turn a check of one file into a test of all files, which reports every file that fails."""
+    """Turn a check of one file into a test of all `paths`, which reports every file that fails."""
 
     def decorate(check):
         def test():
@@ -147,7 +148,7 @@ def each(paths):
 
 
 def fail_if(problems, advice):
-    """Fail with one line for each problem, and the advice, if there are problems."""
+    """If there are problems, fail with a line for each and the advice."""
     if problems:
         pytest.fail("\n".join([*problems, f"What to do: {advice}"]), pytrace=False)
 
@@ -165,7 +166,7 @@ class Measure(NamedTuple):
     nodes: int  # expression nodes
     lines: int  # lines of code
     packed: list[int]  # lines of statements that do several things
-    nested: list[int]  # lines of comprehensions that hold others, or have three clauses
+    nested: list[int]  # lines of comprehensions that hold others or have 3 or more clauses
 
     @property
     def density(self):
@@ -196,7 +197,8 @@ def code_lines(source, tree):
 
 
 def is_packed(node):
-    """Whether a node is a tuple as a statement, or assigns several calls to several names."""
+    """Whether a node is a tuple as a statement, or assigns a tuple with several calls,
+    conditionals or comprehensions."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Tuple)
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
@@ -299,7 +301,8 @@ class Import(NamedTuple):
 
 
 def imports_of(tree, modules=None):
-    """Return all imports, also those inside functions. `from support import log` is support.log."""
+    """Return all absolute imports, also those inside functions. `from support import log` gives
+    support.log."""
     modules = MODULES if modules is None else modules
     found = []
     for node in ast.walk(tree):
@@ -318,7 +321,7 @@ def package_of(module):
 
 
 def floor_of(module):
-    """Return the floor of a module, from its own name or from its package, else None."""
+    """Return the floor of a module, named in FLOORS itself or by its package, else None."""
     return LEVELS.get(module, LEVELS.get(f"{package_of(module)}.*"))
 
 

@@ -54,7 +54,7 @@ def words_of(game, text):
 
 
 def start_z_machine(game, folder):
-    """Compile the game for the z-machine and start it there."""
+    """Return the game, compiled and started in an interpreter, the z-machine."""
     import textworld
     from textworld.generator import compile_game
 
@@ -148,11 +148,10 @@ def test_the_expert_wins_textworld(spec):
 @pytest.mark.slow
 @needs_textworld
 def test_densities_of_a_simple_game():
-    """Of 8 commands in the same game, 1, 3 or 7 are paid, depending on the density.
+    """Of 8 commands, 1 (sparse), 3 (balanced) or 7 (dense) are paid.
 
-    The chips lie in the refrigerator. Sparse rewards pay the last command alone. Balanced rewards
-    also pay for the kitchen and the chips, dense rewards also for drawer, key, unlocked door and
-    open door.
+    Sparse rewards pay the last command alone. Balanced rewards also pay for the kitchen and the
+    chips, dense rewards also for drawer, key, unlocked door and open door.
     """
     for rewards, payments in (("sparse", 1), ("balanced", 3), ("dense", 7)):
         env = opened(f"textworld:game=simple,rewards={rewards}", 1)

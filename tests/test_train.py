@@ -225,7 +225,7 @@ def test_no_row_is_lost_between_checkpoint_and_log(
     assert untimed(continued) == untimed(first_half[1])
 
 
-# The KL divergence from the start is in the loss. Each iteration has one optimizer step.
+# The KL divergence from the start policy is in the loss. Each iteration has one optimizer step.
 KL = dict(estimator="grpo", kl_coef=0.1, batch_size=8, eval_every=1)
 
 

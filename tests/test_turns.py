@@ -262,7 +262,7 @@ def test_stated_limits_are_executed(per_turn, in_all, turns):
             head = re.search(r"Turn (\d+) of (\d+), (\d+) actions? left\.", outcome.user)
             expected = [len(counts) + 1, turns, in_all - sum(counts)]
             assert [int(number) for number in head.groups()] == expected
-    # whole turns of `per_turn` until the turns or the actions are used up
+    # turns have `per_turn` actions until turns or actions are used up
     assert counts[:-1] == [per_turn] * (len(counts) - 1)
     assert sum(counts) == min(in_all, per_turn * turns)
     assert status == ("failure" if sum(counts) == in_all else "out_of_turns")

@@ -45,7 +45,7 @@ def test_targets_by_hand(trained_folder):
     assert experience.rollout_logprobs.tolist() == experience.old_logprobs.tolist() == old
     assert experience.old_values.tolist() == [0.0] * 5
     # With gamma = lam = 1 and values of 0, a return is the reward still to come. The returns have
-    # mean 0.56 and unbiased variance 0.271333...
+    # mean 0.56 and unbiased variance 0.263.
     torch.testing.assert_close(experience.returns, torch.tensor([0.9, 0.9, 1.0, 0.0, 0.0]))
     spread = math.sqrt((2 * 0.34**2 + 0.44**2 + 2 * 0.56**2) / 4)
     expected = torch.tensor([0.34, 0.34, 0.44, -0.56, -0.56]) / spread
@@ -127,7 +127,7 @@ def captured_update(start, monkeypatch, **changes):
     learner = make_learner(start, bias=True, **changes)
     kept, experience = collect_and_target(learner)
     if experience.ref_logprobs is not None:
-        experience.ref_logprobs = experience.ref_logprobs - 0.3  # unlike the policy's
+        experience.ref_logprobs = experience.ref_logprobs - 0.3  # so that the KL is not 0
     wave = torch.sin(torch.arange(len(experience.old_logprobs)))
     experience.old_logprobs = experience.old_logprobs + 0.1 * wave
     steps = []
@@ -265,7 +265,7 @@ def test_prompt_text_is_not_trained(trained_folder):
     learner.config = replace(learner.config, entropy_coef=0.0)
     for loss, _ in both_losses(learner, batch, experience):
         loss.backward()
-    # By hand at ratio 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
+    # By hand at ratio 1 and advantage 1: dL/dW = -1/R sum over sampled tokens of (onehot - p) h^T
     with torch.no_grad():
         hidden = model.packed_hidden(learner.policy.model.model, batch)
         states = hidden[batch.response_index - 1]  # (R, 64)
@@ -392,7 +392,8 @@ def test_the_entropy_bonus_lowers_the_loss(trained_folder):
 
 
 def test_aggregation_weighs_the_value_loss(trained_folder):
-    """seq_mean_token_sum multiplies all losses by the mean number of tokens of a trajectory."""
+    """Losses with seq_mean_token_sum are those with token_mean times the mean number of tokens of
+    a trajectory."""
     losses = {}
     for aggregation in ("token_mean", "seq_mean_token_sum"):
         learner = make_learner(trained_folder, aggregation=aggregation, batch_size=8)

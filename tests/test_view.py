@@ -76,7 +76,7 @@ def to_lines(rows):
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """The folder of a run with a bandit game before RL, two members of a group on a lake, and a
-    Sokoban room in other symbols."""
+    Sokoban room in newvocab symbols."""
     folder = tmp_path_factory.mktemp("runs") / "a_run"
     folder.mkdir()
     first = "Turn 1 of 5, 10 actions left.\nP_\nOG"
@@ -190,7 +190,7 @@ def test_a_file_of_trajectories_has_policies_instead_of_stages(tmp_path):
     for policy, member in (("optimal", 0), ("gpt \x1b", 0), ("gpt \x1b", 1)):
         row = record(LAKE, [turn], member=member, policy=policy, entropy=None)
         rows.append({**row, "system": "Reply <think>a</think>"})
-    rows.append({**rows[0], "policy": LAKE})  # in eval_final.jsonl, policy is the environment
+    rows.append({**rows[0], "policy": LAKE})  # in eval_final.jsonl, this key holds the environment
     rows[2]["system"] = "Reply <answer>a</answer>"
     path = tmp_path / "games.jsonl"
     path.write_text(to_lines(rows))

@@ -2,7 +2,7 @@
 
     python -m pytest -q tests/test_wandb.py
 
-The tests with the real package are skipped unless `pip install -r requirements/wandb.txt` was run.
+The tests with the real package need `pip install -r requirements/wandb.txt`.
 """
 
 from configurator import Config, UserError

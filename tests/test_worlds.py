@@ -343,7 +343,8 @@ def test_a_win_is_worth_more_than_any_loss(density):
 
 
 def listed_otherwise(instance):
-    """Return the same game, listed otherwise: links from their other end, things renumbered."""
+    """Return the same game, listed otherwise: a quest's links from their other end, a
+    household's things renumbered."""
     if instance[0] == "household":
         *parts, things = instance
         kinds = [name.split()[0] for name, _ in things[::-1]]
