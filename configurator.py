@@ -140,8 +140,8 @@ class Config:
     """All settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has them."""
 
     # -- run
-    # folder of the run; '' = out/NAME after the first config file NAME.py (NAME_sft for SFT), plus
-    # _s<seed> if seed > 0
+    # folder of the run; '' = out/NAME after the first config file NAME.py. If seed > 0, _s<seed> is
+    # added, unless the command line gives out_dir. For '', SFT adds _sft
     out_dir: str = ""
     seed: Natural = 0  # every random stream derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
@@ -188,7 +188,8 @@ class Config:
     sampling_rounds: Count = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
-    # maximum number of tokens of one trajectory, with its prompts; >= max_response_tokens
+    # maximum number of tokens of one trajectory (of one turn with context_turns), with its prompts;
+    # >= max_response_tokens
     max_context_tokens: Count = 3600
     max_running: Count = 128  # maximum number of trajectories in the engine at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
@@ -213,7 +214,7 @@ class Config:
     filter_keep: Positive = 0.25
     filter_by: FilterBy = "reward_std"  # the filter ranks groups by this value
     filter_smallest: bool = False  # True: keep the groups with the smallest values
-    filter_zero_std: bool = False  # True: also keep groups in which all scores are equal
+    filter_zero_std: bool = False  # True: also rank groups in which all scores are equal
     # factor of the advantages; linear: the fraction of kept groups; sqrt: its square root
     filter_loss_scale: Literal["none", "linear", "sqrt"] = "none"
     clip_low: BelowOne = 0.2  # PPO's ratio is clipped from below at 1 - clip_low
@@ -227,7 +228,7 @@ class Config:
     # IcePop: tokens whose ratio is below this or above importance_cap are dropped; 0 = TIS
     importance_floor: Fraction = 0.0
     sequence_ratio: bool = False  # True: GSPO, clips the geometric mean of a sequence's ratios
-    # drop sequences with A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
+    # drop sequences with mean A < 0 whose geometric mean of pi / pi_engine is below this; 0 = none
     sequence_mask: BelowOne = 0.0
     # what counts as a sequence for sequence_ratio and sequence_mask
     sequence: Literal["trajectory", "turn"] = "trajectory"
@@ -251,7 +252,7 @@ class Config:
     micro_batch_tokens: Count = 16384
     learning_rate: NotNegative = 1e-6  # AdamW, policy
     critic_lr: NotNegative = 1e-5  # AdamW, critic
-    # both learning rates fall linearly to this fraction of their first values; 1 = constant
+    # both learning rates fall linearly towards this fraction of their first values; 1 = constant
     final_lr: Fraction = 1.0
     adam_beta1: BelowOne = 0.9  # policy and critic
     adam_beta2: BelowOne = 0.999  # policy and critic
@@ -435,7 +436,6 @@ for _field in fields(SftConfig):
 
 # Names that users type by mistake -> the setting that they mean, for the hint in an error.
 ABBREVIATIONS = {"lr": "learning_rate", "epochs": "num_epochs", "steps": "num_iterations"}
-# Settings of tools.sft alone.
 SFT_FIELDS = tuple(name for name in FIELD_TYPES if not hasattr(Config, name))
 
 # Larger numbers overflow, or need more memory or time than there is.
@@ -503,7 +503,7 @@ def load_config(
         kind: the class of the settings if there is no `base`: Config, or SftConfig for tools.sft.
     Returns: the checked settings; a value for each key of `extra`; the source of each setting:
         "default" (also for `base`), the path of a file, or "command line".
-    Raises: UserError with the key, the expected and the given value, and the source.
+    Raises: UserError for a wrong argument, file or value.
     >>> config, extras, sources = load_config(["--seed=3", "--player=me"], extra={"player": ""})
     >>> config.seed, extras, sources["seed"], config.out_dir
     (3, {'player': 'me'}, 'command line', 'out/default_s3')
@@ -590,7 +590,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def parse_text(text: str, wanted: type) -> Any:
-    """Convert text from the command line. Text that is no Python literal stays a string."""
+    """Return the value of a Python literal. Other text, or any if str is wanted, stays a string."""
     try:
         return text if wanted is str else ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -601,7 +601,7 @@ def check_type(key: str, value: Any, wanted: type, source: str) -> Any:
     """Return the value with the wanted type. An int is converted if a float is wanted.
 
     Args: source: where the value was given, for the error message.
-    Raises: UserError for any other type."""
+    Raises: UserError for any other type, or a huge integer."""
     if isinstance(value, int) and value.bit_length() > 1000:  # no float can hold it
         raise UserError(f"{key} from {source} is an integer of {value.bit_length()} bits")
     if type(value) is wanted:  # not isinstance, because a bool must not pass as an int
@@ -665,8 +665,8 @@ def help_text(doc: str, kind: type[Config] = Config) -> str:
 def run_main(main: Callable[[list[str]], Any]) -> None:
     """Run main(sys.argv[1:]). A UserError becomes one line on stderr and exit code 2.
 
-    A call of sys.exit(0) in a user's code counts as a UserError, because it ends the command too
-    early. Ctrl-C becomes one line, too. Every other exception is a bug and shows its traceback."""
+    A too early sys.exit(0), an output pipe that was closed, and a path that is too long count as
+    UserErrors. Ctrl-C becomes one line, too. Every other error shows its traceback."""
     sys.excepthook = _show_uncaught
     accept_all_characters()
     try:

@@ -128,16 +128,15 @@ class TurnRecord:
     # For each of `actions`, the action that took place: another one if the player slipped, "" if it
     # was not executed. None if every action took place as chosen.
     moves: list[str] | None = None
-    # Why the reply is not valid, in sentences; None if it is. The policy reads them in the next
-    # message, except the sentence of `cut_fault`.
+    # Why the reply is not valid, in sentences; None if it is valid. The policy reads them in the
+    # next message, except the sentence of `cut_fault`.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
     out_of_actions: bool | None = None
     why_lost: str | None = None  # the environment's reason for an end without success
     error: str | None = None  # why the environment or the player failed
-    # The setting that cut the reply off, max_response_tokens or max_context_tokens. None if the
-    # reply ended with the end-of-turn token.
+    # The setting that cut the reply off, max_response_tokens or max_context_tokens, if one did.
     cut_by: str | None = None
 
 
@@ -358,7 +357,7 @@ def shape_rewards(
 
     Args:
         rewards: one for each turn, in environment units.
-        max_reward: the total reward of a success.
+        max_reward: the largest total reward of a success.
         plan_lengths: for "plan", the length of the best plan before the first turn and after each
             turn; 0 if no plan exists.
     Returns: one reward for each turn.

@@ -51,7 +51,7 @@ class Engine(Protocol):
         """
 
     def step(self) -> list[Sample]:
-        """Advance all requests by about one token. Returns: the responses that are finished."""
+        """Advance running requests by about one token. Returns: the responses that are finished."""
 
     def release(self, key: int) -> None:
         """Forget the history of a trajectory. Its next request may have a different one."""

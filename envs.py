@@ -8,8 +8,8 @@ three deliberate differences:
   members of a group slip at the same time.
 - A seed gives the same instance in every process. Nothing depends on `hash()` or on a global
   random state.
-- Splits have no instance in common. Different seeds alone do not ensure this, because there are few
-  different small boards.
+- Splits have no instance in common, unless `Env.repeats` is True. Different seeds alone do not
+  ensure this, because there are few different small boards.
 """
 
 from configurator import (
@@ -98,8 +98,9 @@ class Env:
         why_lost() -> str
             Why the game was lost, or cannot be won any more, in a few words, for the records.
         plan(max_actions: int, turns_left: int) -> list[str]
-            The best next actions, at most `max_actions`; [] if the game cannot be won. The players
-            "optimal" and "greedy", demonstrations and --reward_density=plan need it.
+            The best next actions, at most `max_actions`; [] if the game cannot be won. The player
+            "optimal" needs it. So do, by default, "greedy", demonstrations and
+            --reward_density=plan.
         repeats: bool, max_reward: float, blocking: bool, runs_programs: bool
             See the class attributes below.
         key(instance: tuple) -> Hashable
@@ -115,15 +116,15 @@ class Env:
         optimal_length() -> int
             The number of actions of a shortest solution.
 
-    The keyword-only arguments of `__init__` with a default are the options of the environment, as
-    in `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
+    The arguments of `__init__` with a default are the options of the environment, as in
+    `--env=frozenlake:size=5`. `__init__` passes all other arguments on, with
     `super().__init__(**common)`. Noise during the game must come from `self.rng`; `start` sets
     it. If noise replaces the chosen action, `_move` sets `self.slipped_to` to the actual one.
     """
 
     actions: tuple[str, ...] = ()
     repeats = False  # True: too few distinct instances for disjoint splits, as in the Bandit
-    max_reward = 1.0  # total reward of a success
+    max_reward = 1.0  # largest total reward of a success
     blocking = False  # True: a step waits for a program or a server, so it runs in a thread
     # True: the environment runs programs or reads files. Then the command line must name it: the
     # settings in a run folder do not suffice, because somebody else may have written them.
@@ -180,7 +181,7 @@ class Env:
     def step(self, action: str) -> Step:
         """Execute one action. Any string is accepted; an illegal action changes nothing.
 
-        After the end of the game, and without actions left, no action is legal.
+        After the end of the game, or with no actions left, no action is legal.
         """
         over = self.terminated or self.actions_left == 0
         move = None if over else self._read(action.strip())
@@ -221,7 +222,7 @@ class Env:
         return Move(float(reward), *map(bool, flags))
 
     def is_legal(self, action: str) -> bool:
-        """Whether `step` takes this text as an action in the present state."""
+        """Whether this text is an action in the present state, if the game is not over."""
         return self._read(action.strip()) is not None
 
     @property
@@ -264,9 +265,9 @@ class Env:
         return []
 
     def greedy(self) -> str:
-        """Return the action of the player "greedy", by default the optimal one.
+        """Return the action of the player "greedy", by default the first of `plan`.
 
-        If the game cannot be won any more, return a random legal action."""
+        If `plan` returns none, return a random legal action."""
         best = self.plan(1, 1) or self.random(1, np.random.default_rng(self.num_actions))
         return best[0]
 
@@ -390,7 +391,7 @@ def find_class(place: str) -> type[Env]:
         missing = [name for name in REQUIRED if not hasattr(found, name)]
         if missing:
             raise UserError(
-                f"{place} lacks {', '.join(missing)}; docs/environments.md says what an "
+                f"{place} does not define {', '.join(missing)}; docs/environments.md says what an "
                 "environment must define"
             )
     return found
@@ -418,7 +419,7 @@ def _is_environment(value: Any) -> bool:
 
 
 def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
-    """Return the options of an environment: the arguments of its `__init__`, with defaults."""
+    """Return option -> default: the arguments of `__init__`, without COMMON_OPTIONS."""
     defaults = {}
     parameters = list(inspect.signature(env_class.__init__).parameters.values())[1:]
     for parameter in parameters:
@@ -438,7 +439,7 @@ def _options_of(env_class: type[Env], place: str) -> dict[str, Any]:
 
 
 def check_attributes(env: Env) -> None:
-    """Check `actions` and `max_reward`. Raises: UserError if names are equal or values illegal."""
+    """Check `actions` and `max_reward`. Raises: UserError if one of them is illegal."""
     if not _are_action_names(env.actions):
         raise UserError(
             f"actions of {name_of(env)} must be a tuple of different names, without '||', '<' and "
@@ -481,7 +482,7 @@ def check_uses(env: Env, *uses: str) -> None:
 
 
 def missing_method(env: Env, use: str) -> str:
-    """Return the name of the method that an environment's class lacks for a use; '' if none.
+    """Return what an environment's class lacks for a use, such as 'greedy or plan'; '' if nothing.
 
     Args: use: "optimal", "greedy", "random", "demonstrations" or "reward_density=plan"."""
     kind = type(env)
@@ -656,7 +657,7 @@ def _check_draw(env: Env) -> None:
 
 
 def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) -> tuple:
-    """Draw instances until one has a key that is not taken."""
+    """Draw instances until one has a key that is not taken; with `repeats`, return the first."""
     for _ in range(MAX_DRAWS):
         instance = env.draw(rng)
         if env.repeats or env.key(instance) not in taken:

@@ -7,8 +7,8 @@
     python eval.py config/frozenlake_ppo.py --player=optimal    # players: random, greedy, optimal
 
 The policy samples at eval_temperature (0.5) under the limits of the config. Instances and
-transition noise are the same for every row of the table, so rows can be paired. (Bandit has only
-two prompts, and training uses them, too.)
+transition noise are the same for every row of the table, so rows can be paired. (In environments
+with `repeats`, such as Bandit, training uses these prompts, too.)
 
 --eval_split=heldout plays 256 other instances, which are for choosing settings. --samples=N plays
 every prompt N times and adds pass@k. --against=NAME prints the paired difference of each row to
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
 def report_rows(job: Job, *sources: Iterable[Row]) -> None:
     """Score the policies and players of all sources, print the table and write the files.
 
-    Args: sources: generators that play the games of a policy or player and yield its row."""
+    Args: sources: generators that play games and yield the rows of policies or players."""
     init_distributed(job.config)
     print_unread(job.command, job.config, job.sources)
     report = ScoreReport(job.config, job.options, scored_envs(job.config))
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def reference_scores(config: Config) -> dict[str, dict[str, Scores]]:
-    """Return the scores of all reference players: environment -> name of the row -> scores."""
+    """Return the scores of each environment's reference players: environment -> row -> scores."""
     scores = {}
     for env in scored_envs(config):
         players = [player for player in PLAYERS if not missing_method(make_env(env), player)]
@@ -180,7 +180,7 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 
     In a "closed loop" row the player has one action a turn and a turn for each action, so it sees
     the result of each action. The optimal player has more rows, with the policy's limit of turns
-    and 1, 2 and 5 actions a turn."""
+    and 1, 2 and 5 actions a turn, if the policy may take so many."""
     closed_loop = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
     rows = {f"{player}, closed loop": closed_loop for player in players}
     if "optimal" in players:
@@ -194,7 +194,7 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajectory]:
     """Play each of the fixed prompts `samples` times with a reference player.
 
-    The player reads and writes the same messages as a policy.
+    Its replies are parsed as those of a policy are.
     Raises: UserError if too many environments fail, see `rollout.without_errors`."""
     rollouts = []
     players = []
@@ -203,7 +203,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
         rollouts.append(Rollout(make_episode(config), (index,), member=member))
         players.append(ReferencePlayer(player, rng))
     trajectories = play_all(rollouts, players, config.eval_split)
-    without_errors(trajectories, config)  # raises for many errors; a few count as failures
+    without_errors(trajectories, config)
     return trajectories
 
 

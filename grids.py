@@ -45,7 +45,6 @@ class Grid(Env):
         raise NotImplementedError
 
     def words(self, cells: Iterable[int]) -> str:
-        """Return the words of some cells, separated by spaces."""
         return " ".join(self.word(cell) for cell in cells)
 
     def observe(self) -> str:
@@ -174,7 +173,7 @@ class FrozenLake(Grid):
         return "you" if cell == self.player else self._ground(cell)
 
     def _word_after(self, *moves: str) -> str:
-        """Return the word of the cell that these moves reach without slips, or 'edge'."""
+        """Return the word of the cell after these moves without slips; 'edge' if one is blocked."""
         names = [name.lower() for name in self.actions]
         cell = self.player
         for move in moves:
@@ -187,7 +186,7 @@ class FrozenLake(Grid):
     def relations(self) -> str:
         """Return a line on the cells near the player.
 
-        Such as 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
+        Example: 'Away left edge, up edge. Goal 2 down ice ice, 3 right ice hole, corner hole.'
         Away: the next cell in each direction that does not lead towards the goal. Goal: the
         distance and the next two cells in each direction that does. Corner: the cell after one
         move in each of the two directions towards the goal."""
@@ -254,7 +253,7 @@ class FrozenLake(Grid):
     def demonstrate(self, count: int, rng: np.random.Generator) -> list[str]:
         """Return moves along a random shortest path, which is chosen as if no move slipped.
 
-        So demonstrations do not show the best moves on slippery ice, and RL has to find them.
+        So demonstrations do not show the best moves on slippery ice.
         """
         paths = lake_paths(self.size, self.holes, self.goal)
         cell = self.player
@@ -424,7 +423,7 @@ class Sokoban(Grid):
         return facts
 
     def why_lost(self) -> str:
-        """Name a box off its target that is in a corner, so that it can never be pushed out."""
+        """Name a box in a corner without a target, which can never be pushed out; "" if none."""
         up, down, left, right = self.deltas
         for box in self.boxes:
             blocked_vertically = box + up not in self.floor or box + down not in self.floor

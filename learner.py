@@ -105,8 +105,9 @@ class Learner:
     def count_skipped_step(self, loss_is_finite: bool) -> None:
         """Count an optimizer step that is skipped, because its loss or gradient is not finite.
 
-        If a scaled loss is finite and its gradient is not, the gradient was too large for float16.
-        Then the scale is halved, and the step does not count towards max_bad_steps.
+        If the loss is finite, its gradient is not, and the loss scale is above 1, the scaled
+        gradient was too large for float16. Then the scale is halved, and the step does not count
+        towards max_bad_steps.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1

@@ -11,7 +11,7 @@ method changes anything ("Acts"). Search `train.py` for the setting in brackets 
     GSPO              clips the geometric mean of the ratios of a segment [sequence_ratio]
     IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
     sequence mask     drops segments with mean A < 0 whose mean ratio is low [sequence_mask]
-    DPPO-TV           drops tokens whose probability has changed too much [tv_bound]
+    DPPO-TV           drops tokens whose probability moved too far in A's direction [tv_bound]
     ECHO              adds a cross-entropy on the observations between replies [observation_coef]
 
 A segment is a trajectory or a turn, as the setting `sequence` says. With context_turns, each turn
@@ -108,7 +108,8 @@ def gigpo_advantages(
 
     Acts on all first turns, because a group has one start, and on later turns that share a state.
     Args: states, K keys of the states in which the turns start, equal for equal states of one game;
-        estimator, see `starpo.group_advantages`; the others as for `starpo.advantages`.
+        estimator, see `starpo.group_advantages`; gamma, discount from turn to turn; the others as
+        for `starpo.advantages`.
     Returns: (R,), with the dtype of rewards.
     Source: GiGPO, arXiv 2505.10978, equations 5 to 8 (gamma 0.95, w = 1).
     >>> rewards, group_ids = torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0])
@@ -195,10 +196,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
     `starpo.importance_weights` is not used with it.
 
-    Acts from the second optimizer step of an iteration on. In the first step, s is exactly 1 if the
-    trainer has computed the old log-probs. If they are the engine's, s is 1 up to rounding in
-    float32. In bfloat16, s may then leave the clip range, which is small in the paper: 3e-4 below 1
-    to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
+    Acts from the second optimizer step of an iteration on. In the first step, s is 1 up to
+    rounding. If the old log-probs are the engine's, rounding in bfloat16 may take s out of the clip
+    range, which is small in the paper: 3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets
+    recompute_old_logprobs.
 
     `starpo.bound_log_ratio` bounds log s like the log ratio of a token: if its absolute value
     exceeds 20 nats, its gradient is 0 (in verl, if log s is above 10).
@@ -220,10 +221,10 @@ def icepop_mask(logprobs: Tensor, rollout_logprobs: Tensor, floor: float, cap: f
 
     Acts if policy and engine differ. If the old log-probs are the engine's, PPO's clip already
     gives no gradient to tokens with A > 0 and a ratio above its range, or A < 0 and a ratio below
-    it. The mask then only changes tokens with A > 0 and a ratio below 0.5, or with A < 0 and a
-    ratio above 5. The mask depends on
-    pi / pi_engine as in INTELLECT-3. INTELLECT-3 does not clip; here PPO's clip stays. In Ring-1T
-    the mask depends on pi_old / pi_engine.
+    it. With [0.5, 5], the mask then changes the gradient only of tokens with A > 0 and a ratio
+    below 0.5, or A < 0 and a ratio above 5. The mask depends on pi / pi_engine as in INTELLECT-3.
+    INTELLECT-3 does not clip; here PPO's clip stays. In Ring-1T the mask depends on
+    pi_old / pi_engine.
     Args: log-probs (R,), nats; floor in [0, 1]; cap >= 1. Returns: (R,) bool.
     Source: IcePop with [0.5, 5]: Ring-1T, arXiv 2510.18855; INTELLECT-3, 2512.16144, equation 1.
     >>> new, engine = torch.tensor([0.0, 0.0]), torch.tensor([-0.5, 2.0])
@@ -250,7 +251,7 @@ def sequence_mask(
 
     Acts if policy and engine differ: from the second optimizer step on, or with an engine of lower
     precision.
-    Args: as for `gspo_log_ratio`; rollout_logprobs (R,) nats; advantages (R,); bound in (0, 1).
+    Args: log-probs (R,), nats; advantages (R,); segment_ids, see `gspo_log_ratio`; bound in (0, 1).
     Returns: (R,) bool.
     Source: DeepSeek-V3.2, arXiv 2512.02556 (off-policy sequence masking). ARLArena, 2602.21534,
         takes pi / pi_old, and leaves dropped tokens out of the denominator.

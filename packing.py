@@ -86,7 +86,7 @@ class PackedBatch:
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
     """Divide sequences into packs of at most `max_tokens` tokens. A pack becomes one row.
 
-    Sequences with the same first prompt are adjacent, so that `pack` computes that prompt once.
+    Sequences with the same first prompt are adjacent: `pack` computes that prompt once for a row.
     A sequence that is longer than `max_tokens` gets a pack of its own.
 
     Returns: for each pack the indices of its sequences.
@@ -122,8 +122,8 @@ def pack(
     """Put sequences into one row. Prompt tokens that they share are computed once.
 
     The first piece holds the tokens that all first prompts begin with. For adjacent sequences with
-    the same first prompt (members of a group), one shared piece holds the rest of that prompt. Then
-    every sequence has a piece with its own tokens.
+    the same first prompt (members of a group), one shared piece holds the rest of that prompt
+    except its last token. Then every sequence has a piece with its own tokens.
 
     Args:
         sequences: at least one. Put those with the same first prompt next to each other, as
@@ -152,7 +152,7 @@ class _Piece:
     response_mask: list[bool]
     observation_mask: list[bool]  # empty if `pack` had observations=False
     start: int  # position of the first token in its sequence
-    context: tuple[int, ...]  # numbers of the pieces that this one continues
+    context: tuple[int, ...]  # indices of the pieces that this one continues
 
 
 @dataclass
@@ -178,7 +178,6 @@ class _Row:
         return (*context, len(self.pieces) - 1)
 
     def to_batch(self, device: torch.device) -> PackedBatch:
-        """Concatenate the pieces."""
         ids: list[int] = []
         positions: list[int] = []
         response_mask: list[bool] = []

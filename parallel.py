@@ -156,8 +156,8 @@ def all_reduce_sum(*tensors: Tensor) -> None:
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Arrange the ranks for FSDP2.
 
-    One node shards the weights over its ranks. Several nodes use HSDP: each node shards the
-    weights over its own ranks, and the nodes average gradients once a step.
+    One node shards the weights over its ranks. Several nodes with equally many ranks use HSDP:
+    each node shards the weights over its ranks, and the nodes average gradients once a step.
     """
     ranks = world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -293,7 +293,7 @@ class MicroBatch(NamedTuple):
     """The trajectories of one forward and backward pass on this rank."""
 
     indices: list[int]  # of trajectories in the batch that every rank holds
-    # 1.0, or 0.0 for a surplus micro-batch, which makes their number equal on all ranks
+    # 1.0, or 0.0 for a surplus one, added so that all ranks have equally many micro-batches
     is_real: float
 
 
@@ -339,7 +339,7 @@ def _assign_to_ranks(costs: Sequence[int]) -> list[list[int]]:
 def _micro_batches_among(
     trajectories: Sequence[Trajectory], indices: list[int], max_tokens: int
 ) -> list[list[int]]:
-    """Divide trajectories[i], i in `indices`, with `micro_batches`. Returns: packs of such i."""
+    """Divide trajectories[i], i in `indices`, with `micro_batches`. Returns: the i of each pack."""
     chosen = [trajectories[i] for i in indices]
     packs = []
     for chosen_indices in micro_batches(chosen, max_tokens):

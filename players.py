@@ -1,7 +1,7 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
 `random` draws an action, `greedy` takes the action that looks best, and `optimal` follows the plan
-of the environment. They have the limits of the policy and reply in the form that the prompt shows.
+of the environment. They obey the limits of `rollout.config`, and reply in the required form.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ class ReferencePlayer:
 
 
 def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
-    """The actions that a reference player chooses in the present state.
+    """Return the actions that a reference player chooses in the present state.
 
     `optimal` chooses the best plan of at most `actions_per_turn` actions, or the action of `greedy`
     if no plan exists. `greedy` and `random` choose one action."""

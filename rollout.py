@@ -40,7 +40,7 @@ class Credit:
     """Advantage and value of a turn, for records. None unless the filter kept the turn's group."""
 
     advantage: float | None = None  # mean over the response tokens, as in the loss
-    value: float | None = None  # the critic's, of the state before the response
+    value: float | None = None  # the critic's, if any, of the state before the response
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Trajectory:
 
 @dataclass
 class Reply:
-    """A player's answer to one message. Players that answer in text have no token ids."""
+    """A player's answer to one message. `response_ids` are texts (models behind an API) or ids."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
@@ -224,7 +224,7 @@ class Rollout:
         self.user = user
 
     def execute(self, text: str) -> TurnOutcome:
-        """Execute a reply. If the environment raises an error, the outcome has the status error."""
+        """Execute a reply. If the environment fails, the outcome has the status error."""
         if self.failure:
             return self.failure
         try:
@@ -263,7 +263,7 @@ class Rollout:
     def finish(self) -> Trajectory:
         """Replace the rewards of the turns as reward_density says. Returns: the trajectory.
 
-        The messages have shown the policy the unchanged rewards."""
+        After an error the rewards stay. The messages showed the policy the unchanged rewards."""
         trajectory = self.trajectory
         density = self.config.reward_density
         if density == "native" or trajectory.status == "error":
@@ -281,7 +281,7 @@ def rewards_with_density(
 ) -> list[float]:
     """Return the rewards of the turns after `shape_rewards` has changed the environment's part.
 
-    Penalties and bonuses stay. Args: as for `dialogue.shape_rewards`."""
+    Penalties and bonuses stay. Args: all but `trajectory`, see `dialogue.shape_rewards`."""
     native = [turn.record.env_reward for turn in trajectory.turns]
     shaped = shape_rewards(
         native, trajectory.success, density, max_reward=max_reward, plan_lengths=plan_lengths
@@ -537,7 +537,7 @@ class RolloutScheduler:
             self.engine.release(key)
             self.histories[key] = []
         if not rollout.done:
-            self._request_next_turn(key)  # ends the rollout if the context has no room
+            self._request_next_turn(key)
         # the engine keeps the cache of the history until the rollout ends
         if rollout.done and not forgets_turns:
             self.engine.release(key)

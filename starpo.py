@@ -45,11 +45,11 @@ Differences from the paper and from RAGEN's code:
 - The loss of a mini-batch is a mean over its response tokens. The paper averages within each
   trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the loss.
 - GAE steps from the last token of a turn to the first token of the next turn. It skips the
-  observation between the turns, so its steps are sampled tokens only.
+  observation between the turns.
 - The reward of a turn is on the last token of the turn, not of the trajectory. `tokens_per_turn`
   says where turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns, so it
   misses turns with reward 0.
-- The filter ranks groups by raw scores and excludes every group without variance in its scores.
+- The filter ranks groups by raw scores and by default excludes every group without variance.
   RAGEN ranks by normalised scores if normalisation within groups is on. RAGEN-2 excludes groups
   whose value in the ranking is 0.
 - The filter strategy top_p tolerates an error of 1e-6 in the sum of values. RAGEN-2 tolerates 0.01.
@@ -150,7 +150,7 @@ def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: 
     """Return how many of the ranked groups the strategy keeps.
 
     Args: values (C,), of the C ranked groups, in their order; keep in (0, 1], or for "count" in
-        [1, P]; num_groups, P. "fraction" keeps a fraction of P, not of C.
+        [1, P]; num_groups, P. "fraction" keeps a fraction of P, not of C, perhaps more than C.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -400,7 +400,7 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> Tensor:
-    """Compute the discounted sum of rewards from each step to the end of its piece.
+    """Sum the discounted rewards from each step to the end of its piece of counts[i] steps.
 
     >>> returns_to_go(torch.tensor([1.0, 2.0, 4.0]), [2, 1], gamma=0.5).tolist()
     [2.0, 2.0, 4.0]
@@ -409,7 +409,7 @@ def returns_to_go(rewards: Tensor, counts: list[int], gamma: float | Tensor) -> 
 
 
 def _group_ids_of_turns(group_ids: Tensor, turns_per_trajectory: list[int]) -> Tensor:
-    """Return the number of a group for each turn, (K,).
+    """Return a group id for each turn, (K,).
 
     The first turns of the trajectories of a group form a group, their second turns another one."""
     turn_indices = [torch.arange(count) for count in turns_per_trajectory]

@@ -15,7 +15,7 @@ the update only what a mini-batch or micro-batch holds.
 
 A second start with the same out_dir continues from the newest checkpoint. It refuses most
 changed settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run
-after the current iteration, with exit code 75 (docs/faults.md).
+after the current iteration or grace_s seconds, with exit code 75 (docs/faults.md).
 """
 
 from configurator import Config, run_main
@@ -60,8 +60,8 @@ from support.run import Run, open_run
 from support.timer import Timer
 from support.training_metrics import explained_variance, iteration_metrics, mean_over_steps
 
-# Every random stream mixes one of these numbers into its seed, so that no two streams are equal.
-# Other files use other numbers.
+# Every random stream of this file has one of these numbers in its seed, so that no two streams are
+# equal. Other files use other numbers.
 SEED_INSTANCES = 31
 SEED_SAMPLING = 32
 SEED_SHUFFLE = 33
@@ -134,13 +134,13 @@ def iterate(
         rng = np.random.default_rng([config.seed, SEED_COLLAPSE, learner.step])
         collapse = measure_collapse(learner.policy, trajectories, chat, config, rng, history)
 
-    # -- filter: keep the groups whose scores (sums of rewards) vary most
+    # -- filter: by default, keep the groups whose scores (sums of rewards) vary most
     update_timer = Timer()
     scores = torch.tensor([t.score for t in trajectories], dtype=torch.float64)  # (B,)
     stats = starpo.group_stats(scores, config.group_size)  # (P,) each
     kept_groups = select_groups(config, trajectories, stats)  # (<= P,)
     kept = members_of(kept_groups, trajectories, config.group_size)
-    # With dynamic sampling, the filter sees only num_groups of the groups. Errors leave fewer.
+    # With dynamic sampling, the filter sees only num_groups groups. Errors may leave fewer.
     num_candidates = min(config.num_groups, len(stats.mean))
     kept_fraction = len(kept_groups) / num_candidates
 
@@ -176,8 +176,8 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     """Sample P groups of N trajectories, group after group.
 
     Every rank plays a part of the trajectories and returns all of them. With dynamic sampling,
-    further rounds sample more groups until num_groups groups have scores that differ. All sampled
-    groups are returned, so then P may be larger than num_groups."""
+    further rounds (sampling_rounds in all) sample more groups until num_groups groups have scores
+    that differ. All sampled groups are returned, so then P may be larger than num_groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -211,8 +211,8 @@ def collect_groups(
     The members of a group start from the same instance. Their transition noise and sampling noise
     differ. If the setting `env` is a mixture, the environment of each group is drawn from it.
 
-    Args: rng: draws the environments; first_group: the index of the first group in the iteration.
-        The index of a group is part of its instance's seed."""
+    Args: rng: draws the environments; first_group: how many groups the iteration has already. The
+        index of a group is part of its instance's seed."""
     config = learner.config
     step = learner.step
     starts = []  # (instance seed, member) of each trajectory
@@ -384,7 +384,7 @@ def build_experience(
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
     # (R,) each; returns is None without a critic
     advantages, returns = estimate_advantages(learner, kept, rewards, old_values)
-    # filter_loss_scale scales the advantages. Entropy, KL and value loss stay as they are.
+    # filter_loss_scale scales the advantages. Entropy, KL loss and value loss stay as they are.
     advantage_scale = {"none": 1.0, "linear": kept_fraction, "sqrt": kept_fraction**0.5}
     return Experience(
         sequences=sequences,
@@ -407,8 +407,8 @@ def logprobs_before_update(
 
     The rollout log-probs come from the engine. By default they are also the old log-probs, which
     saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch. The
-    trainer computes them with recompute_old_logprobs, for observations (mask_observations=False),
-    and for a KL in the reward."""
+    trainer computes all old log-probs with recompute_old_logprobs, mask_observations=False or a KL
+    in the reward."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -431,8 +431,8 @@ def token_rewards(
 ) -> Tensor:
     """Return the rewards of the response tokens, (R,) float64.
 
-    The last token of a turn gets the reward of the turn. With kl_in="reward", the KL of each token
-    is subtracted from its reward."""
+    The last token of a turn gets the reward of the turn, normalised as reward_norm says. With
+    kl_in="reward", kl_coef times the KL of each token is subtracted from its reward."""
     config = learner.config
     rewards = torch.tensor(
         [turn.reward for trajectory in kept for turn in trajectory.turns], dtype=torch.float64
@@ -522,7 +522,7 @@ def number_groups(kept: Sequence[Trajectory], config: Config) -> Tensor:
 
 
 def number_tokens(lengths: list[int]) -> Tensor:
-    """For each token the index of its piece, (sum of lengths,) int64.
+    """Return each index i of `lengths` lengths[i] times, (sum of lengths,) int64.
 
     >>> number_tokens([2, 1]).tolist()
     [0, 0, 1]
@@ -555,7 +555,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
         # mean_over_steps takes logprob_diff_mean from the first step alone, in which engine and
-        # trainer have the same weights. It divides all other sums by the tokens of all steps.
+        # trainer have the same weights.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
         total_tokens += len(token_weights)
@@ -574,7 +574,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
-    Yields: numbers of trajectories, from 0 on. The last mini-batch of an epoch may be smaller."""
+    Yields: indices of trajectories. The last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
         order = rng.permutation(num_trajectories)
@@ -597,8 +597,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     micro_batches = parallel.local_micro_batches(mini_batch.sequences, config.micro_batch_tokens)
     sums: dict[str, Tensor] = {}
     largest_diff = torch.zeros((), device=learner.device)
-    # All ranks need equally many micro-batches, so some ranks get surplus ones. is_real is 0.0 for
-    # a surplus micro-batch, else 1.0.
+    # All ranks need equally many micro-batches, so some ranks get surplus ones, with is_real 0.0.
     for number, (indices, is_real) in enumerate(micro_batches):
         # With several ranks, gradients are reduced once, in the last micro-batch. With one rank,
         # waiting saves no time and keeps unsharded gradients in memory.
@@ -723,7 +722,9 @@ def clipped_loss(
 def critic_loss(
     learner: Learner, packed: PackedBatch, micro_batch: Experience, num_tokens: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the clipped value loss times value_coef. Args, returns: as for `policy_loss`."""
+    """Compute the clipped value loss times value_coef.
+
+    Returns: loss, a scalar; metrics, summed over the R tokens of the micro-batch."""
     config = learner.config
     values = learner.critic(packed)  # (R,)
     if config.estimator == "turn_ppo":

@@ -1,5 +1,5 @@
 # StarPO-S with GRPO on Repair. The agent reads a function, runs tests, edits lines and submits. The
-# reward is the fraction of the hidden tests that its edits repair.
+# reward is the fraction of the failing hidden tests that its edits repair.
 # Launch:  torchrun --standalone train.py config/repair_grpo.py
 
 env = "repair:reward=ratio"  # reward=binary pays only for a full repair

@@ -46,8 +46,8 @@ class VLLMEngine:
             # crashes.
             device_options = dict(block_size=32, enforce_eager=True, enable_chunked_prefill=False)
         else:
-            # kv_cache_memory_bytes sizes the cache. vLLM only compares this share with the free
-            # memory.
+            # kv_cache_memory_bytes sizes the cache. vLLM only checks that this share of the memory
+            # is free.
             device_options = dict(gpu_memory_utilization=0.1)
         for name, value in {**VLLM_ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0"}.items():
             os.environ.setdefault(name, value)
@@ -88,7 +88,7 @@ class VLLMEngine:
     def add(
         self, key: int, ids: Sequence[int], *, max_tokens: int, temperature: float, seed: Seed
     ) -> None:
-        """Request one response. The prefix cache has the keys and values of earlier requests."""
+        """Request one response."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind

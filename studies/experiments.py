@@ -1,7 +1,7 @@
 """The experiments that `python -m studies.reproduce` runs: figures and tables.
 
-A `Figure` has curves. A `Curve` is a training run that is repeated with several seeds. Curves of
-one figure differ only in the settings that their labels name. The folder of a run is named after
+A `Figure` has curves. A `Curve` is a training run that is repeated with several seeds. Labels name
+the main differences between the curves of a figure. The folder of a run is named after
 its config files and overrides. `curve` drops overrides that equal a default, so that figures with
 equal runs share one folder.
 """
@@ -308,7 +308,7 @@ def quest_sft(**overrides: object) -> Curve:
     return curve("quest_ppo", "single_turn", sft_steps=1000, sft_batch_size=8, **overrides)
 
 
-# After this SFT stage, a policy solves about half of the quests.
+# After this SFT stage, a policy solves only a part of the quests.
 QUEST_SFT = quest_sft(sft_noise=0.6, sft_clean=0.75)
 REPAIR_SFT = Curve(
     ("repair_grpo",),
@@ -352,7 +352,7 @@ def reward_densities() -> dict[str, Curve]:
 def split_budget(sft_share: float) -> Curve:
     """Return a curve that spends `sft_share` of BUDGET on demonstrations and the rest on RL.
 
-    An iteration of RL plays 8 groups of 8 games. The SFT stage always takes 1,000 steps, so with
+    An iteration of RL plays 8 groups of 8 games. The SFT stage takes 1,000 steps, so with
     fewer demonstrations it repeats each of them more often.
     """
     demonstrations = round(sft_share * BUDGET / DEMONSTRATION_PRICE)

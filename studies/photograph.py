@@ -1,7 +1,4 @@
-"""Open Chromium and take screenshots of the page that tools/view.py writes.
-
-It needs playwright (requirements/dev.txt) and Chromium.
-"""
+"""Open Chromium and take screenshots of the page that tools/view.py writes."""
 
 from configurator import UserError
 

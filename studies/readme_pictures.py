@@ -3,7 +3,6 @@
     make figures        # or: python -m studies.readme_pictures
 
 - docs/flagship.png: success before and after RL, from the rows in studies/imitation/rows/.
-  studies/imitation/README.md has the commands that make these rows.
 - docs/algorithm.png: one iteration of the algorithm, see studies/diagram.py.
 - docs/agent.gif and docs/view.png: a game of out/frozenlake_ppo, the run of `make train`, and a
   screenshot of the page of this run. If the run is missing, it is trained first (7 CPU-minutes).

@@ -64,7 +64,7 @@ def finished_rows() -> dict[Config, dict]:
 
 
 def base_of(arguments: Sequence[str]) -> str:
-    """Return a hash of the weights in base/ if a command starts from them, else ''."""
+    """Return a hash of the weights in base/ if a command reads models/tiny.py, else ''."""
     if not any(argument.endswith("/tiny.py") for argument in arguments):
         return ""
     weights = (ROOT / "base" / "model.safetensors").read_bytes()

@@ -63,7 +63,7 @@ def first_level(values: list[float | None]) -> float:
 
 
 def beginnings(row: Row, sign: Sign) -> list[int]:
-    """Return the iterations at which a sign appears, also after it has disappeared."""
+    """Return the iterations at which a sign appears, or appears again."""
     values = row["series"][sign.metric]
     first = first_level(values)
     if first <= 0:

@@ -36,7 +36,7 @@ PLAYERS = ("random", "greedy", "optimal")
 MAX_SAMPLES = 1000  # largest --samples (games of one prompt) and largest --draws
 MAX_LAYERS = 1000  # largest --layers of studies/speed/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
-CREDIT_OPTIONS = {  # options of studies/credit/measure.py, with their defaults
+CREDIT_OPTIONS = {  # options of studies/credit/measure.py
     "checkpoints": "start,end",
     "draws": 16,  # how often to continue a game from before a reply, and how often from after it
     "out": "out/credit",
@@ -95,7 +95,7 @@ def read_sft(argv: list[str]) -> tuple[SftConfig, dict, dict]:
 
 
 def check_imitation(config: SftConfig) -> None:
-    """Check that supervised learning supports the settings. Raises: UserError."""
+    """Check that supervised learning supports the dtype. Raises: UserError."""
     if config.dtype == "float16":  # float16 would need a loss scale
         raise UserError("supervised learning computes in float32 or bfloat16, got dtype='float16'")
 
@@ -124,7 +124,7 @@ def read_random_model(argv: list[str]) -> tuple[str, int | None]:
 
 
 def scored_envs(config: Config) -> list[str]:
-    """The environments to evaluate in: the last stage of eval_env; of env if eval_env is empty."""
+    """The environments to evaluate in: those of the last stage of eval_env or, if empty, of env."""
     return list(mixture_at(config.eval_env or config.env, None))
 
 
@@ -162,7 +162,7 @@ def read_eval(argv: list[str]) -> Job:
 
 
 def _check_against(job: Job) -> None:
-    """Check, before the evaluation, that --against is the beginning of a row's name."""
+    """Check, before the evaluation, that --against can be the beginning of a row's name."""
     reference = job.options["against"]
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
@@ -245,7 +245,8 @@ def read_credit(argv: list[str]) -> CreditJob:
 def _check_pools(runs: dict[str, Config]) -> None:
     """Check that runs that the report pools (same environment and estimator) differ only in seed.
 
-    Raises: UserError if two of these runs have the same seed, or differ in other settings."""
+    Raises: UserError if two of these runs have the same seed, or settings that differ in more
+    than the seed and `seed_groups.WITHOUT_EFFECT`."""
     pools: dict[tuple[str, str], list[str]] = {}
     for folder, config in runs.items():
         pool = pools.setdefault((config.env, config.estimator), [])
@@ -266,7 +267,9 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """The settings of the games: those of training, without filter, KL and reward shaping."""
+    """The settings of the games: those of training, without filter, KL and reward shaping.
+
+    Observations are masked."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(
@@ -326,8 +329,8 @@ def read_scoring(
         options: the legal options with their defaults.
         command: the script, a key of `unread.READ_BY`.
         default_model: True to score the config's model if neither runs nor players are given.
-        score_runs: True to score the policies of the given runs; False to use only the settings of
-            the first run.
+        score_runs: True to score the policies of the given runs, unless --model names others; False
+            to use only the settings of the first run.
     """
     runs = list(takewhile(lambda arg: Path(arg).is_dir(), argv))
     for arg in argv[len(runs) :]:

@@ -3,7 +3,7 @@
 Running out of tokens makes a policy look bad: a reply that was cut off is rarely valid, and a game
 whose context has no room for another reply is not won. An iteration is idle if the filter kept no
 group, so that nothing was updated. The functions keep no state, so a continued run prints the same
-warnings as a run without an interruption.
+warnings as an uninterrupted one.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,11 @@ BUDGET_LIMIT = 0.1  # smallest fraction of cut-off replies or of full contexts t
 LAST_ROWS = 10  # iterations that the summary at the end of a run describes
 # The metrics that `budget_note` reads. Rows of older versions do not have them.
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
-IDLE_LIMIT = 10  # idle iterations in a row that cause a warning
+IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row or, at the run's end, in all
 SOLVED = 0.9  # success rate of idle iterations from which the task counts as solved
-FEW_VALID = 0.5  # below this fraction of valid replies, SFT on the reply format is advised
+# SFT on the reply format is advised if a smaller fraction of replies is valid (with a
+# `budget_note`: valid or cut off)
+FEW_VALID = 0.5
 
 
 # ---------- budgets of tokens
@@ -54,7 +56,7 @@ def budget_warning(history: Sequence[dict]) -> str:
 
 
 def budget_summary(history: Sequence[dict]) -> str:
-    """A sentence with the `budget_note` of the means over the last LAST_ROWS rows, or ""."""
+    """A sentence with the `budget_note` of the means over the last LAST_ROWS rows; "" for none."""
     note = budget_note(mean_budgets(history[-LAST_ROWS:]))
     return f"in the last iterations, {note}" if note else ""
 
@@ -82,7 +84,7 @@ def idle_warning(history: Sequence[dict]) -> str | None:
 
 
 def idle_summary(history: Sequence[dict]) -> str | None:
-    """A warning if all iterations of a run, or at least IDLE_LIMIT, were idle; else None."""
+    """A warning if at least IDLE_LIMIT iterations, or all, were idle; else None."""
     num_idle = sum(not row["kept_groups"] for row in history)
     if num_idle and (num_idle == len(history) or num_idle >= IDLE_LIMIT):
         return _describe(history)
@@ -104,7 +106,7 @@ def _describe(history: Sequence[dict]) -> str:
         return f"{sentence}; the task is solved, so stop or give a harder --env"
     budgets = mean_budgets(idle)
     note = budget_note(budgets)
-    if note:  # too few tokens may be why replies are not valid and games not won
+    if note:
         num_others = 1 - valid - budgets["cut_frac"]
         form = "; then teach the reply format with tools.sft"
         return f"{sentence}; {note}{form if num_others >= FEW_VALID else ''}"

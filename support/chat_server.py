@@ -28,8 +28,8 @@ def check_server(url: str) -> None:
     """Ask a server for its models, to report a wrong address or key before the slow imports.
 
     Raises: UserError if the server cannot be reached, refuses the key or does not speak HTTP. Any
-        other answer is accepted, because some servers have no list of models. A server that
-        connects but answers too late is accepted, too, because it may be busy.
+        other answer of up to web.MAX_BYTES is accepted, because some servers have no list of
+        models. A server that connects but answers too late may be busy, and is accepted, too.
     """
     print(f"api_base={url!r}: requesting its list of models", file=sys.stderr, flush=True)
     try:
@@ -55,8 +55,8 @@ def request_reply(url: str, body: dict, on_fault: Callable[[str], None]) -> Repl
 
     It tries again after errors that may be temporary: no connection, timeouts, 5xx, 408, 429 and
     malformed replies. It calls `on_fault` with a description of each such error.
-    Returns: a reply with as many tokens as the server counted. The first token is the whole text,
-        the others are empty. If the request fails, `Reply.error` says why.
+    Returns: a reply with as many tokens as the server counted, but at least one. The first is the
+        whole text, the others are empty. If the request fails, `Reply.error` says why.
     Raises: UserError if the server refuses the key."""
     address = f"{url.rstrip('/')}/chat/completions"
     content = json.dumps(body).encode()
@@ -116,7 +116,8 @@ def describe_answer(status: int, answer: bytes) -> str:
 def read_reply(answer: bytes, max_tokens: int) -> Reply:
     """The reply in the body of a chat completion.
 
-    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else."""
+    Raises: LookupError, TypeError, ValueError or RecursionError if the body is anything else, or
+        counts more than `max_tokens` tokens."""
     completion = json.loads(answer)
     choice = completion["choices"][0]
     text = choice["message"]["content"]

@@ -13,10 +13,10 @@
             /checksums.json                         in best/, too: sha256 of the files
             /iteration.json                         in best/, too: the policy's iteration
 
-Training waits only while weights and moments are copied to CPU memory. A folder gets its final name
-after all of its files are on disk, so a folder with that name is complete. A checkpoint has no
-state of random generators, because each draw is seeded with its purpose and iteration. It has no
-pickle, so loading it executes no code.
+For a checkpoint, training waits only until the one before it is written and weights and moments are
+copied to CPU memory. A folder gets its final name after all of its files are on disk, so a folder
+with that name is complete. A checkpoint has no state of random generators, because each draw is
+seeded with its purpose and iteration. It has no pickle, so loading it executes no code.
 """
 
 from configurator import UserError

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from support.run_folder import read_json
 
-LOGS = ("metrics.jsonl", "trajectories.jsonl")  # append-only: written lines never change
+# append-only; a restart drops lines after its checkpoint
+LOGS = ("metrics.jsonl", "trajectories.jsonl")
 LOG_RECORD = {str: {"bytes": int, "sha256": str}}  # shape of logs.json, see support/json_shapes.py
 OF_MODEL = "checksums.json"  # the file of checksums in the folder of a model
 BLOCK = 4 * 2**20  # bytes to read at once
@@ -66,7 +67,7 @@ def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
 
 
 def find_corruption(folder: Path) -> str:
-    """Compare the files of a checkpoint with its manifest. Returns: the problem, or ""."""
+    """Compare the files of a checkpoint with its manifest. Returns: the problem; "" for none."""
     try:
         manifest = read_json(folder / "manifest.json", {str: str})
         differing = sorted(manifest.keys() ^ (files_in(folder).keys() - {"manifest.json"}))
@@ -133,10 +134,10 @@ class LogChecksums:
 
 
 def changed_logs(out_dir: Path, checkpoint: Path) -> list[str]:
-    """The logs that do not begin as they did when a checkpoint was written.
+    """The logs that do not begin with what they held when a checkpoint was written.
 
     Returns: their names; [] if an older version wrote the checkpoint, without logs.json.
-    Raises: UserError if a file cannot be read."""
+    Raises: UserError if a file cannot be read, or logs.json names another file."""
     path = checkpoint / "logs.json"
     if not path.is_file():
         return []

@@ -47,7 +47,7 @@ def git_commit() -> str | None:
 
 
 def code_diff() -> str:
-    """How the code differs from its commit, as one text for `git apply`; "" if it does not.
+    """How the code differs from its commit, as one text for `git apply`; "" if equal or git fails.
 
     It covers the tracked files, and the untracked Python files that this process has imported from
     inside the repository, except those that git ignores. A text of more than MAX_CHARACTERS is cut
@@ -92,7 +92,7 @@ def _imported_untracked() -> list[str]:
     """Untracked Python files inside the repository that are imported, as paths below ROOT."""
     listed = _git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or ""
     paths = [path for path in listed.split("\0") if path]
-    if not paths:  # as usual; to resolve the paths of all modules would take a second
+    if not paths:  # as usual; resolving the paths of all modules takes a second
         return []
     imported = set()
     for module in list(sys.modules.values()):

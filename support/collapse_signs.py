@@ -2,8 +2,7 @@
 
 In the Echo Trap an agent repeats itself: rewards inside a group stop varying, so there is nothing
 left to learn from. Source: https://arxiv.org/abs/2504.20073. Regimes and early stops are those of
-RAGEN-2, https://github.com/mll-lab-nu/RAGEN. All functions take the rows and keep no state.
-docs/diagnostics.md explains the thresholds.
+RAGEN-2, https://github.com/mll-lab-nu/RAGEN. docs/diagnostics.md explains the thresholds.
 """
 
 import math
@@ -12,26 +11,28 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 WINDOW = 5  # iterations; the level of a metric is its median over this many
-# The first level is the median over the first PERIOD iterations. Signs of collapse compare
-# a level with the level PERIOD iterations before.
+# The first level of a metric is its median over the first PERIOD iterations. Signs of collapse
+# compare a level with the level PERIOD iterations before.
 PERIOD = 10
 
 # Regimes. MI, the mutual information of thought and prompt, is compared with its upper bound H(X),
 # the entropy of the prompts (metric mi_bound_first). MI was over 0.9 H(X) for models that read
 # their prompts, and under 0.01 H(X) for models that did not.
 LOW_MI_SHARE = 0.25  # MI is low below this share of H(X)
-LOW_ENTROPY = 0.05  # nats per token; entropy is low below this; p = 0.99 and 0.01 have 0.056
+LOW_ENTROPY = 0.05  # nats per token; entropy is low below this; p = (0.99, 0.01) has 0.056
 LOW_ENTROPY_SHARE = 0.25  # entropy is also low below this share of its first value
 
 # Signs of collapse. In eleven healthy runs of the tiny model, entropy changed up to 2.9-fold within
-# PERIOD iterations. Gradient norms are no sign: in 48 collapses, their level never reached 10 times
-# its first level (studies/collapse/README.md).
+# PERIOD iterations. Gradient norms are no sign: in none of 48 collapses was their level above 10
+# times the first level (studies/collapse/README.md).
 STD_DROP = 0.5  # sign: the std of rewards falls below this share of its level PERIOD iterations ago
 SOLVED = 0.5  # from this success rate on, a low std is no sign: success itself lowers it
 ENTROPY_JUMP = 4  # sign: entropy rises or falls by more than this factor
 
 # Early stops, as in RAGEN-2
-STALE_STD_SHARE = 0.1  # stop: the std of rewards stays below this share of its first level
+# stop: PERIOD times in a row, the std of rewards is below this share of its mean over the first
+# PERIOD iterations
+STALE_STD_SHARE = 0.1
 DEAD_SUCCESS = 0.01  # stop: success is below this in WINDOW evaluations in a row
 
 

@@ -1,9 +1,9 @@
-"""Plays the first turn of each environment before a run begins, to find two errors early.
+"""Starts a game of each environment before a run begins, to find two errors early.
 
 A run would notice them late or never. If an environment draws random numbers when it is built, the
 members of a group play different games, and the fixed evaluation prompts differ between
 evaluations. If the options of an environment demand something impossible, each game may last until
-its time limit. `python -m tools.check_env` makes many more checks.
+its time limit. `python -m tools.check_env` checks more.
 """
 
 from configurator import UserError
@@ -24,7 +24,7 @@ NUM_GAMES = 3  # evaluation games that are tried before the environment counts a
 
 @lru_cache(maxsize=256)  # scripts read their command line twice
 def check_first_turn(spec: str, observation: str, max_actions: int, limit_s: float) -> None:
-    """Play the first turn of an evaluation game in several builds of an environment.
+    """Start an evaluation game in several builds of an environment, and try an action in one.
 
     Args: spec: the environment, as in the setting `env`; observation, max_actions: as for
         `make_env`; limit_s: the time limit of a turn, in seconds.

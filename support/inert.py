@@ -3,9 +3,9 @@
     these settings have no effect: clip_high: an iteration makes one optimizer step, and ...
 
 A run prints such a line at its start. Otherwise a user may conclude that a setting does not help,
-although it changed nothing. The line names only settings from the command line and from files of
-experiments. An overlay (a file that begins with "# Overlay") is made for many experiments, and some
-of its lines have no effect in some of them.
+although it changed nothing. The line names settings from the command line and from files of
+experiments. Of an overlay (a file that begins with "# Overlay") it names only METHOD_SWITCHES: an
+overlay is made for many experiments, and some of its lines have no effect in some of these.
 """
 
 from configurator import CRITIC_ESTIMATORS, GROUP_BASELINE_ESTIMATORS, Config
@@ -157,8 +157,8 @@ def _filter(config: Config) -> Iterator[Reason]:
 def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
     """Yield the given settings that the environments ignore.
 
-    Environments are started only if such a setting is given. If one fails, it counts as using the
-    setting."""
+    Environments are started only if think_reward or observation is given. An environment that fails
+    counts as using them."""
     if config.think_reward and "think_reward" in given:
         if not config.think:
             yield "think_reward", "think is False, so replies have no thoughts"
@@ -190,7 +190,7 @@ class Look(NamedTuple):
 
 
 def _look_at_envs(config: Config) -> list[Look]:
-    """Start a game in each environment of training. Returns: [] if an environment fails."""
+    """Start a game in each environment of training. Returns: its texts; [] if one fails."""
 
     def look(env: Env) -> Look:
         observation = env.reset(0, split="eval")

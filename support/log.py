@@ -22,17 +22,17 @@ from support.metrics import metric_groups
 from support.records import transcript
 from support.run_folder import append_to, write_rows
 
-SHOWN_SAMPLES = 4  # trajectories of an iteration in the tab TEXT; all are in trajectories.jsonl
+SHOWN_SAMPLES = 4  # trajectories of an iteration in the tab TEXT; trajectories.jsonl has more
 
 
 def progress_bar(**options) -> tqdm:
-    """A progress bar on the terminal of rank 0. Log files get no bar."""
+    """A progress bar on the terminal of rank 0."""
     disable = True if rank() else None  # None: tqdm shows the bar only on a terminal
     return tqdm(mininterval=1, disable=disable, **options)
 
 
 class Log:
-    """Writes metrics.jsonl and TensorBoard files in `out_dir`, and W&B if `wandb` is given.
+    """Writes metrics.jsonl and TensorBoard files in `out_dir`, and W&B if config.wandb is given.
 
     Args: history: rows of the iterations so far. They replace the rows in metrics.jsonl.
     """

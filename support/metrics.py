@@ -1,7 +1,7 @@
 """Every metric of a training run: name, group, unit and meaning.
 
-A row of metrics.jsonl has exactly the keys of `metric_names(config)`. TensorBoard shows each
-metric in its group. docs/metrics.md is the same list as a page:
+A row of metrics.jsonl has exactly the keys of `metric_names(config)`. docs/metrics.md is the same
+list as a page:
 
     python -m support.metrics > docs/metrics.md
 """

@@ -30,7 +30,7 @@ def mixture_at(text: str, iteration: int | None = None) -> dict[str, float]:
     """The environments at an iteration of a curriculum, with the probability of each.
 
     'A + 2*B' draws A for one third of the groups and B for two thirds. 'A @50 > B' is A in
-    iterations 0 to 49, then B. A stage may be a mixture.
+    iterations 0 to 49, then B.
 
     Args:
         text: the setting `env` or `eval_env`.

@@ -1,7 +1,7 @@
 """Downloads the files of a model, and checks them before anything is built from them.
 
-The checks read config.json and the headers of the weight files. They import neither torch nor
-transformers, and they run no code of the folder.
+The checks read config.json, the headers of the weight files and, to compare checksums, whole files.
+They import neither torch nor transformers, and run no code of the folder.
 """
 
 from configurator import UserError

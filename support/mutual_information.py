@@ -1,7 +1,7 @@
 """Measures collapse: whether the policy's thoughts still depend on the prompt.
 
 Entropy does not show this: a policy may write varied thoughts that ignore the prompt. So every
-sampled thought z_i is scored after every distinct prompt x_j of its batch,
+sampled thought z_i is scored after every distinct prompt x_j of the sample,
 l_ji = log p(z_i | x_j). Let w_j be the share of thoughts with prompt x_j, and x_i the prompt of
 thought z_i. The mutual information in nats,
 
@@ -9,7 +9,7 @@ thought z_i. The mutual information in nats,
 
 is 0 when thoughts ignore prompts, and H(X) when every thought identifies its prompt. Source:
 RAGEN-2, https://github.com/mll-lab-nu/RAGEN. RAGEN-2's bound log N equals H(X) if the N prompts
-differ. docs/diagnostics.md explains the numbers; support/metrics.py lists them.
+differ. docs/diagnostics.md explains the numbers.
 """
 
 from configurator import Config
@@ -47,8 +47,8 @@ def measure_collapse(
     Args:
         trajectories: the same on every rank.
         rng: draws the thoughts that are measured; the same on every rank.
-        history: earlier rows of metrics.jsonl. The moving average of the standard deviation
-            continues from the last row that holds it.
+        history: earlier rows of metrics.jsonl. The moving average of marginal_std continues from
+            the last row that holds it.
     Returns: metric name -> value; only valid_thinking_rate if no turn has a thought.
     """
     thoughts_by_trajectory = []

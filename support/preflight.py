@@ -1,7 +1,4 @@
-"""Checks before a run: the model, the engine, W&B, the NVIDIA driver and free memory.
-
-They are fast, because they do not import torch.
-"""
+"""Checks before a run: the model, the engine, W&B, the NVIDIA driver and free memory."""
 
 from configurator import Config, UserError
 

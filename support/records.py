@@ -106,8 +106,8 @@ def transcript(trajectory: Trajectory) -> str:
 def trajectory_record(trajectory: Trajectory, tokenizer=None) -> dict:
     """Convert a trajectory into a dict for JSON.
 
-    Each turn has the reward of its own actions. Each sampled token has its surprise: -log p under
-    the engine, in nats. A token that is a part of a character is decoded as U+FFFD.
+    Each turn has its `Turn.reward`. Each sampled token has its surprise, if known: -log p under the
+    engine, in nats. A token that is a part of a character is decoded as U+FFFD.
 
     Args: tokenizer: decodes the response tokens; None if these are texts already (of models behind
         an API) or if there are none (scripted players)."""

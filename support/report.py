@@ -131,7 +131,7 @@ def write_report(
 
 
 def remove_final_outputs(out_dir: Path) -> None:
-    """Remove the final files of a finished run, because it continues with more iterations."""
+    """Remove the final files of a finished run that continues."""
     for name in ("scores.md", "scores.json", "eval_final.jsonl"):
         (out_dir / name).unlink(missing_ok=True)
     shutil.rmtree(out_dir / "policy", ignore_errors=True)

@@ -41,7 +41,7 @@ from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
 SAMPLE_SIZE = 32  # trajectories to write of a recorded iteration, rounded up to groups
-MAX_SAMPLE_BYTES = 64_000_000  # largest trajectories.jsonl, but the last record may exceed it
+MAX_SAMPLE_BYTES = 64_000_000  # largest trajectories.jsonl, but its last iteration may exceed this
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
@@ -182,7 +182,7 @@ class Run:
     def add(
         self, row: dict, trajectories: list[Trajectory], scores: dict[str, Scores] | None
     ) -> None:
-        """Record an iteration: write its row, samples and checkpoint, print its line.
+        """Record an iteration: write its row and, if due, samples and checkpoint; print its line.
 
         Args: scores: environment -> scores; None if the iteration was not evaluated."""
         config = self.config
@@ -316,8 +316,8 @@ def describe(config: Config, sources: dict[str, str]) -> str:
 def check_lost_checkpoints(out_dir: Path) -> None:
     """Print that a run with metrics but no checkpoint begins again. Refuse a finished run.
 
-    A run writes policy/ after its last checkpoint. So if policy/ exists without a
-    checkpoint, somebody removed the checkpoint.
+    A run writes policy/ after its last checkpoint. So if only policy/ exists, somebody removed
+    the checkpoint.
     Raises: UserError if out_dir holds rows of metrics and a last policy."""
     metrics = out_dir / "metrics.jsonl"
     if not metrics.is_file() or not metrics.stat().st_size:
@@ -386,7 +386,8 @@ def find_best(out_dir: Path, history: list[dict]) -> tuple[float, str]:
     """The success of the policy in best/, which a later policy must exceed to replace it.
 
     Args: history: the rows of metrics so far, without evaluations that cannot be compared.
-    Returns: the success, -1 without one; a sentence if best/ is missing or damaged, else ""."""
+    Returns: the success, -1 if `history` has none or best/ is lost; a sentence if best/ is
+        lost, else ""."""
     known = {}
     for row in history:
         if row["eval_success"] is not None:

@@ -26,7 +26,8 @@ from typing import IO, Any
 from support import code_version
 from support.json_shapes import check_shape
 
-# the settings that may change when a run continues; none changes a number of training
+# the settings that may change when a run continues; none changes a number of training, unless a
+# turn exceeds step_timeout_s
 MAY_CHANGE_ON_RESUME = (
     "num_iterations",
     "eval_every",
@@ -81,8 +82,8 @@ def check_out_dir(config: Config, *, accept_changes: bool = False, flag: str = "
     Args:
         accept_changes: True to continue a run whose settings differ from those of `config`.
         flag: the command-line option that accepts changes, for the message; "" if there is none.
-    Raises: UserError if out_dir cannot be a folder, or holds other files, a symbolic link, or a run
-        with other settings.
+    Raises: UserError if out_dir cannot be a folder, or holds files but no run, a link in place of a
+        run's file, or a run with other settings.
     """
     out_dir = Path(config.out_dir)
     try:
@@ -225,7 +226,7 @@ def settings_from(saved: dict, source: str) -> Config:
     """Settings from a JSON object; those that are not in it have their defaults.
 
     Args: source: the file, for messages.
-    Returns: a Config, or an SftConfig if the object has its settings.
+    Returns: a Config, or an SftConfig if the object has any of SFT_FIELDS.
     Raises: UserError if a setting is unknown or illegal.
     """
     settings = {}
@@ -281,7 +282,7 @@ def _create_partial(path: Path) -> tuple[Path, int]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the files that `replace_file` left at a crash. It makes no folders, so those stay."""
+    """Remove the files that `replace_file` left at a crash. Folders stay."""
     for path in folder.glob(f"*{PARTIAL}"):
         if path.is_symlink() or not path.is_dir():
             path.unlink()

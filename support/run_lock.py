@@ -100,7 +100,7 @@ class Interruption:
     """A context that handles SIGTERM, SIGUSR1 and Ctrl-C.
 
     After a signal the current iteration has `grace_s` seconds to end. If it takes longer, the
-    process exits with EXIT_INTERRUPTED. Saving has no time limit. A second Ctrl-C exits at once.
+    process exits with EXIT_INTERRUPTED. Saving has no time limit. A later Ctrl-C exits at once.
     """
 
     def __init__(self, grace_s: float):

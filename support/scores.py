@@ -51,7 +51,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The metrics of `rollout.summarize`, error_frac, and pass@k if all prompts have n > 1 samples.
 
     error_frac is the fraction of games whose environment or player failed. pass@k is a mean over
-    prompts, for k = 2, 4, 8, ... and n."""
+    prompts, for k = 2, 4, 8, ... and n, the fewest samples of a prompt."""
     successes = successes_by_prompt(trajectories)
     samples = min(len(won) for won in successes.values())  # prompts of a replay may have fewer
     metrics = summarize(trajectories)
@@ -137,9 +137,10 @@ def differences(
 ) -> str:
     """Success of each row minus that of the reference row, paired by prompt, in %.
 
-    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
-    the seed alone get one more line together, with the value of each seed in parentheses.
-    The last lines say which models cannot be pooled, and why.
+    Rows of other environments are left out. Each line has a 95 % interval, see
+    `statistics.difference_interval`. Models whose runs differ in the seed alone get one more line
+    together, with the value of each seed in parentheses. The last lines say which models cannot be
+    pooled, and why.
 
     Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
         if the two differ.

@@ -26,7 +26,7 @@ class Pools(NamedTuple):
     """Models grouped by method."""
 
     seeds: list[list[str]]  # names of at least two models each, with different seeds
-    notes: list[str]  # a sentence about each model that cannot be pooled with the others
+    notes: list[str]  # sentences: which models cannot be pooled with others, and why
 
 
 def pool_seeds(models: dict[str, str]) -> Pools:

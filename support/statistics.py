@@ -9,11 +9,10 @@ of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds have the same
 first part is left. tests/test_statistics.py simulates how often the intervals contain the true
 value.
 
-A few seeds cannot show that others collapse. If each seed collapses with probability 1/5, to 10 %
-instead of 80 %, `rate_interval` contains the true mean of 66 % in only 67, 49, 67 and 89 % of all
-experiments with 2, 3, 5 and 10 seeds (simulated, 256 instances). With three seeds, half of the
-experiments have no collapsed seed, so their data do not show the collapse. Therefore every table
-shows each seed beside its interval; `percent` writes both.
+A few seeds cannot show that others collapse. In the example of `rate_interval`, the interval of
+three seeds contains the true mean in only 49 % of experiments: half of them have no collapsed seed,
+so their data do not show the collapse. Therefore every table shows each seed beside its interval;
+`percent` writes both.
 """
 
 import math
@@ -42,9 +41,15 @@ def rate_interval(wins: ndarray) -> Interval:
     interval contains the measured rate of every seed.
 
     It contains the true mean less often if few seeds are far from the rest. Example: each seed ends
-    at 10 % with probability 1/5, else at 80 %. In 20,000 simulated experiments with 2, 3, 5 and 10
-    seeds on 256 instances, the interval contains the true mean in 67, 49, 67 and 89 % of them, and
-    `difference_interval` the true difference to a fixed player in 70, 54, 67 and 89 %.
+    at 10 % with probability 1/5, else at 80 %, so the true mean is 66 %. The table says how often
+    `rate_interval` contains it, and `difference_interval` the true difference to a player that wins
+    half of its games (20,000 simulated experiments, 256 instances).
+
+        seeds   rate_interval   difference_interval
+        2       67 %            70 %
+        3       49 %            54 %
+        5       67 %            67 %
+        10      89 %            89 %
 
     Args:
         wins: (..., S, n) share of won games, 0 to 1, of each seed on each instance.
@@ -91,8 +96,8 @@ def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
 def difference_interval(a: ndarray, b: ndarray) -> Interval:
     """95 % interval of the mean of a - b, paired by seed and instance.
 
-    The interval contains the difference of every seed. The docstring of `rate_interval` says how
-    often it contains the true value if seeds collapse.
+    The interval contains the difference of every seed. The table of `rate_interval` says how often
+    it contains the true difference if seeds collapse.
 
     Args:
         a: (..., S, n) scores between 0 and 1 of S seeds on n instances.

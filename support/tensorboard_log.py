@@ -44,7 +44,7 @@ class Board:
         self._write_events(events)
 
     def write(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
-        """Write the numbers and texts of an iteration. Both are dicts with tags as keys."""
+        """Write the numbers and texts of an iteration, by tag."""
         summaries = [scalar(tag, value) for tag, value in scalars.items()]
         summaries += [text(tag, value) for tag, value in texts.items()]
         self._write_events(Event(step=step, summary=summary) for summary in summaries)
@@ -66,7 +66,7 @@ class Board:
 
 
 def settings_table(config: Config) -> str:
-    """All settings as a table in Markdown.
+    """All settings as a Markdown table.
 
     Values are written as code, so that TensorBoard interprets no Markdown in them."""
     lines = ["| setting | value |", "|---|---|"]

@@ -73,10 +73,11 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 
 
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the items of an iterator, each of which may take `limit_s` seconds.
+    """Yield the items of an iterator, with a time limit.
 
-    Fast items come in batches of CHUNK_S seconds, because a limit costs more time than one item.
-    Raises: EnvError if an item exceeds the limit, or what the iterator raises."""
+    The limit is for a batch, which ends with the first item after CHUNK_S seconds, because a limit
+    costs more time than one item.
+    Raises: EnvError if a batch exceeds the limit, or what the iterator raises."""
 
     def next_items() -> list:
         ends_at = time.monotonic() + CHUNK_S

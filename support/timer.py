@@ -1,4 +1,4 @@
-"""Wall time and CPU time. This file does not import torch, so that command lines stay fast."""
+"""Wall time and CPU time."""
 
 import time
 

@@ -26,11 +26,11 @@ def iteration_metrics(
     rollout_timer: Timer,
     update_timer: Timer,
 ) -> dict:
-    """The metrics of a finished iteration, without those of the update and of an evaluation.
+    """The metrics of an iteration, without those of `train.update`, collapse and evaluation.
 
     Args: sampled: all trajectories; trajectories: those of groups without an error; stats: of the
         scores of these groups; num_kept: how many of `trajectories` the filter kept.
-    Returns: a value for each of `metric_names`. None: not measured."""
+    Returns: a value for each of `metric_names`; None for those that are left out."""
     config = learner.config
     num_errors = sum(trajectory.status == "error" for trajectory in sampled)
     successes = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (B,)

@@ -54,7 +54,7 @@ def warn_unread(command: str, config: Config, sources: dict[str, str]) -> str:
 
 
 def print_unread(command: str, config: Config, sources: dict[str, str]) -> None:
-    """Print the line of `warn_unread`, if there is one."""
+    """Print the line of `warn_unread`, if any."""
     line = warn_unread(command, config, sources)
     if line:
         print(line, flush=True)

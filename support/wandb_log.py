@@ -6,8 +6,6 @@
 W&B gets the settings, the metrics under TensorBoard's tags, a table of the recorded trajectories,
 and at the end the page of tools.view as an artifact. It gets no weights and no code. Log in with
 `wandb login`. With WANDB_MODE=offline nothing is sent; `wandb sync` sends the data later.
-
-Only this module imports wandb, and only if the setting `wandb` is given.
 """
 
 from configurator import Config, UserError, printable

@@ -157,7 +157,7 @@ def test_games_of_the_data_set_are_used_if_it_is_installed(tmp_path, monkeypatch
 
 
 def test_parts_of_the_data_set_that_are_refused():
-    with pytest.raises(UserError, match="alfworld needs part train, valid_seen, valid_unseen"):
+    with pytest.raises(UserError, match="part must be one of train, valid_seen, valid_unseen"):
         make_env("alfworld:part=test")
 
 

@@ -40,10 +40,12 @@ def test_a_record_that_went_otherwise_is_found(tmp_path):
     records = read_lines(lines)
     records[1]["turns"][-1]["reward"] += 0.5
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
-    message = "1 trajectories of .+ differ from their records, the first: prompt 1 of "
+    message = "1 of the trajectories of .+ differ from their records, the first: prompt 1 of "
     with pytest.raises(ValueError, match=message):
         replay.main([*LAKE, f"--record={lines}"])
-    with pytest.raises(ValueError, match="3 trajectories of"):  # held-out instances are other games
+    with pytest.raises(
+        ValueError, match="3 of the trajectories of"
+    ):  # held-out instances are other games
         replay.main([*LAKE, f"--record={lines}", "--eval_split=heldout"])
 
 
@@ -68,8 +70,9 @@ def test_a_game_that_takes_too_long_cannot_be_compared(tmp_path):
     replay.main([*lake, f"--record={lines}"])
     (tmp_path / "tired").touch()
     message = (
-        "^1 trajectories of .+ cannot be compared with their records, because the time limit of a "
-        "turn was exceeded in one of the two, the first: prompt 0 of random, closed loop in "
+        "^1 of the trajectories of .+ cannot be compared with their records, because the time "
+        "limit of a turn was exceeded in one of the two, the first: prompt 0 of random, closed "
+        "loop in "
     )
     with pytest.raises(UserError, match=message):
         replay.main([*lake, f"--record={lines}"])
@@ -97,7 +100,7 @@ def test_a_record_without_the_newer_facts_is_repeated(tmp_path):
     replay.main([*lake, f"--record={lines}"])
     records[0]["turns"][0]["moves"] = ["Jump"]
     lines.write_text("".join(json.dumps(record) + "\n" for record in records))
-    with pytest.raises(UserError, match="1 trajectories of .+ differ from their records"):
+    with pytest.raises(UserError, match="1 of the trajectories of .+ differ from their records"):
         replay.main([*lake, f"--record={lines}"])
 
 

@@ -52,12 +52,12 @@ def out_dir(finished, tmp_path):
 
 @pytest.mark.slow
 def test_a_longer_schedule_is_refused_or_stays_visible(trained_folder, out_dir, capsys):
-    with pytest.raises(UserError, match="num_iterations was 2 and is now 4, which final_lr=0.1 re"):
+    with pytest.raises(UserError, match="num_iterations was 2 and is now 4, on which final_lr=0.1"):
         start(trained_folder, out_dir, num_iterations=4)
     others = dict(num_iterations=4, eval_env="bandit")
     start(trained_folder, out_dir, "--take_config=True", **others)
-    said = "until iteration 2: num_iterations was 2 and is now 4, which final_lr=0.1 reads, eval_en"
-    assert said in capsys.readouterr().out
+    said = "until iteration 2: num_iterations was 2 and is now 4, on which final_lr=0.1 depends, "
+    assert f"{said}eval_en" in capsys.readouterr().out
     # The factors are 1 - 0.9 * step / num_iterations, for steps 0 and 1 of 2, then 2 and 3 of 4.
     factors = [1, 0.55, 0.55, 0.325]
     rows = rows_of(out_dir)

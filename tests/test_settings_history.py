@@ -37,14 +37,14 @@ def test_a_setting_that_another_one_reads_may_not_change(tmp_path):
     with pytest.raises(UserError) as error:
         check_out_dir(longer, flag="--take_config=True")
     assert (
-        "(num_iterations was 4 and is now 8, which final_lr=0.1 reads); give another --out_dir, "
-        "or --take_config=True to continue with the new settings"
+        "(num_iterations was 4 and is now 8, on which final_lr=0.1 depends); give another "
+        "--out_dir, or --take_config=True to continue with the new settings"
     ) in str(error.value)
     check_out_dir(longer, accept_changes=True)
     check_out_dir(replace(falls, eval_every=7))  # no other setting reads eval_every
     assert changed_settings(Config(), Config(num_iterations=8)) == []
     assert changed_settings(Config(early_stop=True), Config(early_stop=True, eval_every=7)) == [
-        "eval_every was 50 and is now 7, which early_stop=True reads"
+        "eval_every was 50 and is now 7, on which early_stop=True depends"
     ]
 
 

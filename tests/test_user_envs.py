@@ -123,9 +123,9 @@ def test_files_that_cannot_be_loaded(tmp_path, text, message):
         (
             "def rules",
             "def rulez",
-            r"my_env\.py:Guess lacks rules; docs/environments\.md",
+            r"my_env\.py:Guess does not define rules; docs/environments\.md",
         ),
-        ("def _start", "def start_", r"Guess lacks _start; "),
+        ("def _start", "def start_", r"Guess does not define _start; "),
         ("doors: int = 2", "doors", r"argument doors of .*:Guess\.__init__ must be a keyword"),
         ("doors: int = 2", "doors: int = None", r"argument doors of .* a default that is a number"),
         ("*, doors: int = 2, locked", "doors: int = 2, /, locked", r"argument doors of .* keyword"),

@@ -171,7 +171,8 @@ def check_environment(
 ) -> list[Finding]:
     """Run all checks and return the findings. At the end, restore the global random generators.
 
-    Args: report: is called with the name of each stage before it begins, and with each finding.
+    Args: report: is called with each finding, and before each stage with words such as "it was
+        built".
     Raises: UserError if the environment cannot be built, or cannot draw its instances.
     """
     findings = []
@@ -583,11 +584,11 @@ CHECKS: dict[str, Callable[[Subject], list[str]]] = {
     "a seed gives the same game in another process": check_processes,
     "no global random generator is used": check_generators,
     "training games do not look like those of the evaluation": check_splits,
-    "budget and rewards are kept": check_budget,
-    "any text is an action or not": check_texts,
+    "games end with the action budget, and rewards are numbers": check_budget,
+    "no text raises an error": check_texts,
     "rules and statements can be used": check_sentences,
     "players choose legal actions": check_players,
-    "the expert wins and random play does not": check_skill,
+    "the expert wins more often than random play": check_skill,
     "steps and draws are fast": check_speed,
 }
 

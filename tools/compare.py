@@ -41,15 +41,15 @@ would collapse. "Best" is the mean over seeds of the best evaluation. It is too 
 best of several evaluations was chosen. Differences are those of the final policies, paired by
 prompt and seed."""
 COSTS = """\
-Means over seeds of what a run used until its first evaluation at this success. CPU time is that of
-rollouts and updates. Tokens are those sampled in rollouts. Evaluations are not counted."""
+Means over seeds of what a run used until its first evaluation with at least this success. CPU time
+is that of rollouts and updates. Tokens are those sampled in rollouts. Evaluations do not count."""
 
 
 class Command(NamedTuple):
     """A parsed command line."""
 
     groups: list[list[Path]]  # the folders of the runs of each arm
-    threshold: float | None  # per cent; None: the highest level that all runs reach
+    threshold: float | None  # per cent; None: as `highest_shared_level` returns
     out: str  # path of the files without their endings; "" for out/comparisons/A_vs_B
 
 
@@ -213,7 +213,7 @@ def success_lines(env: str, arms: Sequence[Arm]) -> list[str]:
 
 
 def difference_lines(env: str, arms: Sequence[Arm]) -> list[str]:
-    """Return each later arm minus the first arm, and which of the two is better."""
+    """Return the success of each later arm minus that of the first, and which is better."""
     first, *others = arms
     lines = []
     for arm in others:
@@ -337,7 +337,7 @@ def code_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def count_lines(change: Change | None) -> str:
-    """Return how many lines a change adds and removes, such as "+2 -1"."""
+    """Return how many lines a change adds and removes, as "+2 -1"; "unchanged" for None."""
     return f"+{change.added} -{change.removed}" if change else "unchanged"
 
 

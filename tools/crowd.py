@@ -1,11 +1,12 @@
 """The crowd: scripted players of grid worlds. The tiny base model is pretrained on their games.
 
 The corpus holds games of good and bad players, as web text does. Three players look one step ahead
-at most, the fourth is optimal:
+at most, the fourth plans:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
 - careful: like greedy, but avoids neighbouring holes, and moves that leave a box in a corner.
-- planner: follows the optimal plan under the limits of turns and actions (worlds/planners.py).
+- planner: follows the optimal plan for a limit of 1 to 3 actions, drawn in each turn
+  (worlds/planners.py).
 
     python -m tools.crowd config/frozenlake_ppo.py              # the success of each player
     python -m tools.crowd config/sokoban_ppo.py --samples=16

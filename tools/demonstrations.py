@@ -65,8 +65,8 @@ def num_demonstrations(config: SftConfig) -> int:
 def demonstration(config: SftConfig, chat: Chat, index: int) -> Trajectory:
     """Play demonstration number `index`. Each index has its own instance.
 
-    With probability `sft_noise`, a turn has a random number of random actions. The first fraction
-    `sft_clean` of the demonstrations has no such turns.
+    With probability `sft_noise`, a turn has a random number of random actions, except in the first
+    fraction `sft_clean` of the demonstrations. The crowd ignores both settings.
 
     Raises: UserError if the environment does not have the player `sft_player`."""
     path = (config.seed, SEED_DEMOS, index)

@@ -4,7 +4,7 @@
 
 A record is a file of trajectories that a run or eval.py --jsonl wrote. Replay needs no model: the
 replies and the entropy are those of the record. The command fails if a new trajectory differs from
-the recorded one, or if only one of these two exceeded the time limit of a turn.
+the recorded one.
 --json, --jsonl and --against work as in eval.py.
 """
 
@@ -82,13 +82,14 @@ def replayed_rows(job: Job) -> Iterator[Row]:
     problems = []
     if different:
         problems.append(
-            f"{len(different)} trajectories of {path} differ from their records, "
+            f"{len(different)} of the trajectories of {path} differ from their records, "
             f"the first: {different[0]}"
         )
     if late:
         problems.append(
-            f"{len(late)} trajectories of {path} cannot be compared with their records, because "
-            f"the time limit of a turn was exceeded in one of the two, the first: {late[0]}; "
+            f"{len(late)} of the trajectories of {path} cannot be compared with their records, "
+            "because the time limit of a turn was exceeded in one of the two, "
+            f"the first: {late[0]}; "
             f"step_timeout_s is {job.config.step_timeout_s:g}"
         )
     if problems:

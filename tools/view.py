@@ -8,10 +8,11 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The page, GIF or plot is written into the folder of the first run, a plot as PNG and as PDF. The
-page takes folders of runs, and files that --jsonl of eval.py, tools.api_models or tools.replay
-wrote. It is one HTML file that a browser opens from disk, and loads nothing from the network. The
-address of the page names the trajectory, the turn and the filters, so a link shows them again.
+The page, GIF or plot is written into the folder of the first run (a page of a file: beside it), a
+plot as PNG and PDF. The page takes folders of runs, and files that --jsonl of eval.py,
+tools.api_models or tools.replay wrote. It is one HTML file that a browser opens from disk, and
+loads nothing from the network. The address of the page names the trajectory, the turn and the
+filters, so a link shows them again.
 """
 
 from configurator import UserError, run_main

@@ -52,7 +52,7 @@ class ALFWorld(Household):
     ):
         super().__init__(task=task, things=things, show=show, **common)
         if part not in PARTS:
-            raise UserError(f"alfworld needs part {', '.join(PARTS)}, got {part!r}")
+            raise UserError(f"part must be one of {', '.join(PARTS)}, got {part!r}")
         require_package("alfworld", "requirements/alfworld.txt")
         data = os.environ.get("ALFWORLD_DATA", Path.home() / ".cache/alfworld")
         self.folder = Path(data, "json_2.1.1", part)

@@ -40,7 +40,7 @@ class Countdown(Env):
         if numbers not in (0, 2, 3, 4) or not 5 <= largest <= 999:
             raise UserError(
                 "countdown needs numbers 2, 3, 4 or 0 (for 3 or 4), largest 5..999, "
-                f"got {numbers}, {largest}"
+                f"got numbers={numbers}, largest={largest}"
             )
         self.count = numbers
         self.largest = largest
@@ -88,7 +88,7 @@ class Countdown(Env):
         return [countdown_solution(parts, self.target)[1:-1]]  # without the outer parentheses
 
     def greedy(self) -> str:
-        """Join the numbers, in the order shown, by the signs + and - closest to the target.
+        """Join the numbers, in the order shown, by + and - to come closest to the target.
 
         Ties are broken in the order of `itertools.product`, + before -.
         """

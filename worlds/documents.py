@@ -33,7 +33,7 @@ TRADES = "salt wool iron fish wine glass".split()
 MAX_NAME = 80  # characters of a name, a title or the key of an attribute
 MAX_VALUE = 150  # characters of an attribute's value, an answer or a step
 MAX_QUESTION = 1000  # characters of a question
-MAX_NUMBER = 10**9  # numbers must be below this
+MAX_NUMBER = 10**9  # absolute values must be below this
 MAX_FILE = 100_000_000  # bytes of the file
 
 
@@ -247,7 +247,7 @@ class Index:
         return sorted(named, key=lambda document: len(document.name), reverse=True)
 
     def found_by_name(self, most: int) -> set[int]:
-        """The indices of the documents that a search for their own name finds."""
+        """The indices of the documents that a search for their own name finds in `most` results."""
         if most not in self.nameable:
             numbers = range(len(self.documents))
             self.nameable[most] = {number for number in numbers if self._is_found(number, most)}
@@ -256,7 +256,7 @@ class Index:
     def _is_found(self, number: int, most: int) -> bool:
         """Whether a search for the name of document `number` finds it in `most` results.
 
-        It contains all words of its name, so no other document scores more. Earlier documents that
+        The document contains all words of its name, so no other scores more. Earlier documents that
         also contain all these words score the same and come first.
         """
         words = words_of(self.documents[number].name)

@@ -349,7 +349,7 @@ def plan_word(game: Any) -> list[str]:
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """A mark for each sign of a guess, as in Wordle.
 
-    G: the secret has the sign in this place. Y: it has the sign elsewhere. X: it does not.
+    G: the secret has the sign in this place. Y: it has one more elsewhere. X: otherwise.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']
@@ -368,7 +368,7 @@ def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
 
 
 def plan_letters(game: Any) -> list[str]:
-    """Guess the word if only one fits, else a new letter that most of the fitting words have."""
+    """Guess the word if only one fits, else the commonest new letter of the fitting words."""
     fitting = []
     wrong = game.guessed_letters - set(game.board)
     for word in map(str.upper, game.available_words):

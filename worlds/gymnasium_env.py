@@ -115,7 +115,7 @@ class Gymnasium(Hub):
         self.name = name
         self.success = success or known.success
         if self.success not in SUCCESSES:
-            raise UserError(f"success must be {', '.join(SUCCESSES)}, got {success!r}")
+            raise UserError(f"success must be one of {', '.join(SUCCESSES)}, got {success!r}")
         self.max_reward = known.max_reward
         self.text_rules = known.rules or f"The game {name} of gymnasium."
         self.values = values.split("/") if values else list(known.values)

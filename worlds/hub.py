@@ -55,7 +55,9 @@ class Isolation:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """A context for code of a hub. Random numbers continue where the last context ended."""
+        """A context for code of a hub.
+
+        Random numbers continue where the last context ended, unless `seed` was called since."""
         outside = random.getstate(), np.random.get_state()
         handlers = list(logging.root.handlers)
         level = logging.root.level
@@ -93,7 +95,7 @@ class Hub(Env):
 
     @classmethod
     def can_run_programs(cls, options: dict[str, str]) -> bool:
-        """Also True if a value in `settings` is a text, because a hub might execute a text."""
+        """Also True if a value in `settings` is not numeric: a hub might execute a text."""
         settings = parse_settings(options.get("settings", ""))
         return cls.runs_programs or not all(map(is_numeric, settings.values()))
 

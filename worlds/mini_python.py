@@ -122,7 +122,7 @@ class Program:
 
     Values are whole numbers, True, False, None and lists of whole numbers. No operation changes a
     list in place. Compiling raises ProgramError for unknown syntax. Executing raises ProgramError
-    at a limit, and otherwise the errors that Python raises, such as ZeroDivisionError.
+    at a limit, and otherwise errors of Python, such as ZeroDivisionError.
     """
 
     def __init__(self):

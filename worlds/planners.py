@@ -35,8 +35,8 @@ def lake_neighbour(size: int, cell: int, direction: int) -> int:
 def lake_paths(size: int, holes: frozenset[int], goal: int) -> dict[int, tuple[int, ...]]:
     """The moves of the safest shortest path to the goal, for every cell that has a path.
 
-    The risk of a path is the number of holes into which its moves could slip. The safest path is
-    the one with the lowest risk; ties are broken in the order Left, Down, Right, Up.
+    The risk of a path counts, for each of its moves, the holes into which the move could slip. The
+    safest path has the lowest risk; ties are broken in the order Left, Down, Right, Up.
     """
     paths = {}
     risks = {}

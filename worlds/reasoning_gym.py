@@ -153,7 +153,7 @@ class ReasoningGym(Hub):
             return 0.0
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The entry's answer, or an example of a right answer; [] if none scores 1."""
+        """The dataset's answer, or an example of a right answer; [] if none scores 1."""
         metadata = self.entry.get("metadata", {})
         for value in (self.entry["answer"], *map(metadata.get, SOLUTIONS)):
             if value is not None:
@@ -163,7 +163,7 @@ class ReasoningGym(Hub):
         return []
 
     def random(self, count: int, rng: np.random.Generator) -> list[str]:
-        """The answers of random questions of the dataset."""
+        """The answers to random questions of the dataset."""
         answers = []
         for _ in range(count):
             _, entry = self._make(int(rng.integers(DATASET_SIZE)))

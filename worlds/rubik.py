@@ -148,7 +148,7 @@ def shortest_solution(cube: str) -> tuple[str, ...]:
     distances = near_solved()
     queue = [(cube, ())]
     seen = {cube}
-    for found, path in queue:  # the loop also visits the cubes that it appends
+    for found, path in queue:
         if found in distances:
             break
         for action in SOURCES:

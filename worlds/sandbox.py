@@ -105,7 +105,7 @@ def run_sandboxed(
 
     Args:
         command: the text for `sh -c`.
-        folder: the working directory of the command, and the only folder that it can change.
+        folder: the working directory. An isolated command can change no other folder of the host.
         stdin: the standard input of the command.
         isolated: False runs the command as the present user, with resource limits only. These are
             no security boundary, and processes that leave the session keep running.
@@ -133,7 +133,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # a user id that owns no other files
+        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # most likely a user id of its own
     else:
         unshare.append("-Ur")
     real_folders = []

@@ -126,7 +126,7 @@ class Sudoku(Env):
         return cell, self.solution[cell]
 
     def greedy(self) -> str:
-        """Write the first of `sure_digits`, else a fitting digit into the first empty cell."""
+        """Write the first of `sure_digits`, else the first empty cell's lowest fitting digit."""
         empty = [cell for cell in range(NUM_CELLS) if self.board[cell] == EMPTY]
         writable = [cell for cell in range(NUM_CELLS) if not self.given[cell]]
         cell = (empty or writable)[0]

@@ -6,8 +6,8 @@ differ from that paper on purpose:
 - The return of an episode is the largest share of the task that was done at any moment.
 - A command that is impossible in the present state is an illegal action. Every observation repeats
   the task.
-- Optimal lengths come from a breadth-first search from the present state, not from a recorded
-  solution.
+- In `quest.py` and `household.py`, optimal lengths come from a breadth-first search from the
+  present state, not from a recorded solution.
 """
 
 from configurator import UserError
@@ -103,7 +103,7 @@ class World(Env):
         return commands
 
     def greedy(self) -> str:
-        """The first of the possible commands that share most words with the final one."""
+        """The first of the possible commands that share the most words with the final command."""
         return max(self.commands, key=lambda name: len(self.final_words.intersection(name.split())))
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:

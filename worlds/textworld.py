@@ -96,7 +96,7 @@ class TextWorld(World):
         self.game = textworld_game(*instance[1:])
         self.state = GameProgression(self.game)
         self.writer = Inform7Game(self.game)
-        self.note = ""  # the description of the thing that was examined last
+        self.note = ""  # the description of what the last command examined
         self.walkthrough = []
         for command in map(drop_articles, self.game.metadata["walkthrough"]):
             # The walkthrough of a cooking game opens a container again for every ingredient.

@@ -75,8 +75,8 @@ class ToolUse(Env):
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
         """Draw a `find` question: which item has these attributes?
 
-        Returns: None if a search for the values shows no such item, or if more than MAX_ANSWERS
-            items have them."""
+        Returns: None if a search for the values that are texts shows no such item, or if more than
+            MAX_ANSWERS items fit."""
         target = self._draw_item(rng)
         wanted = {}
         for key in rng.permutation(list(target.attributes)).tolist()[:2]:
@@ -115,7 +115,7 @@ class ToolUse(Env):
     def _draw_sum(self, rng: np.random.Generator) -> Task | None:
         """Draw a `sum` question: what is the sum of an attribute of two items?
 
-        Returns: None if the drawn items do not allow it."""
+        Returns: None unless the names are in alphabetical order and both numbers are whole."""
         first = self._draw_item(rng)
         second = self._draw_item(rng)
         attribute = self._draw_number(first, rng)
@@ -266,7 +266,7 @@ class ToolUse(Env):
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
         """The next call, so that the player reads its result before it calls again.
 
-        If there are fewer turns than missing calls, several calls, at most `max_actions`."""
+        If fewer turns than missing calls are left, return up to `max_actions` calls."""
         calls = self._missing_calls()
         return calls[:max_actions] if len(calls) > turns_left else calls[:1]
 
@@ -345,7 +345,7 @@ class OwnData(ToolUse):
         """The steps that the file gives for a question, or else one or two searches.
 
         The first search is for a name in the question, or else for all its words. If no result
-        shows the first answer, the second search is for the name of a document that does.
+        shows `question.answers[0]`, a second search is for the name of a document that does.
         """
         if question.steps:
             return tuple(Step(call, f"call {normalized(call)}", call) for call in question.steps)

@@ -1,5 +1,5 @@
 # Overlay for any experiment: DPPO-TV (arXiv 2602.04879). It does not clip ratios. It drops tokens
-# whose probability has already changed by more than 0.2 in the direction of the advantage.
+# whose probability has changed by more than 0.2 since sampling, in the direction of the advantage.
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/dppo_tv.py
 
 tv_bound = 0.2

@@ -1,11 +1,10 @@
 """The corpus that the tiny base model is pretrained on: scripted dialogues, generated on the fly.
 
-A document is a dialogue in one environment.
+A document is a dialogue in one environment, and a pack holds documents of one environment.
 - A drill asks questions about a board: the places of things, the cells around the player, a row or
   column, the board after a move, a short plan. Every answer is right (drills.py).
 - A game is a dialogue as in RL. Thoughts are true. The actions are those of a scripted player, good
-  or bad (tools/crowd.py), with some random turns. Each player keeps its share of the games
-  throughout the training.
+  or bad (tools/crowd.py), with some random turns.
 
 Training begins with documents of a single question about a board that is shown as a grid. Without
 this easy part, a model of this size does not learn to read boards.
@@ -87,7 +86,7 @@ class Document(NamedTuple):
 def documents(
     config: SftConfig, chat: Chat, step: int, index: int, progress: float
 ) -> Iterator[Document]:
-    """Yield documents of one environment, until pack `index` of a step has micro_batch_tokens.
+    """Yield the documents of pack `index` of a step, until they have micro_batch_tokens.
 
     Args: progress: the share of the training that is finished, 0 to 1."""
     path = (config.seed, SEED_CORPUS, step, index)
@@ -148,7 +147,7 @@ def pull_arm(episode: Episode, arm: int) -> str:
 def draw_environment(rng: np.random.Generator, progress: float) -> str:
     """Draw the environment that all documents of a pack share.
 
-    Args: progress: the share of pretraining that is done. The first part shows easy games only."""
+    Args: progress: the finished share of the training; below EASY, EASY_STAGES has the choices."""
     if progress < EASY:
         stage = int(progress / EASY * len(EASY_STAGES))
         return str(rng.choice(EASY_STAGES[stage]))

@@ -4,10 +4,10 @@
         studies/base_model/config/pretraining.py
 
 It writes the model that base/ holds to out/pretraining/model. The loop, the optimizers and the
-checkpoints are those of tools/sft.py. The documents depend only on the seed, the step and the index
-of their pack, not on the number of processes. An interrupted run continues from its checkpoint in
-out_dir. Every --eval_every steps, the model plays games and answers questions on held-out boards
-(probes.py), and is saved.
+checkpoints are those of tools/sft.py. The documents depend on the settings, the step and the
+index of their pack, but not on the number of processes. An interrupted run continues from its
+checkpoint in out_dir. Every --eval_every steps, the model plays games and answers questions on
+held-out boards (probes.py), and is saved.
 """
 
 from configurator import SftConfig, UserError, load_config, run_main

@@ -7,7 +7,7 @@ studies/signs.py defines collapses and signs. A sign predicts a collapse if it b
 the last evaluation before the collapse. In a run without a collapse, each beginning of a sign is a
 false alarm. The factor of each sign is chosen on the runs of every second cell (a method at a
 learning rate), and tested on the runs of the other cells. The warnings that a run prints
-(support/collapse_signs.py) are tested, too. The definitions were written before the runs.
+(support/collapse_signs.py) are tested, too.
 """
 
 from configurator import UserError, run_main
@@ -157,7 +157,7 @@ def fit(metric: str, rises: bool, rows: Sequence[Row]) -> Sign:
 
 
 def first_spike(row: Row, factor: float) -> int | None:
-    """The first iteration whose gradient norm exceeds `factor` times its first level.
+    """Return the first iteration whose gradient norm exceeds `factor` times its first level.
 
     The iterations of the first level itself cannot be spikes. None if there is no spike."""
     norms = row["series"]["grad_norm"]
@@ -169,7 +169,7 @@ def first_spike(row: Row, factor: float) -> int | None:
 
 
 def spike_lines(rows: Sequence[Row]) -> list[str]:
-    """The table with one line for every size of a spike: whether runs collapse after it."""
+    """Return a Markdown table that counts runs by spike and collapse, a row for each of SPIKES."""
     lines = []
     for factor in SPIKES:
         after = {"collapse later": 0, "had collapsed": 0, "no collapse": 0}
@@ -248,7 +248,7 @@ def main(argv: list[str]) -> None:
 
 
 def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
-    """Return the tables of methods and of signs, by name.
+    """Return the tables of methods, signs and spikes, by name.
 
     Args: curves: "frozenlake METHOD at RATE" -> rows."""
     fitted = []

@@ -69,8 +69,8 @@ def test_an_update_without_differing_rewards_does_not_count():
 
 
 def test_a_sign_begins_when_the_level_has_left_the_first_one():
-    """The first level is 1. From iteration 17 on, two of the last 3 values, and so their median,
-    exceed 2."""
+    """The first level is 1. In iterations 17 to 21, at least two of the last 3 values, and so their
+    median, exceed 2."""
     values = [1.0] * 15 + [5.0] * 5 + [1.0] * 5 + [None] * 5
     row = make_row([0.5] * 6, entropy=values)
     assert beginnings(row, Sign("entropy", True, 2.0)) == [17]

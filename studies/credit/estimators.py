@@ -126,9 +126,9 @@ def credits_of_alternatives(
 ) -> np.ndarray:
     """Return the credit of each turn if its game had gone on differently after the reply, (K,).
 
-    For each call of `credits_of`, at most one game of every group is replaced, so the rest of its
-    baseline is original. Whitening runs over all groups, so the credit of estimators that whiten
-    also depends on the games replaced in other groups.
+    For each call of `credits_of`, at most one game of every group is replaced, so the other games
+    of its group are original. Whitening runs over all groups, so the credit of estimators that
+    whiten also depends on the games replaced in other groups.
 
     Args: alternatives: one game for each turn. It repeats the game of this turn up to the reply,
         and then goes on with fresh noise."""

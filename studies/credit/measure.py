@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
 
 def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
     """Return the measurements of all checkpoints of a run. Those without a file are made now."""
-    cases = {}  # label -> case; None: not measured yet
+    cases = {}  # label of a checkpoint -> its measurements; None: not measured yet
     for label, folder in job.checkpoints[run].items():
         settings = settings_of_case(job, run, config, folder)
         cases[label] = read_case(case_path(job, run, folder), settings)

@@ -79,7 +79,7 @@ def results_of(
     Args: curves: "WORLD ESTIMATOR" -> rows of its runs. summaries: the entries of CREDIT about
         `world`, one for each checkpoint.
 
-    Raises: UserError if the credit or a seed of an estimator is missing."""
+    Raises: UserError if the credit or a seed of an estimator is missing, or there is one seed."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
     if len(seeds) == 1:
         raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")

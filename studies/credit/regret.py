@@ -111,7 +111,7 @@ def cells(games: Sequence[RecordedGame], group_size: int) -> list[str]:
 
 
 def planned(games: Sequence[RecordedGame]) -> str:
-    """Format how many actions the best player would name in the states of these games."""
+    """Format, as `shares` does, how many actions optimal play would name in each state."""
     counts = Counter()
     for game in games:
         for state in game.states:

@@ -220,7 +220,7 @@ def sort_value(value: float) -> float:
 
 
 def cell(value: float, half_width: float, *, in_percent: bool) -> str:
-    """Format a number with its 95 % interval.
+    """Format a number with its 95 % interval. NaN becomes "not known".
 
     >>> cell(0.5, 0.1, in_percent=False), cell(0.5, 0.1, in_percent=True)
     ('0.50 [0.40, 0.60]', '50 [40, 60]')

@@ -62,7 +62,8 @@ class Truth:
     def rank_reliability(self) -> float:
         """Rank correlation that two independent estimates, of m draws each, would have.
 
-        It follows from that of two halves of the draws (Spearman and Brown); NaN if not above 0."""
+        It follows (Spearman and Brown) from the rank correlation of two halves of the draws; NaN if
+        that is not above 0."""
         even = Truth(self.before[:, ::2], self.reply[:, ::2])
         odd = Truth(self.before[:, 1::2], self.reply[:, 1::2])
         of_halves = rank_correlation(even.advantages, odd.advantages)
@@ -134,7 +135,8 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
     From each credit and each advantage, its mean over the game is subtracted first. The correlation
-    is corrected for the noise of the truth, and 0 if all turns of a game have the same credit.
+    is corrected for the noise of the truth. It is 0 if the turns of every game have equal credits,
+    and else NaN if the estimated advantages differ by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
@@ -158,7 +160,7 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 def right_signs(credits: ndarray, truth: Truth) -> float:
     """Return the share of the turns with a known sign whose credit has the same sign.
 
-    A credit of 0 counts as half."""
+    A credit of 0 counts as half. NaN if no sign is known."""
     decided = is_decided(truth)
     if not decided.any():
         return math.nan

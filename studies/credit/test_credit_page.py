@@ -54,9 +54,9 @@ def test_speed_is_the_mean_of_the_evaluations_after_the_start():
 
 
 def test_accuracy_and_speed_are_correlated_for_each_seed():
-    """At "start", the speeds 0.6, 0.5, 0.3 (seed 0) have the order of the accuracies, and the
-    speeds 0.5, 0.7, 0.8 (seed 1) the reverse order. At "end", two accuracies are equal: the ranks
-    of the accuracies are 0.5, 0.5, 2, and those of the speeds 2, 1, 0 and 0, 1, 2."""
+    """Numbers are in the order GAE, GRPO, RLOO. At "start", the speeds of seed 0 (0.6, 0.5, 0.3)
+    have the order of the accuracies, and those of seed 1 (0.5, 0.7, 0.8) the reverse order. At
+    "end", the ranks of the accuracies are 0.5, 0.5, 2, because two are equal."""
     results = results_of("frozenlake", CURVES, SUMMARIES)
     assert [result.name for result in results] == ["GAE", "GRPO", "RLOO"]
     assert results[0].last.tolist() == [0.7, 0.5]
@@ -108,8 +108,8 @@ def test_the_page_is_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(credit_page, "rows_of", lambda figure, scale: curves)
     credit_page.main([])
     text = page.read_text()
-    # With two seeds the half-width is 12.7062 standard errors. Only intervals of success are cut
-    # off at 0 and 100 %.
+    # With two seeds the half-width is 12.7062 standard errors. Intervals of success are cut off at
+    # 0 and 100 %, those of differences are not.
     assert (
         "| RLOO | 55.0 [0.0, 100.0] (30.0, 80.0) | -5.0 [-195.6, 185.6] (-20.0, 10.0) | 60.0 | 100"
         in text

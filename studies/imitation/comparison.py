@@ -88,7 +88,7 @@ def methods_of(
 
     Args:
         name: it names the files config/NAME_ppo.py and config/NAME_grpo.py.
-        overlays: names of files in config/ that come after these two.
+        overlays: names of files in config/ that come after either.
         crowd_steps, planner_steps: steps of SFT on the players of the corpus, and on the planner.
         overrides: settings of RL.
     """
@@ -107,7 +107,7 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """Return StarPO-S with the settings and filter of config/models/tiny.py, and two later methods.
+    """Return StarPO-S with the settings of config/models/tiny.py, and two later methods.
 
     Args:
         star_po_s, later: iterations of StarPO-S and of the later methods, for about the CPU time of
@@ -258,7 +258,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_world(name: str, seeds: Sequence[int], only: str) -> None:
-    """Train and play to make those rows of a world that have no file yet.
+    """Train and play to make the rows of a world for which `read_row` finds none.
 
     Args: only: the name of a row, or a part of the names of several rows.
     Raises: UserError if no row has such a name."""
@@ -336,7 +336,7 @@ def wins_of_players(world: World) -> dict[str, list[int]]:
 def play_prompts(world: World, what: str) -> dict[str, list[int]]:
     """Run eval.py. Returns: model or player -> the number of games that it wins on each prompt.
 
-    Args: what: the argument that chooses them."""
+    Args: what: the argument of eval.py that chooses models or players."""
     scores = ROWS / "scores.json"
     scores.parent.mkdir(parents=True, exist_ok=True)
     words = [*game_words(world), what, f"--samples={SAMPLES}", f"--json={scores}"]
@@ -412,7 +412,7 @@ def recorded(name: str) -> str:
 
 
 def world_lines(name: str) -> list[str]:
-    """Return the Markdown table of a world: its players, the base, and every method."""
+    """Return a Markdown table of all recorded rows of a world; [] if there are none."""
     world = WORLDS[name]
     rates = rates_of(name)
     if not rates:

@@ -54,7 +54,7 @@ def rate_cell(run: dict, iteration: str) -> str:
 
 @cache
 def chance_of_possible(num_numbers: int, num_turns: int) -> float:
-    """Return the probability of a win for a player that guesses any number still possible.
+    """Return the probability of a win if each guess is a random number that is still possible.
 
     Args: num_numbers: how many numbers are possible. num_turns: guesses left."""
     if num_numbers == 0 or num_turns == 0:

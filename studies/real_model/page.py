@@ -3,7 +3,7 @@
     python -m studies.reproduce echo_trap jobs     # the runs
     python -m studies.real_model.page              # seconds
 
-README.md defines collapse, fall and sign. The definitions were fixed before the runs.
+README.md defines collapse, fall and sign.
 """
 
 from configurator import UserError, run_main
@@ -171,7 +171,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Return when a sign begins, and whether it predicts the fall, is late or is false."""
+    """Return "never", or when a sign begins and whether it predicts the fall, is late or false."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -186,7 +186,7 @@ def sign_cell(row: Row, sign: Sign) -> str:
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
     """Return a Markdown table of success before and after RL.
 
-    A line is for all seeds of a curve on one evaluated game."""
+    A line is for all seeds of one method in one scored environment."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)

@@ -48,7 +48,7 @@ def records_by_step(folder: Path) -> dict[int, list[dict]]:
 
 
 def moments(recorded: Sequence[int], rows: dict[int, dict]) -> tuple[int, int, int]:
-    """Return the first recorded iteration, the first one with the most success, and the last."""
+    """Return the first recorded iteration, the best one (if equal, the earliest), and the last."""
     best = max(recorded, key=lambda step: rows[step]["success"])
     return recorded[0], best, recorded[-1]
 

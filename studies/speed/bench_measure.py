@@ -47,7 +47,7 @@ def compare(variants: dict[str, Run], repeats: int) -> Rows:
         repeats: Number of measurements, 1 or more.
 
     Returns:
-        Variant -> time (seconds) or count of the function -> [median, smallest, largest].
+        Variant -> "cpu_s", "wall_s" or a count of the function -> [median, smallest, largest].
     """
     measured = {name: [] for name in variants}
     for _ in range(repeats + 1):

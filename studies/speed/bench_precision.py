@@ -52,7 +52,7 @@ def precision(config: Config, repeats: int, *, shape: dict = SHAPE) -> Rows:
     """Compare the log-probs of engine and trainer at temperature 1, for a random model of `shape`.
 
     Args: repeats: has no effect, because nothing is timed.
-    Returns: dtype -> mean, 99th percentile and maximum of the absolute difference, nats.
+    Returns: row -> mean, 99th percentile and maximum of the absolute difference, nats.
     """
     network = build_random(shape)
     torch.nn.init.constant_(network.model.norm.weight, LOGIT_SCALE)

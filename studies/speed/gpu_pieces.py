@@ -37,7 +37,7 @@ Case = Callable[[], Values]
 
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
-RESERVED_S = 40  # no iteration begins in the last 40 seconds before --limit_s
+RESERVED_S = 40  # no further iteration begins in the last 40 seconds before --limit_s
 # dtype -> largest relative difference of COMPARED from the values on the CPU in float32
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:
     """Measure the cases that are new or waiting; with vLLM only one of them.
 
-    vLLM cannot start twice in a process. gpu_report.py starts processes until no case is waiting.
+    vLLM cannot start twice in a process, so gpu_report.py starts another.
     """
     todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
     for name in todo:
@@ -110,7 +110,7 @@ def free_memory(device: torch.device) -> None:
 def cases_of(piece: str, config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
     """Return the cases of a piece by name, the most useful first.
 
-    Args: deadline: value of time.perf_counter() after which no iteration should begin.
+    Args: deadline: value of time.perf_counter() after which a case begins only its first iteration.
     """
     if piece == "environment":
         return {"this machine": partial(describe_machine, device)}
@@ -163,7 +163,7 @@ def update_cases(device: torch.device) -> dict[str, Case]:
 def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
     """Return cases with attention by varlen or SDPA, eager or compiled.
 
-    The piece `update` measures one of them, so it is left out."""
+    If `packs` is 1, the piece `update` measures one of them, so it is left out."""
     cases = {}
     for kernel, compiled in (
         ("default", False),
@@ -180,7 +180,7 @@ def kernel_cases(packs: int, device: torch.device) -> dict[str, Case]:
 
 
 def flagship_cases(config: Config, device: torch.device, deadline: float) -> dict[str, Case]:
-    """Return PPO on FrozenLake, and PPO with the settings of the time in RAGEN's log (Sokoban)."""
+    """Return PPO on FrozenLake, and PPO on Sokoban with the settings of RAGEN's log."""
     model = f"--model={config.model}"
     cases = {}
     for name, arguments in {
@@ -272,7 +272,7 @@ def reference_on_cpu(device_type: str) -> tuple[list[Trajectory], list[Trajector
 
 
 def compare_with_cpu(engine_name: str, dtype: str, device: torch.device) -> Values:
-    """Sample one iteration on `device`, and update on the trajectories of `reference_on_cpu`.
+    """Sample one iteration on `device`, and update on the trajectories that the CPU's filter kept.
 
     Compare both parts with the CPU. The torch engine samples the same tokens as on the CPU, except
     where rounding changes a token.
@@ -381,7 +381,7 @@ def load_or_build(config: Config, device: torch.device):
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake, for a random model with the shape of Qwen2.5-0.5B.
 
-    Its replies are malformed, so all scores are equal. filter_zero_std=True keeps such groups."""
+    Nearly all its replies are malformed, so scores are equal. filter_zero_std=True allows this."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":
@@ -393,7 +393,7 @@ def random_config(config: Config, device: torch.device, engine: str) -> Config:
 def time_iterations(
     config: Config, device: torch.device, num_iterations: int, deadline: float
 ) -> Values:
-    """Time up to `num_iterations` iterations of train.py; none begins after `deadline`.
+    """Time up to `num_iterations` iterations of train.py; after `deadline` only the first begins.
 
     The first iteration is left out of the medians, unless it is the only one."""
     if not Path(config.model).is_dir() and config.model.endswith("/random_model"):

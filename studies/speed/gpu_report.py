@@ -9,7 +9,7 @@ A piece is a group of measurements (cases). Each piece has processes of its own 
 at most 4 minutes. If a case breaks a process, the remaining cases run in a new one. Results are
 appended to out/gpu/results.jsonl. The next call skips measured pieces and repeats failed ones last.
 --out_dir=PATH sets another folder, --model=NAME the model of the piece `flagship`. torch 2.11 and
-transformers are enough: a piece that needs vLLM is skipped if vLLM is not installed.
+transformers are enough; pieces that need vLLM are skipped without it.
 """
 
 from configurator import Config, UserError, load_config, run_main
@@ -139,7 +139,7 @@ def chosen_pieces(names: str) -> list[Piece]:
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
     """Return the pieces that are not done: first those that have not failed, then those that have.
 
-    `environment` stays first: if it fails, all others would fail.
+    A failed `environment` is not moved back: if it fails again, all others would fail.
     """
     states = {piece: results.state(piece.name) for piece in pieces}
     open_pieces = [piece for piece in pieces if states[piece] != "done"]
@@ -170,7 +170,7 @@ def run_piece(piece: Piece, config: Config, results: Results, deadline: float) -
         ending = run_once(piece, config, results, deadline)
         still_waiting = len(cases_in(("waiting",), piece, results))
         has_time = deadline - time.perf_counter() >= MIN_PROCESS_S
-        # With as many waiting cases as before, the process has begun none. Do not repeat it.
+        # With as many waiting cases as before, the process has begun none.
         if still_waiting in (0, num_waiting) or not has_time:
             break
         num_waiting = still_waiting
@@ -299,7 +299,7 @@ def line_of(cells: list[str]) -> str:
 
 
 def describe(value: float | str) -> str:
-    """Return a text as it is, numbers below 1,000 with three digits, other numbers in full."""
+    """Return texts unchanged, floats below 1,000 with three digits, other numbers as integers."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 1000:

@@ -20,7 +20,7 @@ from support.run_folder import replace_file
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", ":", "-.")  # dashes of the first six curves, of the next six, ...
 GRAY = "#555555"
-DPI = 200  # twice the resolution of a usual screen
+DPI = 200
 STYLE = {
     "font.size": 11,
     "figure.constrained_layout.w_pad": 0.08,  # inches
@@ -187,7 +187,7 @@ def label_lines(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def spread(heights: Sequence[float], gap: float, highest: float = math.inf) -> list[float]:
-    """Return ascending heights, moved as little as possible until neighbours are `gap` apart.
+    """Return ascending heights, moved as little as possible until at least `gap` apart.
 
     No height is above `highest`. Heights that touch form a block around their mean (isotonic
     regression: pool adjacent violators).

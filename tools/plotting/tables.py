@@ -12,7 +12,7 @@ from support.run_folder import replace_file
 from support.statistics import difference_interval, percent, rate_interval
 
 Rows = list[dict]  # the rows of a curve, one for each seed; see studies/runs.py
-Curves = dict[str, Rows]  # label -> rows; a curve that was not run has no rows
+Curves = dict[str, Rows]  # label -> rows; a curve (method) that was not run has no rows
 Wins = dict[str, np.ndarray]  # "start", "after RL" or reference player -> (S, n) of 0 and 1
 
 HEADINGS = (

@@ -132,8 +132,8 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return which of n prompts the S seeds solved, (S, n), at key 0 before RL and -1 after RL; {}
-    unless all seeds are finished."""
+    """Return which of n prompts the S seeds solved, (S, n), at key 0 before RL and, if no seed was
+    stopped early, at -1 after RL; {} unless all seeds are finished."""
     if not all(run.is_finished() for run in arm.runs):
         return {}
     env = arm.runs[0].scored_env()
@@ -169,7 +169,7 @@ def shared_players(arms: Sequence[Arm], env: str) -> Wins:
 
 
 def draw_warning_panel(runs: Sequence[Path], *paths: Path) -> None:
-    """Plot metrics that change before a run collapses, with a dashed line at each sign.
+    """Plot PANEL_METRICS, with a dashed line at each sign of collapse.
 
     Thin lines are single iterations, thick lines are moving averages.
 

@@ -173,7 +173,7 @@ def name_runs(runs: Sequence[Path]) -> list[str]:
 def describe_curves(rows: list[dict], records: list[tuple[dict, str | None]]) -> dict:
     """Return the data of the curves that the page shows above the trajectories.
 
-    Args: rows: of metrics.jsonl; records: from `read_trajectories`.
+    Args: rows: of metrics.jsonl; records: from `read_trajectories` or `read_file`.
     Returns:
         steps: the iterations; curves: for each metric of CURVES its name and a value, or None, for
         each of `steps`; eval: (iteration, success) of each evaluation, with iteration 0
@@ -217,8 +217,7 @@ def describe_trajectory(
     """Select and label what the page shows of a trajectory.
 
     Args:
-        record: row of one of the files in STAGES.
-        stage: the value of that file in STAGES.
+        record, stage: a pair from `read_trajectories` or `read_file`.
         think: whether responses have a thought, as in the setting `think`.
         text_ids: text -> number; new texts of this trajectory are added.
 
@@ -299,9 +298,10 @@ def explain_filter(record: dict, config: Config, rows: list[dict]) -> str:
 def describe_turn(
     turn: dict, following: dict | None, env: str, think: bool, text_ids: dict[str, int]
 ) -> dict:
-    """Select what the page shows of a turn; arguments as for `describe_trajectory`.
+    """Select what the page shows of a turn.
 
-    Args: following: the next turn, whose message reports on this turn; None after the last turn.
+    Args: turn: of a record; following: the next turn, whose message reports on this turn; None
+        after the last turn; env: with its options; think, text_ids: see `describe_trajectory`.
     Returns: the fields below. "reply" is the whole reply if it is not in the required format."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)
