@@ -135,35 +135,43 @@ def rates_by_prompt(trajectories: list[Trajectory]) -> np.ndarray:
 def differences(
     rows: dict[str, Scores], reference: str, folders: dict[str, str] | None = None
 ) -> str:
-    """Success of each row minus that of the reference row, paired by prompt, in %.
+    """Success of each row minus that of the reference row of its environment, %, paired by prompt.
 
-    Rows of other environments are left out. Each line has a 95 % interval, see
-    `statistics.difference_interval`. Models whose runs differ in the seed alone get one more line
-    together, with the value of each seed in parentheses. The last lines say which models cannot be
-    pooled, and why.
+    Each line has a 95 % interval, see `statistics.difference_interval`. Models whose runs differ in
+    the seed alone get one more line together, with the value of each seed in parentheses. The last
+    lines say which models cannot be pooled, and why.
 
-    Args: reference: the beginning of a row's name; folders: a row's name -> folder of its model,
-        if the two differ.
-    Raises: UserError if no row begins with `reference`, or if the rows played different prompts."""
-    matches = [name for name in rows if name.startswith(reference)]
-    if not matches:
+    Args: reference: the beginning of a row's name, without the environment before it; folders: a
+        row's name -> folder of its model, if the two differ.
+    Raises: UserError if no row begins with `reference`, or if the rows of an environment played
+        different prompts."""
+    texts = []
+    for env in dict.fromkeys(scores.trajectories[0].env for scores in rows.values()):
+        of_env = {}
+        for name, scores in rows.items():
+            if scores.trajectories[0].env == env:
+                of_env[name] = scores
+        matches = [name for name in of_env if name.removeprefix(f"{env}: ").startswith(reference)]
+        if matches:
+            texts.append(_differences_in_one_environment(of_env, matches[0], folders or {}))
+    if not texts:
         names = " or ".join(repr(name) for name in rows)
         raise UserError(f"--against must be the beginning of {names}, got {reference!r}")
-    reference = matches[0]
-    env = rows[reference].trajectories[0].env
-    rates = {}  # by row, (n,) success rates in the order of the prompts
-    prompts = set()
-    for name, scores in rows.items():
-        if scores.trajectories[0].env != env:
-            continue
-        prompts.add(tuple(sorted(successes_by_prompt(scores.trajectories))))
-        rates[name] = rates_by_prompt(scores.trajectories)
+    return "\n".join(texts)
+
+
+def _differences_in_one_environment(
+    rows: dict[str, Scores], reference: str, folders: dict[str, str]
+) -> str:
+    """See `differences`. Args: reference: the name of a row."""
+    prompts = {tuple(sorted(successes_by_prompt(row.trajectories))) for row in rows.values()}
     if len(prompts) > 1:
         raise UserError("rows of different prompts cannot be paired; leave out --against")
-
+    # by row, (n,) success rates in the order of the prompts
+    rates = {name: rates_by_prompt(scores.trajectories) for name, scores in rows.items()}
     compared = {name: [name] for name in rates if name != reference}  # label -> names of rows
     models = [name for name in compared if "entropy" in rows[name].metrics]  # players have none
-    pools = pool_seeds({name: (folders or {}).get(name, name) for name in models})
+    pools = pool_seeds({name: folders.get(name, name) for name in models})
     for seeds in pools.seeds:
         compared[f"{len(seeds)} seeds: {', '.join(seeds)}"] = seeds
     lines = [f"success - {reference}, paired by prompt, % [95 %]:"]

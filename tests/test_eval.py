@@ -212,6 +212,16 @@ def test_rows_are_paired_with_one_of_them():
     message = r"--against must be the beginning of 'm' or .* or 'r', got 's'"
     with pytest.raises(ValueError, match=message):
         differences(rows, "s")
+    elsewhere = {}
+    for name, scores in rows.items():
+        played = [replace(trajectory, env="B") for trajectory in scores.trajectories]
+        elsewhere[f"B: {name}"] = Scores(scores.metrics, played)
+    both = differences(rows | elsewhere, "q").split("\n")  # each environment has its own reference
+    assert "  p: 33.3 [" in "\n".join(both) and "  B: p: 33.3 [" in "\n".join(both)
+    assert (
+        both[0].startswith("success - q, ")
+        and "success - B: q, paired by prompt, % [95 %]:" in both
+    )
     del rows["p"][1][:2]  # now row p has two prompts only
     with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
         differences(rows, "r")
