@@ -168,26 +168,45 @@ def first_spike(row: Row, factor: float) -> int | None:
     return None
 
 
-def spike_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a Markdown table that counts runs by spike and collapse, a row for each of SPIKES."""
+def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
+    """Return a Markdown table of what runs do after their first spike, and without a spike.
+
+    A line is for one of SPIKES, and for the cells in which some run, or no run, collapses.
+
+    Args: cells: the runs of each method at each learning rate."""
+    with_collapse = []  # runs of cells in which some run collapses
+    without_collapse = []
+    for rows in cells:
+        some_collapse = any(collapse_iteration(row) is not None for row in rows)
+        (with_collapse if some_collapse else without_collapse).extend(rows)
     lines = []
     for factor in SPIKES:
-        after = {"collapse later": 0, "had collapsed": 0, "no collapse": 0}
-        without = {True: 0, False: 0}  # whether a run without a spike collapses -> number of runs
-        for row in rows:
-            collapse = collapse_iteration(row)
-            spike = first_spike(row, factor)
-            if spike is None:
-                without[collapse is not None] += 1
-            elif collapse is None:
-                after["no collapse"] += 1
-            else:
-                after["collapse later" if spike < collapse else "had collapsed"] += 1
-        num_without = sum(without.values())
-        counts = [str(count) for count in after.values()]
-        lines.append([f"{factor:g} times", *counts, f"{without[True]} of {num_without}"])
-    headings = ["spike above", "then collapse", "had collapsed before", "never collapse"]
-    return tables.markdown([*headings, "collapse without a spike"], lines)
+        for kind, rows in (("some run", with_collapse), ("no run", without_collapse)):
+            lines.append([f"{factor:g} times", kind, *count_spikes(rows, factor)])
+    counted = ["spike, then collapse", "spike, no collapse", "spike after the collapse"]
+    headings = ["spike above", "cells in which collapses", *counted, "collapse without a spike"]
+    return tables.markdown(headings, lines)
+
+
+def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
+    """Return the last four cells of a line of `spike_lines`."""
+    num_then_collapse = 0
+    num_no_collapse = 0
+    num_after_collapse = 0
+    collapsed_without_spike = []  # for each run without a spike, whether it collapses
+    for row in rows:
+        collapse = collapse_iteration(row)
+        spike = first_spike(row, factor)
+        if spike is None:
+            collapsed_without_spike.append(collapse is not None)
+        elif collapse is None:
+            num_no_collapse += 1
+        elif spike < collapse:
+            num_then_collapse += 1
+        else:
+            num_after_collapse += 1
+    without = f"{sum(collapsed_without_spike)} of {len(collapsed_without_spike)}"
+    return [str(num_then_collapse), str(num_no_collapse), str(num_after_collapse), without]
 
 
 # ---------- survival
@@ -259,7 +278,7 @@ def page_tables(curves: dict[str, list[Row]]) -> dict[str, str]:
     return {
         "methods": "\n".join(method_lines(curves)),
         "signs": "\n".join(sign_lines(fitted, tested)),
-        "spikes": "\n".join(spike_lines([*fitted, *tested])),
+        "spikes": "\n".join(spike_lines(list(curves.values()))),
     }
 
 

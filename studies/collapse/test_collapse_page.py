@@ -144,9 +144,12 @@ def test_a_run_may_go_on_after_a_spike_of_the_gradient():
         make_row([0.9] * 4, grad_norm=[1.0] * 10 + [None] * 10),
     ]
     assert [collapse.first_spike(row, 3.0) for row in rows] == [14, 15, None, 6, None, None]
-    assert collapse.spike_lines(rows)[2:] == [
-        "| 3 times | 1 | 1 | 1 | 1 of 3 |",
-        "| 10 times | 0 | 0 | 0 | 3 of 6 |",
+    quiet = [make_row([0.9] * 4, grad_norm=spike_at(7)), make_row([0.9] * 4)]
+    assert collapse.spike_lines([rows, quiet])[2:] == [
+        "| 3 times | some run | 1 | 1 | 1 | 1 of 3 |",
+        "| 3 times | no run | 0 | 1 | 0 | 0 of 1 |",
+        "| 10 times | some run | 0 | 0 | 0 | 3 of 6 |",
+        "| 10 times | no run | 0 | 0 | 0 | 0 of 2 |",
     ]
 
 
