@@ -41,8 +41,8 @@ def early_stop_reason(history: Sequence[dict]) -> str | None:
     stds = _known_values(history, "in_group_reward_std")
     if len(stds) >= 2 * PERIOD and max(stds[-PERIOD:]) < STALE_STD_SHARE * fmean(stds[:PERIOD]):
         return (
-            f"the std of rewards inside groups was below {STALE_STD_SHARE:.0%} of its first level "
-            f"for {PERIOD} iterations"
+            f"the std of rewards inside groups was below {STALE_STD_SHARE:.0%} of its mean over "
+            f"the first {PERIOD} iterations, {PERIOD} iterations in a row"
         )
     successes = _known_values(history, "eval_success")
     if len(successes) >= WINDOW and max(successes[-WINDOW:]) < DEAD_SUCCESS:

@@ -35,7 +35,7 @@ PLACEHOLDERS = {
 GROUPS = {
     "rollout": "The training trajectories of the iteration, sampled at `temperature`.",
     "update": "The group filter and the optimizer steps. Values per token are means over sampled "
-    "tokens. Losses, norms, differences and learning rates are null if the filter keeps no group.",
+    "tokens. All but `kept_groups`, `kept_trajectories`, `bad_steps` are null without an update.",
     "eval": "The fixed evaluation prompts, sampled at `eval_temperature`. Null in iterations "
     "without an evaluation (`eval_every`).",
     "collapse": "Whether thoughts still depend on their prompts; [diagnostics.md](diagnostics.md) "
@@ -76,7 +76,8 @@ METRICS = [
         "error_frac",
         "rollout",
         "fraction",
-        "Trajectories whose environment failed. Their groups are left out of all other metrics.",
+        "Trajectories whose environment failed. Other metrics leave out their groups, except "
+        "`sampled_groups`, times and memory.",
     ),
     Metric("lost_frac", "rollout", "fraction", "Trajectories whose game was lost."),
     Metric(
@@ -175,7 +176,7 @@ METRICS = [
         "entropy",
         "update",
         "nats per token",
-        "Entropy of the policy's distribution over all tokens, at `temperature`.",
+        "Entropy of the policy's distribution over the vocabulary, at `temperature`.",
     ),
     Metric(
         "kl_ref",

@@ -178,7 +178,8 @@ def test_rewards_that_no_longer_vary_stop_a_run():
     low = changed(rows, 15, in_group_reward_std=0.049)
     assert early_stop_reason(low[:24]) is None
     assert early_stop_reason(low[:25]) == (
-        "the std of rewards inside groups was below 10% of its first level for 10 iterations"
+        "the std of rewards inside groups was below 10% of its mean over the first 10 iterations, "
+        "10 iterations in a row"
     )
     nine = changed(low, 24, in_group_reward_std=0.5)[:25]
     assert early_stop_reason(nine) is None
