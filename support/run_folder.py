@@ -156,7 +156,7 @@ def changed_settings(saved: Config, wanted: Config) -> list[str]:
         if key not in MAY_CHANGE_ON_RESUME:
             phrases.append(phrase)
         elif reader and getattr(wanted, reader) != unread:
-            phrases.append(f"{phrase}, which {reader}={getattr(wanted, reader)!r} reads")
+            phrases.append(f"{phrase}, on which {reader}={getattr(wanted, reader)!r} depends")
     return phrases
 
 

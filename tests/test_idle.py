@@ -15,8 +15,8 @@ IDLE = dict(kept_groups=0, valid_frac=0.25, success=0.0)
 BUSY = dict(kept_groups=2, valid_frac=0.75, success=0.5)
 NONE_OF_TEN = (
     "0 of 10 iterations updated the policy; in the other 10 the filter kept no group, because all "
-    "scores in each group were equal (replies valid in 25%, success in 0%); teach the form of the "
-    "replies with tools.sft first"
+    "scores in each group were equal (replies valid in 25%, success in 0%); teach the reply format "
+    "with tools.sft first"
 )
 
 
