@@ -104,7 +104,7 @@ class Env:
         repeats: bool, max_reward: float, blocking: bool, runs_programs: bool
             See the class attributes below.
         key(instance: tuple) -> Hashable
-            A value that is equal for instances that are the same game.
+            What identifies the game of an instance; equal keys count as one game.
         _read(action: str) -> Any
             The argument of `_move` for this text; None if the action is illegal.
         greedy() -> str
@@ -237,7 +237,10 @@ class Env:
         return cls.runs_programs
 
     def key(self, instance: tuple) -> Hashable:
-        """Return a value that is equal for instances that are the same game."""
+        """Return what identifies the game of an instance.
+
+        Instances with equal keys count as one game, for example if only their symbols differ.
+        Training draws no game of the evaluation or held-out prompts, except with `repeats`."""
         return instance
 
     def state_key(self) -> Hashable:

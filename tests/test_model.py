@@ -247,8 +247,9 @@ def test_a_token_sees_the_past_and_not_the_future(random_model):
         before, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
         tokens[3] = 500
         after, _ = Policy(random_model)(packed([(tokens, sampled)]), 1.0)
-    close(after[:2], before[:2], 1e-6)  # tokens 1 and 2 come before the changed token 3
-    assert (after - before)[2:].abs().min() > 1e-3  # token 3 itself and those after it
+    # Row i has the log-prob of token i + 1, because token 0 is not sampled. Token 3 has changed.
+    close(after[:2], before[:2], 1e-6)  # tokens 1 and 2
+    assert (after - before)[2:].abs().min() > 1e-3  # tokens 3, 4 and 5
 
 
 def slow_varlen(q, k, v, q_ends, k_ends, longest_q, longest_k, scale):
