@@ -178,7 +178,7 @@ def use_local_words(module_name: str) -> None:
 
 @lru_cache
 def local_words(language: str) -> list[str]:
-    """A list of words: a dictionary for "en", else the words of a short story."""
+    """Words in place of a list of NLTK: for "en" those of a dictionary, else those of a story."""
     from reasoning_gym.data import read_data_file
 
     if language == "en":

@@ -129,7 +129,7 @@ def test_the_factor_with_the_best_f1_is_chosen():
 
 
 def test_a_run_may_go_on_after_a_spike_of_the_gradient():
-    """The first level of the gradient norm is 1, so 4 is a spike of 3 times but not of 10 times."""
+    """The first level of the gradient norm is 1. So a norm of 4 is above 3 times it, not above 10."""
     fall = [0.9, 0.9, 0.3, 0.3]  # collapses at iteration 15 of 20
 
     def spike_at(iteration):

@@ -135,8 +135,8 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
     """Return Pearson's correlation of credits and true advantages between turns of the same game.
 
     From each credit and each advantage, its mean over the game is subtracted first. The correlation
-    is corrected for the noise of the truth. It is 0 if the turns of every game have equal credits,
-    and else NaN if the estimated advantages differ by noise only.
+    is corrected for the noise of the truth. It is 0 if credits do not differ within any game.
+    Otherwise it is NaN if the measured true advantages differ within games by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)

@@ -84,7 +84,7 @@ class World(NamedTuple):
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """Return the methods for one grid world, by the name of their row.
+    """Return name -> method for one grid world. The name is that of a line in table.md.
 
     Args:
         name: it names the files config/NAME_ppo.py and config/NAME_grpo.py.
