@@ -148,7 +148,7 @@ class Config:
     eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
-    grace_s: Seconds = 60.0  # after a signal, the current iteration must end in so many seconds
+    grace_s: Seconds = 60.0  # after a signal, seconds within which the current iteration must end
     # N: trajectories.jsonl records every N-th iteration, the first and evaluated ones: of each, as
     # many groups as hold 32 trajectories, up to 64 MB a run; 0 = none
     sample_every: Natural = 2

@@ -396,7 +396,7 @@ def without_errors(
             "and at least one whole group must be left"
         )
     print(
-        f"{sentence}; training drops their groups, and evaluation counts them as failures",
+        f"{sentence}; training drops their groups, and evaluation counts each as a failure",
         flush=True,
     )
     return kept

@@ -640,9 +640,8 @@ def policy_loss(
     """Compute the policy's loss: clipped PPO loss, entropy bonus, KL, and ECHO's cross-entropy.
 
     Args: packed: the tokens of the micro-batch; its R response tokens are in the order of the
-        sequences; num_tokens,
-        num_observation_tokens: the numbers of response tokens and of observation tokens in the
-        whole mini-batch, the denominators of the losses.
+        sequences; num_tokens, num_observation_tokens: the numbers of response tokens and of
+        observation tokens in the whole mini-batch, the denominators of the losses.
     Returns: loss, a scalar; metrics, summed over the R tokens, except logprob_diff_max, a maximum.
     """
     config = learner.config

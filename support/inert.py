@@ -165,7 +165,7 @@ def _environment(config: Config, given: Collection[str]) -> Iterator[Reason]:
         elif not _makes_statements(config):
             yield (
                 "think_reward",
-                f"env={config.env!r} has no statements() to check thoughts against",
+                f"env={config.env!r} gives no statements to check thoughts against",
             )
     if config.observation != "grid" and "observation" in given:
         looks = _look_at_envs(config)

@@ -141,8 +141,8 @@ def differences(
     the seed alone get one more line together, with the value of each seed in parentheses. The last
     lines say which models cannot be pooled, and why.
 
-    Args: reference: the beginning of a row's name, without the environment before it; folders: a
-        row's name -> folder of its model, if the two differ.
+    Args: reference: the beginning of a row's name, with or without the environment before it;
+        folders: a row's name -> folder of its model, if the two differ.
     Raises: UserError if no row begins with `reference`, or if the rows of an environment played
         different prompts."""
     texts = []
@@ -151,7 +151,11 @@ def differences(
         for name, scores in rows.items():
             if scores.trajectories[0].env == env:
                 of_env[name] = scores
-        matches = [name for name in of_env if name.removeprefix(f"{env}: ").startswith(reference)]
+        matches = []
+        for name in of_env:
+            without_env = name.removeprefix(f"{env}: ")
+            if name.startswith(reference) or without_env.startswith(reference):
+                matches.append(name)
         if matches:
             texts.append(_differences_in_one_environment(of_env, matches[0], folders or {}))
     if not texts:

@@ -222,6 +222,9 @@ def test_rows_are_paired_with_one_of_them():
         both[0].startswith("success - q, ")
         and "success - B: q, paired by prompt, % [95 %]:" in both
     )
+    alone = differences(rows | elsewhere, "B: q").split("\n")
+    assert alone[0].startswith("success - B: q, ") and "  B: p: 33.3 [" in "\n".join(alone)
+    assert not any(line.startswith("  p: ") for line in alone)
     del rows["p"][1][:2]  # now row p has two prompts only
     with pytest.raises(ValueError, match="rows of different prompts cannot be paired"):
         differences(rows, "r")

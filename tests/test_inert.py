@@ -293,7 +293,7 @@ def test_think_reward_where_nothing_can_be_checked(env, mute, tmp_path):
     )
     env = env.replace("MUTE", f"{file}:Mute")
     config = small_config(env=env, think=True, think_reward=0.1)
-    reason = f"env={env!r} has no statements() to check thoughts against"
+    reason = f"env={env!r} gives no statements to check thoughts against"
     assert inert_settings(config, ["think_reward"]) == ({"think_reward": reason} if mute else {})
     assert inert_settings(replace(config, think_reward=0.0), ["think_reward"]) == {}
 

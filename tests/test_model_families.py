@@ -662,8 +662,8 @@ def test_vllm_has_the_log_probs_of_the_trainer(folders, name, tmp_path):
 
 @pytest.mark.slow
 @needs_vllm
-def test_the_command_of_the_readme_for_qwen3(folders, tmp_path):
-    """LoRA and an untied head are added, so vLLM also gets their weights."""
+def test_vllm_gets_lora_and_an_lm_head_of_its_own(folders, tmp_path):
+    """README's command for Qwen3, with LoRA and an untied LM head."""
     script = ["train.py", "config/frozenlake_grpo.py", "config/models/qwen3.py"]
     changes = SMALL | dict(model=folders["qwen3_untied"], lora_rank=4, learning_rate=1e-2)
     rows = launch([sys.executable, *script], tmp_path / "out", **changes)

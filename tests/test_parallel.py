@@ -41,10 +41,10 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
-def launch(arguments, start, *, flags=TWO_RANKS):
+def launch(arguments, start):
     """Run torchrun; returns the finished process, with output and errors in one text."""
     return subprocess.run(
-        [*TORCHRUN, *flags, *arguments],
+        [*TORCHRUN, *TWO_RANKS, *arguments],
         env=environment(start),
         text=True,
         timeout=600,

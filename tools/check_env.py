@@ -584,11 +584,11 @@ CHECKS: dict[str, Callable[[Subject], list[str]]] = {
     "a seed gives the same game in another process": check_processes,
     "no global random generator is used": check_generators,
     "training games do not look like those of the evaluation": check_splits,
-    "games end with the action budget, and rewards are numbers": check_budget,
-    "no text raises an error": check_texts,
+    "games end with the action budget, and rewards keep their limits": check_budget,
+    "any text is handled": check_texts,
     "rules and statements can be used": check_sentences,
     "players choose legal actions": check_players,
-    "the expert wins more often than random play": check_skill,
+    "the expert wins clearly more often than random play": check_skill,
     "steps and draws are fast": check_speed,
 }
 

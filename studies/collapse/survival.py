@@ -161,7 +161,10 @@ def first_spike(row: Row, factor: float) -> int | None:
 
     The iterations of the first level itself cannot be spikes. None if there is no spike."""
     norms = row["series"]["grad_norm"]
-    limit = factor * first_level(norms)
+    first = first_level(norms)
+    if first <= 0:
+        return None
+    limit = factor * first
     for iteration, norm in enumerate(norms, start=1):
         if iteration > FIRST and norm is not None and norm > limit:
             return iteration
@@ -184,7 +187,7 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
         for kind, rows in (("some run", with_collapse), ("no run", without_collapse)):
             lines.append([f"{factor:g} times", kind, *count_spikes(rows, factor)])
     counted = ["spike, then collapse", "spike, no collapse", "spike after the collapse"]
-    headings = ["spike above", "cells in which collapses", *counted, "collapse without a spike"]
+    headings = ["spike above", "collapses in the cell", *counted, "collapse without a spike"]
     return tables.markdown(headings, lines)
 
 
@@ -201,7 +204,7 @@ def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
             collapsed_without_spike.append(collapse is not None)
         elif collapse is None:
             num_no_collapse += 1
-        elif spike < collapse:
+        elif spike <= collapse:  # the evaluation comes after the update
             num_then_collapse += 1
         else:
             num_after_collapse += 1

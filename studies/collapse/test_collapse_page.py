@@ -129,7 +129,7 @@ def test_the_factor_with_the_best_f1_is_chosen():
 
 
 def test_a_run_may_go_on_after_a_spike_of_the_gradient():
-    """The first level of the gradient norm is 1. So a norm of 4 is above 3 times it, not above 10."""
+    """The first level of the gradient norm is 1, so a norm of 4 is above 3 times it, not 10."""
     fall = [0.9, 0.9, 0.3, 0.3]  # collapses at iteration 15 of 20
 
     def spike_at(iteration):
@@ -137,13 +137,15 @@ def test_a_run_may_go_on_after_a_spike_of_the_gradient():
 
     rows = [
         make_row(fall, grad_norm=spike_at(14)),
-        make_row(fall, grad_norm=spike_at(15)),  # no earlier than the collapse
+        make_row(fall, grad_norm=spike_at(16)),  # after the collapse
         make_row(fall),
         make_row([0.9] * 4, grad_norm=spike_at(6)),
         make_row([0.9] * 4, grad_norm=spike_at(5)),  # within the first level
         make_row([0.9] * 4, grad_norm=[1.0] * 10 + [None] * 10),
     ]
-    assert [collapse.first_spike(row, 3.0) for row in rows] == [14, 15, None, 6, None, None]
+    unknown = make_row(fall, grad_norm=[None] * 5 + [4.0] * 15)  # it has no first level
+    assert collapse.first_spike(unknown, 3.0) is None
+    assert [collapse.first_spike(row, 3.0) for row in rows] == [14, 16, None, 6, None, None]
     quiet = [make_row([0.9] * 4, grad_norm=spike_at(7)), make_row([0.9] * 4)]
     assert collapse.spike_lines([rows, quiet])[2:] == [
         "| 3 times | some run | 1 | 1 | 1 | 1 of 3 |",

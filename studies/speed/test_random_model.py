@@ -69,7 +69,7 @@ def test_messages(arguments, given):
 def test_a_layer_of_qwen_trains_with_lora(qwen_folder, dtype, tmp_path):
     """PPO with LoRA trains with a vocabulary of 151,936, and engine and trainer agree.
 
-    The run needs 3.2 GiB, 13 CPU-seconds of user time and as many of system time.
+    The run needs about 3 GiB, mostly for the vocabulary.
     """
     out_dir = tmp_path / "out"
     command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]

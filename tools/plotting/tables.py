@@ -33,9 +33,9 @@ COMPARED = ("start", "greedy, closed loop", "optimal, 1 a turn")  # subtracted f
 LEGEND = """\
 Success in % of n games, with a 95 % interval in brackets and the result of each seed in
 parentheses. Differences are paired by seed and prompt. Intervals are over seeds and prompts
-(support/statistics.py); if two or three seeds differ, they are wide. If other seeds would collapse,
-an interval of a few seeds does not show it. First warning: for each seed, the iteration of the
-first sign of collapse (support/collapse_signs.py), - if there is none."""
+(support/statistics.py); if two or three seeds differ, they are wide. With few seeds, an
+interval cannot show that other seeds would collapse. First warning: for each seed, the iteration of
+the first sign of collapse (support/collapse_signs.py), - if there is none."""
 
 
 # ---------- what rows hold
