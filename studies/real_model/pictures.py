@@ -81,7 +81,7 @@ def draw_two_rates(path: Path, low: dict[str, list[Run]], high: dict[str, list[R
     with picture(path, width=8.25, height=2.7) as figure:
         for axes, (curves, panel) in zip(figure.subplots(1, 3), drawn, strict=True):
             draw_panel(axes, panel, curves, looks)
-        draw_legend(figure, in_legend(high, looks))
+        draw_legend(figure, looks)  # without numbers of seeds, which differ between the rates
 
 
 def looks_of(curves: dict[str, list[Run]]) -> dict[str, dict]:
