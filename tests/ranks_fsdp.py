@@ -136,8 +136,8 @@ def test_the_work_is_shared_out_once_and_equally_often(trained_folder):
         counted = []
         num_tokens = []
         for part in work:
-            assert all(micro_batch.weight in (0.0, 1.0) for micro_batch in part)
-            mine = [i for indices, weight in part if weight for i in indices]
+            assert all(micro_batch.is_real in (0.0, 1.0) for micro_batch in part)
+            mine = [i for indices, is_real in part if is_real for i in indices]
             counted += mine
             num_tokens.append(sum(len(played[i].ids) for i in mine))
         assert sorted(counted) == list(range(count))
