@@ -60,8 +60,8 @@ def steps() -> list[Step]:
             COLD_START / "model",
             3,
         ),
-        Step("train with StarPO", starpo, RUNS["StarPO"] / "policy", 21),
-        Step("train with StarPO-S", starpo_s, RUNS["StarPO-S"] / "policy", 6),
+        Step("train with StarPO", starpo, RUNS["StarPO"] / "policy", 23),
+        Step("train with StarPO-S", starpo_s, RUNS["StarPO-S"] / "policy", 7),
     ]
 
 
