@@ -144,8 +144,8 @@ def turn_ppo_advantages(
     its first token. There the critic sees the whole past and the new observation, but nothing of
     the reply. Bi-level GAE instead takes V at the last token of the turn, after the reply, and
     then runs GAE over the tokens of each turn, so tokens of one turn have different advantages and
-    values. PPO's ratio and clip are still those of tokens, unless sequence_ratio=True and
-    sequence="turn". A turn of L tokens counts L times in the policy loss and the value loss.
+    values. PPO's ratio and clip are still those of tokens; with sequence_ratio=True they are
+    those of segments. A turn of L tokens counts L times in the policy loss and the value loss.
 
     Acts in every run with this estimator. If a trajectory has one turn, all its tokens have the
     advantage score - V, with V at its first token; turn_gamma and turn_lam act from two turns on.

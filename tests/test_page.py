@@ -277,7 +277,7 @@ def test_light_and_dark(page):
     assert background() == "rgb(21, 23, 26)"
 
 
-# ---------- a file of trajectories, marks and the export
+# ---------- the page of a file of trajectories, stars and notes, and their export
 
 
 def test_a_file_shows_what_was_false_and_why_a_game_was_lost(open_page, games):

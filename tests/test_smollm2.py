@@ -1,8 +1,8 @@
-"""Tests of tools/smollm2.py, without a network, with a tiny model in the real model's format.
+"""Tests of tools/smollm2.py, without a network, with a tiny model in SmolLM2's format.
 
     python -m pytest -q tests/test_smollm2.py
 
-That model is tested in test_real_model.py.
+SmolLM2 itself is tested in test_real_model.py.
 """
 
 from configurator import UserError

@@ -750,7 +750,7 @@ def test_reinforce_plus_plus_agrees_with_loop(dense):
 
 @pytest.mark.parametrize("estimator", BUILT_IN)
 def test_equal_rewards_and_groups_of_one_teach_nothing(estimator):
-    """Each trajectory has one token of value 0. Whitening equal returns gives 0, too."""
+    """Each trajectory has one token, at which the critic's value is 0. So all returns are equal."""
     for scores in (doubles(2, 2, 2), doubles(2)):
         values = torch.zeros_like(scores) if estimator in CRITIC_ESTIMATORS else None
         ones = [1] * len(scores)
