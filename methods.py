@@ -7,7 +7,7 @@ method changes anything ("Acts"). Search `train.py` for the setting in brackets 
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
     GiGPO             compares the turns of a group that start in the same state [state_weight]
-    Turn-PPO          has one value and one step of GAE for each turn [estimator="turn_ppo"]
+    Turn-PPO          has one value and one step of GAE for each turn [turn_ppo]
     GSPO              clips the geometric mean of the ratios of a segment [sequence_ratio]
     IcePop            drops tokens whose ratio to the engine is extreme [importance_floor]
     sequence mask     drops segments with mean A < 0 whose mean ratio is low [sequence_mask]
@@ -142,10 +142,11 @@ def turn_ppo_advantages(
 
     A turn is one step. Its reward is the sum of the rewards of its tokens, and its value is V at
     its first token. There the critic sees the whole past and the new observation, but nothing of
-    the reply. Bi-level GAE instead takes V at the last token of the turn, after the reply, and
-    then runs GAE over the tokens of each turn, so tokens of one turn have different advantages and
-    values. PPO's ratio and clip are still those of tokens; with sequence_ratio=True they are
-    those of segments. A turn of L tokens counts L times in the policy loss and the value loss.
+    the reply. Bi-level GAE instead takes V at the last token of the turn, after the rest of the
+    reply, and then runs GAE over the tokens of each turn, so tokens of one turn have different
+    advantages and values. PPO's ratio and clip are still those of tokens; with sequence_ratio=True
+    they are those of segments. A turn of L tokens counts L times in the policy loss and the value
+    loss.
 
     Acts in every run with this estimator. If a trajectory has one turn, all its tokens have the
     advantage score - V, with V at its first token; turn_gamma and turn_lam act from two turns on.
@@ -196,10 +197,10 @@ def gspo_log_ratio(logprobs: Tensor, old_logprobs: Tensor, segment_ids: Tensor) 
     aggregation is "seq_mean_token_mean". GSPO weighs no single token, so
     `starpo.importance_weights` is not used with it.
 
-    Acts from the second optimizer step of an iteration on. In the first step, s is 1 up to
-    rounding. If the old log-probs are the engine's, rounding in bfloat16 may take s out of the clip
-    range, which is small in the paper: 3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets
-    recompute_old_logprobs.
+    Acts from the second optimizer step of an iteration on (in the first one, only by the missing
+    importance weights). In the first step, s is 1 up to rounding. If the old log-probs are the
+    engine's, rounding in bfloat16 may take s out of the clip range, which is small in the paper:
+    3e-4 below 1 to 4e-4 above 1. So config/methods/gspo.py sets recompute_old_logprobs.
 
     `starpo.bound_log_ratio` bounds log s like the log ratio of a token: if its absolute value
     exceeds 20 nats, its gradient is 0 (in verl, if log s is above 10).

@@ -40,7 +40,7 @@ class Credit:
     """Advantage and value of a turn, for records. None unless the filter kept the turn's group."""
 
     advantage: float | None = None  # mean over the response tokens, as in the loss
-    value: float | None = None  # the critic's, if any, of the state before the response
+    value: float | None = None  # the critic's, if any, at the first response token
 
 
 @dataclass
@@ -52,7 +52,8 @@ class Turn:
     prompt_ids: list[int]
     # The sampled tokens, the end-of-turn token included if sampled. `unmask` adds prompt tokens.
     response_ids: list[int]
-    rollout_logprobs: list[float]  # of response_ids, under the engine, at its temperature, nats
+    # of response_ids, under the engine, at its temperature, nats; NaN where the engine gave none
+    rollout_logprobs: list[float]
     # the environment's reward, changed by reward_density, + format penalty + bonus of think_reward
     reward: float = 0.0
     text: str = ""  # the response decoded for the parser; never encoded again
@@ -152,11 +153,11 @@ class Trajectory:
 
 @dataclass
 class Reply:
-    """A player's answer to one message. `response_ids` are texts (models behind an API) or ids."""
+    """A player's answer to one message. Tokens are ids, or texts for a model behind an API."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
-    response_ids: list[int] = field(default_factory=list)
+    response_ids: list[int] | list[str] = field(default_factory=list)
     rollout_logprobs: list[float] = field(default_factory=list)
     error: str | None = None  # why the player could not answer
     cut_by: str | None = None  # the setting that cut the reply off, see `TurnRecord`
@@ -371,6 +372,8 @@ def without_errors(
     trajectories: Sequence[Trajectory], config: Config, group_size: int = 1
 ) -> list[Trajectory]:
     """Drop each group in which an environment failed, because advantages compare whole groups.
+
+    Evaluation uses only the check, with group_size 1.
 
     max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
     group fails if its instance cannot be played. With max_error_frac 0, none may fail.
@@ -633,7 +636,7 @@ def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the metrics of support/metrics.py that are means over trajectories or turns."""
+    """Compute the metrics of support/metrics.py that are means over trajectories or their parts."""
     num_trajectories = len(trajectories)
     records = [turn.record for trajectory in trajectories for turn in trajectory.turns]
     num_turns = len(records)

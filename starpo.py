@@ -149,8 +149,9 @@ def filter_groups(
 def _num_groups_to_keep(values: Tensor, keep: float, strategy: str, num_groups: int) -> int:
     """Return how many of the ranked groups the strategy keeps.
 
-    Args: values (C,), of the C ranked groups, in their order; keep in (0, 1], or for "count" in
-        [1, P]; num_groups, P. "fraction" keeps a fraction of P, not of C, perhaps more than C.
+    Args: values (C,), of the C ranked groups, in their order; keep in (0, 1], or for "count" in [1,
+        P]; num_groups, P. "fraction" counts a fraction of P, not of C; if this exceeds C, all C are
+        kept.
     """
     if strategy == "fraction":  # + 1e-9, because 0.29 * 100 is 28.999999999999996
         return max(1, int(keep * num_groups + 1e-9))
@@ -313,9 +314,10 @@ def gae(
     bi-level GAE, second pass  steps are tokens, pieces are turns
     Turn-PPO                   steps are turns, pieces are trajectories
 
-    Args: rewards (S,) float, of S steps; values (S,) float, V of the state before each step, in
-        reward units; lengths, the numbers of steps of the pieces, which sum to S; gamma and lam,
-        discount and lambda in [0, 1], one number or (S,), from each step to the next.
+    Args: rewards (S,) float, of S steps; values (S,) float, V of the state before each step (in the
+        first pass of bi-level GAE at the last token of the turn), in reward units; lengths, the
+        numbers of steps of the pieces, which sum to S; gamma and lam, discount and lambda in [0,
+        1], one number or (S,), from each step to the next.
     Returns: advantages (S,), returns (S,) = advantages + values; both without gradient, at least
         float32.
     Source: arXiv 1506.02438, equation 16.
@@ -329,7 +331,7 @@ def gae(
     values = _at_least_float32(values.detach())
     gamma = torch.as_tensor(gamma, dtype=torch.float64, device=values.device).expand(len(values))
     lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device).expand(len(values))
-    num_steps = torch.tensor(lengths, device=values.device)  # (B,), here B counts pieces
+    num_steps = torch.tensor(lengths, device=values.device)  # (B,), B counts pieces here
     T = max(lengths, default=0)
     # Column T holds only zeros: V = 0 after the end of every piece.
     mask = torch.arange(T + 1, device=values.device) < num_steps[:, None]  # (B, T + 1)
@@ -512,8 +514,8 @@ def token_weights(
     number for each: the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv
     2504.20073), the sum over its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens
     ("constant", Dr. GRPO).
-    Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, the largest
-        number of response tokens that a trajectory can have. Returns: (R,) float32.
+    Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, a constant,
+        max_turns * max_response_tokens. Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()
     [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """

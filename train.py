@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
     device, dtype = parallel.init_distributed(config)
     with open_run(config, sources) as run:
-        if not run.is_finished():
+        if not run.is_finished():  # an earlier process finished it: then its report is printed
             train(run, device, dtype)
 
 
@@ -115,7 +115,7 @@ def iterate(
 ) -> tuple[dict, list[Trajectory]]:
     """Do one round of rollout and update.
 
-    Args: history: the metrics of earlier iterations.
+    Args: history: the metrics of earlier iterations; `measure_collapse` continues its averages.
     Returns: the metrics of this iteration, and its trajectories. A metric that was not measured is
         None. `Run.add` fills in the metrics of an evaluation."""
     config = learner.config
@@ -163,7 +163,7 @@ def iterate(
         update_metrics = update(learner, experience.of_trajectories(to_train))
     else:
         tqdm.write(skipped_update(learner.step + 1, num_kept=len(kept)))
-    learner.step += 1
+    learner.step += 1  # counts iterations, not optimizer steps
     update_timer.stop()
 
     metrics = iteration_metrics(
@@ -312,7 +312,7 @@ class Experience:
     turn_ids: Tensor  # (R,) int64; for each token, its turn's index among all K turns
     segment_ids: Tensor  # (R,) int64; for each token, the index of its turn or sequence
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
-    old_values: Tensor | None = None  # (R,) reward units; only with a critic
+    old_values: Tensor | None = None  # (R,) reward units; V before each token; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
     token_weights: Tensor | None = None  # (R,); `update` sets it for each mini-batch
 
@@ -378,7 +378,7 @@ def build_experience(
     if learner.critic:  # the estimator is one of CRITIC_ESTIMATORS
         (old_values,) = parallel.forward_sequences(learner.critic, sequences, config)  # (R,)
         if config.estimator == "turn_ppo":
-            # (R,), for each token the value at the first token of its turn
+            # (R,), for each token the value at the first token of its turn, as in critic_loss
             old_values = methods.turn_ppo_values(old_values, turn_ids)
 
     rewards = token_rewards(learner, kept, old_logprobs, ref_logprobs)  # (R,)
@@ -406,9 +406,9 @@ def logprobs_before_update(
     """Return the rollout log-probs and the old log-probs of the response tokens, (R,) each, nats.
 
     The rollout log-probs come from the engine. By default they are also the old log-probs, which
-    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch. The
-    trainer computes all old log-probs with recompute_old_logprobs, mask_observations=False or a KL
-    in the reward."""
+    saves a forward pass; `starpo.importance_weights` corrects for the engine/trainer mismatch. If
+    recompute_old_logprobs is set, mask_observations is False, or a KL is in the reward, the trainer
+    computes all old log-probs."""
     config = learner.config
     sampled = torch.tensor(
         [logprob for sequence in sequences for logprob in sequence.rollout_logprobs],
@@ -574,6 +574,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
 def mini_batches(config: Config, step: int, num_trajectories: int) -> Iterator[np.ndarray]:
     """Shuffle the trajectories in each epoch and cut them into mini-batches of batch_size.
 
+    Args: step: of the iteration.
     Yields: indices of trajectories. The last mini-batch of an epoch may be smaller."""
     for epoch in range(config.num_epochs):
         rng = np.random.default_rng([config.seed, SEED_SHUFFLE, step, epoch])
@@ -746,7 +747,8 @@ def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float
     If a gradient norm or a metric is not finite, the step is skipped.
 
     Returns: the gradient norms before clipping, by name of the metric.
-    Raises: UserError after max_bad_steps skipped steps in a row."""
+    Raises: UserError after max_bad_steps skipped steps in a row. Overflows of float16 that lower
+        the loss scale do not count."""
     norms = learner.clip_gradients()
     loss_is_finite = all(torch.isfinite(value).all() for value in sums.values())
     gradient_is_finite = all(torch.isfinite(norm) for norm in norms.values())
