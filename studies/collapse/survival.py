@@ -181,7 +181,10 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
     without_collapse = []
     for rows in cells:
         some_collapse = any(collapse_iteration(row) is not None for row in rows)
-        (with_collapse if some_collapse else without_collapse).extend(rows)
+        if some_collapse:
+            with_collapse.extend(rows)
+        else:
+            without_collapse.extend(rows)
     lines = []
     for factor in SPIKES:
         for kind, rows in (("some run", with_collapse), ("no run", without_collapse)):
