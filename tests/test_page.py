@@ -519,7 +519,7 @@ def test_two_runs_are_filtered_by_who_succeeds(two):
     }
     two.select_option("#comparison", "only a succeeds")
     # Member 0 of run a succeeded, member 0 of run b failed.
-    # Member 1 of run a is compared with member 0 of run b.
+    # Member 1 of run a failed as well, so this pair is not in the list.
     assert two.locator(".row .details").all_text_contents() == [
         "member 0 · success · 2 turns · a",
         "member 0 · failure · 1 turn · b",
