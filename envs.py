@@ -667,7 +667,7 @@ def _draw_outside(env: Env, rng: np.random.Generator, taken: set | frozenset) ->
             return instance
     raise UserError(
         f"env={env.spec!r} has too few distinct instances: {len(taken)} are reserved, and "
-        f"{MAX_DRAWS} draws gave no other one; if training may share instances with the evaluation, "
+        f"{MAX_DRAWS} draws gave no other one; if training may share instances with evaluation, "
         "set repeats = True in the class of the environment"
     )
 

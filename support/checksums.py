@@ -54,7 +54,7 @@ def write_checksums(folder: Path, name: str) -> None:
 
 
 def wrong_files(folder: Path, expected: dict[str, str]) -> list[str]:
-    """The names of expected files that are missing, changed, or not plain files. Raises: OSError."""
+    """The names of expected files that are missing, changed or not plain files. Raises: OSError."""
     files = files_in(folder)
     wrong = []
     for name, checksum in expected.items():
