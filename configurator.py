@@ -193,8 +193,8 @@ class Config:
     max_context_tokens: Count = 3600
     max_running: Count = 128  # maximum number of trajectories in the engine at once
     step_timeout_s: Seconds = 60.0  # time limit for one turn in the environment, seconds
-    # fraction of trajectories that may end in an environment error before the run stops; one group
-    # may always do so, unless this is 0
+    # fraction of trajectories that may end in an error before the run stops; one group may always
+    # do so, unless this is 0
     max_error_frac: Fraction = 0.1
 
     # -- StarPO

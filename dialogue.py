@@ -124,12 +124,12 @@ class TurnRecord:
     statements_true: int = 0
     false_statements: dict[str, str] | None = None  # false sentence -> the fact; None if none
     env_reward: float = 0.0  # the environment's, without format penalty and think_reward
-    closing: str | None = None  # the observation after the last turn of the episode
+    closing: str | None = None  # the observation after a turn that ended the game
     # For each of `actions`, the action that took place: another one if the player slipped, "" if it
     # was not executed. None if every action took place as chosen.
     moves: list[str] | None = None
-    # Why the reply is not valid, in sentences; None if it is valid. The policy reads them in the
-    # next message, except the sentence of `cut_fault`.
+    # Why the reply is not valid, in sentences; None if it is valid or was not judged. The policy
+    # reads them in the next message, except the sentence of `cut_fault`.
     faults: list[str] | None = None
     # True: the game failed because its actions were used up. False: it failed by its rules.
     # None: it did not fail.
@@ -293,7 +293,7 @@ class Episode:
             if step.terminated or step.truncated:
                 status = "success" if step.success else "failure"
                 if not step.success:
-                    # False if the last allowed action also lost the game by its rules
+                    # truncated is False if the last allowed action also ended the game by its rules
                     record.out_of_actions = step.truncated
                 break
         record.effective = num_effective / max(record.num_actions, 1)

@@ -154,7 +154,7 @@ def evaluate(
 # ---------- reference players
 
 
-def reference_scores(config: Config) -> dict[str, dict[str, Scores]]:
+def play_references(config: Config) -> dict[str, dict[str, Scores]]:
     """Return the scores of each environment's reference players: environment -> row -> scores."""
     scores = {}
     for env in scored_envs(config):

@@ -102,16 +102,16 @@ class Learner:
             norms[name] = parallel.full_tensor(norm)
         return norms
 
-    def count_skipped_step(self, loss_is_finite: bool) -> None:
-        """Count an optimizer step that is skipped, because its loss or gradient is not finite.
+    def count_skipped_step(self, metrics_are_finite: bool) -> None:
+        """Count an optimizer step that is skipped, because a metric or the gradient is not finite.
 
-        If the loss is finite, its gradient is not, and the loss scale is above 1, the scaled
+        If the metrics are finite, the gradient is not, and the loss scale is above 1, the scaled
         gradient was too large for float16. Then the scale is halved, and the step does not count
         towards max_bad_steps.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1
-        if loss_is_finite and self.loss_scale > 1:
+        if metrics_are_finite and self.loss_scale > 1:
             self.loss_scale /= 2
             tqdm.write(
                 f"iteration {iteration}: the gradient is too large for float16; optimizer step "
@@ -120,13 +120,14 @@ class Learner:
             return
         self.bad_steps += 1
         tqdm.write(
-            f"iteration {iteration}: the loss or the gradient is not finite; optimizer step skipped"
+            f"iteration {iteration}: a loss, a metric or the gradient is not finite; optimizer "
+            "step skipped"
         )
         if self.bad_steps >= self.config.max_bad_steps:
             raise UserError(
-                f"the loss or the gradient was not finite in {self.bad_steps} optimizer steps "
-                f"in a row (iteration {iteration}); lower learning_rate or critic_lr, and start "
-                "with another --out_dir"
+                f"a loss, a metric or the gradient was not finite in {self.bad_steps} optimizer "
+                f"steps in a row (iteration {iteration}); lower learning_rate or critic_lr, and "
+                "start with another --out_dir"
             )
 
     def save(self, saver: Saver) -> None:

@@ -2,7 +2,7 @@
 
 `starpo.py` has the methods of RAGEN, and explains the letters in shapes. All methods here are off
 by default. The docstring of a method's first function states its source ("Source") and when the
-method changes anything ("Acts"). Search `train.py` for the setting in brackets to see its use.
+method changes anything ("Acts"). Search `train.py` for the word in brackets to see its use.
 
     dynamic sampling  samples more groups in place of those without variance [sampling_rounds]
     SimpleTIR         leaves out trajectories with a turn that executed no action [drop_void]
@@ -39,8 +39,8 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     also include the groups that the filter does not see; `sampled_groups` counts all of them.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
-    Args: std (P,), of the scores of each group so far, 0 for a group in which an environment
-        failed, because that group is dropped later; num_groups, the wanted number of groups.
+    Args: std (P,), of the scores of each group so far, 0 for a group with an error, because
+        that group is dropped later; num_groups, the wanted number of groups.
     Source: DAPO, arXiv 2503.14476, equation 11. There a group needs right and wrong answers. Here
         its scores must differ, for which different format penalties suffice.
     >>> num_missing_groups(torch.tensor([0.5, 0.0, 0.0]), num_groups=3)
@@ -70,7 +70,7 @@ def without_void_turns(has_void_turn: Tensor) -> Tensor:
     game. Here the game goes on. Trajectories with a void turn are not trained on, but their scores
     stay in the baselines of their groups.
 
-    Acts if a kept trajectory has a void turn (metric `void_frac`).
+    Acts if a kept trajectory has a void turn (`void_frac` counts dropped trajectories, too).
     Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
     Source: SimpleTIR, arXiv 2509.02479: the loss mask of the paper's code, which leaves rewards
         alone.
@@ -97,9 +97,10 @@ def gigpo_advantages(
 
     A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
     over all n turns of the group that start in the state of turn k (a trajectory may have several).
-    F is the standard deviation of their returns G, plus 1e-6 (estimator "grpo"), or 1 ("dr_grpo"),
-    or (n - 1) / n ("rloo"). For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight) to the
-    trajectory's advantage, which the same estimator computes. All tokens of a turn share its A_k.
+    F depends on the estimator: the standard deviation of their returns G, plus 1e-6 ("grpo");
+    1 ("dr_grpo"); (n - 1) / n ("rloo"). For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight)
+    to the trajectory's advantage, which the same estimator computes. All tokens of a turn share its
+    A_k.
 
     For the trajectory's advantage, the paper's code takes the mean score of a group over turns, so
     longer trajectories count more. Here each trajectory counts once, as in equation 3 of the paper.
@@ -107,7 +108,7 @@ def gigpo_advantages(
     different times of the game are compared.
 
     Acts on all first turns, because a group has one start, and on later turns that share a state.
-    Args: states, K keys of the states in which the turns start, equal for equal states of one game;
+    Args: states, K keys of the states in which the turns start, equal for equal states in a group;
         estimator, see `starpo.group_advantages`; gamma, discount from turn to turn; the others as
         for `starpo.advantages`.
     Returns: (R,), with the dtype of rewards.

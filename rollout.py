@@ -39,7 +39,7 @@ MAX_REWARD = 1e9  # largest absolute reward of a turn; larger ones are errors, a
 class Credit:
     """Advantage and value of a turn, for records. None unless the filter kept the turn's group."""
 
-    advantage: float | None = None  # mean over the response tokens, as in the loss
+    advantage: float | None = None  # of the loss, averaged over the response tokens
     value: float | None = None  # the critic's, if any, at the first response token
 
 
@@ -176,7 +176,7 @@ def make_episode(config: Config, env: str = "") -> Episode:
     # Training must not draw evaluation or held-out instances of any environment of the run.
     environment.also_reserved = env_specs(config.env, config.eval_env)
     with user_code(f"env={environment.spec!r} cannot draw its instances"):
-        # Draw and cache the evaluation instances now, because `reset` has a time limit.
+        # Draw and cache these now, because `reset` has a time limit.
         reserved_keys(environment.spec, *environment.also_reserved)
     if config.reward_density == "plan":
         check_uses(environment, "reward_density=plan")  # raises if the environment has no plan
@@ -371,7 +371,7 @@ def failed_outcome(error: object) -> TurnOutcome:
 def without_errors(
     trajectories: Sequence[Trajectory], config: Config, group_size: int = 1
 ) -> list[Trajectory]:
-    """Drop each group in which an environment failed, because advantages compare whole groups.
+    """Drop each group with an error, because advantages compare whole groups.
 
     Evaluation uses only the check, with group_size 1.
 
@@ -390,7 +390,7 @@ def without_errors(
     allowed = config.max_error_frac * len(trajectories)
     if config.max_error_frac > 0:
         allowed = max(allowed, group_size)
-    counts = f"{len(failed)} of {len(trajectories)} trajectories ended in an environment error"
+    counts = f"{len(failed)} of {len(trajectories)} trajectories ended in an error"
     reason = printable(failed[0].error)
     sentence = f"{counts} (the first, in {failed[0].env}: {reason})"
     if len(failed) > allowed or not kept:
@@ -406,7 +406,7 @@ def without_errors(
 
 
 def groups_with_errors(trajectories: Sequence[Trajectory], group_size: int) -> list[int]:
-    """Return the indices of the groups in which an environment failed, ascending."""
+    """Return the indices of the groups with an error, ascending."""
     failed = set()
     for index, trajectory in enumerate(trajectories):
         if trajectory.status == "error":
@@ -547,7 +547,7 @@ class RolloutScheduler:
 
     def _cut_by(self, sample: Sample) -> str | None:
         """Return the setting that cut a response off, or None if it was not cut off."""
-        if self.chat.is_closed(sample.ids):
+        if not sample.ids or self.chat.is_closed(sample.ids):
             return None
         used_whole_budget = len(sample.ids) == self.config.max_response_tokens
         return "max_response_tokens" if used_whole_budget else "max_context_tokens"
@@ -617,7 +617,7 @@ def split_by_context(trajectories: Sequence[Trajectory], config: Config) -> list
 def unmask(trajectory: Trajectory, chat: Chat) -> Trajectory:
     """Make every token after the system message a response token. This is RAGEN v1's loss mask.
 
-    Tokens that the engine did not sample get the rollout log-prob NaN."""
+    The prompt tokens among them get the rollout log-prob NaN."""
     system = chat.message("system", trajectory.system)
     turns = []
     for turn in trajectory.turns:

@@ -226,8 +226,8 @@ def advantages(
 
     Args: rewards (R,) float; values (R,) float, the critic's, only for CRITIC_ESTIMATORS;
         tokens_per_turn, K counts that sum to R; turns_per_trajectory, B counts that sum to K;
-        group_ids (B,) int64, equal within a group; turn_level, True if group estimators compare the
-        returns-to-go of the k-th turns of a group, for each k, and not the scores; gamma and lam,
+        group_ids (B,) int64, equal within a group; turn_level, True to compare,
+        for each k, the returns-to-go of a group's k-th turns instead of its scores; gamma and lam,
         discount and lambda between two tokens of a turn; turn_gamma and turn_lam, from the
         last token of a turn to the next turn.
     Returns: advantages (R,); returns (R,), the critic's targets, or None without a critic.
@@ -508,7 +508,7 @@ def importance_weights(
 def token_weights(
     tokens_per_trajectory: list[int], aggregation: str, max_trajectory_tokens: int
 ) -> Tensor:
-    """Compute weights w with which sum(w loss) / R over a mini-batch is the average `aggregation`.
+    """Compute weights w that make sum(w loss) / R the average that `aggregation` names.
 
     "token_mean" is the mean over all tokens. The other averages are means over trajectories of one
     number for each: the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv

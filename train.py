@@ -42,7 +42,7 @@ import parallel
 import starpo
 from dialogue import Chat
 from engine import Engine, dtype_of_engine
-from eval import evaluate_all, reference_scores
+from eval import evaluate_all, play_references
 from learner import Learner, build_learner
 from packing import PackedBatch, pack
 from rollout import (
@@ -103,7 +103,7 @@ def train(run: Run, device: torch.device, dtype: torch.dtype) -> None:
     # iteration: num_iterations is 0 or was lowered, or a previous process ended before its report.
     if run.is_over() and not run.scores:
         run.scores = evaluate_all(config, engine, chat, learner.policy)
-    run.finish(reference_scores)
+    run.finish(play_references)
     parallel.shut_down(engine)
 
 
@@ -115,7 +115,7 @@ def iterate(
 ) -> tuple[dict, list[Trajectory]]:
     """Do one round of rollout and update.
 
-    Args: history: the metrics of earlier iterations; `measure_collapse` continues its averages.
+    Args: history: earlier iterations' metrics, whose moving averages `measure_collapse` continues.
     Returns: the metrics of this iteration, and its trajectories. A metric that was not measured is
         None. `Run.add` fills in the metrics of an evaluation."""
     config = learner.config
@@ -125,7 +125,7 @@ def iterate(
     sampled = collect_rollouts(learner, engine, chat)
     rollout_timer.stop()
 
-    # -- drop: the groups in which an environment failed
+    # -- drop: the groups with an error
     trajectories = without_errors(sampled, config, config.group_size)
 
     # -- diagnose, before the update changes the weights; rollout_s and update_s do not include this
@@ -310,7 +310,7 @@ class Experience:
     old_logprobs: Tensor  # (R,) nats; log pi_old in PPO's ratio
     rollout_logprobs: Tensor  # (R,) nats; the engine's, or old_logprobs where it gave none
     turn_ids: Tensor  # (R,) int64; for each token, its turn's index among all K turns
-    segment_ids: Tensor  # (R,) int64; for each token, the index of its turn or sequence
+    segment_ids: Tensor  # (R,) int64; for each token, the index of its segment, see methods.py
     ref_logprobs: Tensor | None = None  # (R,) nats; under the frozen reference; only with KL
     old_values: Tensor | None = None  # (R,) reward units; V before each token; only with a critic
     returns: Tensor | None = None  # (R,) reward units; only with a critic
@@ -363,7 +363,7 @@ def build_experience(
         sequences += parts
         trajectory_ids += [trajectory_id] * len(parts)
     turn_ids = number_tokens(count_tokens_per_turn(kept)).to(learner.device)  # (R,)
-    segment_ids = turn_ids  # a segment is a turn or a sequence, see the setting `sequence`
+    segment_ids = turn_ids  # a segment is a turn or, with sequence="trajectory", a whole sequence
     if config.sequence == "trajectory":
         lengths = [sequence.num_response_tokens for sequence in sequences]
         segment_ids = number_tokens(lengths).to(learner.device)  # (R,)
@@ -554,7 +554,7 @@ def update(learner: Learner, experience: Experience) -> dict[str, float | None]:
         sums = backward(learner, mini_batch)
         norms = optimizer_step(learner, sums)
         numbers = {key: value.item() for key, value in sums.items()}
-        # mean_over_steps takes logprob_diff_mean from the first step alone, in which engine and
+        # A mean already: mean_over_steps takes it from the first step alone, in which engine and
         # trainer have the same weights.
         numbers["logprob_diff_mean"] /= len(token_weights)
         steps.append({**numbers, **norms})
@@ -589,7 +589,8 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
     Every loss is divided by the number of its tokens in the whole mini-batch, so the split does not
     change the gradients.
 
-    Returns: metrics, summed over the R response tokens, except logprob_diff_max, a maximum."""
+    Returns: metrics as `policy_loss` and `critic_loss` return them, summed over micro-batches;
+        logprob_diff_max is the largest."""
     config = learner.config
     num_tokens = len(mini_batch.advantages)
     num_observation_tokens = sum(
@@ -643,7 +644,8 @@ def policy_loss(
     Args: packed: the tokens of the micro-batch; its R response tokens are in the order of the
         sequences; num_tokens, num_observation_tokens: the numbers of response tokens and of
         observation tokens in the whole mini-batch, the denominators of the losses.
-    Returns: loss, a scalar; metrics, summed over the R tokens, except logprob_diff_max, a maximum.
+    Returns: loss, a scalar; metrics, of which most are sums over the R tokens; observation_nll is a
+        mean times num_tokens, logprob_diff_max a maximum.
     """
     config = learner.config
     token_weights = micro_batch.token_weights  # (R,)
@@ -653,7 +655,7 @@ def policy_loss(
     entropy = all_entropy[: len(token_weights)]  # (R,)
     loss, metrics = clipped_loss(config, logprobs, micro_batch, num_tokens)
     difference = (logprobs.detach() - micro_batch.rollout_logprobs).abs()  # (R,)
-    # The loss is a sum / num_tokens, and mean_over_steps expects sums.
+    # The loss is a mean. Times num_tokens, it is a sum, as mean_over_steps expects.
     metrics["pg_loss"] = loss.detach() * num_tokens
     metrics["entropy"] = entropy.detach().sum()
     metrics["logprob_diff_mean"] = difference.sum()
@@ -750,18 +752,18 @@ def optimizer_step(learner: Learner, sums: dict[str, Tensor]) -> dict[str, float
     Raises: UserError after max_bad_steps skipped steps in a row. Overflows of float16 that lower
         the loss scale do not count."""
     norms = learner.clip_gradients()
-    loss_is_finite = all(torch.isfinite(value).all() for value in sums.values())
+    metrics_are_finite = all(torch.isfinite(value).all() for value in sums.values())
     gradient_is_finite = all(torch.isfinite(norm) for norm in norms.values())
-    finite = loss_is_finite and gradient_is_finite
+    finite = metrics_are_finite and gradient_is_finite
     if finite:
         learner.bad_steps = 0
     else:
-        learner.count_skipped_step(loss_is_finite)
+        learner.count_skipped_step(metrics_are_finite)
     for optimizer in learner.optimizers.values():
         if finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    learner.policy.bump_version()  # the engine must load the weights again
+    learner.policy.bump_version()  # so sync_weights loads the weights again
     names = {"policy": "grad_norm", "critic": "grad_norm_critic"}
     return {names[name]: norm.item() for name, norm in norms.items()}
 

@@ -76,7 +76,7 @@ METRICS = [
         "error_frac",
         "rollout",
         "fraction",
-        "Trajectories whose environment failed. Other metrics leave out their groups, except "
+        "Trajectories that ended in an error. Other metrics leave out their groups, except "
         "`sampled_groups`, times and memory.",
     ),
     Metric("lost_frac", "rollout", "fraction", "Trajectories whose game was lost."),
@@ -236,7 +236,7 @@ METRICS = [
         "Like `entropy`, at `eval_temperature`; at temperature 1 if `eval_temperature` is 0.",
     ),
     Metric("eval_response_length", "eval", "tokens", "Like `response_length`."),
-    Metric("eval_error_frac", "eval", "fraction", "Games whose environment failed."),
+    Metric("eval_error_frac", "eval", "fraction", "Games that ended in an error."),
     Metric("eval_lost_frac", "eval", "fraction", "Like `lost_frac`."),
     Metric("eval_out_of_actions_frac", "eval", "fraction", "Like `out_of_actions_frac`."),
     Metric("eval_out_of_turns_frac", "eval", "fraction", "Like `out_of_turns_frac`."),

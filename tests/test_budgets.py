@@ -245,7 +245,7 @@ def test_one_instance_that_cannot_start_ends_no_run():
     played = [good, good, bad, bad]
     config = small_config(max_error_frac=0.1)
     assert without_errors(played, config, 2) == [good, good]
-    with pytest.raises(UserError, match="2 of 4 trajectories ended in an environment error"):
+    with pytest.raises(UserError, match="2 of 4 trajectories ended in an error"):
         without_errors(played, replace(config, max_error_frac=0.0), 2)
     with pytest.raises(UserError, match="3 of 6 trajectories"):
         without_errors([good, bad, bad, bad, good, good], config, 2)

@@ -366,7 +366,7 @@ def test_groups_with_errors_are_left_out_of_the_update(
     assert len(filtered) == 12 and all(played.status != "error" for played in filtered)
     assert {played.seed for played in filtered} == {(0, 31, 0, group) for group in (0, 2, 3)}
     assert (
-        "1 of 16 trajectories ended in an environment error (the first, in "
+        "1 of 16 trajectories ended in an error (the first, in "
         "frozenlake:success_rate=0.8: OSError: the server is gone); training drops their groups"
     ) in capsys.readouterr().out
 
@@ -383,7 +383,7 @@ def test_a_run_stops_above_the_share_of_errors(num_errors, counted):
     with pytest.raises(ValueError) as error:
         rollout.without_errors(played, config, 4)
     assert str(error.value) == (
-        f"{counted} trajectories ended in an environment error (the first, in lake: "
+        f"{counted} trajectories ended in an error (the first, in lake: "
         "OSError: gone); max_error_frac is 0.25, and at least one whole group must be left"
     )
 

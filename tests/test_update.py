@@ -498,7 +498,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     before = state_of(learner)
     capsys.readouterr()
     spoil(where, learner, monkeypatch)
-    message = "iteration 1: the loss or the gradient is not finite; optimizer step skipped\n"
+    message = (
+        "iteration 1: a loss, a metric or the gradient is not finite; optimizer step skipped\n"
+    )
     for count in (1, 2):
         train.update(learner, experience)
         assert capsys.readouterr().out == message
@@ -507,7 +509,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     with pytest.raises(ValueError) as error:
         train.update(learner, experience)
     assert str(error.value) == (
-        "the loss or the gradient was not finite in 3 optimizer steps in a row (iteration 1); "
+        "a loss, a metric or the gradient was not finite in 3 optimizer steps in a row "
+        "(iteration 1); "
         "lower learning_rate or critic_lr, and start with another --out_dir"
     )
     assert unchanged(learner, before)
