@@ -1,8 +1,8 @@
 """Run the experiments of this repository and of two papers, and make their tables and pictures.
 
-`fig5` to `fig11`, `trap` and `table2` to `table4` belong to arXiv 2504.20073, `quest` to `ratio` to
-arXiv 2510.01132. `credit` and `collapse` are experiments of this repository with the tiny model,
-`echo_trap`, `jobs` and `guess` with SmolLM2-135M.
+`fig5` to `fig11`, `trap` and `table2` to `table4` belong to arXiv 2504.20073. `quest`, `turns`,
+`density`, `split` and `ratio` belong to arXiv 2510.01132. This repository adds `credit` and
+`collapse` (tiny model), and `echo_trap`, `jobs` and `guess` (SmolLM2-135M).
 
     python -m studies.reproduce fig9                         # all runs of a figure, two at a time
     python -m studies.reproduce fig5 --seeds=0 --only=frozenlake --jobs=1
@@ -13,8 +13,8 @@ arXiv 2510.01132. `credit` and `collapse` are experiments of this repository wit
 
 An interrupted run continues. A finished run is repeated only with --again=True. If curves of two
 figures have equal settings, they share their runs. A finished run is a JSON file in studies/rows/.
-From these files the script writes NAME.md, NAME.csv and NAME.png into the folder of the study. It
-ignores runs that started from other weights than those in base/.
+From these files the script writes a table (.md), points (.csv) and a picture (.png) into the
+folder of the study. It ignores runs that started from other weights than those in base/.
 """
 
 from configurator import Config, UserError, load_config, run_main

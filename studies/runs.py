@@ -38,7 +38,7 @@ from support.run_folder import (
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = Path("studies/rows")
-# Settings that change only what a run records. Rows that differ in them count as the same run.
+# Settings that change only what a run records. Rows that differ only in them count as one run.
 ONLY_WRITING = ("sample_every", *FORMER_SETTINGS)
 # metrics whose value in every iteration is kept in a row; older rows have no valid_frac
 SERIES = (*TRAINING, *COLLAPSE_SIGNS, *THOUGHTS, "valid_frac")
@@ -156,8 +156,8 @@ def costs_of(config: Config, sft: Command | None, steps: Sequence[dict]) -> dict
     """Return the data and the CPU time that a run used.
 
     "demonstrations" counts different ones, "times shown" also their repeats. "instances" counts
-    the initial states, each of which a group plays several times. "tokens" are those of replies:
-    "expert" in demonstrations, each time they are shown, "policy" in rollouts. "CPU-s" is without
+    the initial states, each of which a group plays several times. "tokens" counts those of replies:
+    "expert" in demonstrations (each time shown), "policy" in rollouts. "CPU-s" is without
     evaluations.
     """
     shown = 0

@@ -1,7 +1,7 @@
 """Find collapses, and the signs that should announce them, in the rows of runs.
 
-- A run has collapsed if from some evaluation to the last one, at least two in all, success is 20
-  points or more below the best success so far. The collapse is at the first of these evaluations.
+- A run has collapsed if in its last two or more evaluations success is 20 points or more below the
+  best success so far. The collapse is at the first of these evaluations.
 - A sign is a metric whose level is above (or below) its first level by a factor. The level is the
   median of the last 3 iterations. The first level is the median of iterations 1 to 5. Without a
   first level above 0 there is no sign.

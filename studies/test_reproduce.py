@@ -137,7 +137,7 @@ def test_every_experiment_is_a_valid_run(scale):
 
 @pytest.mark.parametrize("name", reproduce.FIGURES)
 def test_curves_of_a_figure_are_different_runs(name):
-    """Two curves would be equal if `curve` dropped an override that restores a default."""
+    """`curve` drops an override that restores a default, which could make two curves equal."""
     curves = reproduce.FIGURES[name].curves
     scale = reproduce.choose_scale([name], "")
     assert len({settings_of(trained, scale, 0) for trained in curves.values()}) == len(curves)

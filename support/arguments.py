@@ -38,7 +38,7 @@ MAX_LAYERS = 1000  # largest --layers of studies/speed/random_model.py
 SCORING_OPTIONS = {"player": "", "samples": 1, "against": "", "json": "", "jsonl": ""}
 CREDIT_OPTIONS = {  # options of studies/credit/measure.py
     "checkpoints": "start,end",
-    "draws": 16,  # how often to continue a game from before a reply, and how often from after it
+    "draws": 16,  # continuations of a game from before each reply, and as many from after it
     "out": "out/credit",
 }
 OTHER_COMMANDS = {  # options that eval.py does not have -> the command that has them
@@ -162,7 +162,7 @@ def read_eval(argv: list[str]) -> Job:
 
 
 def _check_against(job: Job) -> None:
-    """Check, before the evaluation, that --against can be the beginning of a row's name."""
+    """Check before the evaluation that --against can begin the name of a row of the score table."""
     reference = job.options["against"]
     players = list(filter(None, job.options["player"].split(",")))
     rows = [*job.models, *players]
@@ -267,9 +267,7 @@ def _earlier_of(folder: str) -> tuple:
 
 
 def _credit_settings(config: Config) -> Config:
-    """The settings of the games: those of training, without filter, KL and reward shaping.
-
-    Observations are masked."""
+    """The settings of training, with native rewards, masked observations, no filter and no KL."""
     for key in ("num_groups", "group_size"):
         if getattr(config, key) < 2:
             raise UserError(

@@ -14,9 +14,9 @@ LAST_ROWS = 10  # iterations that the summary at the end of a run describes
 # The metrics that `budget_note` reads. Rows of older versions do not have them.
 BUDGET_METRICS = ("cut_frac", "cut_by_context_frac", "out_of_tokens_frac")
 IDLE_LIMIT = 10  # idle iterations that cause a warning: in a row or, at the run's end, in all
-SOLVED = 0.9  # success rate of idle iterations from which the task counts as solved
-# SFT on the reply format is advised if a smaller fraction of replies is valid (with a
-# `budget_note`: valid or cut off)
+SOLVED = 0.9  # the task counts as solved if idle iterations reach this success rate
+# Below this fraction of valid replies, SFT on the reply format is advised. If there is a
+# `budget_note`, replies that were cut off count as valid.
 FEW_VALID = 0.5
 
 

@@ -1,6 +1,6 @@
 """Requests chat completions from an OpenAI-compatible server that is not trusted.
 
-This module does not import torch, so a server that does not answer is reported at once.
+This module does not import torch, so a server that cannot be reached is reported within seconds.
 """
 
 from configurator import UserError, printable

@@ -69,8 +69,8 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 class Saver:
     """Writes the checkpoints of a run in a thread, one at a time. Every rank must call its methods.
 
-    At the end of its `with` block it waits for the last checkpoint. If training has waited for
-    checkpoints for more than LONG_WAIT of the time, it prints how long.
+    At the end of its `with` block it waits for the last checkpoint. It prints how long training
+    has waited for checkpoints, if more than LONG_WAIT of the time.
     """
 
     def __init__(self, out_dir: Path, keep: int):
@@ -320,7 +320,7 @@ def _tensors_in(state) -> Iterator[Tensor]:
 
 
 def _placed(state, parts: Iterator[Tensor]):
-    """Nested dicts like `state`, whose tensors lie in `parts`, the pieces of a buffer."""
+    """Nested dicts like `state`; their tensors lie in `parts`, the pieces of a buffer."""
     if isinstance(state, dict):
         return {key: _placed(value, parts) for key, value in state.items()}
     local = _local(state)

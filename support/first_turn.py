@@ -2,8 +2,8 @@
 
 A run would notice them late or never. If an environment draws random numbers when it is built, the
 members of a group play different games, and the fixed evaluation prompts differ between
-evaluations. If the options of an environment demand something impossible, each game may last until
-its time limit. `python -m tools.check_env` checks more.
+evaluations. If the options of an environment demand something impossible, each game may end only
+at the time limit. `python -m tools.check_env` checks more.
 """
 
 from configurator import UserError
@@ -64,7 +64,7 @@ def act(env: Env) -> None:
 
 
 def compare(views: list[tuple[Hashable, ...]], spec: str) -> None:
-    """Check that all builds have the same view, see `start`. Raises: UserError."""
+    """Check that `start` returned the same for all builds. Raises: UserError."""
     for view in views:
         for first, other in zip(views[0], view, strict=True):
             if first != other:

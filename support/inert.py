@@ -87,7 +87,7 @@ def _unused_parts(config: Config) -> Iterator[Reason]:
         yield "clip_low clip_high", "tv_bound replaces the clip"
     kl_in_reward = config.kl_coef > 0 and config.kl_in == "reward"
     trainer_scores = kl_in_reward or not config.mask_observations
-    # On vLLM the setting has an effect: it drops the engine's log-probs.
+    # On vLLM recompute_old_logprobs has an effect: it drops the engine's log-probs.
     if trainer_scores and config.engine == "torch":
         why = "kl_in is reward" if kl_in_reward else "mask_observations is False"
         yield "recompute_old_logprobs", f"{why}, so the trainer computes them in any case"
@@ -190,7 +190,7 @@ class Look(NamedTuple):
 
 
 def _look_at_envs(config: Config) -> list[Look]:
-    """Start a game in each environment of training. Returns: its texts; [] if one fails."""
+    """Start a game in each training environment. Returns: their texts; [] if one fails."""
 
     def look(env: Env) -> Look:
         observation = env.reset(0, split="eval")

@@ -17,7 +17,7 @@ FAMILIES = {
 }
 
 # Rotary embeddings that depend on the position only. "dynamic" and "longrope" also depend on the
-# longest sequence of a forward, so log-probs would depend on its other sequences.
+# longest sequence of a forward, so one sequence would change another's log-probs.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 

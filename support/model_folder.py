@@ -18,7 +18,7 @@ import safetensors
 from support.checksums import find_damage
 from support.model_families import check_model_type
 
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # of config, weights, tokenizer
 HUB_TIMEOUT_S = 5.0  # time limit for the hub's first answer
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 SIZES = (  # keys of config.json that must be whole numbers from 1 on

@@ -32,8 +32,8 @@ def round_at_random(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     Args:
         values: float32.
         dtype: bfloat16 or float16. In float16, values below 6e-5 are rounded to the nearest number.
-        seed: of the random numbers. Calls with the same seed round up at the same threshold in
-            each position. So the rounded value of a weight that grows never falls.
+        seed: of the random numbers. In each position, calls with the same seed round up at the
+            same threshold. So the rounded value of a weight that grows never falls.
     """
     num_dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # bits: bfloat16 16, float16 13
     generator = torch.Generator(values.device).manual_seed(seed)

@@ -78,8 +78,8 @@ def check_driver(cuda_version: str | None) -> None:
 def free_memory() -> int:
     """Bytes of memory that this process can still take without swapping.
 
-    It is the smallest of three numbers: what the machine and the container (cgroup v2) have left,
-    and the limit of `ulimit -v`. macOS reports no free memory: there the first is all memory.
+    It is the smallest of what the machine has left, what the container (cgroup v2) has left, and
+    the limit of `ulimit -v`. macOS reports no free memory: there the first is all memory.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if MEMORY_FILE.is_file():

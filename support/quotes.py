@@ -3,7 +3,7 @@
     --env="'/tmp/my games/doors.py:Doors' + bandit"      a path with a space, in a mixture
     --env="own_data:file='a,b.jsonl',task=find"          a path with a comma, as an option
 
-A quote opens at the beginning of a name or a value. Elsewhere it is an ordinary character.
+A quoted part opens at the beginning of a name or a value. Other quotes are plain characters.
 """
 
 import re

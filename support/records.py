@@ -206,8 +206,8 @@ def read_records(path: str | Path, shape: dict) -> list[dict]:
     """Read the lines of a file of trajectories.
 
     Args: shape: what a line must hold, see support/json_shapes.py.
-    Raises: UserError if a line has another shape, a seed without numbers or no turns, or if there
-        is no line."""
+    Raises: UserError if a line has another shape, an empty seed or no turns, or if there is no
+        line."""
     records = []
     for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
         if not line:

@@ -78,7 +78,7 @@ def eval_metrics(config: Config, scores: dict[str, Scores] | None) -> dict[str, 
 
 
 def describe_step(row: dict, num_iterations: int, left_s: float) -> str:
-    """The printed line of an iteration. Args: left_s: seconds until the last iteration."""
+    """The printed line of an iteration. Args: left_s: seconds until the last iteration ends."""
     parts = []
     for key, form in PRINTED.items():
         value = math.nan if row[key] is None else row[key]

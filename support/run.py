@@ -41,7 +41,7 @@ from support.run_lock import EXIT_INTERRUPTED, Interruption, lock_folder
 from support.scores import Scores
 
 SAMPLE_SIZE = 32  # trajectories to write of a recorded iteration, rounded up to groups
-MAX_SAMPLE_BYTES = 64_000_000  # largest trajectories.jsonl, but its last iteration may exceed this
+MAX_SAMPLE_BYTES = 64_000_000  # limit of trajectories.jsonl, which its last iteration may exceed
 NUMBER = (float, None)
 HISTORY_ROW = {  # the metrics that a continued run reads, see support/json_shapes.py
     "step": int,
@@ -150,7 +150,7 @@ class Run:
             write_rows(self.samples_path, read_rows(self.samples_path, learner.step))
 
     def _note_damage(self, sentence: str) -> None:
-        """Print what is damaged in the run folder, now and again at the end; "" prints nothing."""
+        """Print what is damaged in the run folder, now and at the end; "" prints nothing."""
         if sentence:
             self.damage.append(sentence)
             print(sentence, flush=True)
@@ -333,7 +333,7 @@ def check_lost_checkpoints(out_dir: Path) -> None:
 def read_history(path: Path, last_step: int) -> list[dict]:
     """The rows of metrics.jsonl up to the iteration of the newest checkpoint.
 
-    Raises: UserError if rows are missing, or have no numbers where a continued run reads them."""
+    Raises: UserError if rows are missing, or have another shape than HISTORY_ROW."""
     rows = read_rows(path, last_step, HISTORY_ROW)
     if [row["step"] for row in rows] != list(range(1, last_step + 1)):
         raise UserError(

@@ -44,7 +44,7 @@ MAY_CHANGE_ON_RESUME = (
 FORMER_SETTINGS = ("num_samples",)  # only older runs have them; none changed a number of training
 
 # Exceptions to MAY_CHANGE_ON_RESUME: these settings change training through another setting.
-# setting -> (the other setting, its value with which the first has no effect)
+# setting -> (the other setting, its value that prevents this)
 CHANGES_THROUGH = {"num_iterations": ("final_lr", 1.0), "eval_every": ("early_stop", False)}
 
 # What train.py and tools.sft open in the folder of a run. They refuse links under these names and
@@ -293,7 +293,7 @@ def append_to(path: Path) -> IO[str]:
 
     Raises: UserError if `path` is a link, or not a regular file. OSError if it cannot be opened.
     """
-    # O_NONBLOCK: a named pipe would block open().
+    # O_NONBLOCK: a device may block open().
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)

@@ -48,12 +48,12 @@ class Row(NamedTuple):
 
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The metrics of `rollout.summarize`, error_frac, and pass@k if all prompts have n > 1 samples.
+    """The metrics of `rollout.summarize`, error_frac and pass@k.
 
     error_frac is the fraction of games whose environment or player failed. pass@k is a mean over
-    prompts, for k = 2, 4, 8, ... and n, the fewest samples of a prompt."""
+    prompts. If n is the fewest samples of a prompt, k is 2, 4, 8, ... up to n, and n if n > 1."""
     successes = successes_by_prompt(trajectories)
-    samples = min(len(won) for won in successes.values())  # prompts of a replay may have fewer
+    samples = min(len(won) for won in successes.values())  # unequal in some replays
     metrics = summarize(trajectories)
     num_errors = sum(trajectory.status == "error" for trajectory in trajectories)
     metrics["error_frac"] = num_errors / len(trajectories)
@@ -67,7 +67,7 @@ def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def successes_by_prompt(trajectories: Sequence[Trajectory]) -> dict[tuple[int, ...], list[bool]]:
-    """Seed of a prompt -> whether each of its samples was a success."""
+    """Seed of a prompt -> the success of each of its samples."""
     successes = defaultdict(list)
     for trajectory in trajectories:
         successes[trajectory.seed].append(trajectory.success)

@@ -96,7 +96,7 @@ def evaluations_changed_at(earlier: Sequence[Earlier], config: Config) -> int:
 def _evaluation_of(config: Config) -> tuple:
     """The settings that decide the prompts and the rules of an evaluation.
 
-    Environments are compared as text, because to build one from a run's folder could run a program.
+    Environments are compared as text, because building one that a run names could run a program.
     """
     last_stage = (config.eval_env or config.env).split(">")[-1].strip()
     return last_stage, *(getattr(config, key) for key in EVALUATION_READS)

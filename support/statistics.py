@@ -1,9 +1,9 @@
 """Statistics of success rates: intervals over seeds and instances, paired differences, pass@k.
 
 The intervals are for the mean over all seeds and all instances that could have been drawn. The
-error of a measured mean has two parts: from the choice of instances, which is large if instances
-differ in difficulty, and from the choice of seeds, which is large if training runs differ. Two or
-three seeds say little about the second part, so its half-width uses quantiles of Student's t.
+error of a measured mean has two parts: one from the choice of instances, large if instances differ
+in difficulty, and one from the choice of seeds, large if training runs differ. Two or three seeds
+say little about the second part, so its half-width uses quantiles of Student's t.
 `rate_interval` and `difference_interval` add the squares of the two half-widths (the method MOVER
 of Zou and Donner, https://doi.org/10.1002/sim.3095). If all seeds have the same rate, only the
 first part is left. tests/test_statistics.py simulates how often the intervals contain the true
@@ -11,7 +11,7 @@ value.
 
 A few seeds cannot show that others collapse. In the example of `rate_interval`, the interval of
 three seeds contains the true mean in only 49 % of experiments: half of them have no collapsed seed,
-so their data do not show the collapse. Therefore every table shows each seed beside its interval;
+so their data do not show the collapse. Therefore tables show the seeds beside the interval;
 `percent` writes both.
 """
 
@@ -40,10 +40,10 @@ def rate_interval(wins: ndarray) -> Interval:
     For one seed with one game an instance, it is the Wilson interval of n trials. The
     interval contains the measured rate of every seed.
 
-    It contains the true mean less often if few seeds are far from the rest. Example: each seed ends
-    at 10 % with probability 1/5, else at 80 %, so the true mean is 66 %. The table says how often
-    `rate_interval` contains it, and `difference_interval` the true difference to a player that wins
-    half of its games (20,000 simulated experiments, 256 instances).
+    It contains the true mean too rarely if a few seeds are far from the rest. Example: each seed
+    ends at 10 % with probability 1/5, else at 80 %, so the true mean is 66 %. The table says how
+    often the intervals contain the true value; `difference_interval` is for the difference to a
+    player that wins half of its games (20,000 simulated experiments, 256 instances).
 
         seeds   rate_interval   difference_interval
         2       67 %            70 %
@@ -64,7 +64,7 @@ def rate_interval(wins: ndarray) -> Interval:
     wins = np.asarray(wins, float)
     n = wins.shape[-1]
     rate = wins.mean((-2, -1))  # (...,)
-    # num_games independent games would have the same error; it exceeds n if instances are alike.
+    # The error is that of num_games independent games: more than n if instances are alike.
     variance_of_a_game = rate * (1 - rate)  # (...,)
     variance = _variance_over_instances(wins, lowest=0.0)  # (...,)
     num_games = np.maximum(n, n * variance_of_a_game / variance)  # (...,)
@@ -73,7 +73,7 @@ def rate_interval(wins: ndarray) -> Interval:
 
 
 def interval_of_rates(rates: ndarray, num_prompts: int) -> Interval:
-    """`rate_interval` of S seeds if only their rates are known. Each seed plays a prompt once.
+    """`rate_interval` of S seeds if only their rates are known. Each seed plays each prompt once.
 
     It assumes that a seed solves all prompts that a seed with a lower rate solves. No other
     assumption gives a wider interval.
@@ -156,11 +156,11 @@ def _variance_over_instances(scores: ndarray, lowest: float) -> ndarray:
 
 
 def _add_seeds(scores: ndarray, below: ndarray, above: ndarray, lowest: float) -> Interval:
-    """Widen an interval over instances by that over seeds, and to contain each seed's mean.
+    """Add the error from the choice of seeds, and make the interval contain each seed's mean.
 
     Args:
         scores: (..., S, n).
-        below, above: (...,), half-widths over instances below and above the mean.
+        below, above: (...,), half-widths below and above the mean, over instances.
         lowest: the lowest possible score.
     """
     mean = scores.mean((-2, -1))  # (...,)
@@ -214,7 +214,7 @@ def wilson_interval(num_success, num_trials) -> Interval:
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:
-    """Unbiased estimate of the chance that at least one of k samples is right, from n samples.
+    """Unbiased estimate, from n samples, of the chance that at least one of k is right.
 
     It is 1 - C(n - num_right, k) / C(n, k). Source: arXiv 2107.03374.
 
@@ -253,7 +253,7 @@ def jackknife_interval(
 
     Args:
         statistic: takes a mask (n,) of the observations to use; returns (...).
-        clusters: (n,) equal numbers for observations of one cluster.
+        clusters: (n,) numbers, equal for observations of one cluster.
 
     Returns:
         The statistic of all observations (...) and the half-width (...), NaN for one cluster.

@@ -12,7 +12,7 @@ MAX_THREADS = 64  # largest number of threads in `call_all`
 def map_in_threads(call: Callable, items: Sequence, num_threads: int) -> Iterator[Any]:
     """Call a function for each item in threads. Yields: the results, in the order of the items.
 
-    With ThreadPoolExecutor, the process would wait after Ctrl-C for each server that hangs."""
+    With ThreadPoolExecutor, the process would wait after Ctrl-C for each call that hangs."""
     waiting: SimpleQueue = SimpleQueue()
     futures = []
     for item in items:

@@ -1,9 +1,9 @@
 """Time limits for calls of an environment's code, which may raise anything or never return.
 
 For a call in the main thread, a watchdog sends a signal when the time is over, and the handler of
-the signal raises TimeUp. It sends SIGURG, so an environment can still use SIGALRM. Python cannot
-interrupt other threads. In such a thread, the call runs in one more thread, which is abandoned when
-the time is over.
+the signal raises TimeUp. The signal is SIGURG, so an environment can still use SIGALRM. Python
+cannot interrupt other threads. So a call in one of these runs in a new thread, which is abandoned
+when the time is over.
 """
 
 from configurator import describe_error
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from support.threads import start_thread
 
 REPEAT_S = 1.0  # seconds between signals, for an environment that ignores the first one
-LAST_RESORT_S = 10.0  # seconds after the time limit until a call that hangs ends the process
+LAST_RESORT_S = 10.0  # seconds from the time limit to the end of a process that still hangs
 CHUNK_S = 0.5  # seconds that fast items may take together, see `limit_items`
 STDERR = 2  # file descriptor
 TIME_OUT = "no answer within"  # how the error of a time limit begins
@@ -75,8 +75,8 @@ def limit_time(limit_s: float, call: Callable, *args, **options) -> Any:
 def limit_items(limit_s: float, items: Iterator[Item]) -> Iterator[Item]:
     """Yield the items of an iterator, with a time limit.
 
-    The limit is for a batch, which ends with the first item after CHUNK_S seconds, because a limit
-    costs more time than one item.
+    To set a limit costs more time than one item. So it is for a batch, which ends with the first
+    item after CHUNK_S seconds.
     Raises: EnvError if a batch exceeds the limit, or what the iterator raises."""
 
     def next_items() -> list:

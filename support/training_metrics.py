@@ -60,8 +60,8 @@ def rollout_metrics(
 
     Args: stats: of the raw scores of P groups; successes (B,) bool or 0/1, group after group;
         group_size N.
-    Returns: floats: in_group_* (means over groups, in reward units), zero_std_frac (groups without
-        variance), success (successful trajectories), pass@N (groups with a success).
+    Returns: in_group_* (means over groups, in reward units), and fractions: zero_std_frac (groups
+        without variance), success (successful trajectories), pass@N (groups with a success).
     >>> stats = GroupStats(torch.tensor([0.5, 0.0]), torch.tensor([0.7, 0.0]), torch.ones(2))
     >>> metrics = rollout_metrics(stats, torch.tensor([0, 1, 0, 0]), group_size=2)
     >>> metrics["success"], metrics["pass@2"], metrics["zero_std_frac"]

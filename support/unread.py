@@ -65,7 +65,7 @@ def _them(names: Collection[str]) -> str:
 
 
 def among(given: Collection[str], reasons: Iterable[Reason]) -> dict[str, str]:
-    """Setting -> its first reason, for the given settings that have no effect."""
+    """Given setting that has no effect -> the first reason why."""
     inert: dict[str, str] = {}
     for names, reason in reasons:
         for name in names.split():

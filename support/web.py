@@ -2,7 +2,7 @@
 
 The reply has a limit in time and in bytes. A redirect is not followed, because it would carry the
 key of the server to another host. An https server is reached through the proxy of HTTPS_PROXY, if
-this variable is set.
+any, unless NO_PROXY names the server.
 """
 
 import http.client

@@ -32,7 +32,7 @@ from tools.viewer.curves import draw_arms, shared_players
 
 OPTIONS = {"threshold": float, "out": str}
 ENDINGS = (".md", ".csv", ".png", ".pdf")
-LONGEST_STEM = 120  # most characters of the default file name A_vs_B
+LONGEST_STEM = 120  # characters of the default file name A_vs_B, at most
 LEVEL_STEP = 5  # per cent; the default threshold is a multiple of it
 LEGEND = """\
 Success is in % of the fixed prompts. Brackets are 95 % intervals over prompts and seeds,
@@ -49,7 +49,7 @@ class Command(NamedTuple):
     """A parsed command line."""
 
     groups: list[list[Path]]  # the folders of the runs of each arm
-    threshold: float | None  # per cent; None: as `highest_shared_level` returns
+    threshold: float | None  # per cent; None: what `highest_shared_level` returns
     out: str  # path of the files without their endings; "" for out/comparisons/A_vs_B
 
 
@@ -305,7 +305,7 @@ def setting_lines(arms: Sequence[Arm]) -> list[str]:
 
 
 def code_lines(arms: Sequence[Arm]) -> list[str]:
-    """Return a table of the files whose uncommitted changes differ between runs, and where all
+    """Return a table of the files whose uncommitted changes differ between runs, and say where all
     changes are saved; [] for no changes."""
     runs = [run for arm in arms for run in arm.runs]
     if all(run.code_diff == "" for run in runs):

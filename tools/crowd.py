@@ -4,7 +4,7 @@ The corpus holds games of good and bad players, as web text does. Three players 
 at most, the fourth plans:
 - random: takes random actions.
 - greedy: goes straight to the goal and ignores holes; in Sokoban it brings boxes near targets.
-- careful: like greedy, but avoids neighbouring holes, and moves that leave a box in a corner.
+- careful: like greedy, but avoids neighbouring holes and pushing a box into a corner.
 - planner: follows the optimal plan for a limit of 1 to 3 actions, drawn in each turn
   (worlds/planners.py).
 
@@ -33,7 +33,7 @@ SEED_CROWD = 15  # separates the random streams of this file from others
 # player -> its share of the games that the planner does not play
 SHARES = {"random": 0.3, "greedy": 0.4, "careful": 0.3}
 MAX_RANDOM_SHARE = 0.2  # each game draws its share of random turns between 0 and this
-LONGEST_PLAN = 3  # most actions of a plan; longer ones on slippery ice take long to compute
+LONGEST_PLAN = 3  # in actions; longer plans take long to compute on slippery ice
 
 # The cost of a move. Costs are compared as tuples; the lowest is best.
 Cost = tuple[float, ...]
@@ -119,7 +119,7 @@ def lake_cost(env: FrozenLake, index: int) -> Cost:
 
 
 def sokoban_cost(env: Sokoban, index: int) -> Cost:
-    """Return whether the move leaves a box in a corner, and the cost of the move for `greedy`."""
+    """Return whether the move leaves a box in a corner, and the cost that `greedy` compares."""
     moved = sokoban_move(env.floor, env.player, env.boxes, env.deltas[index])
     is_stuck = False
     if moved is not None:

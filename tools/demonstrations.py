@@ -33,7 +33,7 @@ COMMIT_ONE = 0.75  # probability that a turn has one action; two: 19 %, more: 6 
 def recite(
     chat: Chat, rollout: Rollout, write_reply: Callable[[], str], config: Config
 ) -> Trajectory:
-    """Play a rollout after its reset with scripted replies.
+    """Play a rollout, already reset, with scripted replies.
 
     Returns: the trajectory, with the tokens of the replies.
     Raises: UserError if the environment fails."""
@@ -41,7 +41,7 @@ def recite(
     def player(rollout: Rollout) -> Reply | None:
         prompt = rollout.next_prompt(chat)
         trajectory = rollout.trajectory
-        # With context_turns, the prompt contains the earlier turns, and a reply is added to it.
+        # With context_turns, the prompt contains the earlier turns, and needs room for a reply.
         used = config.max_response_tokens if config.context_turns else len(trajectory.ids)
         if trajectory.turns and used + len(prompt) > config.max_context_tokens:
             return None
@@ -227,7 +227,7 @@ def write_demonstrations(path: str, config: SftConfig, chat: Chat) -> int:
 @lru_cache(maxsize=1)
 def read_demonstrations(path: str, chat: Chat, config: SftConfig) -> list[Trajectory]:
     """Read a file of demonstrations as tokens. With the tokenizer of the export, these are the
-    exported tokens.
+    original tokens.
 
     Prints how many games were not won, and whether they are left out (sft_lost=False).
 

@@ -24,7 +24,7 @@ def probe(model, chat: Chat, config: Config) -> dict[str, float]:
 
     Returns: the metrics of PROBE_KEYS at each temperature. Entropy is the mean -log p of the
         sampled tokens, in nats."""
-    # Always the torch engine: a second vLLM does not fit into one process.
+    # Always the torch engine: one process cannot start a vLLM for each probe.
     engine = make_engine(replace(config, engine="torch"), model, chat)
     starts = [((i,), 0) for i in range(config.eval_size)]
     report = {}

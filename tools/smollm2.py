@@ -223,7 +223,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 # ---------- the model
-# torch, transformers and gguf are imported only in these functions, because it takes seconds.
+# torch, transformers and gguf are imported only in these functions: importing takes seconds.
 
 
 def convert(source: Path, folder: Path) -> None:

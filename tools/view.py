@@ -8,8 +8,8 @@
     python -m tools.view out/frozenlake_ppo out/frozenlake_grpo  # learning curves of two runs
     python -m tools.view out/frozenlake_ppo --panel              # metrics that warn of a collapse
 
-The page, GIF or plot is written into the folder of the first run (a page of a file: beside it), a
-plot as PNG and PDF. The page takes folders of runs, and files that --jsonl of eval.py,
+The page, GIF or plot (PNG and PDF) is written into the folder of the first run. The page of a file
+is written beside it. The page takes folders of runs, and files that --jsonl of eval.py,
 tools.api_models or tools.replay wrote. It is one HTML file that a browser opens from disk, and
 loads nothing from the network. The address of the page names the trajectory, the turn and the
 filters, so a link shows them again.
@@ -119,7 +119,7 @@ def parse_command(argv: list[str]) -> Command:
 
 
 def existing_source(argument: str) -> Path:
-    """Return the path of a run or file. Raises: UserError if it is no folder or plain file."""
+    """Return the path of a run or file. Raises: UserError unless it is a folder or plain file."""
     source = Path(argument)
     if not argument or not source.exists():
         raise UserError(
@@ -205,7 +205,7 @@ def follow(runs: list[Path], path: Path) -> None:
 
 
 def state_of(runs: list[Path]) -> dict[Path, list]:
-    """Return the sizes and times of the files of each run, which new records change; [] for a run
+    """Return the sizes and times of each run's files, which change with new records; [] for a run
     without trajectories."""
     states = {}
     for run in runs:

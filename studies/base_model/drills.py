@@ -109,7 +109,7 @@ def draw_questions(env: Grid, rng: np.random.Generator, count: int) -> list[str]
 
 
 def score_reading(drills: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of right answers for each name that `scored_as` returns.
+    """Return the share of right answers by name, such as "player", "wall" or "next_board".
 
     The parts of an answer to "Where" are the player, the goal or all targets, and all holes or all
     boxes. An answer to "Row" or "Column" is scored cell by cell; walls also count under "wall"."""

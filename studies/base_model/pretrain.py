@@ -3,7 +3,7 @@
     torchrun --nproc_per_node=2 -m studies.base_model.pretrain \\
         studies/base_model/config/pretraining.py
 
-It writes the model that base/ holds to out/pretraining/model. The loop, the optimizers and the
+It writes out/pretraining/model, the model that base/ holds. The loop, the optimizers and the
 checkpoints are those of tools/sft.py. The documents depend on the settings, the step and the
 index of their pack, but not on the number of processes. An interrupted run continues from its
 checkpoint in out_dir. Every --eval_every steps, the model plays games and answers questions on

@@ -107,7 +107,7 @@ def test_a_wrong_answer_earns_nothing_and_the_next_question_comes():
 def test_the_same_path_gives_the_same_documents(chat):
     first, again, other = (read(chat, path, 3) for path in ((0, 5, 0), (0, 5, 0), (0, 6, 0)))
     assert [d.ids for d in first] == [d.ids for d in again] != [d.ids for d in other]
-    assert len({d.system for d in first}) == 1  # a pack shares its system prompt
+    assert len({d.system for d in first}) == 1  # a pack has one system prompt
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_game_with_errors_has_random_turns():
 
 @pytest.mark.slow
 def test_reserved_boards_and_heldout_names_are_never_shown(chat, monkeypatch):
-    """Many reserved boards must be redrawn: lakes with frozen probability 0.9 often repeat."""
+    """Many draws hit reserved boards: lakes with frozen probability 0.9 often repeat."""
     started = []
     start = Env.start
 

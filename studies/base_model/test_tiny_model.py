@@ -76,7 +76,7 @@ def test_other_shapes_are_refused(small_tokenizer, shape):
     "load", [lambda folder: load_model(folder)[1], AutoTokenizer.from_pretrained]
 )
 def test_saved_tokenizer_encodes_as_before(random_model, tokenizer, tmp_path, load):
-    """AutoTokenizer loads the saved tokenizer as a Qwen2Tokenizer, which has its own pattern."""
+    """AutoTokenizer loads the saved tokenizer as Qwen2Tokenizer, with its own split pattern."""
     random_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load(str(tmp_path))

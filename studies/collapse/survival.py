@@ -174,7 +174,7 @@ def first_spike(row: Row, factor: float) -> int | None:
 def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
     """Return a Markdown table of what runs do after their first spike, and without a spike.
 
-    A line is for one of SPIKES, and for the cells in which some run, or no run, collapses.
+    Each of SPIKES has two lines: for the cells in which some run collapses, and for the others.
 
     Args: cells: the runs of each method at each learning rate."""
     with_collapse = []  # runs of cells in which some run collapses
@@ -195,7 +195,7 @@ def spike_lines(cells: Sequence[Sequence[Row]]) -> list[str]:
 
 
 def count_spikes(rows: Sequence[Row], factor: float) -> list[str]:
-    """Return the last four cells of a line of `spike_lines`."""
+    """Return the last four columns of a line of `spike_lines`."""
     num_then_collapse = 0
     num_no_collapse = 0
     num_after_collapse = 0

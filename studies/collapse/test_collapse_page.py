@@ -38,7 +38,7 @@ def make_row(successes, seed=0, start=0.5, first_warning=None, **series):
 @pytest.mark.parametrize(
     "successes, expected",
     [
-        ([0.7, 0.9, 0.69, 0.5, 0.3], 15),  # 0.69 is the first value 20 points below 0.9
+        ([0.7, 0.9, 0.69, 0.5, 0.3], 15),  # 0.69 is the first value below 0.9 - 0.2
         ([0.7, 0.9, 0.71, 0.5, 0.3], 20),
         ([0.7, 0.9, 0.3, 0.8, 0.9], None),  # it recovers
         ([0.9, 0.3, 0.8, 0.6, 0.6], 20),  # it recovers once and then falls until the end
@@ -129,7 +129,7 @@ def test_the_factor_with_the_best_f1_is_chosen():
 
 
 def test_a_run_may_go_on_after_a_spike_of_the_gradient():
-    """The first level of the gradient norm is 1, so a norm of 4 is above 3 times it, not 10."""
+    """The first level of the gradient norm is 1: a norm of 4 exceeds 3 times it, not 10 times."""
     fall = [0.9, 0.9, 0.3, 0.3]  # collapses at iteration 15 of 20
 
     def spike_at(iteration):

@@ -4,9 +4,9 @@
 
 The script fetches the model, teaches it the format of replies (the cold start), and trains one copy
 with StarPO and one with StarPO-S. It prints the command of each step. Into out/echo_trap/ it writes
-a picture, replies.md with replies at the start, at the best iteration and at the end, and a web
-page of all recorded replies (starpo/view_against.html). If the script is interrupted, the next call
-continues. README.md in this folder has results with more seeds and methods.
+a picture, replies.md (replies at the start, at the best iteration and at the end), and a web page
+of all recorded replies (starpo/view_against.html). If the script is interrupted, the next call
+continues. studies/real_model/README.md has results with more seeds and methods.
 """
 
 from configurator import UserError, run_main
@@ -26,7 +26,7 @@ MODEL = Path("out/smollm2")
 COLD_START = OUT / "cold_start"
 RUNS = {"StarPO": OUT / "starpo", "StarPO-S": OUT / "starpo_s"}
 ITERATIONS = 15
-LEARNING_RATE = 8e-5  # that of the experiment `echo_trap`, 4 times that of smollm2.py
+LEARNING_RATE = 8e-5  # as in the experiment `echo_trap`; smollm2.py has 2e-5
 CONFIGS = ("config/bandit_grpo.py", "config/models/smollm2.py")
 STARPO_S = ("--filter_keep=0.25", "--clip_high=0.28", "--batch_size=16")
 

@@ -29,7 +29,7 @@ SIGNS = {
 SHOWN = ("bandit StarPO", "bandit StarPO-S")  # curves in the pictures
 AT_LOW_RATE = " at 2e-5"  # end of the labels of curves at the low learning rate
 # A run loses the form (the required format of replies) if the share of valid replies is below LOST
-# in each of its last LAST iterations or more.
+# in each of its last LAST iterations.
 LOST = 0.5
 LAST = 5
 HEADINGS = (
@@ -131,9 +131,9 @@ def form_cell(row: Row) -> str:
 
 
 def form_loss(row: Row) -> int | None:
-    """Return the iteration from which to the end fewer than half of the replies are valid.
+    """Return the first iteration of the loss of the form, see LOST.
 
-    None if these are fewer than five iterations, or if the row has no valid_frac."""
+    None if the form is not lost, or if the row has no valid_frac."""
     valid = row["series"].get("valid_frac", [])
     num_lost = 0
     for fraction in reversed(valid):
@@ -171,7 +171,7 @@ def sign_lines(curves: dict[str, list[Row]]) -> list[str]:
 
 
 def sign_cell(row: Row, sign: Sign) -> str:
-    """Return "never", or when a sign begins and whether it predicts the fall, is late or false."""
+    """Return "never", or when a sign begins and its lead before the fall, "late" or "false"."""
     begun = beginnings(row, sign)
     fall = fall_of(row)
     if not begun:
@@ -186,7 +186,7 @@ def sign_cell(row: Row, sign: Sign) -> str:
 def gain_lines(curves: dict[str, list[Row]]) -> list[str]:
     """Return a Markdown table of success before and after RL.
 
-    A line is for all seeds of one method in one scored environment."""
+    A line is for all seeds of one method in one environment."""
     lines = []
     for name, rows in curves.items():
         seeds = ", ".join(str(row["settings"]["seed"]) for row in rows)

@@ -1,6 +1,6 @@
 """Measure speed and compare it with vLLM, Hugging Face and TRL. README.md has results.
 
-    python -m studies.speed.bench rollout  # 128 trajectories: our engines, vLLM, Hugging Face
+    python -m studies.speed.bench rollout  # 128 trajectories: torch engine, vLLM, Hugging Face
     python -m studies.speed.bench update      # the packed update, a padded one, TRL's GRPO loss
     python -m studies.speed.bench iteration   # one GRPO iteration, and one of TRL's GRPOTrainer
     python -m studies.speed.bench head        # log-probs in chunks or with full logits: peak memory

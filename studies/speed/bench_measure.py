@@ -33,7 +33,7 @@ def is_installed(package: str) -> bool:
 
 
 def check(same: bool, difference: str) -> None:
-    """Raises: UserError with the `difference` in words, unless variants do the `same` work."""
+    """Raises: UserError with the text `difference`, unless variants do the same work."""
     if not same:
         raise UserError(f"the variants do different work: {difference}")
 

@@ -173,7 +173,7 @@ class HuggingFace:
         self.num_steps += sampled.shape[1]
 
         is_end = (sampled == self.eos_id).long()
-        up_to_end = is_end.cumsum(1) == is_end  # True up to the first end of a row, included
+        up_to_end = is_end.cumsum(1) == is_end  # True up to and including a row's first end
         within_limit = torch.arange(sampled.shape[1]) < max_tokens[:, None]
         valid = up_to_end & within_limit  # (B, T); later turns do not see the rest
         self.mask = torch.cat([self.mask, valid.long()], 1)

@@ -38,7 +38,7 @@ Case = Callable[[], Values]
 ONE_CASE_EACH = [piece.name for piece in PIECES if piece.needs == "vllm"]
 MAX_ITERATIONS = 20
 RESERVED_S = 40  # no further iteration begins in the last 40 seconds before --limit_s
-# dtype -> largest relative difference of COMPARED from the values on the CPU in float32
+# dtype -> allowed relative difference of COMPARED from the values on the CPU in float32
 TOLERANCES = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 COMPARED = ("entropy", "vf_loss", "grad_norm", "grad_norm_critic")
 PACKAGES = ("torch", "transformers", "vllm", "flash-attn", "triton", "peft", "tensorboard")
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
 def measure(piece: str, cases: dict[str, Case], results: Results, device: torch.device) -> None:
     """Measure the cases that are new or waiting; with vLLM only one of them.
 
-    vLLM cannot start twice in a process, so gpu_report.py starts another.
+    vLLM cannot start twice in a process, so each case has its own.
     """
     todo = [name for name in cases if results.state(piece, name) in ("", "waiting")]
     for name in todo:
@@ -381,7 +381,8 @@ def load_or_build(config: Config, device: torch.device):
 def random_config(config: Config, device: torch.device, engine: str) -> Config:
     """Return settings of PPO on FrozenLake, for a random model with the shape of Qwen2.5-0.5B.
 
-    Nearly all its replies are malformed, so scores are equal. filter_zero_std=True allows this."""
+    Nearly all its replies are malformed, so scores are equal. filter_zero_std=True ranks such
+    groups, too."""
     arguments = ["config/frozenlake_ppo.py", "--filter_zero_std=True", f"--engine={engine}"]
     arguments += [f"--device={device.type}", f"--model={config.out_dir}/random_model"]
     if device.type == "cpu":

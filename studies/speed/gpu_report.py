@@ -90,8 +90,8 @@ class Results:
     """The lines of results.jsonl. The last line of a case is its result.
 
     A line has "piece", "case" ("" for the whole piece), "state" (waiting, running, done, skipped or
-    failed), "values" (name -> number or text) and "reason". A case that is still "running" when its
-    process has ended made the process fail.
+    failed), "values" (name -> number or text) and "reason". A case still "running" after the end of
+    its process has failed.
     """
 
     def __init__(self, out_dir: Path):
@@ -139,7 +139,7 @@ def chosen_pieces(names: str) -> list[Piece]:
 def in_order(pieces: list[Piece], results: Results) -> list[Piece]:
     """Return the pieces that are not done: first those that have not failed, then those that have.
 
-    A failed `environment` is not moved back: if it fails again, all others would fail.
+    A failed `environment` keeps its place: if it fails again, all others would fail.
     """
     states = {piece: results.state(piece.name) for piece in pieces}
     open_pieces = [piece for piece in pieces if states[piece] != "done"]

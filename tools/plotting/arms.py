@@ -43,7 +43,7 @@ class TrainedRun:
     folder: Path
     config: Config
     commit: str
-    wins: dict[str, Wins]  # by scored environment, the first one is that of `evaluations`
+    wins: dict[str, Wins]  # by scored environment; the first is that of `evaluations`
     evaluations: dict[int, Evaluation]  # by iteration; iteration 0 is the model before RL
     earlier: Sequence[Earlier] = ()  # the settings before each restart that changed them
     code_diff: str | None = ""  # how the code differs from the commit; None if that is not known

@@ -123,7 +123,7 @@ def success_band(rates: np.ndarray, known: dict[int, np.ndarray], num_prompts: i
 
     Args:
         rates: success rates of S seeds, (S, I).
-        known: index of an evaluation, 0 to I - 1 or -1 for the last -> solved prompts (S, n).
+        known: index of an evaluation, 0 to I - 1, or -1 for the last -> solved prompts (S, n).
         num_prompts: n, if no solved prompts are known.
     """
     for wins in known.values():

@@ -95,7 +95,7 @@ def percent_axis(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, with numbers such as 0.1 and 10, and more on a short axis."""
+    """Make the y axis logarithmic, with numbers such as 0.1 and 10, and more over a small range."""
 
     def between(value: float, _: int) -> str:
         low, high = axes.get_ylim()

@@ -202,7 +202,7 @@ def rate(wins: np.ndarray) -> str:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> str:
-    """Return the success rate of `a` minus that of `b` in %, its interval, and that of each seed.
+    """Return the success of `a` minus that of `b` in %, its interval, and each seed's difference.
 
     Args: a, b: (S, n) successes, paired by seed and instance."""
     low, high = difference_interval(a, b)

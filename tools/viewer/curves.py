@@ -132,8 +132,8 @@ def draw_arm(axes: Axes, arm: Arm, look: dict) -> Label:
 
 
 def known_wins(arm: Arm) -> dict[int, np.ndarray]:
-    """Return which of n prompts the S seeds solved, (S, n), at key 0 before RL and, if no seed was
-    stopped early, at -1 after RL; {} unless all seeds are finished."""
+    """Return which of n prompts the S seeds solved, (S, n): key 0 is before RL, and -1 after RL (if
+    no seed was stopped early); {} unless all seeds are finished."""
     if not all(run.is_finished() for run in arm.runs):
         return {}
     env = arm.runs[0].scored_env()

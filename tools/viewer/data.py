@@ -56,7 +56,7 @@ RANKED_BY = {  # the setting filter_by -> what the filter compares of a group, i
 }
 NOT_IN_FORM = "The reply was not in the required form."
 REWARD_SENTENCE = re.compile(r"Reward \S+\.\s*")  # the beginning of a report on a turn
-SHOWN_OUTSIDE = 40  # characters that are quoted of a text outside of the tags
+SHOWN_OUTSIDE = 40  # characters quoted from a text outside of the tags
 
 
 def load_runs(runs: Sequence[Path]) -> dict:
@@ -300,8 +300,8 @@ def describe_turn(
 ) -> dict:
     """Select what the page shows of a turn.
 
-    Args: turn: of a record; following: the next turn, whose message reports on this turn; None
-        after the last turn; env: with its options; think, text_ids: see `describe_trajectory`.
+    Args: turn: of a record; following: the next turn, whose message reports on this turn (None
+        after the last turn); env: with its options; think, text_ids: see `describe_trajectory`.
     Returns: the fields below. "reply" is the whole reply if it is not in the required format."""
     cells = cells_of(env)
     message = split_message(shown(turn["observation"]), cells)

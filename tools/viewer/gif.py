@@ -118,7 +118,7 @@ def end_frame(trajectory: dict, arrows: dict[str, str]) -> Frame:
 
 
 def response_blocks(turn: dict, arrows: dict[str, str]) -> list[Block]:
-    """Return the blocks of a turn: observation without board, thought, answer; no empty ones."""
+    """Return the nonempty blocks of a turn: observation (without board), thought, answer."""
 
     def with_arrow(name: str) -> str:
         return f"{arrows.get(name.lower(), '')} {name}".strip()
