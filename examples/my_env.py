@@ -3,8 +3,8 @@
 python -m tools.check_env examples/my_env.py:Doors
 python -m tools.play examples/my_env.py:Doors --seed=3
 
-The tiny model must first learn the words of a new game from demonstrations (1 CPU-minute). RL
-continues from there (minutes):
+The tiny model must learn the words of a new game from demonstrations (1 CPU-minute) before RL
+(minutes):
 
 python -m tools.sft config/frozenlake_grpo.py config/models/tiny.py \\
     config/models/tiny_new_game.py --env=examples/my_env.py:Doors \\
@@ -21,7 +21,7 @@ class Doors(Env):
     """One of eight doors has a prize behind it. A wrong door says on which side the prize is."""
 
     actions = tuple(f"door {number}" for number in range(1, 9))  # the names of the actions
-    repeats = True  # with more than 512 instances, leave this out: then the splits are disjoint
+    repeats = True  # the splits share instances; with more than 512, leave this out
 
     def __init__(self, *, reward: float = 1.0, **common):  # an option: --env=...:Doors,reward=2
         super().__init__(**common)
@@ -34,7 +34,7 @@ class Doors(Env):
     def _start(self, instance):
         """Begin the game of an instance. Noise during the game must come from self.rng."""
         self.prize = instance[1]
-        self.lowest = 0  # the prize is between lowest and highest
+        self.lowest = 0  # lowest <= prize <= highest
         self.highest = len(self.actions) - 1
 
     def _move(self, index):
@@ -58,8 +58,8 @@ class Doors(Env):
             f"Find the prize. A wrong door says which doors are left. Reward {self.max_reward:g}."
         )
 
-    # Two optional methods: thoughts are checked against the first; reference players and
-    # demonstrations use the second.
+    # Two optional methods. Thoughts are checked against `statements`; reference players and
+    # demonstrations use `plan`.
 
     def statements(self):
         """True sentences about the present state."""

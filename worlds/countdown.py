@@ -24,11 +24,11 @@ EXPRESSION = re.compile(r"[-+*/() 0-9]{1,100}")  # the characters that an expres
 
 
 class Countdown(Env):
-    """Make the target from 3 or 4 numbers, each used once.
+    """Make the target from 2 to 4 numbers, each used once.
 
-    A game has one action, an arithmetic expression. Any other text is an illegal action. Numbers
-    and targets have RAGEN's ranges. Numbers are sorted in falling order, so that equal problems are
-    equal instances.
+    A game has one action, an arithmetic expression. Any other text is an illegal action. By
+    default, numbers and targets have RAGEN's ranges. Numbers are sorted in falling order, so that
+    equal problems are equal instances.
     """
 
     TARGETS = range(10, 101)
@@ -136,7 +136,7 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def combine_two(parts: Sequence[tuple[int, str]]) -> list[tuple]:
-    """Return each list of parts that joining two of the parts by + - * / can give.
+    """Join two of the parts by + - * / in all ways. Return the resulting lists of parts.
 
     A part is an expression as (value, text). Joins whose value is not a whole number above 0 are
     left out.

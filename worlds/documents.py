@@ -84,7 +84,7 @@ def read_file(path: str) -> tuple["Index", list[Question]]:
     """Read a file of JSON lines.
 
     Returns: an index of its items and passages, and its questions.
-    Raises: UserError if it is no such file. The message names the first wrong line.
+    Raises: UserError if `path` is no such file. The message names the first wrong line.
     """
     documents = {}
     questions = []

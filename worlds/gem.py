@@ -30,14 +30,14 @@ BOXED = re.compile(r"\\boxed\{(.*?)\}")
 SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random", "Sudoku-v0-hard", "Sudoku-v0-random")
 MOVES_DRAW = ("Game2048",)  # kinds of games whose moves draw random numbers
 MAX_STATES = 20_000  # states that a search for a solution may visit
-# gem-llm 0.1.0 needs these arguments to make two games. Each start draws new values.
+# gem-llm 0.1.0 needs these arguments to make two games. `reset` then draws other values.
 REPAIRS = {
     "game:FifteenPuzzle-v0-random": {"num_rows": 2},
     "game:Crosswords-v0-random": {"hardcore": False},
 }
 # kind of game -> the module of GEM whose lists of words are replaced
 MODULES_WITH_WORDS = {"Hangman": "hangman", "Wordle": "wordle", "WordSearch": "word_search"}
-WORD_LENGTHS = range(3, 9)  # letters of a word in the list "en-basic"
+WORD_LENGTHS = range(3, 9)  # letters of the words that replace NLTK's "en-basic"
 
 
 class Gem(Hub):
@@ -349,7 +349,8 @@ def plan_word(game: Any) -> list[str]:
 def marks(secret: str | tuple, guess: str | tuple) -> list[str]:
     """A mark for each sign of a guess, as in Wordle.
 
-    G: the secret has the sign in this place. Y: it has one more elsewhere. X: otherwise.
+    G: the secret has the sign in this place. Y: it has the sign in another place, not counted
+    yet. X: otherwise.
 
     >>> marks("abca", "aaxb")
     ['G', 'Y', 'X', 'Y']

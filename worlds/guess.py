@@ -1,4 +1,4 @@
-"""Guess a number: a game with the interface of gymnasium, and the wrapper that trains on it.
+"""Guess a number: a game with the interface of gymnasium, and the wrapper that makes it trainable.
 
 docs/environments.md explains the wrapper. To train:
 

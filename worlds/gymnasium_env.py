@@ -1,8 +1,9 @@
 """gymnasium: its environments with discrete actions, as `--env=gymnasium:ID`.
 
-The package is optional. The policy sees the text of the environment's renderer ("ansi"), or the
-observation as named numbers. Taxi, FrozenLake, CliffWalking, Blackjack, CartPole, MountainCar and
-Acrobot need no options. For other environments, options can name the actions and the numbers:
+The package is optional. The policy sees the text of the environment's renderer ("ansi"), the
+numbers of the observation, or both. Taxi, FrozenLake, CliffWalking, Blackjack, CartPole,
+MountainCar and Acrobot need no options. For other environments, options can name the actions and
+the numbers:
 
     --env=gymnasium:my_package:Lights-v0,names=on/off,values=brightness/hour,success=end
 """
@@ -23,7 +24,7 @@ from worlds.text_base import require_package
 PLACE = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LAST_ACTION = re.compile(r"\s*\(\w+\)")  # the line in which a renderer shows the last action
-MAX_NUMBERS = 50  # most numbers that an observation may show
+MAX_NUMBERS = 50  # numbers that an observation may show
 GAMMA = 0.99  # discount factor in `best_actions`
 SUCCESSES = ("reward", "end", "limit")
 
@@ -257,7 +258,7 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def flatten(observation: Any) -> list[float]:
-    """The numbers of an observation: a number, an array, or a tuple or dict of these."""
+    """The numbers of an observation, which is a number, an array, or a tuple or dict of these."""
     if isinstance(observation, dict):
         observation = tuple(observation.values())
     if isinstance(observation, (tuple, list)):

@@ -151,8 +151,8 @@ def start_or_none(env: Hub, seed: int) -> str | None:
 def has_few_starts(spec: str) -> bool:
     """Whether two of the first 100 seeds have the same first observation.
 
-    If an environment had only 1,000 different first observations, 100 draws would all differ with a
-    probability of 0.6 %. The fixed splits need 512 that training does not draw.
+    The fixed splits need 512 first observations that training does not draw. If there were only
+    1,000, these 100 would all differ with a probability of 0.6 %.
     """
     env = make_env(spec)
     seen = set()

@@ -1,7 +1,7 @@
 """An interpreter for a small part of Python, with whole numbers and lists of whole numbers.
 
 `repair.py` uses it for the code that a policy writes. No sandbox is needed, because this code is
-neither passed to `exec` nor run in a process. The interpreter knows only the statements and
+never passed to `exec` or run as a program. The interpreter knows only the statements and
 functions below, and limits steps and sizes.
 """
 

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 ACTION_COST = 1e-6  # value lost per move: of plans with equal success, the shortest is best
-FALL_VALUE = -1e-4  # value of a fall, a little below 0, the value of running out of turns
+FALL_VALUE = -1e-4  # value of a fall, a little worse than running out of turns (0)
 TOLERANCE = 1e-9  # plans are equally good if their values differ by less than this
 
 
@@ -89,10 +89,11 @@ def lake_plans(
     """The optimal moves of a turn, for each number of turns left, cell and actions left.
 
     This is value iteration over turns. In a turn, the player commits to a sequence q of 1 to
-    `max_actions` moves. With t turns and a actions left:
+    `max_actions` moves. With t turns and `a` actions left:
         V_t(cell, a) = max over q of E[V_{t-1}(next cell, a - |q|)] - ACTION_COST * |q|
     With one action per turn and as many turns as actions, this is optimal closed-loop control. Of
-    equally good sequences, the shortest is taken; ties: the order Left, Down, Right, Up.
+    equally good sequences, the shortest is taken; of these, the first in the order Left, Down,
+    Right, Up.
 
     Args:
         max_actions: the largest number of moves in one turn.

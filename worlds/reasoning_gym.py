@@ -223,7 +223,7 @@ def harmless(formula: str) -> bool:
     """Whether a formula has only numbers, names, arithmetic and functions of mathematics.
 
     sympy's parser would execute any other code, too. Powers, nested functions and products of sums
-    are limited, because their values can exceed the memory, such as 9**9**9**9.
+    are limited, because values such as 9**9**9**9 exceed the memory.
     """
     if len(formula) > MAX_FORMULA:
         return False
@@ -257,7 +257,7 @@ def is_arithmetic(node: ast.expr) -> bool:
 
 
 def grows(function: str) -> bool:
-    """Whether a function may grow like exp. sin and cos do so for imaginary arguments."""
+    """Whether a function may grow like exp, as sin and cos do for imaginary arguments."""
     return function not in SLOWLY_GROWING
 
 

@@ -141,8 +141,8 @@ class Repair(Env):
 
     The policy can run 4 of the 10 tests. The 6 hidden tests decide about success.
 
-    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays the share that passes, on a
-    scale from 0, for the unpatched or worse code, to 1.
+    `reward=binary` pays 1 if all hidden tests pass. `reward=ratio` pays 0 if no more pass than
+    without a patch, 1 if all pass, and is linear in between.
     """
 
     def __init__(self, *, reward: str = "binary", **common):

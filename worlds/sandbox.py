@@ -133,7 +133,7 @@ def _isolated(command: str, folder: str, new_root: str) -> list[str]:
     unshare = ["unshare", "-mnpiuf", "--kill-child"]
     user = ""
     if os.geteuid() == 0:
-        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # most likely a user id of its own
+        user = str(2**15 + os.stat(folder).st_ino % 2**14)  # most likely used for no other folder
     else:
         unshare.append("-Ur")
     real_folders = []

@@ -14,7 +14,7 @@ import numpy as np
 
 DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # (rows, columns) of a step
 TURN_PROB = 0.35  # probability that the digging walk draws a new direction
-# The cells that one step of the digging walk digs: (row, column) in the 3x3 square around it.
+# At each step, the walk digs the cells of a random mask: (row, column) in the 3x3 square around it.
 MASKS = (
     ((1, 0), (1, 1), (1, 2)),
     ((0, 1), (1, 1), (2, 1)),
@@ -86,7 +86,7 @@ def reverse_play(
     A move pulls the box behind the player, if there is one. The search visits no state twice. Of
     the states in which neither a box nor the player is on a target, the best one has the largest
     product of
-    - the number of changes of the pulled box, the first pull included, and
+    - the number of switches to another box, the first pull included, and
     - the total Manhattan distance of the boxes to their targets.
 
     Returns:
@@ -96,7 +96,7 @@ def reverse_play(
     best_score = 0
     visited = set()
     # An entry of the stack: player, boxes, index of the box pulled last (-1: none yet), number of
-    # changes of the pulled box, moves left.
+    # switches to another box, moves left.
     stack = [(player, targets, -1, 0, search_depth - 1)]
     while stack and len(visited) < MAX_STATES:
         player, boxes, last_box, num_changes, moves_left = stack.pop()

@@ -1,7 +1,7 @@
 """Sudoku on 4x4 cells. Every puzzle has exactly one solution.
 
-RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. With its default limits
-the agent has fewer actions than there are empty cells, so it cannot win. Here the agent may replace
+RAGEN-2 uses 9x9 cells and does not check that a puzzle has one solution. RAGEN-2's default limits
+allow fewer actions than there are empty cells, so the agent cannot win. Here the agent may replace
 every digit that it wrote, so no mistake is final.
 """
 
@@ -21,7 +21,7 @@ NUM_CELLS = SIZE**2
 DIGITS = range(1, SIZE + 1)
 EMPTY = 0  # stands for an empty cell
 MAX_EMPTY = 10  # puzzles with 11 or 12 empty cells and one solution exist, but they are rare
-MAX_STATED = 3  # most digits that a sentence of `statements` lists
+MAX_STATED = 3  # digits that a sentence of `statements` may list
 ACTION = re.compile(r"([1-4])[ ,]+([1-4])[ ,]+([1-4])")  # row, column, digit
 
 Board = tuple[int, ...]  # the digits of the cells, row by row

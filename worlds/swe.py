@@ -1,10 +1,10 @@
-"""SWE: tasks of the data set SWE-Gym (its rows), on local git checkouts.
+"""SWE: the tasks (rows) of the data set SWE-Gym, on local git checkouts.
 
 The code task of arXiv 2510.01132, without containers and downloads. Differences, on purpose:
 - Commands and tests run in the sandbox of `sandbox.py`. On a machine that does not support it, they
   run only with the option `sandbox=none`.
 - The policy gets the files of the base commit without the git history, because the history may
-  contain the answer. git reads only the objects of a checkout.
+  contain the answer. git reads a checkout's objects, not its settings.
 - The tests that the unpatched code passes earn no reward. Otherwise a patch without effect would
   earn most of the reward.
 
@@ -28,7 +28,7 @@ from envs import SPLIT_SIZE, Env, Move
 from worlds.sandbox import MAX_SECONDS, FolderFull, TaskFolder, can_isolate, run_sandboxed
 
 MAX_COMMAND = 100_000  # bytes of a command
-MAX_NAMES = 10_000  # bytes of the names of test files in a command of at most 131,072 (Linux)
+MAX_NAMES = 10_000  # bytes of the names of test files in a command, which Linux limits to 131,072
 SHOWN_OUTPUT = 2_000  # the policy sees this many characters at the end of the output
 END_OF_PATCH = "END OF PATCH"
 APPLY_PATCH = f"git apply --allow-empty - <<'{END_OF_PATCH}'\n{{}}\n{END_OF_PATCH}"
@@ -47,8 +47,8 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}")
 REPO = re.compile(r"([\w.-]+/)*\w[\w.-]*", re.ASCII)
 NEW_FILE = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)  # a changed file in a patch
 
-# `archive_commit` runs git with these limits and settings. They exclude all configuration of the
-# machine, the user and the checkout.
+# `archive_commit` runs git with these limits and settings. The settings exclude all configuration
+# of the machine, the user and the checkout.
 GIT_LIMITS = ("prlimit", "--as=4294967296", "--fsize=1073741824", "--core=0")
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -66,9 +66,9 @@ NO_ATTRIBUTES = (
 class SWE(Env):
     """Tasks of SWE-Gym. `rows` is a file of JSON lines, with one row of the data set per line.
 
-    The folder of the file must have the git checkouts of the rows' repositories: the folder `moto`
-    for `getmoto/moto`. An action is a shell command in a copy of the base commit, or `submit`. The
-    tests of the row decide about success.
+    The folder of the file must have the git checkouts of the rows' repositories, such as the folder
+    `moto` for `getmoto/moto`. An action is a shell command in a copy of the base commit, or
+    `submit`. The tests of the row decide about success.
     """
 
     blocking = True

@@ -1,8 +1,8 @@
 """The base class of the text worlds: facts, commands that change them, and shortest plans.
 
-`quest.py` and `household.py` follow the TextWorld and ALFWorld tasks of arXiv 2510.01132 at a size
-for small models. `textworld.py` and `alfworld.py` play the games of the original packages. The four
-differ from that paper on purpose:
+`quest.py` follows the TextWorld tasks of arXiv 2510.01132, `household.py` its ALFWorld tasks, at a
+size for small models. `textworld.py` and `alfworld.py` play the games of the original packages. The
+four differ from that paper on purpose:
 - The return of an episode is the largest share of the task that was done at any moment.
 - A command that is impossible in the present state is an illegal action. Every observation repeats
   the task.

@@ -25,7 +25,7 @@ KEYS = ("box", "wall", "floor", "corner", "edge", "board")  # keys of the store
 KEY = re.compile(r"\w{1,20}")  # a key that `put` accepts
 MAX_TEXT = 200  # characters of a call after the name of the tool
 MAX_SHOWN = 300  # characters of a document's text in a result
-MAX_ANSWERS = 100  # most right answers that a `find` question may have
+MAX_ANSWERS = 100  # right answers that a `find` question may have
 MAX_STORED = 99  # the largest number in the store; the smallest is 11
 
 
@@ -75,7 +75,7 @@ class ToolUse(Env):
     def _draw_find(self, rng: np.random.Generator) -> Task | None:
         """Draw a `find` question: which item has these attributes?
 
-        Returns: None if a search for the values that are texts shows no such item, or if more than
+        Returns: None if a search for the textual values shows no such item, or if more than
             MAX_ANSWERS items fit."""
         target = self._draw_item(rng)
         wanted = {}
@@ -264,7 +264,7 @@ class ToolUse(Env):
     # ---------- players
 
     def plan(self, max_actions: int, turns_left: int) -> list[str]:
-        """The next call, so that the player reads its result before it calls again.
+        """Only the next call, so that the player reads its result before it calls again.
 
         If fewer turns than missing calls are left, return up to `max_actions` calls."""
         calls = self._missing_calls()
