@@ -128,7 +128,7 @@ def responses_per_prompt(group_size: int) -> Curve:
     if group_size > 1:
         return curve("sokoban_transfer", num_groups=num_groups, group_size=group_size)
     # The filter drops groups without variance, so with groups of one it is off. All 128
-    # trajectories form one batch, so that an iteration has one optimizer step here, too.
+    # trajectories form one batch: one optimizer step an iteration, as with the filter.
     return curve(
         "sokoban_transfer",
         num_groups=num_groups,

@@ -67,7 +67,7 @@ def measure_run(job: CreditJob, run: str, config: Config) -> list[dict]:
         cases[label] = read_case(case_path(job, run, folder), settings)
     if None in cases.values():
         measure_missing(job, run, config, cases)
-    # The label in a file may be old: if a run of 20 iterations goes on, its "end" becomes "20".
+    # Files hold no label: the "end" of a run of 20 iterations becomes "20" if it goes on.
     return [{**case, "label": label} for label, case in cases.items()]
 
 
@@ -172,7 +172,7 @@ def positions(games: list[RecordedGame], group_size: int) -> dict[str, list[int]
 def controls(
     games: list[RecordedGame], alternatives: list[RecordedGame], seed: int
 ) -> dict[str, list]:
-    """Return credits of two controls: planner's step reward, and this reward shuffled in a game."""
+    """Return credits of two controls: planner's step reward, and this reward shuffled per game."""
     assigned = planner_rewards(games)  # (K,)
     shuffled = shuffle_within_games(assigned, games, np.random.default_rng([seed, SEED_SHUFFLE]))
     rng = np.random.default_rng([seed, SEED_SHUFFLE, 1])

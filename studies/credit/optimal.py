@@ -35,7 +35,8 @@ def state_value(episode: Episode) -> float:
 
 
 def reply_value(episode: Episode, actions: list[str]) -> float:
-    """Return the expected sum of rewards if the next turn executes `actions`, then optimal play.
+    """Return the expected sum of rewards if the next turn executes `actions` and optimal play
+    follows.
 
     Format penalty and think bonus are left out. Unknown actions are ignored."""
     env = episode.env
@@ -54,8 +55,8 @@ def reply_value(episode: Episode, actions: list[str]) -> float:
 def optimal_advantages(games: Sequence[RecordedGame]) -> np.ndarray:
     """Return the advantage of each reply under optimal play, (K,), averaged over slips.
 
-    An advantage can exceed 0 in two cases only: if the reply earns a think bonus, or if it names no
-    action and the format penalty costs less than the action that optimal play has to take."""
+    An advantage can exceed 0 in two cases only: if the reply earns a think bonus, or if it executes
+    no action and the format penalty costs less than the action that optimal play has to take."""
     found = []
     for game in games:
         for state, turn in zip(game.states, game.trajectory.turns, strict=True):
@@ -108,7 +109,7 @@ def lake_values(
     budget: int,
     max_turns: int,
 ) -> np.ndarray:
-    """Return the largest probability of reaching the goal from every state.
+    """Return, for every state, the largest probability of reaching the goal.
 
     Returns: (max_turns + 1, cells, budget + 1), by turns left, cell and actions left. The goal has
         1 and holes have 0, so a mean over next cells includes the reward for reaching the goal."""

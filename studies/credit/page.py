@@ -4,11 +4,12 @@
     python -m studies.credit.measure RUN...  # the credit of each estimator
     python -m studies.credit.page          # fills the tables of studies/credit/README.md
 
-The *speed* of a run is its mean success over its evaluations; all runs take about the same CPU time
-(studies/experiments.py). The *credit* of a turn is the mean advantage of its tokens. The *accuracy*
-of an estimator at a checkpoint is the rank correlation of credit and true advantage over turns. For
-every environment, checkpoint and seed of training, this script computes the rank correlation of
-accuracy and speed over the estimators. The page shows its mean over the seeds (Student's t).
+The *speed* of a run is its mean success over its evaluations after the start; all runs take about
+the same CPU time (studies/experiments.py). The *credit* of a turn is the mean advantage of its
+tokens. The *accuracy* of an estimator at a checkpoint is the rank correlation of credit and true
+advantage over turns. For every environment, checkpoint and seed of training, this script computes
+the rank correlation of accuracy and speed over the estimators. The page shows its mean over seeds,
+with an interval by Student's t.
 """
 
 from configurator import UserError, run_main
@@ -30,7 +31,7 @@ from tools.plotting import tables
 
 PAGE = Path("studies/credit/README.md")
 CREDIT = Path("studies/credit/results/credit.json")  # written by studies/credit/measure.py
-SUMMARIES = [  # the fields that this script reads from CREDIT, see support/json_shapes.py
+SUMMARIES = [  # shape of CREDIT (support/json_shapes.py): the fields that are read
     {
         "env": str,
         "label": str,
@@ -79,7 +80,7 @@ def results_of(
     Args: curves: "WORLD ESTIMATOR" -> rows of its runs. summaries: the entries of CREDIT about
         `world`, one for each checkpoint.
 
-    Raises: UserError if the credit or a seed of an estimator is missing, or there is one seed."""
+    Raises: UserError if an estimator lacks credit or a seed, or if there is only one seed."""
     seeds = {row["settings"]["seed"] for rows in curves.values() for row in rows}
     if len(seeds) == 1:
         raise UserError("intervals over seeds need two seeds; run studies.reproduce credit")

@@ -24,7 +24,7 @@ from support.statistics import mean_over_seeds
 from tools.plotting.style import GRAY, draw_legend, look_of, picture
 from tools.plotting.tables import markdown
 
-OPTIMAL = "optimal play"  # here credit is the advantage under optimal play
+OPTIMAL = "optimal play"  # a credit: the advantage under optimal play
 REFERENCE = "GRPO"  # the estimator with which all others are compared
 HEADINGS = {  # key of a measure in `Numbers` -> heading of its column
     "rank": "rank correlation",

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from support.statistics import jackknife_interval
 
-DECIDED = 2.0  # the sign counts as known if the advantage is over DECIDED standard errors from 0
+DECIDED = 2.0  # a sign is known if the advantage is more than DECIDED standard errors from 0
 # The numbers that `measure` returns. studies/credit/README.md defines them.
 MEASURES = ("rank", "gain", "rank_raw", "within", "right_signs", "signal", "bias", "luck")
 
@@ -136,11 +136,11 @@ def within_games(credits: ndarray, truth: Truth, games: ndarray) -> float:
 
     From each credit and each advantage, its mean over the game is subtracted first. The correlation
     is corrected for the noise of the truth. It is 0 if credits do not differ within any game.
-    Otherwise it is NaN if the measured true advantages differ within games by noise only.
+    Otherwise it is NaN if the estimated advantages differ within games by noise only.
     """
     centred_credits = _less_game_mean(credits, games)
     centred_truth = _less_game_mean(truth.advantages, games)
-    num_turns = np.bincount(games)[games]  # (K,) turns of the game to which a turn belongs
+    num_turns = np.bincount(games)[games]  # (K,) number of turns in each turn's game
     noise = (truth.noise * (1 - 1 / num_turns)).sum()
     spread = centred_truth @ centred_truth - noise
     size = centred_credits @ centred_credits
@@ -158,7 +158,7 @@ def _less_game_mean(x: ndarray, games: ndarray) -> ndarray:
 
 
 def right_signs(credits: ndarray, truth: Truth) -> float:
-    """Return the share of the turns with a known sign whose credit has the same sign.
+    """Of the turns with a known sign, return the share whose credit has this sign.
 
     A credit of 0 counts as half. NaN if no sign is known."""
     decided = is_decided(truth)

@@ -395,8 +395,8 @@ def simulate(rng, num_turns=600, draws=16, spread=0.3, scatter=0.5):
 
 
 def test_the_noise_of_the_truth_is_known():
-    """Variance of the noise 2 * 0.5^2 / 16 = 0.03125, of the true advantages 0.3^2 = 0.09, so the
-    reliability is 0.09 / 0.12125 = 0.742."""
+    """The noise has variance 2 * 0.5^2 / 16 = 0.03125, the true advantages have 0.3^2 = 0.09, so
+    the reliability is 0.09 / 0.12125 = 0.742."""
     _, truth = simulate(np.random.default_rng(0), num_turns=4000)
     assert truth.noise.mean() == pytest.approx(0.03125, rel=0.03)
     assert truth.spread() == pytest.approx(0.09, rel=0.06)

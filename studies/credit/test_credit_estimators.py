@@ -48,7 +48,7 @@ ENVS = ("frozenlake:success_rate=0.8", "sokoban:size=6,boxes=1")
 
 
 def facts_of(game):
-    """Return the parts of a game that are equal to the last bit if its noise is repeated."""
+    """Return the parts of a game that are exactly equal if its noise is repeated."""
     facts = []
     for turn in game.trajectory.turns:
         facts.append((turn.prompt_ids, turn.response_ids, turn.reward, turn.observation))
@@ -99,7 +99,7 @@ def played(trained_folder, one_rank):
 def test_credits_are_those_that_train_would_use(played, name):
     settings = ESTIMATORS[name]
     learner, games, _ = played(**settings)
-    trajectories = [game.trajectory for game in games]  # played with the density of the settings
+    trajectories = [game.trajectory for game in games]  # with the density in `settings`
     experience = train.build_experience(learner, trajectories)
     lengths = train.count_tokens_per_turn(trajectories)
     expected = [part.mean() for part in experience.advantages.double().split(lengths)]

@@ -84,7 +84,7 @@ class World(NamedTuple):
 def methods_of(
     name: str, *overlays: str, crowd_steps: int, planner_steps: int, **overrides: object
 ) -> dict[str, Method]:
-    """Return name -> method for one grid world. The name is that of a line in table.md.
+    """Return the methods of one grid world, by the name of their row in table.md.
 
     Args:
         name: it names the files config/NAME_ppo.py and config/NAME_grpo.py.
@@ -107,11 +107,11 @@ def methods_of(
 
 
 def other_rl(name: str, star_po_s: int, later: int, **overrides: object) -> dict[str, Method]:
-    """Return StarPO-S with the settings of config/models/tiny.py, and two later methods.
+    """Return StarPO-S with the settings of config/models/tiny.py, and later methods: GiGPO, SAMPO.
 
     Args:
-        star_po_s, later: iterations of StarPO-S and of the later methods, for about the CPU time of
-            PPO with 100 iterations.
+        star_po_s, later: iterations of StarPO-S and of the later methods, meant for about the CPU
+            time of PPO with 100 iterations.
         overrides: settings of the later methods.
     """
     ppo = (f"{name}_ppo",)
@@ -153,8 +153,8 @@ def new_game(title: str, name: str, sft: dict, rl: str = "GRPO", **overrides: ob
     return World(title, (name,), methods, headline, overlays)
 
 
-# Sokoban games are longer, so an iteration has fewer of them. Rewards are ten times larger, and so
-# is the format penalty.
+# Sokoban games are longer than FrozenLake's, so an iteration has fewer of them. Rewards are ten
+# times larger, and so is the format penalty.
 SOKOBAN = {"num_groups": 16, "format_penalty": -1.0}
 
 WORLDS = {
