@@ -118,7 +118,7 @@ def draw_flagship(path: Path) -> None:
 def draw_bars(axes: Axes, rates: dict[str, np.ndarray]) -> None:
     """Draw a bar for each row of BARS, its 95 % interval, and a dot for each seed.
 
-    Args: rates: row -> share of won games, (S, n)."""
+    Args: rates: row -> share of won games, (seeds, prompts)."""
     for place, (row, (_, color)) in enumerate(BARS.items()):
         wins = 100 * rates[row]
         mean = wins.mean()
@@ -179,14 +179,14 @@ def is_long_success(trajectory: dict) -> bool:
 
 
 def is_unlucky_loss(trajectory: dict) -> bool:
-    """Whether a game of iteration 20 with one turn and a slip was lost, in a kept group."""
+    """Whether a game of iteration 20, in a kept group, was lost in one turn with a slip."""
     turns = trajectory["turns"]
     is_short = trajectory["when"] == "iteration 20" and len(turns) == 1
     return is_short and trajectory["kept"] and not trajectory["success"] and slips_in(turns[0])
 
 
 def slips_in(turn: dict) -> bool:
-    """Whether an action of a turn moved the agent in another direction."""
+    """Whether an action moved the agent in another direction than its own."""
     moves = turn.get("moves", turn["actions"])
     pairs = zip(turn["actions"], moves, strict=True)
     return any(move not in ("", action) for action, move in pairs)

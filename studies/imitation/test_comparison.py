@@ -165,7 +165,7 @@ def test_recorded_rows_are_printed_as_such(lab, tmp_path, capsys):
 
 
 def test_games_are_counted_by_prompt(monkeypatch, tmp_path):
-    """Three prompts with 16 games each, won 16, 1 and 0 times."""
+    """Three prompts, 16 games each: 16, 1 and 0 are won."""
 
     def run(words, **_):
         (path,) = [word[7:] for word in words if word.startswith("--json=")]
