@@ -1,7 +1,7 @@
 """Policy and critic: Hugging Face models that run on packed sequences.
 
-The input of a forward is one row with the sequences of a micro-batch (packing.py), and a *layout*
-object that computes attention: `PackedLayout` in training, or the KV cache of the torch engine.
+The input of a forward is one row of tokens of several sequences (packing.py), and a *layout* object
+that computes attention: `PackedLayout` in training, `_CacheLayout` in the torch engine.
 The policy computes log-probs one chunk of the vocabulary at a time, without the full logits.
 
 Shapes: T tokens of a packed row, R of them sampled (response) tokens, H hidden size, V vocabulary.
@@ -33,12 +33,12 @@ from support.model_folder import check_folder, download, summary
 from support.precision import product_in_float32
 from support.preflight import check_driver, find_model
 
-# Number of vocabulary columns whose logits are in memory at a time. On a CPU these logits stay in
+# Number of vocabulary tokens whose logits are in memory at a time. On a CPU these logits stay in
 # the processor's cache. On a GPU larger chunks need fewer kernel launches.
 CHUNK_SIZES = {"cpu": 1024, "cuda": 8192}
-# torch.compile keeps at most this many versions of one function; others run uncompiled. The default
-# of 8 is too few for the norms of Qwen3: hidden states and heads differ in width, the weights of
-# policy, critic and reference are trained or frozen, and gradients are on or off.
+# torch.compile keeps at most this many versions of one function; further ones run uncompiled. The
+# default of 8 is too few for the norms of Qwen3: hidden states and heads differ in width, the
+# weights of policy, critic and reference are trained or frozen, and gradients are on or off.
 MAX_COMPILED_VERSIONS = 64
 
 disable_progress_bar()  # of transformers, because loading and saving take only seconds
@@ -73,7 +73,7 @@ class Policy(nn.Module):
             observations follow: (R + O,).
         """
         hidden = packed_hidden(self.model.model, batch)  # (T, H)
-        # A hidden state predicts the next token. hidden[index] would sort in the backward pass.
+        # Each state predicts the next token. The backward of hidden[index] would sort the index.
         states = hidden.index_select(0, batch.predicted_index - 1)  # (R, H)
         targets = batch.ids[batch.predicted_index]  # (R,)
         return chunked_logprobs(states, self.model.lm_head.weight, targets, temperature=temperature)
@@ -101,7 +101,7 @@ def train_padding_token(module: nn.Module) -> nn.Module:
     """Let the embedding of the padding token get a gradient, in place. Returns: the module.
 
     Packed rows have no padding, so a padding token in them is a real one: SmolLM2 pads with
-    <|im_end|>, which ends every message. By default nn.Embedding drops its gradient.
+    <|im_end|>, which ends every message. With a padding_idx, nn.Embedding drops its gradient.
     """
     module.get_input_embeddings().padding_idx = None
     return module
@@ -132,7 +132,7 @@ AttentionInterface.register("layout", _attention)  # for attn_implementation="la
 
 
 def compile_blocks(layers: Sequence[nn.Module]) -> None:
-    """Compile the MLPs and norms in place, but not attention: its sizes differ in each row.
+    """Compile the MLPs and norms in place, but not attention: its sizes change with every row.
 
     The number of tokens is dynamic, so one compilation serves rows of all lengths.
     """
@@ -224,8 +224,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Online softmax: the sums are relative to m, the largest logit so far.
 
-        If a chunk raises the maximum from m to m', the sums of earlier chunks are multiplied by
-        e^(m - m'). All tensors that outlive a chunk are (R,).
+        If a chunk raises the maximum from m to m', shift = m - m' makes the earlier sums relative
+        to m'. All tensors that outlive a chunk are (R,).
         """
         lowest = torch.finfo(torch.float32).min
         maximum = torch.full(targets.shape, lowest, device=hidden.device)  # m = max z
@@ -284,8 +284,8 @@ def add_lora(model: nn.Module, rank: int, seed: int) -> None:
 
     The linear layers of the blocks compute W x + (alpha / rank) B A x. A (rank, in) is random from
     `seed`, and B (out, rank) starts at zero. A and B are trained, and all other weights are frozen.
-    alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads its
-    weight.
+    alpha equals rank, so the factor is 1. lm_head gets no adapter, because `Policy` reads
+    only its weight.
 
     Raises: UserError if the rank is larger than the hidden size of the model.
     """
@@ -378,7 +378,7 @@ def load_model(
         )
     except UserError:
         raise
-    except Exception as error:  # transformers has no common class for wrong content of files
+    except Exception as error:  # transformers has no common error class for bad files
         raise UserError(f"model={folder!r} could not be loaded ({summary(error)})") from error
     _check_weights(model, tokenizer, folder)
     if is_on_hub:
@@ -421,7 +421,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
 
 
 def _check_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: str) -> None:
-    """Check that all numbers are finite, and that head and tokenizer fit. Raises: UserError."""
+    """Check that numbers are finite, and head and tokenizer fit the model. Raises: UserError."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not torch.isfinite(tensor).all():
             raise UserError(f"model={folder!r} has NaN or infinite numbers in {name}")

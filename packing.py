@@ -86,7 +86,7 @@ class PackedBatch:
 def micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[list[int]]:
     """Divide sequences into packs of at most `max_tokens` tokens. A pack becomes one row.
 
-    Sequences with the same first prompt are adjacent: `pack` computes that prompt once for a row.
+    Sequences with the same first prompt become neighbours, so `pack` computes it once for a row.
     A sequence that is longer than `max_tokens` gets a pack of its own.
 
     Returns: for each pack the indices of its sequences.

@@ -1,7 +1,7 @@
 """Reference players: scripted players that are scored on the same games as a policy.
 
 `random` draws an action, `greedy` takes the action that looks best, and `optimal` follows the plan
-of the environment. They obey the limits of `rollout.config`, and reply in the required form.
+of the environment. They obey the limits on actions and turns, and reply in the required form.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ class ReferencePlayer:
 def reference_actions(episode: Episode, player: str, rng: np.random.Generator) -> list[str]:
     """Return the actions that a reference player chooses in the present state.
 
-    `optimal` chooses the best plan of at most `actions_per_turn` actions, or the action of `greedy`
+    `optimal` chooses the best next actions, at most `actions_per_turn`, or the action of `greedy`
     if no plan exists. `greedy` and `random` choose one action."""
     env = episode.env
     actions = []

@@ -39,7 +39,7 @@ MAX_REWARD = 1e9  # largest absolute reward of a turn; larger ones are errors, a
 class Credit:
     """Advantage and value of a turn, for records. None unless the filter kept the turn's group."""
 
-    advantage: float | None = None  # of the loss, averaged over the response tokens
+    advantage: float | None = None  # as in the loss, averaged over the response tokens
     value: float | None = None  # the critic's, if any, at the first response token
 
 
@@ -373,7 +373,7 @@ def without_errors(
 ) -> list[Trajectory]:
     """Drop each group with an error, because advantages compare whole groups.
 
-    Evaluation uses only the check, with group_size 1.
+    Evaluation needs only the UserError, with group_size 1.
 
     max_error_frac of all trajectories may fail, or a whole group if that is more, because a whole
     group fails if its instance cannot be played. With max_error_frac 0, none may fail.

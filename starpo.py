@@ -34,7 +34,7 @@ a larger clip_high and without KL. In the paper StarPO-S has a critic; here any 
 
 Shapes: P prompt groups, N rollouts per group (group_size), B = P * N trajectories, K turns and R
 response tokens in all. Response tokens are the tokens that the policy sampled, its end-of-turn
-tokens included, and with mask_observations=False all tokens after the system message. A tensor (R,)
+tokens included, or with mask_observations=False all tokens after the system message. A tensor (R,)
 has one number for each response token, trajectory after trajectory, and none for other tokens, so
 the losses need no mask. Lists of counts, such as `tokens_per_turn`, give the lengths of consecutive
 pieces of a tensor.
@@ -180,10 +180,10 @@ def normalize_rewards(
 ) -> Tensor:
     """Normalise scores among trajectories with equal group_ids, and change turn rewards to match.
 
-    A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" clips
-    the latter to [-1, 3]. Scores without variance become 0. Turn rewards are divided by the same
-    std + 1e-6 (without variance, they become 0), except with "mean". Then the reward of the last
-    turn is changed so that the rewards of the trajectory sum to its new score.
+    A score s becomes s - mean ("mean") or (s - mean) / (std + 1e-6) ("mean_std"). "asym_clip" is
+    "mean_std", clipped to [-1, 3]. Scores without variance become 0. Turn rewards are divided by
+    the same std + 1e-6 (without variance, they become 0), except with "mean". Then the reward of
+    the last turn is changed so that the rewards of the trajectory sum to its new score.
     Args: rewards (K,) float, of turns; turns_per_trajectory, B counts that sum to K; group_ids
         (B,) int64: trajectories with equal numbers share mean and std.
     Returns: (K,), with the dtype of rewards.
@@ -491,8 +491,8 @@ def importance_weights(
 
     Args: all log-probs (R,), nats; cap >= 1. Returns: (R,), without gradient.
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL", who
-        cap pi_old / pi_engine. The cap on pi / pi_engine also bounds the loss of tokens with A < 0
-        after the first optimizer step.
+        cap pi_old / pi_engine. The cap here, on pi / pi_engine, also bounds the loss of tokens with
+        A < 0 after the first optimizer step.
     >>> new, old, rollout = torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([-0.5])
     >>> importance_weights(new, old, rollout, cap=2.0).item()
     1.6487212181091309
@@ -510,10 +510,9 @@ def token_weights(
 ) -> Tensor:
     """Compute weights w that make sum(w loss) / R the average that `aggregation` names.
 
-    "token_mean" is the mean over all tokens. The other averages are means over trajectories of one
-    number for each: the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv
-    2504.20073), the sum over its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens
-    ("constant", Dr. GRPO).
+    "token_mean" is the mean over all tokens. The others average one number for each trajectory:
+    the mean over its tokens ("seq_mean_token_mean", equation 4 of arXiv 2504.20073), the sum over
+    its tokens ("seq_mean_token_sum"), or this sum / max_trajectory_tokens ("constant", Dr. GRPO).
     Args: tokens_per_trajectory, the B counts of the mini-batch; max_trajectory_tokens, a constant,
         max_turns * max_response_tokens. Returns: (R,) float32.
     >>> token_weights([1, 3], "seq_mean_token_mean", 10).tolist()

@@ -15,7 +15,7 @@ the update only what a mini-batch or micro-batch holds.
 
 A second start with the same out_dir continues from the newest checkpoint. It refuses most
 changed settings unless --take_config=True confirms them. SIGTERM, SIGUSR1 and Ctrl-C end the run
-after the current iteration or grace_s seconds, with exit code 75 (docs/faults.md).
+after the current iteration or, if sooner, grace_s seconds, with exit code 75 (docs/faults.md).
 """
 
 from configurator import Config, run_main
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     config, _, sources = read_train(argv)
     device, dtype = parallel.init_distributed(config)
     with open_run(config, sources) as run:
-        if not run.is_finished():  # an earlier process finished it: then its report is printed
+        if not run.is_finished():  # if an earlier process finished it, its report is printed
             train(run, device, dtype)
 
 
@@ -176,8 +176,8 @@ def collect_rollouts(learner: Learner, engine: Engine, chat: Chat) -> list[Traje
     """Sample P groups of N trajectories, group after group.
 
     Every rank plays a part of the trajectories and returns all of them. With dynamic sampling,
-    further rounds (sampling_rounds in all) sample more groups until num_groups groups have scores
-    that differ. All sampled groups are returned, so then P may be larger than num_groups."""
+    further rounds (at most sampling_rounds in all) sample more groups until num_groups groups have
+    scores that differ. All sampled groups are returned, so P may exceed num_groups."""
     config = learner.config
     rng = np.random.default_rng([config.seed, SEED_MIXTURE, learner.step])
     parallel.sync_weights(engine, learner.policy)
@@ -522,7 +522,7 @@ def number_groups(kept: Sequence[Trajectory], config: Config) -> Tensor:
 
 
 def number_tokens(lengths: list[int]) -> Tensor:
-    """Return each index i of `lengths` lengths[i] times, (sum of lengths,) int64.
+    """Return each index i of `lengths`, repeated lengths[i] times: (sum of lengths,) int64.
 
     >>> number_tokens([2, 1]).tolist()
     [0, 0, 1]
@@ -611,7 +611,7 @@ def backward(learner: Learner, mini_batch: Experience) -> dict[str, Tensor]:
             micro_batch.sequences, learner.device, observations=config.observation_coef > 0
         )
         # FSDP2 averages gradients over the ranks. Times world_size, this is the sum that is needed.
-        # loss_scale is 1 unless dtype is float16. learner.clip_gradients undoes the scaling.
+        # loss_scale, 1 unless dtype is float16, is undone by learner.clip_gradients.
         scale = is_real * parallel.world_size() * learner.loss_scale
         loss, metrics = policy_loss(
             learner, packed, micro_batch, num_tokens, num_observation_tokens

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from families import save_family
 from learners import backward, make_learner, weighted
 from shared_fixtures import small_config
 
@@ -94,16 +95,20 @@ CASES = {  # case -> number of trajectories, settings
     "no critic": (9, dict(estimator="grpo", micro_batch_tokens=1280)),
     "a reference": (9, dict(kl_coef=0.1)),
     "clipping": (9, dict(grad_clip=1e-3)),
+    "an LM head of its own": (9, dict(model="qwen3_untied")),
     "LoRA": (9, dict(lora_rank=3, micro_batch_tokens=1280)),  # 2 ranks share 3 rows of A
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_equal_one_process(trained_folder, case):
+def test_two_ranks_equal_one_process(trained_folder, tmp_path, case):
     count, changes = CASES[case]
-    learner = make_learner(trained_folder, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
+    start = trained_folder
+    if "model" in changes:  # a random model of another family
+        start = save_family(changes["model"], tmp_path)
+    learner = make_learner(start, bias=True, learning_rate=1e-5, critic_lr=1e-4, **changes)
     kept, experience = played_experience(learner, count)
-    single = plain(learner, trained_folder)
+    single = plain(learner, start)
     config = learner.config
     betas = (config.adam_beta1, config.adam_beta2)
     modules = {single.policy: config.learning_rate}

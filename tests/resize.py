@@ -10,9 +10,9 @@ import pickle
 import sys
 from pathlib import Path
 
+from forks import live
 from runs import rows_of
 from shared_fixtures import SMALL_RUN
-from soak import live
 
 import parallel
 

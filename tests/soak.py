@@ -6,10 +6,8 @@ With several ranks, vLLM samples.
     python tests/soak.py KILLS ITERATIONS [RANKS]          # make soak: 100 500
 """
 
-import importlib
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -17,13 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from forks import import_vllm, live
 from runs import assert_same_checkpoint, rows_of, untimed
 from shared_fixtures import SMALL_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from engines.torch_engine import TorchEngine
-from engines.vllm_engine import VLLM_ENVIRONMENT, VLLMEngine
+from engines.vllm_engine import VLLMEngine
 from support.log import Log
 
 
@@ -87,7 +86,12 @@ def main(num_kills, num_iterations, ranks=1):
             owner = TorchEngine
         moment = Moment(owner, name, int(rng.integers(1, longest_life * calls + 1)))
         mortal = 0 if kind in ON_RANK_0 else ranks - 1
-        if train_in("cut", moment=moment, mortal=mortal) == 0:
+
+        def prepare(rank, moment=moment, mortal=mortal):
+            if rank == mortal:
+                die_at(moment)
+
+        if train_in("cut", prepare=prepare) == 0:
             break  # the run reached its end
         kinds.append(kind)
     resumed = len(rows_of(folder / "cut"))
@@ -123,52 +127,8 @@ def check_memory(rows):
     assert memory[-1] < 1.05 * memory[19]
 
 
-# ---------- processes
-
-
-def live(arguments, log, *, ranks=1, moment=None, mortal=0):
-    """Train in forks of this process, which need no imports.
-
-    Args: mortal: the rank that kills itself at `moment`.
-    Returns: the exit code of the first rank that failed (-N for signal N); 0 if no rank failed.
-    """
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    pids = set()
-    for rank in range(ranks):
-        pid = os.fork()
-        if pid == 0:
-            be_rank(rank, ranks, port, log, arguments, moment if rank == mortal else None)
-        pids.add(pid)
-    first = 0
-    while pids:
-        pid, status = os.wait()
-        pids.remove(pid)
-        if status and not first:
-            first = os.waitstatus_to_exitcode(status)
-            for other in pids:  # end the other ranks, as torchrun does
-                os.kill(other, signal.SIGKILL)
-    return first
-
-
-def be_rank(rank, ranks, port, log, arguments, moment):
-    """Run train.main as rank `rank` in this forked process, then end the process."""
-    with open(log, "a") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    if ranks > 1:
-        places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
-        places |= dict(MASTER_ADDR="localhost", MASTER_PORT=port)
-        os.environ.update({key: str(value) for key, value in places.items()})
-    if moment:
-        die_at(moment)
-    try:
-        train.main(arguments)
-    finally:
-        os._exit(sys.exc_info()[0] is not None)
-
-
 def die_at(moment):
+    """Let this process kill itself at `moment`."""
     call = getattr(moment.owner, moment.name)
     left = [moment.count]
 
@@ -179,14 +139,6 @@ def die_at(moment):
         return call(*args, **options)
 
     setattr(moment.owner, moment.name, counted)
-
-
-def import_vllm():
-    """Import vLLM before the forks, so that they need not import it."""
-    os.environ.update(VLLM_ENVIRONMENT)
-    names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
-    for name in (*names, "model_executor.models.qwen2"):
-        importlib.import_module(f"vllm.{name}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_COPIED = (".git", ".venv", "out", "wandb", "__pycache__", ".*_cache", ".hypothesis")
 # Fast tests that an edit of an estimator, an environment or a config could break.
 TESTS = ("test_style.py", "test_estimators.py", "test_starpo.py", "test_later_methods.py")
-TWO_RANKS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 
 def replace_in(path, old, new):
@@ -154,13 +153,11 @@ def test_the_state_of_an_estimator_survives_a_restart(tree, trained_folder, tmp_
     lines = [f"{key} = {value!r}\n" for key, value in (RUN | changes).items()]
     config.write_text("".join(lines))
 
-    def train(name, num_iterations):
+    runs = []
+    for name, num_iterations in (("whole", 3), ("parts", 2), ("parts", 3)):
         flags = (f"--out_dir={tmp_path / name}", f"--num_iterations={num_iterations}")
-        in_tree(tree, *TWO_RANKS, "train.py", str(config), *flags)
-
-    train("whole", 3)
-    train("parts", 2)
-    train("parts", 3)
+        runs.append((2, [str(config), *flags]))  # on two ranks
+    in_tree(tree, sys.executable, "tests/forks.py", json.dumps(runs))
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert len(whole) == 3 and untimed(whole)[-1] == untimed(parts)[-1]
     assert_same_checkpoint(tmp_path / "whole", tmp_path / "parts")

@@ -1,0 +1,88 @@
+"""
+Train in forks of a process that has imported everything. So runs and ranks need no imports, which
+take about 7 CPU-s, and 15 with vLLM.
+
+    python tests/forks.py RUNS      # RUNS: JSON, a list of [number of ranks, arguments of train.py]
+"""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+
+import shared_fixtures  # noqa: F401 makes train.py importable
+
+import train
+from engines.vllm_engine import VLLM_ENVIRONMENT
+
+
+def main(runs):
+    """Train one run after the other. If one fails, print what it printed and stop."""
+    for ranks, arguments in runs:
+        with tempfile.NamedTemporaryFile("r") as log:
+            code = live(arguments, log.name, ranks=ranks)
+            if code:
+                sys.exit(log.read())
+
+
+def live(arguments, log, *, ranks=1, prepare=None):
+    """Train in forks of this process, and append their output to the file `log`.
+
+    Args: prepare: called with its rank in each forked process before it trains.
+    Returns: the exit code of the first rank that failed (-N for signal N); 0 if no rank failed.
+    """
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    pids = set()
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            be_rank(rank, ranks, port, log, arguments, prepare)
+        pids.add(pid)
+    first = 0
+    while pids:
+        pid, status = os.wait()
+        pids.remove(pid)
+        if status and not first:
+            first = os.waitstatus_to_exitcode(status)
+            for other in pids:  # end the other ranks, as torchrun does
+                os.kill(other, signal.SIGKILL)
+    return first
+
+
+def be_rank(rank, ranks, port, log, arguments, prepare):
+    """Run train.main as rank `rank` in this forked process, then end the process."""
+    with open(log, "a") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    if ranks > 1:
+        places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
+        places |= dict(MASTER_ADDR="localhost", MASTER_PORT=port)
+        os.environ.update({key: str(value) for key, value in places.items()})
+    if prepare:
+        prepare(rank)
+    try:
+        train.main(arguments)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def import_vllm():
+    """Import vLLM before the forks, so that they need not import it."""
+    os.environ.update(VLLM_ENVIRONMENT)
+    names = "entrypoints.llm", "v1.engine.llm_engine", "v1.worker.cpu_worker"
+    for name in (*names, "model_executor.models.qwen2"):
+        importlib.import_module(f"vllm.{name}")
+
+
+if __name__ == "__main__":
+    runs = json.loads(sys.argv[1])
+    if "--engine=vllm" in str(runs):
+        import_vllm()
+    main(runs)
