@@ -1,8 +1,8 @@
 """The settings of a run. The dataclasses Config and SftConfig below hold every default.
 
 A command takes any number of config files and --key=value overrides. It reads them left to right,
-and the last value of a setting wins. A config file is Python that assigns settings. Modules,
-functions, classes and names that begin with "_" in it are ignored. Every other unknown name is an
+and the last value of a setting wins. A config file is Python that assigns settings. Its modules,
+functions and classes are ignored, as are names that begin with "_". Every other unknown name is an
 error, in a file and on the command line.
 """
 
@@ -137,20 +137,20 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 
 @dataclass(frozen=True)
 class Config:
-    """All settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has them."""
+    """The settings, with the defaults of the StarPO paper (arXiv 2504.20073) where it has them."""
 
     # -- run
     # folder of the run; '' = out/NAME after the first config file NAME.py. If seed > 0, _s<seed> is
     # added, unless the command line gives out_dir. For '', SFT adds _sft
     out_dir: str = ""
-    seed: Natural = 0  # every random stream derives from it
+    seed: Natural = 0  # every random stream of training derives from it
     num_iterations: Natural = 200  # rounds of rollout and update; 0 = only evaluate the model
     eval_every: Natural = 50  # iterations between evaluations; 0 = only at the start and the end
     save_every: Natural = 20  # iterations between checkpoints; 0 = only at the end
     keep_checkpoints: Count = 2  # number of checkpoints to keep; older ones are deleted
     grace_s: Seconds = 60.0  # after a signal, seconds within which the current iteration must end
-    # N: trajectories.jsonl records every N-th iteration, the first and evaluated ones: of each, as
-    # many groups as hold 32 trajectories, up to 64 MB a run; 0 = none
+    # N: trajectories.jsonl records the first iteration, every N-th one and evaluated ones: of each,
+    # as many groups as hold 32 trajectories, up to 64 MB a run; 0 = none
     sample_every: Natural = 2
     wandb: str = ""  # Weights & Biases project to log to; '' = none (docs/sharing.md)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if torch sees a GPU
@@ -169,7 +169,7 @@ class Config:
     context_turns: Natural = 0  # turns that the policy sees, the present one included; 0 = all
     format_penalty: Penalty = -0.1  # added to the reward of a turn whose reply is not valid
     reward_density: RewardDensity = "native"  # how rewards are spread over turns
-    # weight of a turn's bonus: max(0, true - false sentences of the thought) / number of facts
+    # weight of a turn's bonus: max(0, true - false sentences of the thought) / facts on the state
     think_reward: NotNegative = 0.0
 
     # -- model
@@ -188,7 +188,7 @@ class Config:
     sampling_rounds: Count = 1
     temperature: Temperature = 1.0  # of sampling, and of the log-probs in the loss
     max_response_tokens: Count = 400  # maximum number of tokens of one reply
-    # maximum number of tokens of one trajectory (of one turn with context_turns), with its prompts;
+    # maximum number of tokens of a trajectory (with context_turns, of a turn), prompts included;
     # >= max_response_tokens
     max_context_tokens: Count = 3600
     max_running: Count = 128  # maximum number of trajectories in the engine at once
@@ -200,7 +200,7 @@ class Config:
     # -- StarPO
     estimator: Estimator = "gae"  # advantage estimator; gae, bi_level_gae, turn_ppo train a critic
     turn_level: bool = False  # True: groups compare returns-to-go of turns, not trajectory scores
-    state_weight: NotNegative = 0.0  # GiGPO: weight of advantages among turns in equal states
+    state_weight: NotNegative = 0.0  # GiGPO: weight of advantages comparing turns in equal states
     gamma: Fraction = 1.0  # discount per token inside a turn
     lam: Fraction = 1.0  # lambda of GAE inside a turn
     turn_gamma: Fraction = 1.0  # discount from turn to turn
@@ -389,15 +389,15 @@ class Config:
     def engine_gives_logprobs(self) -> bool:
         """Whether the engine returns log-probs with its samples.
 
-        vLLM is not asked for them if the trainer computes the old log-probs, because log-probs cost
-        vLLM host time for each token."""
+        vLLM is not asked for them with recompute_old_logprobs, because log-probs cost vLLM host
+        time for each token."""
         return self.engine == "torch" or not self.recompute_old_logprobs
 
     def trainer_gives_old_logprobs(self) -> bool:
         """Whether the trainer computes the old log-probs. Otherwise they are the engine's.
 
-        With mask_observations=False, tokens of observations have no log-prob from the engine. With
-        KL in the reward, the difference between engine and trainer would count as KL."""
+        With mask_observations=False, the engine has none for observations. With KL in the reward,
+        its difference from the trainer would count as KL."""
         kl_in_reward = self.kl_coef > 0 and self.kl_in == "reward"
         return self.recompute_old_logprobs or not self.mask_observations or kl_in_reward
 
@@ -419,8 +419,8 @@ class SftConfig(Config):
     sft_file: str = ""  # file of demonstrations, repeated in order; '' = generate them
     sft_lost: bool = True  # True: imitate also the games of sft_file that were not won
     sft_eval_games: bool = False  # True: imitate also games of sft_file on evaluation prompts
-    sft_noise: Fraction = 0.0  # fraction of the turns with random actions
-    sft_clean: Fraction = 0.0  # fraction of the demonstrations without noise; they come first
+    sft_noise: Fraction = 0.0  # fraction of turns whose actions are random
+    sft_clean: Fraction = 0.0  # fraction of demonstrations that have no noise; they come first
     sft_planners: Fraction = 0.15  # fraction of the crowd's games that the planner plays
 
 
@@ -558,7 +558,7 @@ def _wrong_argument(arg: str, following: list[str], types_by_key: dict[str, type
 
 
 def read_option(arg: str, types_by_key: dict[str, type]) -> tuple[str, Any]:
-    """Read --key=value. Returns: the key and the value, with the key's type."""
+    """Read --key=value. Returns: the key, and the value in the key's type."""
     key, text = arg.removeprefix("--").split("=", 1)
     wanted = lookup_type(key, types_by_key, "command line")
     return key, check_type(key, parse_text(text, wanted), wanted, "command line")
@@ -590,7 +590,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def parse_text(text: str, wanted: type) -> Any:
-    """Return the value of a Python literal. Other text, or any if str is wanted, stays a string."""
+    """Return `text` if it is no Python literal or if str is wanted, else the literal's value."""
     try:
         return text if wanted is str else ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -187,7 +187,7 @@ class Episode:
     def system(self) -> str:
         """Return the system message: rules, action names, limits and the form of a reply."""
         config = self.config
-        # an environment may allow fewer actions in a game than a turn does, as Bandit does (one)
+        # an environment may allow fewer actions in a game: Bandit allows one
         limit = min(config.actions_per_turn, self.env.max_actions)
         form = format_response("thoughts", ["action"] * min(limit, 2), think=config.think)
         # The bandit draws its action names for each game, so its class has none. The system message

@@ -180,7 +180,7 @@ def reference_settings(config: Config, players: Iterable[str] = PLAYERS) -> dict
 
     In a "closed loop" row the player has one action a turn and a turn for each action, so it sees
     the result of each action. The optimal player has more rows, with the policy's limit of turns
-    and 1, 2 and 5 actions a turn, if the policy may take so many."""
+    and 1, 2 or 5 actions a turn, if the policy may take so many."""
     closed_loop = replace(config, max_turns=config.actions_per_traj, actions_per_turn=1)
     rows = {f"{player}, closed loop": closed_loop for player in players}
     if "optimal" in players:
@@ -195,7 +195,7 @@ def play_reference(config: Config, player: str, samples: int = 1) -> list[Trajec
     """Play each of the fixed prompts `samples` times with a reference player.
 
     Its replies are parsed as those of a policy are.
-    Raises: UserError if too many environments fail, see `rollout.without_errors`."""
+    Raises: UserError if too many games fail, see `rollout.without_errors`."""
     rollouts = []
     players = []
     for index, member in product(range(config.eval_size), range(samples)):

@@ -423,7 +423,7 @@ class Sokoban(Grid):
         return facts
 
     def why_lost(self) -> str:
-        """Name a box in a corner without a target, which can never be pushed out; "" if none."""
+        """Name a box that is stuck in a corner without a target; "" if none."""
         up, down, left, right = self.deltas
         for box in self.boxes:
             blocked_vertically = box + up not in self.floor or box + down not in self.floor

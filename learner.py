@@ -105,9 +105,9 @@ class Learner:
     def count_skipped_step(self, metrics_are_finite: bool) -> None:
         """Count an optimizer step that is skipped, because a metric or the gradient is not finite.
 
-        If the metrics are finite, the gradient is not, and the loss scale is above 1, the scaled
-        gradient was too large for float16. Then the scale is halved, and the step does not count
-        towards max_bad_steps.
+        If only the gradient is not finite, and the loss scale is above 1, the scaled gradient was
+        too large for float16. Then the scale is halved, and the step does not count towards
+        max_bad_steps.
 
         Raises: UserError after max_bad_steps skipped steps in a row."""
         iteration = self.step + 1

@@ -36,7 +36,7 @@ def num_missing_groups(std: Tensor, num_groups: int) -> int:
     they may differ from 0; the group is replaced all the same.) So `train.collect_rollouts` samples
     as many groups as this function says, until none is missing or sampling_rounds rounds are over.
     DAPO samples whole batches instead and drops surplus groups. Rollout metrics and rollout time
-    also include the groups that the filter does not see; `sampled_groups` counts all of them.
+    also include the groups that the filter does not see; `sampled_groups` counts all groups.
 
     Acts if sampling_rounds is above 1 and a group has no variance.
     Args: std (P,), of the scores of each group so far, 0 for a group with an error, because
@@ -70,7 +70,7 @@ def without_void_turns(has_void_turn: Tensor) -> Tensor:
     game. Here the game goes on. Trajectories with a void turn are not trained on, but their scores
     stay in the baselines of their groups.
 
-    Acts if a kept trajectory has a void turn (`void_frac` counts dropped trajectories, too).
+    Acts if a kept trajectory has a void turn (`void_frac` also counts those not kept).
     Args: has_void_turn (B,) bool. Returns: int64, ascending, perhaps none.
     Source: SimpleTIR, arXiv 2509.02479: the loss mask of the paper's code, which leaves rewards
         alone.
@@ -97,7 +97,7 @@ def gigpo_advantages(
 
     A_k = (G_k - mean G) / F with the return-to-go G_k = sum_{j >= k} gamma^(j - k) r_j. The mean is
     over all n turns of the group that start in the state of turn k (a trajectory may have several).
-    F depends on the estimator: the standard deviation of their returns G, plus 1e-6 ("grpo");
+    F depends on the estimator: the standard deviation of these n returns, plus 1e-6 ("grpo");
     1 ("dr_grpo"); (n - 1) / n ("rloo"). For n = 1, A_k is 0. GiGPO adds w A_k (w is state_weight)
     to the trajectory's advantage, which the same estimator computes. All tokens of a turn share its
     A_k.
@@ -302,8 +302,9 @@ def echo_loss(logprobs: Tensor, num_observation_tokens: int) -> Tensor:
     Acts if trajectories have several turns and each trajectory is one sequence (no context_turns).
     Args: logprobs (O,) nats, of the O observation tokens of a micro-batch, at the sampling
         temperature, with gradient; num_observation_tokens, their number in the whole mini-batch, so
-        that the losses of micro-batches add up. Returns: scalar, nats.
-    Source: ECHO, arXiv 2605.24517. The caller multiplies it by observation_coef (0.1 in prime-rl).
+        that the losses of micro-batches add up.
+    Returns: scalar, nats, which the caller multiplies by observation_coef (0.1 in prime-rl).
+    Source: ECHO, arXiv 2605.24517.
     >>> echo_loss(torch.tensor([-1.0, -3.0]), num_observation_tokens=4).item()
     1.0
     """

@@ -146,7 +146,7 @@ class VLLMEngine:
 
 
 def _give_vllm_its_own_class(model: PreTrainedModel) -> None:
-    """Register a subclass of the model's backbone, which vLLM may change.
+    """Register a subclass of the model's backbone, for vLLM to change.
 
     vLLM has no code of its own for SmolLM3, so it builds Hugging Face's model: it takes the class
     from AutoModel and changes the class in place. If the trainer used this class, it would fail.
