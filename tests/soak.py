@@ -78,7 +78,8 @@ def main(num_kills, num_iterations, ranks=1):
     assert train_in("whole") == 0
     kinds = []
     rng = np.random.default_rng(0)
-    longest_life = max(2, 1.6 * num_iterations / num_kills)  # iterations between kills, at most
+    # iterations between kills, at most
+    longest_life = min(num_iterations, max(2, 1.6 * num_iterations / num_kills))
     while len(kinds) < num_kills:
         kind = list(MOMENTS)[len(kinds) % len(MOMENTS)]
         owner, name, calls = MOMENTS[kind]

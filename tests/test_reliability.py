@@ -445,7 +445,7 @@ def test_hostile_replies_forge_nothing(chat, maker):
     [
         (("8", "6"), "8 kills (rollout 2, write 2, update 1, rename 1, evaluation 1, log 1)"),
         # vLLM on two ranks
-        pytest.param(("1", "3", "2"), "1 kills (rollout 1, write 0, ", marks=needs_vllm),
+        pytest.param(("1", "2", "2"), "1 kills (rollout 1, write 0, ", marks=needs_vllm),
     ],
 )
 def test_killed_runs_end_like_one_that_was_not(tmp_path, arguments, said):

@@ -23,7 +23,7 @@ SMALL_GROUPS = (
     *("--max_turns=2", "--max_response_tokens=4", "--max_context_tokens=600"),
     "--micro_batch_tokens=1200",
 )
-MAX_LOGPROB_DIFF = {"float32": 1e-5, "bfloat16": 0.02}  # mean over tokens, nats
+MAX_LOGPROB_DIFF = 1e-5  # mean over tokens, nats
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +65,21 @@ def test_messages(arguments, given):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_layer_of_qwen_trains_with_lora(qwen_folder, dtype, tmp_path):
+def test_a_layer_of_qwen_trains_with_lora(qwen_folder, tmp_path):
     """PPO with LoRA trains with a vocabulary of 151,936, and engine and trainer agree.
 
     The run needs about 3 GiB, mostly for the vocabulary.
     """
     out_dir = tmp_path / "out"
     command = [sys.executable, "train.py", "config/frozenlake_ppo.py", "config/models/lora.py"]
-    settings = [f"--model={qwen_folder}", f"--out_dir={out_dir}", f"--dtype={dtype}"]
+    settings = [f"--model={qwen_folder}", f"--out_dir={out_dir}", "--dtype=float32"]
     done = subprocess.run([*command, *settings, *SMALL_GROUPS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
     assert row["kept_trajectories"] == 2 and row["response_length"] == 8  # 2 turns of 4 tokens
     # An untrained policy is nearly uniform.
     assert row["entropy"] == pytest.approx(math.log(151_936), abs=0.3)
-    assert 0 < row["logprob_diff_mean"] < MAX_LOGPROB_DIFF[dtype]
+    assert 0 < row["logprob_diff_mean"] < MAX_LOGPROB_DIFF
     assert row["grad_norm"] > 0 and row["grad_norm_critic"] > 0
     assert row["memory_gib"] < 4
     saved = AutoConfig.from_pretrained(out_dir / "policy")
