@@ -44,8 +44,8 @@ Differences from the paper and from RAGEN's code:
   after the system message (mask_observations=False).
 - The loss of a mini-batch is a mean over its response tokens. The paper averages within each
   trajectory first (equation 4). In RAGEN's code the size of the micro-batches changes the loss.
-- GAE steps from the last token of a turn to the first token of the next turn. It skips the
-  observation between the turns.
+- GAE steps from the last token of a turn to the first token of the next turn. RAGEN v1 steps
+  through the observation between them, with values of 0.
 - The reward of a turn is on the last token of the turn, not of the trajectory. `tokens_per_turn`
   says where turns end. RAGEN takes the tokens with a nonzero reward as the ends of turns, so it
   misses turns with reward 0.
